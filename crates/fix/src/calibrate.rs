@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -26,13 +27,13 @@ pub(crate) struct Calibration {
 }
 
 /// Measures in a network namespace of its own, which ends with the measurement. `None` where that is not possible: without the
-/// right to make a namespace, or with too few descriptors.
-pub(crate) fn calibrate() -> Option<Calibration> {
-    let measuring = thread::Builder::new().name("calibrate".to_owned()).spawn(measure).ok()?;
-    measuring.join().ok()?.ok()
+/// right to make a namespace, or with too few descriptors; and when `stop` is set.
+pub(crate) fn calibrate(stop: &AtomicBool) -> Option<Calibration> {
+    let builder = thread::Builder::new().name("calibrate".to_owned());
+    thread::scope(|scope| builder.spawn_scoped(scope, || measure(stop)).ok()?.join().ok()?.ok())
 }
 
-fn measure() -> io::Result<Calibration> {
+fn measure(stop: &AtomicBool) -> io::Result<Calibration> {
     netns::enter_new()?;
     let limit = resource::raise_descriptor_limit()?;
     let fits = |ports: &u16| u64::from(*ports) + 256 < limit;
@@ -47,6 +48,9 @@ fn measure() -> io::Result<Calibration> {
     let mut times = Vec::new();
     // 3 of 4 ports, so that all ports of the first parity are in use.
     for _ in 0..ports / 4 * 3 {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         let client = socket::open(Transport::Tcp, at, false)?;
         let began = Instant::now();
         socket::connect(client.as_fd(), at)?;

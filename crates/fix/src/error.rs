@@ -40,6 +40,9 @@ pub enum FixError {
         "cannot fix ports: the cgroup was removed before the programs were attached: was the service restarted?"
     )]
     Removed,
+    /// The caller stopped the fix before the programs were attached.
+    #[error("cannot fix ports: interrupted before the programs were attached")]
+    Interrupted,
     /// A thread could not be started.
     #[error("cannot fix ports: cannot start a thread: {0}")]
     Thread(io::Error),
@@ -57,6 +60,6 @@ impl FixError {
 
     /// Returns whether the same command can succeed on the same host later.
     pub fn is_not_valid(&self) -> bool {
-        matches!(self, FixError::Removed)
+        matches!(self, FixError::Removed | FixError::Interrupted)
     }
 }

@@ -92,7 +92,10 @@ impl Ports {
         attached: impl FnOnce(),
         mut progress: impl FnMut(&PortsProgress),
     ) -> Result<PortsOutcome, FixError> {
-        let calibration = self.estimate.then(calibrate).flatten();
+        let calibration = self.estimate.then(|| calibrate(stop)).flatten();
+        if stop.load(Ordering::Relaxed) {
+            return Err(FixError::Interrupted);
+        }
         let mut session = Session::attach(self, calibration)?;
         let start = Instant::now();
         attached();
@@ -366,9 +369,8 @@ fn row(key: &FixTupleKey, tuple: &FixTuple) -> FixPortsTuple {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_cgroup_that_is_gone_can_come_back() {
-        let ports = Ports {
+    fn of_no_cgroup() -> Ports {
+        Ports {
             cgroup: PathBuf::from("/nonexistent"),
             past: 0.25,
             source: None,
@@ -376,9 +378,20 @@ mod tests {
             time: None,
             dry_run: false,
             estimate: false,
-        };
-        let error = ports.run(&AtomicBool::new(true), || (), |_| ()).unwrap_err();
-        assert!(error.is_not_valid(), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone_can_come_back() {
+        let error = of_no_cgroup().run(&AtomicBool::new(false), || (), |_| ()).unwrap_err();
+        assert!(matches!(error, FixError::Removed) && error.is_not_valid(), "{error}");
+    }
+
+    #[test]
+    fn a_stop_before_the_start_attaches_nothing() {
+        let ports = Ports { estimate: true, ..of_no_cgroup() };
+        let error = ports.run(&AtomicBool::new(true), || unreachable!(), |_| ()).unwrap_err();
+        assert!(matches!(error, FixError::Interrupted) && error.is_not_valid(), "{error}");
     }
 
     #[test]

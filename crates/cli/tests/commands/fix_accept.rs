@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use std::time::Duration;
 use crate::program::fixing::{self, attached};
 use crate::program::limited::Limited;
 use crate::program::{fourtuple, is_root, queues, run, stat, until};
+use fourtuple_bpf::FixAccept;
+use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
 use fourtuple_testing::python::{self, Python};
@@ -333,6 +336,109 @@ fn a_process_in_another_namespace_is_found() {
     let _ = receiver.try_recv();
 }
 
+/// Opens groups of UDP sockets, and finds out whether each socket of a group gets a flow of its own.
+const GROUPS: &str = r#"
+import ctypes, struct
+groups = {}
+def more(port, number=1, kind=socket.SOCK_DGRAM, reuse=1):
+    for _ in range(number):
+        s = socket.socket(socket.AF_INET, kind)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse)
+        s.bind(("127.0.0.1", port))
+        if kind == socket.SOCK_STREAM:
+            s.listen(8)
+        groups.setdefault(port, []).append(s)
+def select_first(port):
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    value = struct.pack("HL", 1, ctypes.addressof(program))
+    groups[port][0].setsockopt(socket.SOL_SOCKET, 51, value)
+def sockets_of(port, flow):
+    found = set()
+    for _ in range(20):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.sendto(bytes([flow]), ("127.0.0.1", port))
+            for s in select.select(groups[port], [], [], 30)[0]:
+                s.recv(9)
+                found.add(groups[port].index(s))
+    return found
+def has_selector(port):
+    found = [sockets_of(port, flow) for flow in range(len(groups[port]))]
+    print(int(all(len(of) == 1 for of in found) and set.union(*found) == set(range(len(found)))))
+"#;
+
+#[test]
+fn a_refused_group_keeps_no_other_from_its_selector() {
+    in_namespace(|| {
+        let test = "fix_accept::a_refused_group_keeps_no_other_from_its_selector";
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut server = Python::start();
+        server.run(GROUPS);
+        // Without a payload in the SYN, and without a group.
+        server.run("more(4117, 2, socket.SOCK_STREAM); more(4118, 1, reuse=0); more(4116, 2)");
+        let Some(fix) =
+            attached(test, &format!("fix accept --pid {} --select flow:0:1 --json", server.pid()))
+        else {
+            return;
+        };
+        let until_chosen = |server: &mut Python, port: u16| {
+            until("each socket has a flow", || server.number(&format!("has_selector({port})")) == 1);
+        };
+        // All of this is new in one listing of the sockets.
+        server.run(&format!("os.kill({}, signal.SIGSTOP)", fix.id()));
+        until("the fix is stopped", || stat(fix.id()).is_some_and(|(state, _)| state == 'T'));
+        server.run("for port in range(4120, 4128):\n  more(port, 2); select_first(port)");
+        let number = server.number("more(4130, 2); print(groups[4130][1].fileno())");
+        let taken = Pidfd::of_process(server.pid()).unwrap().duplicate(number as i32).unwrap();
+        let mut other = FixAccept::attach().unwrap();
+        let found = other.learn(taken.as_fd()).unwrap();
+        other.enter(0, taken.as_fd(), &found, true).unwrap();
+        drop(taken);
+        server.run(&format!("more(4131, 2); more(4116); os.kill({}, signal.SIGCONT)", fix.id()));
+        until_chosen(&mut server, 4116);
+        until_chosen(&mut server, 4131);
+        // A listing after the refusals.
+        server.run("more(4131)");
+        until_chosen(&mut server, 4131);
+        // The group of the socket in another map has no selector, and gets one when all its sockets can be chosen.
+        other.leave(0);
+        server.run("more(4130)");
+        until_chosen(&mut server, 4130);
+        let record = fixing::record_with(fix, 3);
+        let results = &record["results"];
+        assert_eq!((&results["groups"], &results["joined"]), (&3.into(), &7.into()), "{record}");
+        assert_eq!(record["validity"][0]["id"], "not-followed", "{record}");
+    });
+}
+
+#[test]
+fn listeners_that_replace_all_others_keep_the_selector() {
+    in_namespace(|| {
+        let test = "fix_accept::listeners_that_replace_all_others_keep_the_selector";
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut server = Python::start();
+        server.run(GROUPS);
+        server.run("more(4132, 2)");
+        let flags = format!("fix accept --pid {} --select flow:0:1 --json", server.pid());
+        let Some(fix) = attached(test, &flags) else { return };
+        // Between two listings, as in a reload of HAProxy.
+        server.run(&format!("os.kill({}, signal.SIGSTOP)", fix.id()));
+        until("the fix is stopped", || stat(fix.id()).is_some_and(|(state, _)| state == 'T'));
+        server.run("old = groups.pop(4132); more(4132, 2); [s.close() for s in old]");
+        server.run(&format!("os.kill({}, signal.SIGCONT)", fix.id()));
+        until("each socket has a flow", || server.number("has_selector(4132)") == 1);
+        let results = record_of(fix);
+        let counts = ["groups", "joined", "closed"].map(|name| &results[name]);
+        assert_eq!(counts, [&Value::from(1), &2.into(), &2.into()], "{results}");
+        // The group has no selector left.
+        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
+        record_of(fix);
+    });
+}
+
 #[test]
 fn a_process_that_ends_ends_the_fix() {
     in_namespace(|| {
@@ -511,4 +617,8 @@ fn a_missing_capability_is_named_in_one_line() {
         let line = ended.line();
         assert!(line.contains(words) || line.contains(lacking), "{given}: {line}");
     }
+    let flags = format!("fix accept --pid {} --select random", std::process::id());
+    let ended = run(&mut limited.command(&["+bpf".to_owned()], &flags));
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(ended.line().contains("EACCES") && ended.line().contains("CAP_SYS_PTRACE"), "{ended:?}");
 }

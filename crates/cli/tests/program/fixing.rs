@@ -105,13 +105,18 @@ pub(crate) fn attached_by(test: &str, command: &mut Command) -> Option<Child> {
 }
 
 /// Ends a fix with SIGTERM and returns its record.
-pub(crate) fn record_of(mut child: Child) -> Value {
+pub(crate) fn record_of(child: Child) -> Value {
+    record_with(child, 0)
+}
+
+/// Ends a fix with SIGTERM, requires this exit code and returns the record.
+pub(crate) fn record_with(mut child: Child, expected: i32) -> Value {
     child::terminate(child.id()).unwrap();
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     let code = child.wait().unwrap().code();
     let ended = Ended { code: code.unwrap(), stdout: text, stderr: String::new() };
-    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.code, expected, "{ended:?}");
     let record = ended.json();
     require_valid(&record);
     record

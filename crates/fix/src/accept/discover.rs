@@ -29,7 +29,11 @@ impl Scope {
             AcceptTarget::Address(_) => None,
             AcceptTarget::Process(process) => {
                 let file = File::open(format!("/proc/{process}/ns/net"));
-                Some(file.map_err(|_| AcceptError::NoProcess(process))?.into())
+                let failed = |source: io::Error| match source.kind() {
+                    io::ErrorKind::NotFound => AcceptError::NoProcess(process),
+                    _ => AcceptError::Namespace { process, source },
+                };
+                Some(file.map_err(failed)?.into())
             }
         };
         let mut scope = Scope { target, namespace, addresses: BTreeSet::new() };

@@ -14,6 +14,17 @@ pub enum AcceptError {
     /// The process does not exist.
     #[error("invalid value '{0}' for '--pid': there is no such process")]
     NoProcess(u32),
+    /// The network namespace of the process could not be opened.
+    #[error(
+        "cannot fix accept: the network namespace of process {process}: {} ({source}); it needs CAP_SYS_PTRACE (root has it)",
+        fourtuple_syscalls::errno_name(source)
+    )]
+    Namespace {
+        /// The process.
+        process: u32,
+        /// The error from the kernel.
+        source: io::Error,
+    },
     /// No socket listens there.
     #[error(
         "cannot fix accept: nothing listens {0} (TCP), and no UDP socket is bound there, in the network namespace of {1}"
@@ -105,6 +116,11 @@ pub enum AcceptError {
 }
 
 impl AcceptError {
+    /// Returns whether a later attempt with the same sockets would fail as well.
+    pub(super) fn is_lasting(&self) -> bool {
+        matches!(self, AcceptError::HasSelector { .. } | AcceptError::InUse(_) | AcceptError::TooLarge { .. })
+    }
+
     /// Returns whether other flags would avoid the error.
     pub fn is_usage(&self) -> bool {
         matches!(self, AcceptError::NoProcess(_) | AcceptError::OnlyUdp(..))

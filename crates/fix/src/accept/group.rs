@@ -82,19 +82,33 @@ impl Group {
         }
     }
 
+    /// Attaches the selector. Returns false if no process holds a socket of the group any more.
+    pub(super) fn attach(&self) -> Result<bool, AcceptError> {
+        let socket = duplicate(&self.handles())?;
+        if let (Some(selector), Some(socket)) = (&self.selector, &socket) {
+            selector.attach(socket.as_fd())?;
+        }
+        Ok(socket.is_some())
+    }
+
+    /// Returns whether the group of a socket is this one and has its selector.
+    pub(super) fn is_group_of(&self, socket: &FoundSocket) -> bool {
+        let own = self.selector.as_ref().and_then(|selector| selector.id().ok());
+        let program = socket.program.as_ref().map(|program| program.id);
+        socket.group == Some(self.key) && own.is_some() && own == program
+    }
+
     /// Detaches the selector. Returns false if the group has another selector, which stays.
     pub(super) fn detach(&self, fix: &FixAccept) -> Result<bool, AcceptError> {
         let Some(selector) = &self.selector else { return Ok(true) };
         // Until the selector is detached, and if it cannot be.
         selector.set_members(&[]);
-        let own = selector.id()?;
         for handle in self.handles() {
             let Some(socket) = handle.duplicate().ok().flatten() else { continue };
-            return match fix.learn(socket.as_fd())?.program {
-                Some(program) if program.id == own => {
-                    Ok(option::detach_group_selector(socket.as_fd()).is_ok())
-                }
-                other => Ok(other.is_none()),
+            let found = fix.learn(socket.as_fd())?;
+            return match self.is_group_of(&found) {
+                true => Ok(option::detach_group_selector(socket.as_fd()).is_ok()),
+                false => Ok(found.program.is_none()),
             };
         }
         // No process holds a socket of the group any more, so that the group is gone with its selector.

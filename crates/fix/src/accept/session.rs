@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
+use fourtuple_bpf::fix_accept::{LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
 use fourtuple_syscalls::errno::EBUSY;
@@ -37,8 +38,10 @@ pub(super) struct Session<'a> {
     groups: Vec<Group>,
     /// Free entries of the maps. The entry that was free for the longest time is used first.
     free: Vec<usize>,
-    /// Cookies of sockets without a group.
-    ungrouped: BTreeSet<u64>,
+    /// Cookies of sockets that get no choice: without a group, without what the selector reads, or of a refused group.
+    excluded: BTreeSet<u64>,
+    /// Until then the maps of an earlier fix may hold the sockets.
+    deadline: Instant,
     /// Rows of listeners that were closed.
     closed: Vec<FixAcceptListener>,
     /// Packets that ended groups left to the kernel's hash.
@@ -70,7 +73,8 @@ impl<'a> Session<'a> {
             guard,
             groups: Vec::new(),
             free: (0..LISTENERS).collect(),
-            ungrouped: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            deadline: Instant::now() + RELEASE_TIME,
             closed: Vec::new(),
             left: (0, 0),
             joined: 0,
@@ -78,7 +82,7 @@ impl<'a> Session<'a> {
             remarks: BTreeMap::new(),
             _heart: heart,
         };
-        let candidates = session.candidates(&members)?;
+        let candidates = session.candidates(&members).into_iter().collect::<Result<Vec<_>, _>>()?;
         session.check(&candidates)?;
         if let Err(error) = session.adopt(candidates) {
             session.detach()?;
@@ -108,29 +112,45 @@ impl<'a> Session<'a> {
         if looks {
             self.refresh(&members)?;
         }
-        let known: BTreeSet<u64> =
-            self.groups.iter().flat_map(|group| &group.listeners).map(|listener| listener.cookie).collect();
-        let fresh: Vec<Member> = members
-            .into_iter()
-            .filter(|member| !known.contains(&member.cookie) && !self.ungrouped.contains(&member.cookie))
+        let known: BTreeSet<u64> = self.listeners().map(|listener| listener.cookie).collect();
+        let others: Vec<Member> =
+            members.into_iter().filter(|member| !known.contains(&member.cookie)).collect();
+        let fresh: BTreeSet<(Transport, SocketAddr)> = others
+            .iter()
+            .filter(|member| !self.excluded.contains(&member.cookie))
+            .map(|member| (member.transport, member.local))
             .collect();
         if fresh.is_empty() {
+            self.forget(&[]);
             return Ok(());
         }
+        // Excluded sockets are examined again when another one joins at their address: a group gets a selector with all its members.
+        let others: Vec<Member> =
+            others.into_iter().filter(|member| fresh.contains(&(member.transport, member.local))).collect();
+        let (mut candidates, mut result) = (Vec::new(), Ok(()));
+        for candidate in self.candidates(&others) {
+            match candidate {
+                Ok(candidate) => candidates.push(candidate),
+                Err(error) => result = Err(error),
+            }
+        }
+        self.forget(&candidates);
         // The kernel's hash chooses for a group that cannot be followed; the other groups keep their selectors.
-        let followed = self.candidates(&fresh).and_then(|candidates| {
-            let count = candidates.len() as u64;
-            self.adopt(candidates).map(|()| self.joined += count)
-        });
-        if let Err(error) = followed {
+        if let Err(error) = result.and(self.adopt(candidates)) {
             self.remarks.insert("not-followed", error.to_string());
         }
+        self.joined += (self.listeners().count() - known.len()) as u64;
         Ok(())
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.groups.iter().flat_map(|group| &group.listeners)
     }
 
     /// Frees the entries of listeners that are closed, and notes the queues of open ones.
     fn release(&mut self, members: &[Member]) -> Result<(), AcceptError> {
         let queues: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.queue)).collect();
+        self.excluded.retain(|cookie| queues.contains_key(cookie));
         let mut has_changed = false;
         for group in &mut self.groups {
             let (open, closed): (Vec<_>, Vec<_>) =
@@ -150,16 +170,24 @@ impl<'a> Session<'a> {
                 self.free.push(listener.entry);
             }
         }
-        for group in self.groups.extract_if(.., |group| group.listeners.is_empty()) {
+        if has_changed { self.tell() } else { Ok(()) }
+    }
+
+    /// Removes groups without listeners, except a group whose selector a candidate has: its listeners were all replaced since the
+    /// sockets were listed.
+    fn forget(&mut self, candidates: &[Candidate]) {
+        let is_gone = |group: &mut Group| {
+            group.listeners.is_empty()
+                && !candidates.iter().any(|candidate| group.is_group_of(&candidate.found))
+        };
+        for group in self.groups.extract_if(.., is_gone) {
             add(&mut self.left, &group);
         }
-        if has_changed { self.tell() } else { Ok(()) }
     }
 
     /// Finds the processes of the sockets again if one of them has ended: a reload may leave the sockets to other processes.
     fn refresh(&mut self, members: &[Member]) -> Result<(), AcceptError> {
-        let mut listeners = self.groups.iter().flat_map(|group| &group.listeners);
-        if !listeners.any(|listener| listener.handles.iter().any(Handle::is_stale)) {
+        if !self.listeners().any(|listener| listener.handles.iter().any(Handle::is_stale)) {
             return Ok(());
         }
         let inodes: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.inode)).collect();
@@ -175,31 +203,27 @@ impl<'a> Session<'a> {
         self.tell()
     }
 
-    /// Asks the kernel about the groups of sockets. Sockets without a group are noted.
-    fn candidates(&mut self, members: &[Member]) -> Result<Vec<Candidate>, AcceptError> {
+    /// Asks the kernel about the groups of sockets. Sockets that were closed in the meantime are left out.
+    fn candidates(&self, members: &[Member]) -> Vec<Result<Candidate, AcceptError>> {
         let mut handles = discover::handles(members);
-        let mut found = Vec::new();
-        for member in members {
+        let mut candidate = |member: &Member| {
             let handles = handles.remove(&member.inode).unwrap_or_default();
             // The duplicate is closed before the next step, because the server's close() has no effect as long as it is open.
-            let Some(socket) =
+            let Some(found) =
                 duplicate(&handles)?.map(|socket| self.fix.learn(socket.as_fd())).transpose()?
             else {
-                continue;
+                return Ok(None);
             };
-            if socket.group.is_none() {
-                self.ungrouped.insert(member.cookie);
-            }
-            found.push(Candidate {
+            Ok(Some(Candidate {
                 transport: member.transport,
                 local: member.local,
                 cookie: member.cookie,
                 queue: member.queue,
                 handles,
-                found: socket,
-            });
-        }
-        Ok(found)
+                found,
+            }))
+        };
+        members.iter().filter_map(|member| candidate(member).transpose()).collect()
     }
 
     /// Returns the reason to refuse the server, if any.
@@ -228,14 +252,8 @@ impl<'a> Session<'a> {
         }
         let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
         for candidate in candidates.iter().filter(|candidate| self.is_for(candidate)) {
-            let members = candidate.found.members;
-            if members as usize > MEMBERS {
-                return Err(AcceptError::TooLarge { socket: candidate.describe(), members });
-            }
+            self.check_group(candidate)?;
             *seen.entry(candidate.found.group.unwrap_or_default()).or_default() += 1;
-            if let Some(program) = candidate.found.program.as_ref().filter(|_| !self.settings.dry_run) {
-                return Err(has_selector(candidate, program));
-            }
         }
         for candidate in candidates.iter().filter(|its| its.transport == Transport::Tcp) {
             let members = candidate.found.members;
@@ -252,6 +270,22 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Returns the reason to refuse the group of a socket, if any.
+    fn check_group(&self, candidate: &Candidate) -> Result<(), AcceptError> {
+        let members = candidate.found.members;
+        if members as usize > MEMBERS {
+            return Err(AcceptError::TooLarge { socket: candidate.describe(), members });
+        }
+        let Some(program) = candidate.found.program.as_ref().filter(|_| !self.settings.dry_run) else {
+            return Ok(());
+        };
+        let program = match program.id {
+            0 => "a classic BPF program".to_owned(),
+            id => format!("BPF program {id} {}", program.name),
+        };
+        Err(AcceptError::HasSelector { socket: candidate.describe(), program })
+    }
+
     /// Returns whether the fix concerns a socket: it is in a group, and what the selector reads exists in its packets.
     fn is_for(&self, candidate: &Candidate) -> bool {
         let by_payload = matches!(self.settings.selection, Selection::Place(Chooser::Key { .. }))
@@ -259,84 +293,87 @@ impl<'a> Session<'a> {
         candidate.found.group.is_some() && (candidate.transport == Transport::Udp || !by_payload)
     }
 
-    /// Takes sockets into their groups, and attaches selectors to groups that are new.
+    /// Takes sockets into their groups, and attaches selectors to groups that are new. An error excludes the sockets that it concerns
+    /// only; the first error is returned.
     fn adopt(&mut self, candidates: Vec<Candidate>) -> Result<(), AcceptError> {
-        let mut by_group: BTreeMap<u64, Vec<Candidate>> = BTreeMap::new();
+        // Joins are first, because they need no program.
+        let mut by_group: BTreeMap<(bool, u64), Vec<Candidate>> = BTreeMap::new();
         for candidate in candidates {
             match candidate.found.group.filter(|_| self.is_for(&candidate)) {
-                Some(key) => by_group.entry(key).or_default().push(candidate),
-                None => continue,
+                Some(key) => {
+                    let is_new = self.groups.iter().all(|group| group.key != key);
+                    by_group.entry((is_new, key)).or_default().push(candidate);
+                }
+                None => _ = self.excluded.insert(candidate.cookie),
             }
         }
-        for (key, candidates) in by_group {
-            let position = self.groups.iter().position(|group| group.key == key);
-            match position {
-                Some(position) => self.join(position, candidates)?,
-                None => self.create(key, candidates)?,
+        let mut result = Ok(());
+        for ((_, key), candidates) in by_group {
+            let adopted = match self.groups.iter().position(|group| group.key == key) {
+                Some(position) => self.join(position, &candidates),
+                None => self.create(key, &candidates),
+            };
+            if adopted.as_ref().is_err_and(AcceptError::is_lasting) {
+                self.excluded.extend(candidates.iter().map(|candidate| candidate.cookie));
             }
+            result = result.and(adopted);
         }
-        Ok(())
+        result
     }
 
-    fn join(&mut self, position: usize, candidates: Vec<Candidate>) -> Result<(), AcceptError> {
+    fn join(&mut self, position: usize, candidates: &[Candidate]) -> Result<(), AcceptError> {
+        let mut result = Ok(());
         for candidate in candidates {
-            // A listener that was closed in the meantime is left out.
-            let Some(listener) = self.enter(&candidate)? else { continue };
-            self.groups[position].listeners.push(listener);
-            if self.groups[position].listeners.len() > MEMBERS {
-                return Err(AcceptError::TooMany(format!("{MEMBERS} listeners of one group")));
+            match self.enter(candidate) {
+                Ok(listener) => self.groups[position].listeners.extend(listener),
+                Err(error) => result = result.and(Err(error)),
             }
         }
-        self.tell()?;
-        self.groups[position].update();
-        Ok(())
+        let told = self.tell();
+        let group = &self.groups[position];
+        group.update();
+        if group.listeners.len() > MEMBERS {
+            result = result.and(Err(AcceptError::TooMany(format!("{MEMBERS} listeners of one group"))));
+        }
+        result.and(told)
     }
 
-    fn create(&mut self, key: u64, candidates: Vec<Candidate>) -> Result<(), AcceptError> {
-        let first = &candidates[0];
-        if let Some(program) = first.found.program.as_ref().filter(|_| !self.settings.dry_run) {
-            return Err(has_selector(first, program));
+    /// Adds a group and attaches its selector; without both the group is not added.
+    fn create(&mut self, key: u64, candidates: &[Candidate]) -> Result<(), AcceptError> {
+        candidates.iter().try_for_each(|candidate| self.check_group(candidate))?;
+        if candidates.len() > self.free.len() {
+            return Err(too_many_listeners());
         }
         let selector = match self.settings.dry_run {
             true => None,
             false => Some(self.fix.selector(self.settings.selection, self.settings.control)?),
         };
-        let (transport, local) = (first.transport, first.local);
+        let Candidate { transport, local, .. } = candidates[0];
         self.groups.push(Group { key, transport, local, selector, listeners: Vec::new() });
         // The guard knows the group before the group has a selector.
-        self.join(self.groups.len() - 1, candidates)?;
-        let group = self.groups.last().expect("the group was added above");
-        let socket = duplicate(&group.handles())?;
-        if let (Some(selector), Some(socket)) = (&group.selector, socket) {
-            selector.attach(socket.as_fd())?;
+        let joined = self.join(self.groups.len() - 1, candidates);
+        let attached = joined.and_then(|()| self.groups.last().map_or(Ok(false), Group::attach));
+        if let Ok(true) = attached {
+            return Ok(());
         }
-        Ok(())
+        for entry in self.groups.pop().into_iter().flat_map(|group| group.entries()) {
+            self.fix.leave(entry);
+            self.free.push(entry);
+        }
+        self.tell().and(attached.map(drop))
     }
 
     /// Gives an entry of the maps to a socket; `None` if the socket was closed in the meantime.
     fn enter(&mut self, candidate: &Candidate) -> Result<Option<Listener>, AcceptError> {
         if self.free.is_empty() {
-            return Err(AcceptError::TooMany(format!("{LISTENERS} listeners")));
+            return Err(too_many_listeners());
         }
         let entry = self.free.remove(0);
-        let deadline = Instant::now() + RELEASE_TIME;
-        loop {
-            let Some(socket) = duplicate(&candidate.handles)? else {
-                self.free.push(entry);
-                return Ok(None);
-            };
-            let is_choice = !self.settings.dry_run;
-            let entered = self.fix.enter(entry, socket.as_fd(), &candidate.found, is_choice);
-            drop(socket);
-            match entered {
-                Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(EBUSY) => {
-                    if Instant::now() > deadline {
-                        return Err(AcceptError::InUse(candidate.describe()));
-                    }
-                    thread::sleep(Duration::from_millis(10));
-                }
-                result => break result?,
-            }
+        let entered = self.put(entry, candidate);
+        if !matches!(entered, Ok(true)) {
+            self.fix.leave(entry);
+            self.free.push(entry);
+            return entered.map(|_| None);
         }
         let process = discover::worker(&candidate.handles);
         Ok(Some(Listener {
@@ -347,6 +384,25 @@ impl<'a> Session<'a> {
             handles: candidate.handles.clone(),
             queue: candidate.queue,
         }))
+    }
+
+    /// Puts a socket into an entry of the maps; false if the socket was closed in the meantime.
+    fn put(&mut self, entry: usize, candidate: &Candidate) -> Result<bool, AcceptError> {
+        loop {
+            let Some(socket) = duplicate(&candidate.handles)? else { return Ok(false) };
+            let is_choice = !self.settings.dry_run;
+            let entered = self.fix.enter(entry, socket.as_fd(), &candidate.found, is_choice);
+            drop(socket);
+            match entered {
+                Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(EBUSY) => {
+                    if Instant::now() > self.deadline {
+                        return Err(AcceptError::InUse(candidate.describe()));
+                    }
+                    thread::sleep(Duration::from_millis(10));
+                }
+                result => return Ok(result.map(|()| true)?),
+            }
+        }
     }
 
     /// Tells the guard which groups have selectors.
@@ -377,7 +433,7 @@ impl<'a> Session<'a> {
         Ok(AcceptProgress {
             elapsed,
             groups: self.groups.len(),
-            listeners: self.groups.iter().map(|group| group.listeners.len()).sum(),
+            listeners: self.listeners().count(),
             chosen,
             chosen_per_s: chosen.saturating_sub(before) as f64 / since.as_secs_f64().max(1e-9),
             open: rows.iter().map(|row| row.open).sum(),
@@ -425,6 +481,7 @@ impl<'a> Session<'a> {
         // Queues of this moment.
         if let Ok(members) = self.scope.members() {
             self.release(&members)?;
+            self.forget(&[]);
             self.refresh(&members)?;
         }
         let mut rows = self.rows()?;
@@ -469,10 +526,6 @@ fn add(sum: &mut (u64, u64), group: &Group) {
     sum.1 += strays;
 }
 
-fn has_selector(candidate: &Candidate, program: &FoundProgram) -> AcceptError {
-    let program = match program.id {
-        0 => "a classic BPF program".to_owned(),
-        id => format!("BPF program {id} {}", program.name),
-    };
-    AcceptError::HasSelector { socket: candidate.describe(), program }
+fn too_many_listeners() -> AcceptError {
+    AcceptError::TooMany(format!("{LISTENERS} listeners"))
 }

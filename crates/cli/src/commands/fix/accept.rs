@@ -49,7 +49,7 @@ pub(super) struct AcceptFlags {
 #[group(required = true, multiple = false)]
 struct TargetFlags {
     /// Sockets at this address, of all processes in this network namespace: 0.0.0.0:80, [::]:53
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = units::socket_address)]
     listen: Option<SocketAddr>,
     /// Sockets of this process and its descendants, in its network namespace
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::commands::fix::ports;
 use crate::exit::{Exit, UsageError};
-use crate::output;
+use crate::{output, units};
 
 /// Flags of `fix --print`.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub(super) struct PrintFlags {
     #[arg(long, value_name = "PROGRAM", value_parser = program())]
     print: Option<Program>,
     /// With --print: destination in the text: 192.0.2.1:443, [2001:db8::1]:443
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "print")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = units::socket_address, requires = "print")]
     to: Option<SocketAddr>,
     /// With --print: source addresses in the text, this host's addresses within this prefix, at most 64
     #[arg(long, value_name = "CIDR", value_parser = ports::source, requires = "print")]

@@ -16,7 +16,9 @@ use fourtuple_record::{Host, SCHEMA};
 use fourtuple_syscalls::{child, resource};
 use futures_util::StreamExt;
 use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::error::FleetError;
 use crate::journal;
@@ -34,8 +36,14 @@ const NAME_WAIT: Duration = Duration::from_millis(500);
 /// Time between two looks at the stop flag.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Time between two looks after which the agent was stopped meanwhile, and requests may be waiting for it.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Time that an agent has after its end to publish the last messages.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The name of a request to prepare a load, in the log.
+const PREPARE: &str = "prepare";
 
 /// The name of a request for a server, in the log.
 const SERVING: &str = "serving";
@@ -77,11 +85,16 @@ impl Job {
     }
 }
 
+/// A job and the reply to its coordinator, or the reason why there is none.
+type Preparation = Result<(Box<Job>, Reply), String>;
+
 struct State {
     agent: Agent,
     client: Client,
     sessions: Sessions,
     job: Option<Job>,
+    /// For loads that threads have prepared.
+    prepared: UnboundedSender<(service::Request, Preparation)>,
     servers: Servers,
     log: fn(&str),
 }
@@ -137,27 +150,33 @@ impl Agent {
             return Err(FleetError::NameTaken { name: self.name });
         }
         log(&format!("agent {} is ready ({})", self.name, self.connection.shown_url()));
+        let (prepared, mut preparations) = unbounded_channel();
         let mut state = State {
             agent: self,
             client: client.clone(),
             sessions: Sessions::default(),
             job: None,
+            prepared,
             servers: Servers::default(),
             log,
         };
+        let mut looked = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             tokio::select! {
                 Some(request) = clock.next() => answer_clock(&request).await,
                 Some(request) = session.next() => state.open_session(&request).await,
                 Some(request) = requests.next() => state.handle(request).await,
+                Some((request, prepared)) = preparations.recv() => state.keep(request, prepared).await,
                 () = tokio::time::sleep(LOOK) => {}
             }
-            state.servers.stop_abandoned(client.connection_state() == connection::State::Connected);
+            let connected = client.connection_state() == connection::State::Connected;
+            state.servers.stop_abandoned(connected && looked.elapsed() < PAUSE);
+            looked = Instant::now();
         }
         if let Some(job) = state.job.filter(Job::is_running) {
             job.stop.store(true, Ordering::Relaxed);
-            let until = tokio::time::Instant::now() + LAST_WORDS;
-            while !job.ended.load(Ordering::Relaxed) && tokio::time::Instant::now() < until {
+            let until = Instant::now() + LAST_WORDS;
+            while !job.ended.load(Ordering::Relaxed) && Instant::now() < until {
                 tokio::time::sleep(LOOK).await;
             }
         }
@@ -199,18 +218,31 @@ impl State {
                     respond(&request, name, &reply, log).await;
                 });
             }
-            Performed::Prepare(ready) => match ready.await {
-                Ok(Ok((job, reply))) => {
-                    // Only one job is prepared at a time; this one replaces a job that never started.
-                    self.job = Some(*job);
-                    respond(&request, name, &reply, log).await;
-                }
-                Ok(Err(reason)) => respond(&request, name, &Reply::Refused { reason }, log).await,
-                Err(_) => {
-                    let reason = "the thread of the request has ended".to_owned();
-                    respond(&request, name, &Reply::Refused { reason }, log).await;
-                }
-            },
+            Performed::Prepare(ready) => {
+                let prepared = self.prepared.clone();
+                tokio::spawn(async move {
+                    let lost = |_| Err("the thread of the request has ended".to_owned());
+                    let _ = prepared.send((request, ready.await.unwrap_or_else(lost)));
+                });
+            }
+        }
+    }
+
+    /// Keeps a prepared job, which replaces a job that never started, and replies to its coordinator.
+    async fn keep(&mut self, request: service::Request, prepared: Preparation) {
+        let kept = self.require_idle().and(prepared).map(|(job, reply)| {
+            self.job = Some(*job);
+            reply
+        });
+        let reply = kept.unwrap_or_else(|reason| Reply::Refused { reason });
+        respond(&request, PREPARE, &reply, self.log).await;
+    }
+
+    /// Returns an error if the agent performs a run.
+    fn require_idle(&self) -> Result<(), String> {
+        match self.job.as_ref().filter(|job| job.is_running()) {
+            Some(job) => Err(format!("the agent performs the run {} at present", job.run)),
+            None => Ok(()),
         }
     }
 
@@ -266,11 +298,11 @@ impl State {
         if !is_token(&run) {
             return Performed::refused(format!("{run:?} is not the name of a run"));
         }
-        if let Some(job) = self.job.as_ref().filter(|job| job.is_running()) {
-            return Performed::refused(format!("the agent performs the run {} at present", job.run));
+        if let Err(reason) = self.require_idle() {
+            return Performed::refused(reason);
         }
         let (permissions, host) = (self.agent.permissions.clone(), self.agent.host.clone());
-        let prepare = move || -> Result<(Box<Job>, Reply), String> {
+        let prepare = move || -> Preparation {
             let load = request.load().map_err(|error| error.to_string())?;
             // A target that is not permitted gets no preflight. The address that the run uses is checked again below.
             let target = load.resolve().map_err(|error| error.to_string())?;
@@ -411,8 +443,8 @@ enum Performed {
     Now(Reply),
     /// A thread makes the reply, and the agent takes other requests meanwhile.
     Later(oneshot::Receiver<Reply>),
-    /// A thread prepares a load.
-    Prepare(oneshot::Receiver<Result<(Box<Job>, Reply), String>>),
+    /// A thread prepares a load, which can wait for a name server, and the agent takes other requests meanwhile.
+    Prepare(oneshot::Receiver<Preparation>),
 }
 
 impl Performed {
@@ -424,7 +456,7 @@ impl Performed {
 /// Returns the name of a request for the log.
 fn kind(request: &Request) -> &'static str {
     match request {
-        Request::Prepare { .. } => "prepare",
+        Request::Prepare { .. } => PREPARE,
         Request::Start { .. } => "start",
         Request::Stop { .. } => "stop",
         Request::Resend { .. } => "resend",

@@ -14,7 +14,7 @@ use crate::client::Session;
 use crate::error::FleetError;
 use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
-use crate::overview::HostReply;
+use crate::overview::{HostReply, remark_early_end};
 use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, mismatch, plan_subject};
 use crate::request::LoadRequest;
 use crate::split;
@@ -53,8 +53,6 @@ pub struct FleetLoad {
     pub deadline: Duration,
     /// Start, RFC 3339 in UTC.
     pub started: String,
-    /// Start, since the epoch.
-    pub started_since_epoch: Duration,
     /// The host of the coordinator, for the record.
     pub host: Host,
     /// Whether to record a log of histograms.
@@ -164,6 +162,7 @@ impl Coordinator {
                 }
             }));
             let mut replies = started.await;
+            let mut by_itself = vec![false; replies.len()];
             for (agent, reply) in agents.iter().zip(&replies) {
                 if let Reply::Serving { listen, .. } = reply {
                     ready(agent, listen);
@@ -192,9 +191,13 @@ impl Coordinator {
                 replies = asked.await;
                 if stop {
                     tokio::time::sleep(SERVER_ASKED / 10).await;
+                } else {
+                    by_itself = replies.iter().map(|reply| matches!(reply, Reply::Record { .. })).collect();
                 }
             }
-            let replies = replies.into_iter().map(record_of);
+            let replies = replies.into_iter().zip(by_itself).map(|(reply, by_itself)| {
+                record_of(reply).map(|record| if by_itself { remark_early_end(record) } else { record })
+            });
             Ok(agents.clone().into_iter().zip(replies).collect())
         })
     }
@@ -269,12 +272,11 @@ impl Coordinator {
             .zip(&clocks)
             .map(|((agent, settings), clock)| PlannedWorker { agent: agent.clone(), settings, clock: *clock })
             .collect();
-        let slowest = clocks.iter().map(|clock| clock.rtt_ns).max().unwrap_or(0);
-        let lead = LEAD + Duration::from_nanos(slowest) * 4;
+        let lead = lead(&workers);
         let plan = Plan {
             run: run.clone(),
             started: load.started.clone(),
-            started_ns: (load.started_since_epoch).as_nanos() as u64,
+            started_ns: (since_epoch() + lead).as_nanos() as u64,
             settings: whole.clone(),
             deadline_ns: load.deadline.as_nanos() as u64,
             most_skew_ns: load.most_skew.as_nanos() as u64,
@@ -320,11 +322,20 @@ fn record_of(reply: Reply) -> Result<Saved, String> {
     }
 }
 
+/// Returns the time from the request to start until the start.
+pub(crate) fn lead(workers: &[PlannedWorker]) -> Duration {
+    let slowest = workers.iter().map(|worker| worker.clock.rtt_ns).max().unwrap_or(0);
+    LEAD + Duration::from_nanos(slowest) * 4
+}
+
+fn since_epoch() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Returns the start of a run by the wall clock of this host, to collect the run. The wall clock of the first coordinator may
-/// differ.
+/// differ, so the start decides on no loss.
 fn started_at(started_ns: u64) -> Instant {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let elapsed = now.saturating_sub(Duration::from_nanos(started_ns));
+    let elapsed = since_epoch().saturating_sub(Duration::from_nanos(started_ns));
     Instant::now().checked_sub(elapsed).unwrap_or_else(Instant::now)
 }
 

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::client::Session;
-use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress};
+use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress, lead};
 use crate::error::FleetError;
 use crate::interval::Message;
 use crate::merge::{Merge, Slot};
@@ -77,10 +77,13 @@ impl Follow<'_> {
         let mut readers = self.readers(&mut merge).await;
         let mut connected_since = Instant::now();
         let mut shown = Instant::now();
+        let mut answered = Instant::now();
         let mut stopped: Option<Instant> = None;
         let mut asked_again = false;
         let mut is_resent = false;
         let mut heard = Instant::now();
+        // A worker that has sent nothing may be waiting for the start.
+        let mut unchanged = vec![(0, heard + lead(&plan.workers)); plan.workers.len()];
         progress(&self.progress(&merge, begun.elapsed(), true));
         while !merge.is_complete() {
             let connected = self.client.connection_state() == State::Connected;
@@ -105,7 +108,9 @@ impl Follow<'_> {
             if stopped.is_some_and(|at| now >= at + STOPPED) {
                 break;
             }
-            if read.is_none() && elapsed > deadline + PATIENCE {
+            if read.is_some() {
+                answered = now;
+            } else if elapsed > deadline + PATIENCE && now > answered + PATIENCE {
                 return Err(FleetError::Gone { run: plan.run.clone() });
             }
             // The stream may have more.
@@ -124,7 +129,7 @@ impl Follow<'_> {
             if ended && asked_again && (!is_resent || now >= heard + PATIENCE) {
                 break;
             }
-            self.lose_the_missing(&mut merge, elapsed, connected_for, last_second).await;
+            self.lose_the_missing(&mut merge, elapsed, connected_for, last_second, &mut unchanged).await;
         }
         let interrupted = stopped.is_some();
         let (record, log) = merged::record(plan, merge, interrupted);
@@ -237,20 +242,35 @@ impl Follow<'_> {
         Some(length.div_ceil(1_000_000_000).saturating_sub(1))
     }
 
+    /// Declares workers lost. `unchanged`: for each worker the number of its intervals, and the time of the last change.
     async fn lose_the_missing(
         &self,
         merge: &mut Merge,
         elapsed: Duration,
         connected: Duration,
         last_second: Option<u64>,
+        unchanged: &mut [(u64, Instant)],
     ) {
+        let now = Instant::now();
         for slot in 0..self.plan.workers.len() as u32 {
             let of = &merge.slots()[slot as usize];
             if of.end.is_some() || of.lost_at.is_some() {
                 continue;
             }
-            if is_lost(elapsed, connected, of.next_second(), last_second, GRACE) {
-                let second = of.next_second();
+            let second = of.next_second();
+            // A coordinator that collects does not know when the run began: the wall clocks of two hosts differ. It waits as long as
+            // the first coordinator, from the last interval that it read.
+            let of_worker = if self.collecting {
+                let (intervals, since) = &mut unchanged[slot as usize];
+                if *intervals != of.intervals() {
+                    (*intervals, *since) = (of.intervals(), now);
+                }
+                let due = last_second.map_or(second, |last| second.min(last + 1));
+                Duration::from_secs(due) + now.saturating_duration_since(*since)
+            } else {
+                elapsed
+            };
+            if is_lost(of_worker, connected, second, last_second, GRACE) {
                 // The loss has an effect when it is read again: the worker may have ended before it, and all coordinators must come
                 // to the same result.
                 let lost = serde_json::to_vec(&Lost { slot, second }).expect("a loss has string keys");

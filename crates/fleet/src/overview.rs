@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use fourtuple_record::{FleetHost, FleetResults, Remark, Saved, Severity};
+use fourtuple_record::{FleetHost, FleetResults, Remark, Saved, Severity, format_duration};
 
 use crate::protocol::AgentInfo;
 
@@ -36,6 +36,21 @@ fn host((agent, reply): HostReply) -> FleetHost {
         Err(reason) => (None, Some(reason.split_whitespace().collect::<Vec<_>>().join(" "))),
     };
     FleetHost { name, labels, kernel, cpus, record, failed }
+}
+
+/// Adds a remark to the record of a server that its coordinator did not stop, if the server ended before its deadline.
+pub(crate) fn remark_early_end(mut record: Saved) -> Saved {
+    if let Saved::Serve(serve) = &mut record
+        && let Some(length) = serve.settings.for_ns.filter(|length| serve.results.elapsed_ns < *length)
+    {
+        let message = format!(
+            "the server ended after {} of {}, and its coordinator did not stop it",
+            format_duration(serve.results.elapsed_ns),
+            format_duration(length)
+        );
+        serve.validity.push(Remark::new("server-ended", message));
+    }
+    record
 }
 
 /// Returns the place of a host among records of the same command: a larger number is worse.

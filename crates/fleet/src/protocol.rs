@@ -310,7 +310,7 @@ pub struct Plan {
     pub run: String,
     /// Start, RFC 3339 in UTC.
     pub started: String,
-    /// Start, in nanoseconds since the epoch.
+    /// Common start of the workers, in nanoseconds since the epoch by the clock of the coordinator.
     pub started_ns: u64,
     /// The settings of the whole run.
     pub settings: LoadSettings,

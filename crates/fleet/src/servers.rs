@@ -117,10 +117,11 @@ impl Servers {
         }
     }
 
-    /// Stops the servers of coordinators that are gone. While NATS is unreachable no coordinator counts as gone.
-    pub(crate) fn stop_abandoned(&mut self, connected: bool) {
+    /// Stops the servers of coordinators that are gone. No coordinator counts as gone unless the agent was `listening`: while NATS is
+    /// unreachable, and after a pause of the agent.
+    pub(crate) fn stop_abandoned(&mut self, listening: bool) {
         for server in self.0.values_mut() {
-            if !connected {
+            if !listening {
                 server.asked = Instant::now();
             } else if server.asked.elapsed() > LEASE {
                 server.stop();

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of open sessions of an agent. The oldest session ends first.
-const MOST_SESSIONS: usize = 64;
+/// Maximum number of open sessions of an agent. The session that was unused for the longest time ends first. Every command opens a
+/// session, and a coordinator in use asks every second.
+const MOST_SESSIONS: usize = 1024;
 
 /// The place of a request in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,18 +37,18 @@ pub enum SessionError {
 /// The open sessions of an agent.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    /// Sequence number of the last accepted request, and the age order, by session.
+    /// Sequence number of the last accepted request, and the order of the last uses, by session.
     open: BTreeMap<String, (u64, u64)>,
-    opened: u64,
+    uses: u64,
 }
 
 impl Sessions {
     /// Opens a session with a name that the caller drew at random.
     pub fn open(&mut self, name: String) {
-        self.opened += 1;
-        self.open.insert(name, (0, self.opened));
+        self.uses += 1;
+        self.open.insert(name, (0, self.uses));
         if self.open.len() > MOST_SESSIONS {
-            let oldest = self.open.iter().min_by_key(|(_, (_, age))| *age).map(|(name, _)| name.clone());
+            let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(name, _)| name.clone());
             oldest.map(|name| self.open.remove(&name));
         }
     }
@@ -58,13 +59,14 @@ impl Sessions {
     ///
     /// [`SessionError`]
     pub fn accept(&mut self, ticket: &Ticket) -> Result<(), SessionError> {
-        let Some((last, _)) = self.open.get_mut(&ticket.session) else {
+        let Some((last, used)) = self.open.get_mut(&ticket.session) else {
             return Err(SessionError::Unknown { session: ticket.session.clone() });
         };
         if ticket.sequence <= *last {
             return Err(SessionError::Replayed { sequence: ticket.sequence });
         }
-        *last = ticket.sequence;
+        self.uses += 1;
+        (*last, *used) = (ticket.sequence, self.uses);
         Ok(())
     }
 }
@@ -95,13 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_session_ends_first() {
+    fn the_session_unused_for_longest_ends_first() {
         let mut sessions = Sessions::default();
         for number in 0..=MOST_SESSIONS {
             sessions.open(format!("{number}"));
+            assert_eq!(sessions.accept(&ticket("0", number as u64 + 1)), Ok(()), "it is in use");
         }
-        assert!(sessions.accept(&ticket("0", 1)).is_err());
-        assert!(sessions.accept(&ticket("1", 1)).is_ok());
+        assert!(sessions.accept(&ticket("1", 1)).is_err());
+        assert!(sessions.accept(&ticket("2", 1)).is_ok());
         assert!(sessions.accept(&ticket(&MOST_SESSIONS.to_string(), 1)).is_ok());
     }
 }

@@ -7,6 +7,7 @@ mod nats;
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
+use std::time::Duration;
 
 use async_nats::jetstream::Context;
 use fourtuple_fleet::coordinator::Coordinator;
@@ -83,6 +84,11 @@ async fn publish(context: &Context, run: &str, all: &[Sent]) {
 
 /// Publishes the plan and the messages of each run, and creates the stream if it does not exist.
 fn stream(runs: &[(&str, &[Sent])]) {
+    stream_with(Duration::ZERO, runs);
+}
+
+/// As `stream`, with a pause after each message.
+fn stream_with(pause: Duration, runs: &[(&str, &[Sent])]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let client = async_nats::connect("127.0.0.1:4222").await.expect("nats-server");
@@ -96,7 +102,10 @@ fn stream(runs: &[(&str, &[Sent])]) {
         for (run, sent) in runs {
             let plan = serde_json::to_vec(&nats::plan(run, 1, &samples::steady())).expect("string keys");
             context.publish(plan_subject(run), plan.into()).await.expect("published").await.expect("stored");
-            publish(&context, run, sent).await;
+            for sent in *sent {
+                publish(&context, run, std::slice::from_ref(sent)).await;
+                tokio::time::sleep(pause).await;
+            }
         }
     });
 }
@@ -165,5 +174,20 @@ fn intervals_that_no_disk_has_end_a_collection() {
         let Some(_server) = server("intervals_that_no_disk_has_end_a_collection") else { return };
         stream(&[("run", &[Second(0), End(3)])]);
         assert_eq!(verdict(&collect("run", false)), (1, None, vec!["intervals-missing"]));
+    });
+}
+
+#[test]
+fn a_run_in_progress_is_collected_with_any_start() {
+    in_namespace(|| {
+        let Some(_server) = server("a_run_in_progress_is_collected_with_any_start") else { return };
+        stream(&[("run", &[Second(0)])]);
+        // By its plan the run began in 1970: the wall clock of this host is far ahead, or the start of the run was late.
+        let collected = thread::spawn(|| collect("run", false));
+        let mut rest: Vec<Sent> = (1..100).map(Second).collect();
+        rest.push(End(100));
+        // Longer than the time in which a worker without a message is lost.
+        stream_with(Duration::from_millis(100), &[("run", &rest)]);
+        assert_eq!(verdict(&collected.join().expect("a record")), (100, None, vec![]));
     });
 }

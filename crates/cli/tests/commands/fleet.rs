@@ -1,5 +1,6 @@
 //! `fourtuple fleet` and `fourtuple agent` with a real nats-server: one result of several hosts, and faults.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -521,13 +522,48 @@ fn fleet_plan_calibrates_every_host() {
     });
 }
 
+/// Returns the child processes of all threads of a process.
+fn children(process: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("procfs").map(Result::unwrap);
+    let children = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap());
+    let text = children.collect::<Vec<_>>().join(" ");
+    text.split_whitespace().map(|number| number.parse().expect("a number")).collect()
+}
+
+#[test]
+fn a_slow_name_server_delays_no_other_request() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet::a_slow_name_server_delays_no_other_request") else {
+            return;
+        };
+        // It never answers.
+        let server = std::net::UdpSocket::bind("127.0.0.1:53").expect("a port of this namespace");
+        let settings = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n";
+        let agent = local.agent_command("a", "");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\""]);
+        command.arg(local.room.file("resolv.conf", settings)).arg(agent.get_program()).args(agent.get_args());
+        let agent = Process::start(command);
+        agent.until_said("is ready");
+        let mut command = fourtuple("fleet load --workers 1 --");
+        command.args("load tcp://slow.example:9 --for 1s".split(' '));
+        let _load = Process::start(command);
+        server.recv(&mut [0; 512]).expect("a query of the agent");
+        let mut client = RawClient::connect();
+        let name = client.agent();
+        client.request(&format!("{name}.clock"), b"");
+        assert!(!agent.has_said("refused prepare"), "the clock answered after it: {}", agent.said());
+        assert!(!client.session(&name).is_empty());
+    });
+}
+
 #[test]
 fn servers_of_a_fleet_end_with_their_coordinator() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("fleet::servers_of_a_fleet_end_with_their_coordinator") else {
             return;
         };
-        let _a = local.agent("a", "");
+        let agent = local.agent("a", "");
         let listens = || std::net::TcpStream::connect("127.0.0.1:4001").is_ok();
         let serve = |time: &str| {
             let mut command = fourtuple("fleet serve --json --");
@@ -552,6 +588,24 @@ fn servers_of_a_fleet_end_with_their_coordinator() {
         let record = &all["results"]["hosts"][0]["record"];
         assert_eq!(record["command"], "serve", "{ended:?}");
         assert_eq!((number(&record["results"]["workers"][0], "requests"), listens()), (20, false));
+        // The agent is stopped for longer than a coordinator may be silent, and then another process ends the server.
+        let running = serve("500s");
+        program::until("the server listens", listens);
+        agent.signal("STOP");
+        thread::sleep(Duration::from_secs(11));
+        agent.signal("CONT");
+        thread::sleep(Duration::from_secs(1));
+        assert!(listens());
+        let [server] = children(agent.id())[..] else { panic!("one server") };
+        child::terminate(server).unwrap();
+        let ended = running.end();
+        let all = ended.json();
+        program::require_valid(&all);
+        assert_eq!(
+            (ended.code, remarks_but_of_haste(&all)),
+            (3, vec!["server-ended".to_owned()]),
+            "{ended:?}"
+        );
         // A coordinator that is killed.
         let mut running = serve("500s");
         program::until("the server listens", listens);

@@ -90,6 +90,8 @@ fn state(host: &LoadHost, median: u64) -> Cell {
     match host.lost_at_ns {
         Some(at) => Cell::toned(format!("lost after {}", duration(at)), Tone::Bad),
         None if is_straggler(host, median) => Cell::toned("straggler", Tone::Bad),
+        // A worker without a record of its own failed or was not done at the end.
+        None if host.client_cpu_ns_per_operation.is_none() => Cell::toned("did not finish", Tone::Bad),
         None => "fine".into(),
     }
 }

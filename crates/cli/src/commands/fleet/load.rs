@@ -79,7 +79,6 @@ impl FleetLoadFlags {
         }
         let stop = stop::flag()?;
         let length = load.length.map(|length| length + load.timeout + SLACK);
-        let now = OffsetDateTime::now_utc();
         let host = output::host(&SYSCTLS, &[]);
         let fleet = FleetLoad {
             selection: self.select.selection(Some(self.workers)),
@@ -87,8 +86,7 @@ impl FleetLoadFlags {
                 .map_err(fourtuple_fleet::FleetError::from)?,
             most_skew: self.max_skew,
             deadline: self.deadline.or(length).unwrap_or(UNLIMITED),
-            started: output::rfc3339(now),
-            started_since_epoch: Duration::from_nanos(now.unix_timestamp_nanos().max(0) as u64),
+            started: output::rfc3339(OffsetDateTime::now_utc()),
             host,
             log: load.log,
         };

@@ -43,7 +43,7 @@ pub(crate) struct UpFlags {
     #[arg(long, value_name = "N", value_parser = units::up_to::<250>, allow_hyphen_values = true)]
     local: u32,
     /// Address at which this host reaches NATS
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4222")]
+    #[arg(long, value_name = "ADDR", value_parser = units::socket_address, default_value = "127.0.0.1:4222")]
     listen: SocketAddr,
 }
 

@@ -36,6 +36,20 @@ pub(crate) fn during(snapshot: &Snapshot, counter: &str) -> u64 {
     snapshot.counter(counter).map_or(0, |counter| counter.during)
 }
 
+/// Returns the most SYNs and last ACKs that a listener can have dropped during the interval. Its sk_drops has more events than drops: SYNs
+/// that are sent again, RSTs of handshakes, the last ACKs that TCP_DEFER_ACCEPT ignores, and a dropped last ACK twice (tcp_check_req,
+/// discard_and_relse). TcpExt.ListenDrops counts drops only, of all listeners of the namespace (tcp_listendrop).
+pub(crate) fn drops(snapshot: &Snapshot, listener: &Listener) -> u64 {
+    listener.drops.map_or(0, |drops| drops.during.min(during(snapshot, "TcpExt.ListenDrops")))
+}
+
+/// Returns `up to ` if the drops of the interval may be of another listener.
+pub(crate) fn up_to(snapshot: &Snapshot) -> &'static str {
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let number = listeners.iter().filter(|listener| drops(snapshot, listener) > 0).count();
+    if number > 1 { "up to " } else { "" }
+}
+
 /// Returns the process with this ID.
 pub(crate) fn process_of(snapshot: &Snapshot, pid: u32) -> Option<&Process> {
     snapshot.processes.seen().ok()?.iter().find(|process| process.pid == pid)

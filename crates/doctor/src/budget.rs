@@ -1,15 +1,15 @@
 //! The ports that a tuple has left.
 
-use fourtuple_record::snapshot::{HeldPort, Snapshot, Tuple};
+use fourtuple_record::snapshot::{Snapshot, Tuple};
 
 /// TCP_TIMEWAIT_LEN in seconds (include/net/tcp.h).
 pub(crate) const TIME_WAIT_SECONDS: f64 = 60.0;
 
 /// The ports of a tuple.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Budget {
+pub struct Budget {
     /// Ports that connect() may choose for the tuple, including ports in use.
-    pub(crate) total: u32,
+    pub total: u32,
     /// Ports of the range that bind() holds, for all tuples.
     pub(crate) held: u32,
     /// Ports in use.
@@ -32,9 +32,9 @@ impl Budget {
     /// # Errors
     ///
     /// The ports or the connections were not read.
-    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Result<Budget, String> {
+    pub fn of(snapshot: &Snapshot, tuple: &Tuple) -> Result<Budget, String> {
         let ports = snapshot.ports.seen()?;
-        let held = held(snapshot)?.min(ports.usable());
+        let held = snapshot.connections.seen()?.held_tcp.min(ports.usable());
         let time_wait = (state(tuple, "time-wait") as u32).min(tuple.in_use);
         let reuse = reuse_delay_s(snapshot, tuple);
         let wait_s = reuse.unwrap_or(TIME_WAIT_SECONDS);
@@ -54,8 +54,13 @@ impl Budget {
     }
 
     /// Returns the ports that connect() cannot take.
-    pub(crate) fn taken(&self) -> u32 {
+    pub fn taken(&self) -> u32 {
         self.in_use - self.reusable
+    }
+
+    /// Returns the ports that connect() can take now.
+    pub fn free(&self) -> u32 {
+        self.total.saturating_sub(self.taken())
     }
 
     /// Returns whether connect() cannot take this share of the ports.
@@ -106,22 +111,4 @@ pub(crate) fn reuse_delay_s(snapshot: &Snapshot, tuple: &Tuple) -> Option<f64> {
 /// Returns net.ipv4.tcp_tw_reuse_delay (Linux 6.14); 1 s before.
 pub(crate) fn delay_s(snapshot: &Snapshot) -> f64 {
     snapshot.number("net.ipv4.tcp_tw_reuse_delay").map_or(1.0, |delay| delay as f64 / 1e3)
-}
-
-/// Returns whether a held port is closed to connect() of TCP.
-pub(crate) fn is_tcp(held: &&HeldPort) -> bool {
-    held.kind != "udp"
-}
-
-/// Returns the number of ports of the range that are closed to connect() for all destinations. The share of TCP among the ports
-/// that are not listed is taken to be its share among the listed ports.
-fn held(snapshot: &Snapshot) -> Result<u32, String> {
-    let connections = snapshot.connections.seen()?;
-    let mut ports: Vec<u16> = connections.held.iter().filter(is_tcp).map(|held| held.port).collect();
-    ports.sort_unstable();
-    ports.dedup();
-    let ports = ports.len() as u64;
-    let listed = connections.held.len() as u64;
-    let left_out = (connections.held_left_out * ports).checked_div(listed).unwrap_or(0);
-    Ok((ports + left_out) as u32)
 }

@@ -18,6 +18,7 @@ mod rule;
 mod rules;
 mod words;
 
+pub use budget::Budget;
 pub use diagnose::{Diagnosis, diagnose};
 pub use explain::explain;
 pub use limits::{LimitError, Limits};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Tuple, merged};
 
-use crate::budget::{Budget, delay_s, is_tcp};
+use crate::budget::{Budget, delay_s};
 use crate::draft::{Draft, Remedy, set_sysctl};
 use crate::words::{count, process, rate};
 
@@ -216,7 +216,7 @@ pub(crate) fn blocks(reserved: &[(u16, u16)]) -> String {
 pub(crate) fn listening_ports(snapshot: &Snapshot) -> Option<Vec<u16>> {
     let listeners = snapshot.listeners.seen().ok()?.iter().map(|listener| listener.address.port());
     let held = snapshot.connections.seen().map(|connections| connections.held.as_slice()).unwrap_or_default();
-    let held = held.iter().filter(is_tcp).filter(|held| held.kind == "listening").map(|held| held.port);
+    let held = held.iter().filter(|held| held.kind == "listening").map(|held| held.port);
     let mut ports: Vec<u16> = listeners.chain(held).collect();
     ports.sort_unstable();
     ports.dedup();

@@ -15,6 +15,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Part, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
 use scene::{diagnosis, findings, of, until};
@@ -96,6 +97,28 @@ fn a02_drops_belong_to_their_listener() {
     });
 }
 
+/// sk_drops of a listener counts the ignored last ACKs too.
+#[test]
+fn a02_ignored_acks_are_no_drops() {
+    in_namespace(|| {
+        let (_listener, address) = deferring(100);
+        let mut clients = Vec::new();
+        let mut snapshot = snapshot(|| {
+            clients.extend(attempt(address, 5));
+            until("the ACKs", || (tcp_counter("TCPDeferAcceptDrop") >= 5).then_some(()));
+        });
+        let of_listener = snapshot.listeners.seen().unwrap()[0].drops.unwrap();
+        // A SYN-ACK that is sent again has another ACK.
+        assert!(of_listener.during > 2, "{of_listener:?}");
+        assert_eq!(snapshot.counter("TcpExt.ListenDrops").unwrap().during, 0);
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A02");
+        assert!(judged(&snapshot).is_empty());
+        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
+        counters.get_mut("TcpExt.ListenDrops").unwrap().during = 2;
+        only(&judged(&snapshot), Severity::Warning, " dropped 2 SYNs and ACKs in ");
+    });
+}
+
 /// Opens a listener whose handshakes last: the kernel ignores the last ACK until data arrives (TCP_DEFER_ACCEPT).
 fn deferring(backlog: i32) -> (OwnedFd, SocketAddr) {
     let (listener, address) = listener("127.0.0.1", backlog);
@@ -172,6 +195,9 @@ fn a05_many_handshakes_are_named_before_drops() {
         let mut clients = attempt(address, 12);
         assert!(findings("A05").is_empty());
         clients.extend(attempt(address, 6));
+        // The port with another address has no handshakes.
+        let (_other, other) = listener("127.0.0.2", 5);
+        assert_eq!(other.port(), address.port());
         only(&findings("A05"), Severity::Warning, &format!("18 handshakes are in progress at {address}"));
     });
 }

@@ -20,7 +20,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
-use scene::{diagnosis, findings, of, until};
+use scene::{diagnosis, findings, findings_in, of, until};
 
 /// A directory with files of /proc, which ends with the value.
 struct Root(PathBuf);
@@ -81,6 +81,9 @@ fn a_quiet_namespace_has_no_finding() {
 #[test]
 fn l01_and_l03_compare_with_the_processors() {
     in_namespace(|| {
+        // The traces see the whole host: an affinity or a quota of this process does not count.
+        let root = Root::new(&[("stat", "cpu  9 9\ncpu0 3 3\ncpu1 3 3\ncpu2 3 3\nintr 7\n")]);
+        assert_eq!(root.reader().read().processors, 3);
         let mut snapshot = snapshot(|| ());
         (snapshot.interval_ns, snapshot.processors) = (1_000_000_000, 4);
         let waits = |waited_ns| BTreeMap::from([("bhash".to_owned(), LockWaits { waits: 1000, waited_ns })]);
@@ -205,7 +208,26 @@ fn f01_a_process_at_its_limit_is_named() {
         assert!(found.now[0].recomputed);
         let words: Vec<&str> = found.now[0].action.split(' ').collect();
         assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
-        assert!(findings("F01").is_empty());
+        let mut snapshot = snapshot(|| ());
+        assert!(findings_in(&snapshot, "F01").is_empty());
+        // The hard limit can be at most fs.nr_open.
+        let limit = |snapshot: &mut Snapshot, most: u64| {
+            let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+            let own = processes.iter_mut().find(|process| process.pid == python.pid()).unwrap();
+            (own.descriptor_limit, own.descriptor_ceiling) = (Some(most), Some(most));
+            own.descriptors = most as u32;
+        };
+        let command = |snapshot: &Snapshot| {
+            only(&findings_in(snapshot, "F01"), Severity::Critical, " descriptors, 100%").now[0]
+                .action
+                .clone()
+        };
+        snapshot.sysctls.insert("fs.nr_open".to_owned(), "1048576".to_owned());
+        limit(&mut snapshot, 400_000);
+        let prlimit = format!("prlimit --pid {} --nofile=", python.pid());
+        assert_eq!(command(&snapshot), format!("{prlimit}1048576:1048576"));
+        limit(&mut snapshot, 1_048_576);
+        assert_eq!(command(&snapshot), format!("sysctl -w fs.nr_open=4194304 && {prlimit}4194304:4194304"));
     });
 }
 

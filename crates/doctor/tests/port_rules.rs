@@ -217,6 +217,22 @@ fn p05_node_ports_are_known_by_their_server() {
     });
 }
 
+/// The list of held ports is bounded; the numbers are not.
+#[test]
+fn p03_held_ports_of_udp_are_no_ports_of_tcp() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20999");
+        let _held: Vec<_> = (20_000..20_100).map(|port| server("127.0.0.9", port)).collect();
+        let _udp: Vec<_> =
+            (20_100..20_600).map(|port| std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap()).collect();
+        let (_listener, address) = listener("127.0.0.1", 400);
+        let _clients = connect(address, 380);
+        let snapshot = now();
+        let found = ["P01", "P03", "P06"].map(|id| findings_in(&snapshot, id));
+        assert!(found.iter().all(Vec::is_empty), "380 of 900 ports are in use: {found:#?}");
+    });
+}
+
 #[test]
 fn p06_bound_ports_name_their_process() {
     in_namespace(|| {
@@ -463,6 +479,13 @@ fn p11_a_removed_source_address_is_named() {
         assert!(verdict.contains(&format!("{} has 1 connection from 10.1.0.9", this_process())), "{verdict}");
         let kill = advice(&finding, "ss -K");
         assert!(kill.action == "ss -K src 10.1.0.9" && kill.recomputed, "{kill:?}");
+        let mut snapshot = now();
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        let lost = connections.tuples.iter_mut().find(|tuple| tuple.source == ip(gone)).unwrap();
+        lost.source = ip("2001:db8::9");
+        snapshot.lost_sources = Part::Seen(vec![ip("2001:db8::9")]);
+        let finding = the_finding(&snapshot, "P11");
+        assert_eq!(advice(&finding, "ss -K").action, "ss -K src '[2001:db8::9]'");
         device::add_address("lo", ip(gone), 32).unwrap();
         assert!(findings("P11").is_empty());
     });

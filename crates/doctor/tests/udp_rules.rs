@@ -82,6 +82,13 @@ fn u01_names_drops_that_are_in_no_counter() {
             "{:?}",
             found.evidence
         );
+        let limit = snapshot.udp.seen().unwrap().sockets[0].limit_bytes.unwrap();
+        for (default, says) in [(limit, "did not ask and has net.core.rmem_default"), (1, "asked for")] {
+            snapshot.sysctls.insert("net.core.rmem_default".to_owned(), default.to_string());
+            snapshot.sysctls.insert("net.core.rmem_max".to_owned(), "4194304".to_owned());
+            let found = of(diagnose(&snapshot, &Limits::default()), "U01");
+            assert!(found[0].now[0].action.contains(says), "{:?}", found[0].now);
+        }
     });
 }
 

@@ -9,11 +9,11 @@ pub mod namespace;
 pub mod snapshot;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::thread;
 
 use fourtuple_record::Host;
+use fourtuple_syscalls::procfs;
 
 /// Returns the fingerprint of the host below `root`, with the named sysctls of the calling thread's namespace.
 /// Sysctls that cannot be read are left out; `capabilities` is empty until a command has probed the kernel.
@@ -31,6 +31,13 @@ pub fn read(root: &Path, sysctls: &[&str]) -> Host {
 pub fn sysctl(root: &Path, name: &str) -> Option<String> {
     let value = text(root, &format!("proc/sys/{}", name.replace('.', "/")))?;
     Some(value.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Returns the number of online processors of the host. The CPU affinity and the cgroup of this process do not limit it.
+pub fn processors(root: &Path) -> u32 {
+    let text = text(root, "proc/stat").unwrap_or_default();
+    let is_one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+    text.lines().filter(is_one).count().max(1) as u32
 }
 
 /// Returns `none` on bare metal, otherwise the vendor that the firmware names, or `virtual machine`.
@@ -51,12 +58,13 @@ fn virtualization(root: &Path) -> String {
 }
 
 fn text(root: &Path, path: &str) -> Option<String> {
-    fs::read_to_string(root.join(path)).ok().map(|text| text.trim().to_owned())
+    procfs::read_to_string(root.join(path)).ok().map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use std::env;
+    use std::fs;
     use std::process;
 
     use super::*;

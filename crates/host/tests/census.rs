@@ -49,7 +49,7 @@ fn until(condition: impl Fn(&Connections) -> bool) -> Connections {
 fn held_ports_have_a_kind_and_a_process() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20019");
-        set_sysctl("net.ipv4.ip_local_reserved_ports", "20010");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "19001,19003,19005,19007,19009,20010");
         let bound = socket::open(Transport::Tcp, SocketAddr::new(LOOPBACK, 0), false).unwrap();
         socket::bind(bound.as_fd(), SocketAddr::new(LOOPBACK, 20_001)).unwrap();
         let _listener = TcpListener::bind((LOOPBACK, 20_002)).unwrap();
@@ -64,7 +64,9 @@ fn held_ports_have_a_kind_and_a_process() {
         assert_eq!(found, expected);
         let owner = held[0].owner.as_ref().unwrap();
         assert_eq!(owner.sockets, 1);
-        assert!(connections().tuples.is_empty(), "a bound socket is no connection");
+        let found = connections();
+        assert!(found.tuples.is_empty(), "a bound socket is no connection");
+        assert_eq!((found.held_tcp, found.held_tcp_low_parity, found.held_bound), (2, 1, 1));
     });
 }
 
@@ -121,6 +123,22 @@ fn ipv4_mapped_addresses_count_as_ipv4() {
         assert_eq!(tuples, [(v4, 2), (v6, 1)]);
         assert_eq!(found.services[0].states["established"], 3);
         assert!(found.tuples.iter().all(|tuple| tuple.owners.iter().any(|owner| owner.pid == process::id())));
+    });
+}
+
+#[test]
+fn lists_have_the_largest_and_sums_of_the_rest() {
+    in_namespace(|| {
+        let small: Vec<_> = (4_000..4_100).map(|port| TcpListener::bind((LOOPBACK, port)).unwrap()).collect();
+        let large = TcpListener::bind((LOOPBACK, 9_000)).unwrap();
+        let connect = |to: &TcpListener| TcpStream::connect(to.local_addr().unwrap()).unwrap();
+        let _clients: Vec<_> = small.iter().map(connect).chain([(); 3].map(|()| connect(&large))).collect();
+        let found = until(|found| found.states == BTreeMap::from([("established".to_owned(), 206)]));
+        assert_eq!((found.tuples.len(), found.tuples_left_out), (100, 1));
+        assert_eq!(found.tuples_left_out_states, BTreeMap::from([("established".to_owned(), 1)]));
+        assert_eq!((found.services.len(), found.services_left_out), (100, 1));
+        let last = &found.services[99];
+        assert_eq!((last.port, last.states["established"]), (9_000, 3));
     });
 }
 

@@ -49,7 +49,7 @@ impl<T> From<Result<T, String>> for Part<T> {
 pub struct Snapshot {
     /// Time between the two readings of everything that is counted.
     pub interval_ns: u64,
-    /// Number of processors that the process may use.
+    /// Number of online processors of the host.
     pub processors: u32,
     /// Sysctls that could be read, by dotted name.
     pub sysctls: BTreeMap<String, String>,
@@ -172,14 +172,24 @@ pub struct Connections {
     pub tuples: Vec<Tuple>,
     /// Number of tuples that are not listed.
     pub tuples_left_out: u64,
+    /// Sockets by state of the tuples that are not listed.
+    pub tuples_left_out_states: BTreeMap<String, u64>,
     /// Source addresses of outgoing connections, sorted by ports in use, largest first; bounded.
     pub sources: Vec<Source>,
-    /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection; bounded.
+    /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection, sorted by kind; bounded.
     pub held: Vec<HeldPort>,
     /// Number of held ports that are not listed.
     pub held_left_out: u64,
-    /// Accepted connections by local port, in ascending order; bounded.
+    /// Distinct ports of the range that TCP sockets hold, listed or not: no connect() can take them.
+    pub held_tcp: u32,
+    /// Distinct ports of `held_tcp` with the parity of the range's first port.
+    pub held_tcp_low_parity: u32,
+    /// Distinct ports of `held_tcp` that sockets of the kind `bound` hold.
+    pub held_bound: u32,
+    /// Accepted connections by local port, in ascending order; bounded to the ports with the most sockets.
     pub services: Vec<Service>,
+    /// Number of local ports with accepted connections that are not listed.
+    pub services_left_out: u64,
     /// Sockets in CLOSE_WAIT by process; bounded.
     pub close_wait: Vec<CloseWait>,
 }
@@ -281,9 +291,10 @@ pub struct Listener {
     pub waiting_before: u32,
     /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
     pub backlog: u32,
-    /// Handshakes in progress (SYN_RECV) at this port; the listeners of a port have the same number.
+    /// Handshakes in progress (SYN_RECV) at this address and port; the listeners of a SO_REUSEPORT group have the same number.
     pub handshakes: u32,
-    /// Connections and SYNs that the listener dropped (sk_drops); `null`: the kernel does not tell.
+    /// sk_drops of the listener: SYNs and last ACKs that it dropped, and packets that are no loss, such as SYNs sent again; `null`: the kernel
+    /// does not tell.
     pub drops: Option<Counter>,
     /// Processes that hold the listener, with the number of their descriptors of it.
     pub owners: Vec<Owner>,

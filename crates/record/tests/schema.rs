@@ -81,6 +81,7 @@ fn is_map(place: &str) -> bool {
     let maps = [
         "/sysctls",
         "/states",
+        "/tuples_left_out_states",
         "/seen/counters",
         "/counters/seen",
         "/locks/seen/classes",
@@ -90,6 +91,7 @@ fn is_map(place: &str) -> bool {
         "/labels",
         "/results/failed",
         "/dropped",
+        "/dropped_replies",
         "/discarded",
         "/left",
         "/passed_over",
@@ -143,8 +145,9 @@ fn every_field_is_required_unless_it_may_be_absent() {
                 || command == "trace connect"
                     && field == "namespace"
                     && within.starts_with("/results/tuples");
-            let of_forward =
-                command == "forward" && ["client_limit", "evicted", "unanswered"].contains(&field);
+            let of_forward = command == "forward"
+                && ["client_limit", "dropped_replies", "evicted", "failed_later", "unanswered"]
+                    .contains(&field);
             // A run of one host has no list of hosts.
             let of_fleet = command == "load" && within == "/results" && field == "hosts";
             let fine =

@@ -104,9 +104,14 @@ fn key_figures_fit_sixty_columns() {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
     let text = render(&Saved::Forward(samples::forward()), 120, false);
-    for expected in
-        ["BFD every 300ms, detection multiplier 3", "21,174", "evicted", "unanswered", "clients at most"]
-    {
+    for expected in [
+        "BFD every 300ms, detection multiplier 3",
+        "21,174",
+        "evicted",
+        "unanswered",
+        "clients at most",
+        "replies dropped",
+    ] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
     }
     let text = render(&Saved::Plan(samples::plan()), 60, false);

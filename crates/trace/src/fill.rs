@@ -10,6 +10,7 @@ use std::thread;
 
 use fourtuple_record::snapshot::EphemeralPorts;
 use fourtuple_syscalls::netns;
+use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::Transport;
 
@@ -89,7 +90,7 @@ fn open_namespace(namespace: u32, processes: impl Iterator<Item = u32>) -> Optio
 /// Reads the ports that the kernel may choose in the namespace of the calling thread.
 fn read_ports() -> io::Result<EphemeralPorts> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
-    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
+    let reserved = procfs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
     EphemeralPorts::parse(&range, &reserved).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 

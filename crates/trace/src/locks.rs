@@ -1,9 +1,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::BpfError;
 use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, Totals, WaitKey};
+use fourtuple_host::processors;
 use fourtuple_record::snapshot::{self, TracedLocks};
 use fourtuple_record::{LockClass, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;
@@ -255,7 +257,7 @@ fn results(
 ) -> TraceLocksResults {
     let connections = connections(totals, filtered);
     let each = |sum: u64| (connections > 0).then(|| sum as f64 / connections as f64);
-    let processors_ns = elapsed.as_nanos() as f64 * processors() as f64;
+    let processors_ns = elapsed.as_nanos() as f64 * f64::from(processors(Path::new("/")));
     TraceLocksResults {
         tier: LockWaits::TIER.to_owned(),
         elapsed_ns: elapsed.as_nanos() as u64,
@@ -274,11 +276,4 @@ fn results(
         ports: sums.ports(),
         blind_spots: coverage.blind_spots(),
     }
-}
-
-/// Returns the number of online processors.
-fn processors() -> usize {
-    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let is_one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
-    text.lines().filter(is_one).count().max(1)
 }

@@ -120,7 +120,7 @@ fn ipv4_through_ipv6_is_ipv4() {
 fn connects_after_a_full_range_count_as_retries() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
-        set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20019");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20011,20020-20021,20030-20031,20040-20043");
         // A new listener for each run, towards which all ports are free.
         let run = || {
             let (listener, destination) = listener("127.0.5.1", 256);

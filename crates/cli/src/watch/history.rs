@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use fourtuple_doctor::Budget;
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 use fourtuple_record::{History, Moment};
 
@@ -73,6 +74,6 @@ impl Past {
 }
 
 /// Returns the time in seconds until a tuple has no free port at the present growth; `None` without growth.
-pub(crate) fn time_to_exhaustion(tuple: &Tuple, usable: u32) -> Option<f64> {
-    (tuple.growth_per_s > 0.0).then(|| f64::from(usable.saturating_sub(tuple.in_use)) / tuple.growth_per_s)
+pub(crate) fn time_to_exhaustion(tuple: &Tuple, budget: &Budget) -> Option<f64> {
+    (tuple.growth_per_s > 0.0).then(|| f64::from(budget.free()) / tuple.growth_per_s)
 }

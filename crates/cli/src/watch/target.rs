@@ -1,10 +1,10 @@
 //! The network namespace to examine, and the destination.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -89,20 +89,41 @@ fn flag(target: &Target) -> String {
 }
 
 impl Namespace {
-    /// Lets commands that act on the network namespace of their own process run in this namespace.
+    /// Lets printed commands act on this namespace, if it is not the namespace of this process: they run in the namespace, unless they name a
+    /// process or a sysctl of the whole host. Removes commands that change files of the host, such as /etc/sysctl.d.
     pub(crate) fn adapt(&self, findings: &mut [Finding]) {
-        let acts_here = |action: &str| {
-            ["sysctl -w ", "ss ", "fourtuple trace ", "fourtuple fix accept "]
-                .iter()
-                .any(|start| action.starts_with(start))
-        };
-        for advice in
-            findings.iter_mut().flat_map(|finding| finding.now.iter_mut().chain(&mut finding.proper))
-        {
-            if advice.is_command && acts_here(&advice.action) {
-                advice.action.insert_str(0, &self.prefix);
+        if self.prefix.is_empty() {
+            return;
+        }
+        for advice in findings.iter_mut().flat_map(|finding| [&mut finding.now, &mut finding.proper]) {
+            advice.retain(|advice| !advice.is_command || !advice.action.contains("/etc/"));
+            for advice in advice.iter_mut().filter(|advice| advice.is_command) {
+                self.adapt_command(&mut advice.action);
             }
         }
+    }
+
+    fn adapt_command(&self, command: &mut String) {
+        const BY_PROCESS: [&str; 4] = ["kill ", "prlimit ", "cat /proc/", "fourtuple fix ports "];
+        let is_of_host = command
+            .strip_prefix("sysctl -w ")
+            .and_then(|rest| rest.split('=').next())
+            .is_some_and(|name| !self.has_sysctl(name));
+        if is_of_host || BY_PROCESS.iter().any(|start| command.starts_with(start)) {
+            return;
+        }
+        // The shell of the user would open the file of a redirection in its own namespace.
+        if command.contains(" > ") {
+            *command = format!("sh -c '{command}'");
+        }
+        command.insert_str(0, &self.prefix);
+    }
+
+    /// Returns whether a sysctl can be set in this namespace. A sysctl of the whole host is absent there or read-only.
+    fn has_sysctl(&self, name: &str) -> bool {
+        let path = Path::new("/proc/sys").join(name.replace('.', "/"));
+        let can_be_set = || Ok(fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o200 != 0));
+        self.within(can_be_set).unwrap_or(true)
     }
 
     /// Runs `work` on a thread in the namespace.
@@ -161,4 +182,59 @@ pub(crate) fn destination(text: &str) -> Result<Destination, String> {
             "expected an address with or without a port: 192.0.2.1, 192.0.2.1:443, [2001:db8::1]:443",
         )?;
     Ok(Destination { text: text.to_owned(), address, port })
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::{Advice, Severity};
+    use fourtuple_testing::in_namespace;
+
+    use super::*;
+
+    #[test]
+    fn commands_act_on_the_examined_namespace() {
+        in_namespace(|| {
+            let path = format!("/proc/{}/ns/net", fs::read_link("/proc/thread-self").unwrap().display());
+            let flags = TargetFlags { pid: None, netns: Some(path.clone().into()), container: None };
+            let namespace = flags.open().unwrap();
+            let adapted = |command: &str| {
+                let advice = Advice {
+                    action: command.to_owned(),
+                    is_command: true,
+                    effect: String::new(),
+                    recomputed: false,
+                };
+                let mut findings = [Finding {
+                    id: "P04".to_owned(),
+                    severity: Severity::Notice,
+                    subject: String::new(),
+                    verdict: String::new(),
+                    evidence: Vec::new(),
+                    now: vec![advice.clone()],
+                    proper: vec![advice],
+                }];
+                namespace.adapt(&mut findings);
+                let [Finding { now, proper, .. }] = findings;
+                assert_eq!(now, proper);
+                now.into_iter().next().map(|advice| advice.action)
+            };
+            let inside = |command: &str| Some(format!("nsenter --net={path} {command}"));
+            for command in ["ss -tn", "fourtuple trace locks", "sysctl -w net.ipv4.tcp_tw_reuse=1"] {
+                assert_eq!(adapted(command), inside(command));
+            }
+            let clear = "echo > /proc/sys/net/ipv4/ip_local_reserved_ports";
+            assert_eq!(adapted(clear), inside(&format!("sh -c '{clear}'")));
+            for command in
+                ["kill -CONT 7", "fourtuple fix ports --pid 7", "sysctl -w net.ipv4.tcp_mem=\"1 2 3\""]
+            {
+                assert_eq!(adapted(command).as_deref(), Some(command));
+            }
+            for command in [
+                "fourtuple fix --print sysctl > /etc/sysctl.d/9.conf && sysctl --system",
+                "sed -i /a/d /etc/a",
+            ] {
+                assert_eq!(adapted(command), None);
+            }
+        });
+    }
 }

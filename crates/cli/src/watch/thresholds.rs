@@ -1,12 +1,12 @@
 //! The file of `--thresholds`.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use fourtuple_doctor::Limits;
 
 use crate::exit::UsageError;
+use crate::input;
 
 /// Thresholds that the user has set.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Thresholds {
 pub(crate) fn read(path: Option<&Path>) -> Result<Thresholds, UsageError> {
     let Some(path) = path else { return Ok(Thresholds::default()) };
     let refuse = |why: &dyn std::fmt::Display| UsageError(format!("--thresholds {}: {why}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| refuse(&error))?;
+    let text = input::settings(path).map_err(|error| refuse(&error))?;
     parse(&text).map_err(|why| refuse(&why))
 }
 

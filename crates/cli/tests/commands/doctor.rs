@@ -12,7 +12,7 @@ use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, pa
 use crate::program::{Ended, Room, Running, fourtuple, fourtuple_at, is_root, list, run, text};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
 const QUICK: &str = "doctor --for 100ms";
 const TUPLE: &str = "10.0.0.1 → 10.0.0.2:4000 uses 50 of 50 ports";
@@ -48,6 +48,40 @@ fn an_idle_namespace_has_no_finding() {
         let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
         assert!(list(&record, "/results/findings").is_empty());
         assert_eq!(record["command"], "doctor");
+    });
+}
+
+#[test]
+fn commands_for_another_namespace_act_on_it() {
+    in_namespace(|| {
+        if !has("doctor::commands_for_another_namespace_act_on_it", &["nsenter"]) {
+            return;
+        }
+        let reserved = "net.ipv4.ip_local_reserved_ports";
+        let read = || fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap();
+        let _held = exhaust();
+        set_sysctl(reserved, "20030-20049");
+        let thread = fs::read_link("/proc/thread-self").unwrap();
+        let examine = format!("{QUICK} --no-trace --json --netns /proc/{}/ns/net", thread.display());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                netns::enter_new().unwrap();
+                set_sysctl(reserved, "7000-7009");
+                let record = run(&mut fourtuple(&examine)).json();
+                let findings = list(&record, "/results/findings");
+                for action in findings
+                    .iter()
+                    .flat_map(|finding| [actions(finding, "now"), actions(finding, "proper")])
+                    .flatten()
+                {
+                    assert!(!action.contains("sysctl --system"), "{action}");
+                }
+                let finding = findings.iter().find(|finding| text(finding, "id") == "P04").unwrap();
+                paste(&actions(finding, "now")[0]);
+                assert_eq!(read().trim(), "7000-7009");
+            });
+        });
+        assert_eq!(read().trim(), "");
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -61,10 +61,16 @@ fn labels_are_bounded_and_the_rest_is_other() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
         let _traffic = traffic(12);
+        // A snapshot lists 100 tuples.
+        let _further = TcpListener::bind("0.0.0.0:81").unwrap();
+        let _small: Vec<TcpStream> = (1..=100)
+            .map(|number| TcpStream::connect((Ipv4Addr::new(127, 0, 2, number), 81)).unwrap())
+            .collect();
         let address = "127.0.0.1:4900";
         let mut exporter = export(address, "--no-trace --destinations 3");
         let mut text = String::new();
-        let other = "fourtuple_ports_used{destination=\"other\",source=\"other\",state=\"established\"} 45\n";
+        let other =
+            "fourtuple_ports_used{destination=\"other\",source=\"other\",state=\"established\"} 145\n";
         // A reading may see the connection of this test to the exporter, too.
         until("all connections are counted", || {
             text = get(address, "/metrics");
@@ -83,6 +89,22 @@ fn labels_are_bounded_and_the_rest_is_other() {
         let ended = exporter.end();
         assert_eq!(ended.code, 0, "{ended:?}");
         assert!(ended.stderr.contains("http://127.0.0.1:4900/metrics"), "{ended:?}");
+    });
+}
+
+/// The alert on exhausted ports is on this metric.
+#[test]
+fn a_held_port_is_not_available() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20199");
+        let _held = TcpListener::bind("127.0.0.9:20050").unwrap();
+        let (_listener, to) = fourtuple_testing::listener("127.0.0.1", 400);
+        let streams: Vec<TcpStream> = std::iter::from_fn(|| TcpStream::connect(to).ok()).collect();
+        assert_eq!(streams.len(), 199);
+        let address = "127.0.0.1:4900";
+        let _exporter = export(address, "--no-trace");
+        let line = format!("fourtuple_ports_available{{destination=\"{to}\",source=\"127.0.0.1\"}} 0\n");
+        until("no port is available", || get(address, "/metrics").contains(&line));
     });
 }
 

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{empty_faster, holders, is_full, subject, time};
+use crate::accepting::{drops, empty_faster, holders, is_full, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -35,7 +35,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> {
     let &Listener { address, waiting, waiting_before, backlog, .. } = listener;
-    let drops = listener.drops.map_or(0, |drops| drops.during);
+    let drops = drops(snapshot, listener);
     let standing = waiting.min(waiting_before);
     let is_overflowing = is_full(waiting, backlog) && (is_full(waiting_before, backlog) || drops > 0);
     let is_filling = standing > 0 && f64::from(standing) >= f64::from(backlog) * limit / 100.0;
@@ -51,8 +51,8 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
         count(backlog.into())
     );
     if drops > 0 {
-        verdict +=
-            &format!("; {} SYNs and ACKs were dropped in {}", count(drops), time(snapshot.interval_ns));
+        let (up_to, interval) = (up_to(snapshot), time(snapshot.interval_ns));
+        verdict += &format!("; {up_to}{} SYNs and ACKs were dropped in {interval}", count(drops));
     }
     let mut draft = Draft::new(severity, subject(listener), verdict).because(format!(
         "first reading: {} connections in the queue ({} of the backlog), second reading: {}",

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{during, empty_faster, holders, subject, time};
+use crate::accepting::{drops, during, empty_faster, holders, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -9,11 +9,14 @@ use crate::words::count;
 pub(super) const RULE: Rule = Rule {
     id: "A02",
     title: "a listener drops connections",
-    source: "sock_diag(7) (sk_drops of the listener in INET_DIAG_SKMEMINFO), read twice",
+    source: "sock_diag(7) (sk_drops of the listener in INET_DIAG_SKMEMINFO) and TcpExt.ListenDrops of /proc/net/netstat, read twice",
     threshold: Some(Threshold { default: 1.0, unit: "drops in the interval" }),
     explanation: &[
-        "The kernel counts in sk_drops of a listener each SYN and each last ACK of a handshake that it drops (tcp_listendrop). \
-         TcpExt.ListenDrops in /proc/net/netstat is the sum over all listeners of the network namespace; sk_drops names the listener.",
+        "The kernel counts each SYN and each last ACK of a handshake that it drops in TcpExt.ListenDrops, for all listeners of the network \
+         namespace, and in sk_drops of the listener (tcp_listendrop).",
+        "sk_drops names the listener, but also counts packets that are no loss: SYNs that are sent again, RSTs of half-open checks and scans, \
+         the last ACKs that TCP_DEFER_ACCEPT ignores, and a dropped last ACK a second time (tcp_check_req, discard_and_relse of \
+         tcp_v4_rcv). The rule therefore has a finding only if ListenDrops grew too, and no listener has more drops than ListenDrops.",
         "A dropped SYN costs the client 1 s (TCP_TIMEOUT_INIT), and each further one 1 s or more. A dropped last ACK costs at least the \
          time until the kernel sends its SYN-ACK again, 1 s.",
         "Most drops are overflows of the accept queue (A01): the process calls accept() too slowly, or the backlog is too small for \
@@ -32,17 +35,19 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
                 .to_owned(),
         );
     }
-    let drops = |listener: &&Listener| listener.drops.map_or(0, |drops| drops.during);
-    let dropping = listeners.iter().filter(|listener| drops(listener) as f64 >= limit);
-    Ok(dropping.map(|listener| draft(snapshot, listener, drops(&listener))).collect())
+    snapshot.counter("TcpExt.ListenDrops")?;
+    let found = listeners.iter().map(|listener| (listener, drops(snapshot, listener)));
+    let dropping = found.filter(|(_, drops)| *drops > 0 && *drops as f64 >= limit);
+    Ok(dropping.map(|(listener, drops)| draft(snapshot, listener, drops)).collect())
 }
 
 fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
     let interval = time(snapshot.interval_ns);
     let verdict = format!(
-        "{} of {} dropped {} SYNs and ACKs in {interval}; {} connections wait, the backlog is {}",
+        "{} of {} dropped {}{} SYNs and ACKs in {interval}; {} connections wait, the backlog is {}",
         listener.address,
         holders(&listener.owners),
+        up_to(snapshot),
         count(drops),
         count(listener.waiting.into()),
         count(listener.backlog.into())
@@ -54,7 +59,7 @@ fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
             count(during(snapshot, "TcpExt.ListenOverflows"))
         ))
         .because(format!(
-            "since the listener was created: {} drops",
+            "since the listener was created: sk_drops {}",
             count(listener.drops.map_or(0, |drops| drops.total))
         ));
     empty_faster(draft, snapshot, listener)

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
-use crate::accepting::{during, time};
+use crate::accepting::{drops as drops_of, during, time, up_to};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -40,9 +40,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         .seen()
         .map_or(&[][..], Vec::as_slice)
         .iter()
-        .filter_map(|listener| Some((listener.address, listener.drops?.during)))
+        .map(|listener| (listener.address, drops_of(snapshot, listener)))
         .filter(|(_, drops)| *drops > 0)
-        .map(|(address, drops)| format!("{address} dropped {}", count(drops)))
+        .map(|(address, drops)| format!("{address} dropped {}{}", up_to(snapshot), count(drops)))
         .collect();
     let verdict = format!(
         "{} SYNs and ACKs were dropped in {interval} although the accept queue had room",

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{during, holders, subject};
+use crate::accepting::{drops, during, holders, subject};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -30,7 +30,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let overflows = during(snapshot, "TcpExt.ListenOverflows");
     let matters = |listener: &&Listener| {
         let standing = listener.waiting.min(listener.waiting_before);
-        let has_drops = overflows > 0 && listener.drops.is_some_and(|drops| drops.during > 0);
+        let has_drops = overflows > 0 && drops(snapshot, listener) > 0;
         has_drops || (standing > 0 && f64::from(standing) >= f64::from(listener.backlog) * limit / 100.0)
     };
     let is_cut = |listener: &&Listener| u64::from(listener.backlog) == somaxconn;

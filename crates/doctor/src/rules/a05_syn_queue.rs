@@ -71,7 +71,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     };
     let mut seen = Vec::new();
     for listener in listeners.iter().filter(|listener| is_near(listener)) {
-        // The number belongs to the port, so that the listeners of a group have the same.
+        // The listeners of a SO_REUSEPORT group have the same number.
         if seen.contains(&listener.address) || drafts.iter().any(|draft| draft.severity < Severity::Warning) {
             continue;
         }

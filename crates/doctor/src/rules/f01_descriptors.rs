@@ -16,8 +16,8 @@ pub(super) const RULE: Rule = Rule {
          wakes again and again without progress, and the queue fills (A01).",
         "The soft limit is often 1,024 for historical reasons (select()), while the hard limit is 524,288 (systemd). A proxy needs two \
          descriptors for each connection: one to the client, one to the server.",
-        "What helps at once: prlimit, which changes the limit of a running process, up to the hard limit without privilege; HAProxy \
-         computes its maxconn from the limit when it starts, and needs a restart. What lasts: LimitNOFILE= of systemd, \
+        "What helps at once: prlimit, which changes the limit of a running process, up to the hard limit without privilege, and \
+         with CAP_SYS_RESOURCE up to fs.nr_open; HAProxy computes its maxconn from the limit when it starts, and needs a restart. What lasts: LimitNOFILE= of systemd, \
          worker_rlimit_nofile of nginx.",
         "What does not help: fs.file-max, the limit of the whole host; a leak is not a limit: descriptors that grow without connections \
          (T07 for CLOSE_WAIT) use up any limit.",
@@ -33,12 +33,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let near = processes.filter_map(|process| {
         let most = process.descriptor_limit.filter(|most| *most >= SANDBOX)?;
         let is_near = f64::from(process.descriptors) >= most as f64 * limit / 100.0;
-        is_near.then(|| draft(process, most))
+        is_near.then(|| draft(snapshot, process, most))
     });
     Ok(near.collect())
 }
 
-fn draft(process: &Process, most: u64) -> Draft {
+fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let name = format!("{}[{}]", process.name, process.pid);
     let used = u64::from(process.descriptors);
     let severity = if used >= most { Severity::Critical } else { Severity::Warning };
@@ -46,7 +46,10 @@ fn draft(process: &Process, most: u64) -> Draft {
         format!("{name} has {} of {} descriptors, {}", count(used), count(most), percent(used, most));
     let ceiling = process.descriptor_ceiling.map_or("unlimited".to_owned(), count);
     let mut draft = Draft::new(severity, &name, verdict).because(format!("the hard limit is {ceiling}"));
-    let wanted = most * 4;
+    // prlimit() refuses a hard limit above fs.nr_open, with EPERM also for root.
+    let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);
+    let is_highest = highest <= most;
+    let wanted = if is_highest { most * 4 } else { (most * 4).min(highest) };
     let (limit, command) = match process.descriptor_ceiling {
         Some(ceiling) if ceiling <= most => {
             (wanted, format!("prlimit --pid {} --nofile={wanted}:{wanted}", process.pid))
@@ -57,6 +60,7 @@ fn draft(process: &Process, most: u64) -> Draft {
         }
         None => (wanted, format!("prlimit --pid {} --nofile={wanted}:", process.pid)),
     };
+    let command = if is_highest { format!("sysctl -w fs.nr_open={wanted} && {command}") } else { command };
     let pid = process.pid;
     let effect = match process.descriptor_ceiling {
         Some(ceiling) if ceiling <= most => {

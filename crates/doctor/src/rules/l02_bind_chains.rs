@@ -29,13 +29,8 @@ pub(super) const RULE: Rule = Rule {
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let connections = snapshot.connections.seen()?;
     let usable = u64::from(snapshot.ports.seen()?.usable()).max(1);
-    let listed = connections.tuples.iter().flat_map(|tuple| tuple.states.values()).sum();
-    let outgoing: u64 = if connections.tuples_left_out == 0 {
-        listed
-    } else {
-        let accepted: u64 = connections.services.iter().flat_map(|service| service.states.values()).sum();
-        connections.states.values().sum::<u64>().saturating_sub(accepted)
-    };
+    let listed = connections.tuples.iter().flat_map(|tuple| tuple.states.values());
+    let outgoing: u64 = listed.chain(connections.tuples_left_out_states.values()).sum();
     let mean = outgoing as f64 / usable as f64;
     if mean < limit {
         return Ok(Vec::new());

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::budget::{Budget, is_tcp};
+use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{drawn_ports, more_sources, printed, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
@@ -54,9 +54,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let is_low = |port: u16| ports.contains(port) && port & 1 == ports.low & 1;
-    let held = connections.held.iter().filter(is_tcp).filter(|held| is_low(held.port)).count() as u32;
     let low = (ports.low..=ports.high).filter(|port| is_low(*port)).count() as u32;
-    let low = low.saturating_sub(held);
+    let low = low.saturating_sub(connections.held_tcp_low_parity);
     let is_long = |(tuple, budget): &(&Tuple, Budget)| {
         // One port in 100 that connect() may take again ends a search after about 100 lookups.
         low >= LONG_SEARCH

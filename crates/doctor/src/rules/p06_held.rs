@@ -33,9 +33,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let range = snapshot.ports.seen()?.usable();
     let connections = snapshot.connections.seen()?;
     let bound: Vec<&HeldPort> = connections.held.iter().filter(|held| held.kind == "bound").collect();
-    let listed = connections.held.len() as u64;
-    let left_out = (connections.held_left_out * bound.len() as u64).checked_div(listed).unwrap_or(0);
-    let number = bound.len() as u64 + left_out;
+    let number = u64::from(connections.held_bound);
     if number == 0 || (number as f64) < f64::from(range) * limit / 100.0 {
         return Ok(Vec::new());
     }
@@ -49,12 +47,11 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     let mut processes: Vec<((String, u32), u64)> = processes.into_iter().collect();
     processes.sort_by_key(|(_, ports)| std::cmp::Reverse(*ports));
-    let about = if left_out > 0 { "about " } else { "" };
+    let most = processes.first().map_or_else(String::new, |((name, _), _)| format!(", most by {name}"));
     let verdict = format!(
-        "bind() holds {about}{} of {} ports without a connection, most by {}: no connect() of this host can take them",
+        "bind() holds {} of {} ports without a connection{most}: no connect() of this host can take them",
         count(number),
-        count(range.into()),
-        processes[0].0.0
+        count(range.into())
     );
     let share = number * 100 / u64::from(range.max(1));
     let largest = connections.tuples.first().map(|tuple| Budget::of(snapshot, tuple)).transpose()?;

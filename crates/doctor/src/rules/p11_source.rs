@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 
@@ -62,7 +64,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
         drafts.push(
             draft
                 .now(Remedy::command(
-                    format!("ss -K src {source}"),
+                    format!("ss -K src {}", filter(source)),
                     "ends these connections with ECONNABORTED, and the program connects again (needs CONFIG_INET_DIAG_DESTROY)",
                     forget,
                 ))
@@ -77,4 +79,9 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
         );
     }
     Ok(drafts)
+}
+
+/// Returns an address as `ss` reads it, for a shell, which could take brackets for a pattern.
+fn filter(address: IpAddr) -> String {
+    if address.is_ipv4() { address.to_string() } else { format!("'[{address}]'") }
 }

@@ -90,14 +90,18 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
             .because(format!("{} is stopped by a signal (state T)", process(owner)))
             .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "the process reads again"));
     }
-    // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt).
-    let asked = limit / 2;
+    // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt); a socket that did not ask has the default as it is.
+    let is_default = snapshot.number("net.core.rmem_default").is_ok_and(|default| default == limit);
+    let asked = if is_default { 0 } else { limit / 2 };
+    let has = match is_default {
+        true => format!("the socket did not ask and has net.core.rmem_default, {}", count(limit)),
+        false => format!("the socket asked for {}", count(asked)),
+    };
     let buffer = match snapshot.number("net.core.rmem_max") {
         Ok(most) if asked < most => Remedy::advice(
             format!(
-                "{server}: a greater SO_RCVBUF, up to {} (net.core.rmem_max; Unbound: `so-rcvbuf`), and a restart; the socket asked for {}",
-                count(most),
-                count(asked)
+                "{server}: a greater SO_RCVBUF, up to {} (net.core.rmem_max; Unbound: `so-rcvbuf`), and a restart; {has}",
+                count(most)
             ),
             "room for bursts, not for a load that the process cannot read",
         ),
@@ -105,7 +109,9 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
             let wanted = asked.max(1 << 16) * 8;
             Remedy::unproven(
                 format!("sysctl -w net.core.rmem_max={wanted}"),
-                format!("{server} may ask for SO_RCVBUF {wanted} after a restart; against bursts only"),
+                format!(
+                    "{server} may ask for SO_RCVBUF {wanted} after a restart, against bursts only; in a container, to be set on the host"
+                ),
             )
         }
     };

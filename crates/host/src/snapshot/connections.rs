@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{Connections, EphemeralPorts, Service, Tuple};
@@ -24,6 +24,8 @@ use crate::snapshot::sums::{Key, Sums, Table};
 /// The greatest number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
 const ENOENT: i32 = 2;
+/// States of a handshake in progress (TCP_SYN_RECV, TCP_NEW_SYN_RECV).
+const SYN_RECV: [u8; 2] = [3, 12];
 
 /// Ports in use of the tuples of a reading.
 #[derive(Debug, Default)]
@@ -44,6 +46,8 @@ pub(super) struct Pass {
     has_close_wait: bool,
     tuples: Table,
     services: Table,
+    /// Handshakes in progress, by the address and port of this side.
+    pub(super) handshakes: HashMap<SocketAddr, u32>,
     sources: Sources,
 }
 
@@ -66,6 +70,7 @@ impl Pass {
             has_close_wait: false,
             tuples: Table::default(),
             services: Table::default(),
+            handshakes: HashMap::new(),
             sources: Sources::default(),
         };
         if let Some(ports) = ports {
@@ -93,6 +98,10 @@ impl Pass {
         // Without an inode the connection is in an accept queue.
         self.has_close_wait |= socket.state == state::CLOSE_WAIT && socket.inode != 0;
         if listening.contains(port) {
+            if SYN_RECV.contains(&socket.state) {
+                let local = SocketAddr::new(socket.local.ip().to_canonical(), port);
+                *self.handshakes.entry(local).or_default() += 1;
+            }
             self.services.add(Key::of_service(port), socket, None);
             return;
         }
@@ -124,20 +133,28 @@ impl Pass {
             true => close_wait::read(&self.query, sockets).map_err(failed)?,
             false => Vec::new(),
         };
+        let (held_tcp, held_tcp_low_parity) = self.held.tcp.count(self.low);
+        let (held_bound, _) = self.held.bound.count(self.low);
         let (held, held_left_out) = self.held.listed(sockets);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
-        let (tuples, tuples_left_out) = list(&self.tuples, sockets, before, interval, now);
+        let (tuples, others) = list(&self.tuples, sockets, before, interval, now);
+        let services = list_services(&self.services, sockets);
         Ok(Connections {
             age_ns: 0,
             processes_by: sockets.found_by().to_owned(),
             processes_hidden: sockets.hidden,
             states: self.all.states(),
+            tuples_left_out: (self.tuples.sums.len() - tuples.len()) as u64,
+            tuples_left_out_states: others.states(),
             tuples,
-            tuples_left_out,
             sources,
             held,
             held_left_out,
-            services: list_services(&self.services, sockets),
+            held_tcp,
+            held_tcp_low_parity,
+            held_bound,
+            services_left_out: (self.services.sums.len() - services.len()) as u64,
+            services,
             close_wait,
         })
     }
@@ -168,25 +185,25 @@ fn failed(error: io::Error) -> String {
     format!("sock_diag(7): {}", reason(&error))
 }
 
-/// Returns the tuples with the most ports in use, and the number of further tuples.
+/// Returns the tuples with the most ports in use, and the sums over all other tuples.
 fn list(
     table: &Table,
     sockets: &Sockets,
     before: &Before,
     interval: Duration,
     now: &mut Before,
-) -> (Vec<Tuple>, u64) {
+) -> (Vec<Tuple>, Sums) {
     let mut found = table.sums.clone();
     let rank = |(key, sums): &(Key, Sums)| (Reverse(sums.in_use), *key);
     now.is_whole = found.len() <= KEPT;
-    let number = found.len();
+    let mut others = Sums::default();
     if !now.is_whole {
         found.select_nth_unstable_by_key(KEPT, rank);
-        found.truncate(KEPT);
+        found.drain(KEPT..).for_each(|(_, sums)| others.merge(&sums));
     }
     now.in_use.extend(found.iter().map(|(key, sums)| (*key, sums.in_use)));
     found.sort_unstable_by_key(rank);
-    found.truncate(LISTED);
+    found.drain(LISTED.min(found.len())..).for_each(|(_, sums)| others.merge(&sums));
     let growth = |(key, sums): &(Key, Sums)| {
         let known = before.in_use.get(key).copied().or(before.is_whole.then_some(0));
         known.map_or(0.0, |before| {
@@ -204,13 +221,15 @@ fn list(
         growth_per_s: growth(tuple),
         owners,
     });
-    (listed.collect(), number.saturating_sub(LISTED) as u64)
+    (listed.collect(), others)
 }
 
+/// Returns the services with the most sockets.
 fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
     let mut found = table.sums.clone();
-    found.sort_unstable_by_key(|(key, _)| key.port());
+    found.sort_unstable_by_key(|(key, sums)| (Reverse(sums.sockets()), *key));
     found.truncate(LISTED);
+    found.sort_unstable_by_key(|(key, _)| key.port());
     let owners = table.owners(&found, sockets);
     let listed = found.iter().zip(owners).map(|((key, sums), workers)| Service {
         port: key.port(),

@@ -1,8 +1,9 @@
 //! TCP listeners.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fourtuple_record::snapshot::{Connections, Listener};
+use fourtuple_record::snapshot::Listener;
 use fourtuple_syscalls::sock_diag;
 
 use crate::snapshot::counters::since;
@@ -43,12 +44,20 @@ pub(super) fn read(
     Ok(listeners)
 }
 
-/// Fills in the handshakes in progress, which the census of connections counts by port.
-pub(super) fn add_handshakes(listeners: &mut [Listener], connections: &Connections) {
-    let handshakes = |states: &BTreeMap<String, u64>| states.get("syn-recv").copied().unwrap_or(0) as u32;
-    let by_port: HashMap<u16, u32> =
-        connections.services.iter().map(|service| (service.port, handshakes(&service.states))).collect();
+/// Fills in the handshakes in progress, which the census of connections counts by local address. A listener of the address takes them, else
+/// a listener of all addresses (inet_lookup_listener).
+pub(super) fn add_handshakes(listeners: &mut [Listener], handshakes: &HashMap<SocketAddr, u32>) {
+    let addresses: HashSet<SocketAddr> = listeners.iter().map(|listener| listener.address).collect();
+    let mut by_listener: HashMap<SocketAddr, u32> = HashMap::new();
+    for (local, number) in handshakes {
+        let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let all = all.into_iter().skip(usize::from(local.is_ipv6()));
+        let mut candidates = [local.ip()].into_iter().chain(all).map(|ip| SocketAddr::new(ip, local.port()));
+        if let Some(found) = candidates.find(|candidate| addresses.contains(candidate)) {
+            *by_listener.entry(found).or_default() += number;
+        }
+    }
     for listener in listeners {
-        listener.handshakes = by_port.get(&listener.address.port()).copied().unwrap_or(0);
+        listener.handshakes = by_listener.get(&listener.address).copied().unwrap_or(0);
     }
 }

@@ -21,8 +21,9 @@ mod sources;
 mod sums;
 mod udp;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -34,7 +35,7 @@ use fourtuple_syscalls::resource;
 
 use crate::snapshot::connections::Pass;
 use crate::snapshot::processes::{Sockets, Source};
-use crate::sysctl;
+use crate::{processors, sysctl};
 
 pub use crate::snapshot::reading::LISTED;
 
@@ -43,6 +44,7 @@ const UNTRACED: &str = "nothing was traced";
 
 /// Sysctls that rules read.
 const SYSCTLS: &[&str] = &[
+    "fs.nr_open",
     "net.core.rmem_default",
     "net.core.rmem_max",
     "net.core.somaxconn",
@@ -82,6 +84,8 @@ struct Census {
     used: Duration,
     sockets: Sockets,
     connections: Part<Connections>,
+    /// Handshakes in progress, by the address and port of this side.
+    handshakes: HashMap<SocketAddr, u32>,
     in_use: connections::Before,
 }
 
@@ -137,14 +141,14 @@ impl Reader {
         let sockets = &census.sockets;
         let connections = census.connections.seen();
         let mut listeners = listeners::read(sockets, &before.listeners, is_first, &mut counted.listeners);
-        if let (Ok(listeners), Ok(connections)) = (&mut listeners, &connections) {
-            listeners::add_handshakes(listeners, connections);
+        if let Ok(listeners) = &mut listeners {
+            listeners::add_handshakes(listeners, &census.handshakes);
         }
         let udp = udp::read(sockets, &before.udp, is_first, &mut counted.udp);
         let named = named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
         let addresses = addresses::read();
         let snapshot = Snapshot {
-            processors: thread::available_parallelism().map_or(1, |processors| processors.get() as u32),
+            processors: processors(root),
             interval_ns: interval.as_nanos() as u64,
             sysctls: SYSCTLS
                 .iter()
@@ -225,12 +229,17 @@ impl Census {
         let (interval, before) = earlier
             .map_or_else(Default::default, |earlier| (began.duration_since(earlier.began), earlier.in_use));
         let mut in_use = connections::Before::default();
-        let connections = pass.and_then(|pass| pass.finish(&sockets, &before, interval, &mut in_use));
+        let mut handshakes = HashMap::new();
+        let connections = pass.and_then(|mut pass| {
+            handshakes = mem::take(&mut pass.handshakes);
+            pass.finish(&sockets, &before, interval, &mut in_use)
+        });
         Census {
             began,
             used: used + resource::thread_cpu_time().saturating_sub(start),
             sockets,
             connections: connections.into(),
+            handshakes,
             in_use,
         }
     }

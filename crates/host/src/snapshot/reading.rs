@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 
+use fourtuple_syscalls::procfs;
+
 /// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
 pub const LISTED: usize = 100;
 
@@ -12,7 +14,7 @@ pub const LISTED: usize = 100;
 ///
 /// The path and the error as text.
 pub(super) fn text(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
+    procfs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
 }
 
 /// Returns the name of an error: `EACCES`.

@@ -118,6 +118,16 @@ impl Sums {
         f64::from(self.recent) / RECENT.as_secs_f64()
     }
 
+    /// Adds the sockets of another key.
+    pub(super) fn merge(&mut self, other: &Sums) {
+        self.states.iter_mut().zip(other.states).for_each(|(sum, number)| *sum += number);
+    }
+
+    /// Returns the number of sockets.
+    pub(super) fn sockets(&self) -> u32 {
+        self.states.iter().sum()
+    }
+
     /// Adds a socket to the sums over all keys.
     pub(super) fn count(&mut self, socket: &Socket) {
         self.add(socket);

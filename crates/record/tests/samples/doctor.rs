@@ -52,6 +52,7 @@ fn connections() -> Connections {
             },
         ],
         tuples_left_out: 7,
+        tuples_left_out_states: states(&[("established", 40)]),
         sources: vec![Source {
             address: address("10.0.0.9:0").ip(),
             in_use: 28_231,
@@ -74,12 +75,16 @@ fn connections() -> Connections {
             },
         ],
         held_left_out: 0,
+        held_tcp: 2,
+        held_tcp_low_parity: 2,
+        held_bound: 1,
         services: vec![Service {
             port: 80,
             states: states(&[("established", 500)]),
             closes_per_s: 0.1,
             workers: vec![owner(901, "nginx", 400), owner(902, "nginx", 100)],
         }],
+        services_left_out: 3,
         close_wait: vec![CloseWait {
             owner: owner(77, "python3", 70),
             remote: address("10.4.0.2:51320"),

@@ -96,8 +96,9 @@ fn remedy(advice: &Advice) -> Block {
 
 /// Adds the tables of tuples and listeners that the rules saw.
 fn view(page: &mut Document, snapshot: &Snapshot) {
-    let usable = snapshot.ports.seen().ok().map(|ports| ports.usable());
     if let Part::Seen(connections) = &snapshot.connections {
+        let usable =
+            snapshot.ports.seen().ok().map(|ports| ports.usable().saturating_sub(connections.held_tcp));
         page.table_below("Ports in use", tuples(&connections.tuples, usable));
     }
     if let Part::Seen(listeners) = &snapshot.listeners {

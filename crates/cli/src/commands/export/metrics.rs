@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use fourtuple_doctor::Diagnosis;
+use fourtuple_doctor::{Budget, Diagnosis};
 use fourtuple_exposition::{
     Collector, DescriptorEncoder, Durations, Kind, Sample, write_durations, write_family,
 };
 use fourtuple_measure::LogLinear;
-use fourtuple_record::snapshot::{Snapshot, Tuple};
+use fourtuple_record::snapshot::{Connections, Snapshot, Tuple};
 use fourtuple_trace::SurveyTimes;
 
 use crate::watch::time_to_exhaustion;
@@ -25,8 +25,6 @@ pub(super) struct Metrics {
 #[derive(Clone, Debug)]
 struct Latest {
     tuples: Vec<TupleMetrics>,
-    /// Ports that connect() may choose.
-    usable: Option<u32>,
     states: BTreeMap<String, u64>,
     /// Address, connections in the accept queue, limit of the queue.
     listeners: Vec<(String, u64, u64)>,
@@ -42,8 +40,9 @@ struct Latest {
 struct TupleMetrics {
     source: String,
     destination: String,
-    in_use: u32,
     states: BTreeMap<String, u64>,
+    /// Ports that connect() can take now; `None`: not known, or several tuples.
+    free: Option<u32>,
     seconds_to_exhaustion: Option<f64>,
 }
 
@@ -54,7 +53,6 @@ impl Metrics {
 
     pub(super) fn update(&self, snapshot: &Snapshot, diagnosis: &Diagnosis, times: SurveyTimes) {
         let connections = snapshot.connections.seen().ok();
-        let usable = snapshot.ports.seen().ok().map(|ports| ports.usable());
         let mut by_rule = BTreeMap::new();
         for finding in &diagnosis.findings {
             let severity = format!("{:?}", finding.severity).to_lowercase();
@@ -70,9 +68,8 @@ impl Metrics {
         }
         let latest = Latest {
             tuples: connections
-                .map(|connections| listed(&connections.tuples, usable, self.tuples))
+                .map(|connections| listed(snapshot, connections, self.tuples))
                 .unwrap_or_default(),
-            usable,
             states: connections.map(|connections| connections.states.clone()).unwrap_or_default(),
             listeners: queues
                 .into_iter()
@@ -87,20 +84,25 @@ impl Metrics {
 }
 
 /// Returns the first tuples, and the sum of all further tuples.
-fn listed(tuples: &[Tuple], usable: Option<u32>, most: usize) -> Vec<TupleMetrics> {
-    let one = |tuple: &Tuple| TupleMetrics {
-        source: tuple.source.to_string(),
-        destination: tuple.destination.to_string(),
-        in_use: tuple.in_use,
-        states: tuple.states.clone(),
-        seconds_to_exhaustion: usable.and_then(|usable| time_to_exhaustion(tuple, usable)),
+fn listed(snapshot: &Snapshot, connections: &Connections, most: usize) -> Vec<TupleMetrics> {
+    let one = |tuple: &Tuple| {
+        let budget = Budget::of(snapshot, tuple).ok();
+        TupleMetrics {
+            source: tuple.source.to_string(),
+            destination: tuple.destination.to_string(),
+            states: tuple.states.clone(),
+            free: budget.map(|budget| budget.free()),
+            seconds_to_exhaustion: budget.and_then(|budget| time_to_exhaustion(tuple, &budget)),
+        }
     };
+    let tuples = &connections.tuples;
     let (first, others) = tuples.split_at(most.min(tuples.len()));
     let mut listed: Vec<TupleMetrics> = first.iter().map(one).collect();
-    if !others.is_empty() {
+    if others.len() as u64 + connections.tuples_left_out > 0 {
         let mut sum = TupleMetrics {
             source: "other".to_owned(),
             destination: "other".to_owned(),
+            states: connections.tuples_left_out_states.clone(),
             ..TupleMetrics::default()
         };
         for tuple in others {
@@ -116,11 +118,6 @@ fn listed(tuples: &[Tuple], usable: Option<u32>, most: usize) -> Vec<TupleMetric
 impl TupleMetrics {
     fn labels(&self) -> [(&'static str, String); 2] {
         [("destination", self.destination.clone()), ("source", self.source.clone())]
-    }
-
-    /// Returns whether the ports of the tuple are a budget of its own.
-    fn is_single(&self) -> bool {
-        self.destination != "other"
     }
 }
 
@@ -156,14 +153,14 @@ impl Latest {
         });
         let help = "Sockets that use a source port, by source, destination and TCP state";
         write_family(encoder, Kind::Gauge, "ports_used", help, used)?;
-        let Some(usable) = self.usable else { return Ok(()) };
-        let single = || self.tuples.iter().filter(|tuple| tuple.is_single());
-        let free = |tuple: &TupleMetrics| usable.saturating_sub(tuple.in_use);
-        let available = single().map(|tuple| Sample::new(tuple.labels(), u64::from(free(tuple))));
-        let help = "Free ports of the range for a source and a destination";
+        let available =
+            self.tuples.iter().filter_map(|tuple| Some(Sample::new(tuple.labels(), u64::from(tuple.free?))));
+        let help = "Ports that connect() can take for a source and a destination";
         write_family(encoder, Kind::Gauge, "ports_available", help, available)?;
-        let forecast =
-            single().filter_map(|tuple| Some(Sample::new(tuple.labels(), tuple.seconds_to_exhaustion?)));
+        let forecast = self
+            .tuples
+            .iter()
+            .filter_map(|tuple| Some(Sample::new(tuple.labels(), tuple.seconds_to_exhaustion?)));
         let help = "Time until no port is free at the present growth; absent without growth";
         write_family(encoder, Kind::Gauge, "time_to_exhaustion_seconds", help, forecast)
     }

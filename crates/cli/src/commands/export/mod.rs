@@ -31,12 +31,12 @@ use metrics::Metrics;
 #[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
     /// Address to listen on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9416")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, default_value = "127.0.0.1:9416")]
     listen: SocketAddr,
     #[command(flatten)]
     target: TargetFlags,
-    /// Time between two readings
-    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "5s", allow_hyphen_values = true)]
+    /// Time between two readings, at least 100ms
+    #[arg(long, value_name = "TIME", value_parser = units::interval, default_value = "5s", allow_hyphen_values = true)]
     every: Duration,
     /// Destinations with metrics of their own; all further destinations are summed up as "other"
     #[arg(long, value_name = "N", value_parser = units::up_to::<100>, default_value = "20", allow_hyphen_values = true)]

@@ -28,8 +28,8 @@ use view::{Reading, View};
 pub(crate) struct TopFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// Time between two readings
-    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "1s", allow_hyphen_values = true)]
+    /// Time between two readings, at least 100ms
+    #[arg(long, value_name = "TIME", value_parser = units::interval, default_value = "1s", allow_hyphen_values = true)]
     every: Duration,
     /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
     #[arg(long, value_name = "FILE")]

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use fourtuple_doctor::Budget;
 use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
 use fourtuple_report::duration;
@@ -132,8 +133,8 @@ impl Panel {
         match self {
             Panel::Findings => Ok(findings.iter().map(finding).collect()),
             Panel::Tuples => {
-                let usable = snapshot.ports.seen()?.usable();
-                Ok(snapshot.connections.seen()?.tuples.iter().map(|one| tuple(one, usable)).collect())
+                let tuples = snapshot.connections.seen()?.tuples.iter();
+                tuples.map(|one| Ok(tuple(one, &Budget::of(snapshot, one)?))).collect()
             }
             Panel::Listeners => Ok(snapshot.listeners.seen()?.iter().map(listener).collect()),
             Panel::Workers => Ok(workers(snapshot.connections.seen()?)),
@@ -165,8 +166,8 @@ fn finding(finding: &Finding) -> Row {
     Row { cells: vec![Cell::text(&finding.id), Cell::text(severity), Cell::text(&finding.verdict)] }
 }
 
-fn tuple(tuple: &Tuple, usable: u32) -> Row {
-    let left = time_to_exhaustion(tuple, usable);
+fn tuple(tuple: &Tuple, budget: &Budget) -> Row {
+    let left = time_to_exhaustion(tuple, budget);
     let left = Cell {
         text: left.map_or_else(|| "-".to_owned(), |left| duration((left * 1e9) as u64)),
         // A tuple that never runs out comes last.
@@ -176,7 +177,7 @@ fn tuple(tuple: &Tuple, usable: u32) -> Row {
         cells: vec![
             Cell::text(tuple.to_string()),
             Cell::count(tuple.in_use.into()),
-            Cell::percent(f64::from(tuple.in_use) / f64::from(usable.max(1))),
+            Cell::percent(f64::from(budget.taken()) / f64::from(budget.total.max(1))),
             Cell::count(tuple.states.get("time-wait").copied().unwrap_or(0)),
             Cell::rate(tuple.growth_per_s),
             left,

@@ -4,6 +4,7 @@
 
 mod commands;
 mod exit;
+mod input;
 mod line;
 #[cfg(feature = "manual")]
 mod manual;
@@ -133,8 +134,15 @@ fn refuse(error: &clap::Error) -> ExitCode {
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        let _ = error.print();
-        return if error.use_stderr() { exit::Exit::Usage.into() } else { ExitCode::SUCCESS };
+        return match error.print() {
+            // The reader has closed the pipe, as in `fourtuple --help | head -1`.
+            Err(failure) if failure.kind() != io::ErrorKind::BrokenPipe => {
+                let _ = writeln!(io::stderr(), "fourtuple: cannot write to stdout: {failure}");
+                exit::Exit::Environment.into()
+            }
+            _ if error.use_stderr() => exit::Exit::Usage.into(),
+            _ => ExitCode::SUCCESS,
+        };
     }
     let _ = writeln!(io::stderr(), "fourtuple: {}", one_line(error));
     exit::Exit::Usage.into()

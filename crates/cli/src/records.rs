@@ -1,12 +1,11 @@
 //! Files of saved records.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use fourtuple_record::Saved;
 
 use crate::exit::UsageError;
+use crate::input;
 
 /// The longest file that is read: a record has at most a few megabytes.
 const LONGEST: u64 = 256 << 20;
@@ -17,7 +16,9 @@ const LONGEST: u64 = 256 << 20;
 /// An invalid file or record; the message names the record.
 pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
     let place = path.display();
-    let text = text(path).map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
+    let text = input::read(path, LONGEST)
+        .and_then(input::utf8)
+        .map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
     let whole = match Saved::parse(&text) {
         Ok(record) => return Ok(vec![record]),
         Err(error) => error,
@@ -32,14 +33,4 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
         Saved::parse(line).map_err(|error| UsageError(format!("{place}, record {}: {error}", at + 1)))
     };
     lines.iter().enumerate().map(record).collect()
-}
-
-fn text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        let message = format!("it is longer than {} MiB, which no file of records is", LONGEST >> 20);
-        return Err(io::Error::other(message));
-    }
-    Ok(text)
 }

@@ -1,5 +1,6 @@
 //! Parsers for values of flags with units.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Parses a duration: `10s`, `50us`, `1.5ms`, `2m`.
@@ -19,6 +20,31 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.trim().parse().map_err(|_| refuse())?;
     Duration::try_from_secs_f64(number * scale).map_err(|_| refuse())
+}
+
+/// Parses a time limit, which must be greater than 0.
+pub(crate) fn limit(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err(format!("{text:?} is not accepted: expected a time above 0, such as 10s")),
+        time => Ok(time),
+    }
+}
+
+/// Parses the time between two readings of the sockets of a host, at least 100 ms: a reading takes milliseconds.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time < Duration::from_millis(100) => {
+            Err(format!("{text:?} is not accepted: expected at least 100ms, such as 5s"))
+        }
+        time => Ok(time),
+    }
+}
+
+/// Parses an address and a port.
+pub(crate) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("{text:?} is not an address: expected ADDRESS:PORT or [ADDRESS]:PORT, such as 127.0.0.1:8080")
+    })
 }
 
 /// Converts the value of `--for` for the record; saturates after 584 years.

@@ -18,6 +18,9 @@ mod text;
 #[path = "../../cli/src/commands/forward/config/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "only the parsers are called here")]
 mod config;
+#[path = "../../cli/src/input.rs"]
+#[allow(dead_code, unreachable_pub, reason = "only the parsers are called here")]
+mod input;
 #[path = "../../cli/src/units.rs"]
 #[allow(dead_code, unreachable_pub, reason = "only the parsers are called here")]
 mod units;

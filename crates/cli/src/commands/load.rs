@@ -1,5 +1,5 @@
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
 use crate::save::save;
-use crate::{exit, stop, units};
+use crate::{exit, input, stop, units};
 
 /// The maximum length of a request, a response and a body.
 const MOST_BYTES: u32 = 16 << 20;
@@ -61,10 +61,10 @@ pub(crate) struct LoadFlags {
     operations: Option<u64>,
     /// Begin operations for this time; an operation in progress then has until its --timeout, at most 2s from its start
     /// [default: 10s, unless --operations is given]
-    #[arg(long = "for", value_name = "TIME", value_parser = limit, allow_hyphen_values = true)]
+    #[arg(long = "for", value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
     time: Option<Duration>,
     /// Time after which an operation fails
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = limit, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::limit, allow_hyphen_values = true)]
     timeout: Duration,
     /// List operations that take longer than this time
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
@@ -164,14 +164,6 @@ fn rate(text: &str) -> Result<f64, String> {
         _ => Err(format!(
             "{text:?} is not accepted: expected a rate above 0, up to 1e9/s, such as 2000/s or 20k/s"
         )),
-    }
-}
-
-/// Parses a time limit, which must be greater than 0.
-fn limit(text: &str) -> Result<Duration, String> {
-    match units::duration(text)? {
-        Duration::ZERO => Err(format!("{text:?} is not accepted: expected a time above 0, such as 10s")),
-        time => Ok(time),
     }
 }
 
@@ -362,7 +354,7 @@ impl LoadFlags {
         let body = match self.body.as_deref().map(|body| body.strip_prefix('@').ok_or(body)) {
             None => Vec::new(),
             Some(Err(text)) => text.as_bytes().to_vec(),
-            Some(Ok(path)) => std::fs::read(path).map_err(|error| {
+            Some(Ok(path)) => input::read(Path::new(path), MOST_BYTES.into()).map_err(|error| {
                 UsageError(format!("invalid value '@{path}' for '--body': cannot read {path}: {error}"))
             })?,
         };

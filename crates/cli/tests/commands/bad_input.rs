@@ -88,6 +88,33 @@ fn durations_have_units() {
         refused("plan", "--hold", value, "ns, us, ms, s, m or h");
         refused("lab time-wait", "--patience", value, "ns, us, ms, s, m or h");
     }
+    for command in ["export", "top"] {
+        refused(command, "--every", "99ms", "at least 100ms");
+    }
+}
+
+#[test]
+fn addresses_have_ports() {
+    for (command, flag) in [
+        ("export", "--listen"),
+        ("fix --print nginx", "--to"),
+        ("fix accept", "--listen"),
+        ("forward", "--metrics"),
+    ] {
+        refused(command, flag, "127.0.0.1", "expected ADDRESS:PORT or [ADDRESS]:PORT");
+    }
+}
+
+#[test]
+fn endless_files_are_refused() {
+    for (command, flag, value) in [
+        ("doctor", "--thresholds", "/dev/zero"),
+        ("forward", "--config", "/dev/zero"),
+        ("load http://127.0.0.1:9/", "--body", "@/dev/zero"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("{command} {flag} {value}")));
+        assert!(usage(&ended).contains("it is longer than 16 MiB"), "{ended:?}");
+    }
 }
 
 #[test]

@@ -168,6 +168,7 @@ fn contradictory_flags_are_refused_in_one_line() {
         (format!("{tcp} --close neither"), ["'--close", "client, rst, server"]),
         (format!("{http} --close server"), ["--close", "--close-every"]),
         (format!("{tcp} --workload connect --close server"), ["connect", "no server knows when to close"]),
+        ("udp://127.0.0.1:9 --close server --close-every 1".to_owned(), ["UDP server", "--close client"]),
         ("unix:/nowhere/x --workload crr --close rst".to_owned(), ["no RST", "--close client or server"]),
         ("unix:/nowhere/x --source 127.0.0.1".to_owned(), ["unix", "source addresses"]),
         (format!("{tcp} --operations many"), ["'--operations", "many"]),

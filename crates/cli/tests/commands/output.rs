@@ -1,5 +1,6 @@
 //! The output on a pipe that closes, on a narrow terminal, and in a log without colours.
 
+use std::fs::File;
 use std::process::Stdio;
 
 use crate::program::{Room, fourtuple, measure, run};
@@ -13,6 +14,19 @@ fn a_closed_pipe_is_no_error() {
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn a_full_device_is_an_error() {
+    for command in ["--help", "--version", "plan --kernel linear --range 20000-20127"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = fourtuple(command).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(4) && said.contains("cannot write to stdout"),
+            "{command}: {said}"
+        );
     }
 }
 

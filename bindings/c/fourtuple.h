@@ -105,7 +105,8 @@ int fourtuple_renew(fourtuple_attempt *attempt, int fd, struct fourtuple_error *
  * report may be NULL. */
 int fourtuple_finish(fourtuple_attempt *attempt, int fd, struct fourtuple_report *report, struct fourtuple_error *error);
 
-/* Ends and frees an attempt without a connection. */
+/* Ends and frees an attempt without a connection. With several sources, 100 ms or more after fourtuple_prepare() or fourtuple_renew() this
+ * counts as a handshake without an answer: the next attempts use other sources first. */
 void fourtuple_abandon(fourtuple_attempt *attempt);
 
 /* Marks the port of a closed connection as free, for connections that the peer closed first. Optional. */

@@ -105,6 +105,11 @@ func (a *attempt) advance() bool {
 	}
 	d.randomLock.Lock()
 	step, ok := a.strategy.Next(tried, d.ports, d.random)
+	// bind() by number accepts reserved ports. A draw of such a port does not count as a try.
+	for ok && step.Kind == Bind && d.reserved.contains(step.Port) {
+		step, ok = a.strategy.Next(tried, d.ports, d.random)
+		ok = ok && !d.isAllReserved
+	}
 	d.randomLock.Unlock()
 	if step.Kind == Window && step.Window == AllPorts() && d.isNarrowed {
 		step.Window = d.ports

@@ -1,6 +1,7 @@
 package fourtuple
 
 import (
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -176,25 +177,71 @@ func LocalPorts() (PortRange, error) {
 	return ParsePortRange(string(text))
 }
 
+// readSysctl reads a sysctl of any length. The kernel returns a value to the first read(2) only, cut to the size of the buffer, and
+// os.ReadFile begins with 512 bytes.
+func readSysctl(path string) (string, error) {
+	for size := 64 << 10; ; size *= 2 {
+		file, err := os.Open(path)
+		if err != nil {
+			return "", err
+		}
+		buffer := make([]byte, size)
+		n, err := file.Read(buffer)
+		file.Close()
+		if err != nil && err != io.EOF {
+			return "", err
+		}
+		if n < size {
+			return string(buffer[:n]), nil
+		}
+	}
+}
+
 // reservedIn returns the number of ports of the range that net.ipv4.ip_local_reserved_ports excludes from an automatic choice.
 func reservedIn(ports PortRange) (uint32, error) {
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
-	if err != nil {
-		return 0, err
-	}
 	var count uint32
-	for _, part := range strings.FieldsFunc(strings.TrimSpace(string(text)), func(c rune) bool { return c == ',' }) {
+	err := eachReserved(func(reserved PortRange) {
+		low, high := max(reserved.Low, ports.Low), min(reserved.High, ports.High)
+		if low <= high {
+			count += PortRange{Low: low, High: high}.Len()
+		}
+	})
+	return count, err
+}
+
+// portSet is a set of ports, one bit each. A nil set is empty.
+type portSet [1024]uint64
+
+func (s *portSet) contains(port uint16) bool {
+	return s != nil && s[port/64]&(1<<(port%64)) != 0
+}
+
+// reservedPorts returns the ports of net.ipv4.ip_local_reserved_ports.
+func reservedPorts() (*portSet, error) {
+	set := new(portSet)
+	err := eachReserved(func(reserved PortRange) {
+		for port := uint32(reserved.Low); port <= uint32(reserved.High); port++ {
+			set[port/64] |= 1 << (port % 64)
+		}
+	})
+	return set, err
+}
+
+// eachReserved passes each range of net.ipv4.ip_local_reserved_ports.
+func eachReserved(found func(PortRange)) error {
+	text, err := readSysctl("/proc/sys/net/ipv4/ip_local_reserved_ports")
+	if err != nil {
+		return err
+	}
+	for _, part := range strings.FieldsFunc(strings.TrimSpace(text), func(c rune) bool { return c == ',' }) {
 		if !strings.Contains(part, "-") {
 			part += "-" + part
 		}
 		reserved, err := ParsePortRange(part)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		low, high := max(reserved.Low, ports.Low), min(reserved.High, ports.High)
-		if low <= high {
-			count += PortRange{Low: low, High: high}.Len()
-		}
+		found(reserved)
 	}
-	return count, nil
+	return nil
 }

@@ -70,6 +70,10 @@ type Dialer struct {
 	paths       paths
 	randomLock  sync.Mutex
 	random      *Random
+
+	// reserved has the reserved ports if the strategy binds ports by number. isAllReserved says that no other port is in the range.
+	reserved      *portSet
+	isAllReserved bool
 }
 
 // Report is the source of a connection, and the time it took to get it.
@@ -177,6 +181,17 @@ func (d *Dialer) choose() error {
 		d.ports, d.isNarrowed = wanted, true
 	}
 	d.choice.Ports = d.ports
+	if _, binds := d.choice.Strategy.(SelectTestRepeat); binds {
+		reserved, err := reservedPorts()
+		if err == nil {
+			var count uint32
+			count, err = reservedIn(d.ports)
+			d.reserved, d.isAllReserved = reserved, count == d.ports.Len()
+		}
+		if err != nil {
+			return &ConfigError{Field: "Ports", Reason: "cannot read the reserved ports of this namespace", Err: err}
+		}
+	}
 	// Below half of the ports the kernel's own search may replace Auto's strategy, unless it has to keep to a range.
 	d.isAutomatic = d.choice.Found != NotProbed && !d.isNarrowed
 	return nil

@@ -68,6 +68,17 @@ func alternate(first, second []netip.AddrPort) []netip.AddrPort {
 	return append(both, second...)
 }
 
+// share returns a context with one address's share of the time that is left, at least 2 s: without a second dial that starts meanwhile, a
+// silent address would use up the time of the following addresses.
+func share(ctx context.Context, addresses int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	// A context ends no later than its parent.
+	return context.WithTimeout(ctx, max(time.Until(deadline)/time.Duration(addresses), 2*time.Second))
+}
+
 // race dials the addresses in turn, each one after a delay or after a failure, and returns the first connection.
 func (d *Dialer) race(ctx context.Context, network, host string, destinations []netip.AddrPort) (*net.TCPConn, Report, error) {
 	delay := d.config.Net.FallbackDelay
@@ -86,8 +97,13 @@ func (d *Dialer) race(ctx context.Context, network, host string, destinations []
 	started, ended := 0, 0
 	start := func() {
 		destination := destinations[started]
+		ctx, cancel := ctx, context.CancelFunc(func() {})
+		if delay < 0 {
+			ctx, cancel = share(ctx, len(destinations)-started)
+		}
 		started++
 		go func() {
+			defer cancel()
 			conn, report, err := d.dial(ctx, network, destination)
 			results <- result{conn, report, err}
 		}()

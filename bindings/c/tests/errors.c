@@ -60,7 +60,7 @@ static fourtuple_dialer *make(struct fourtuple_settings settings) {
 static void invalid(struct fourtuple_settings settings, socklen_t length, const char *word) {
     fourtuple_dialer *dialer;
     int result = fourtuple_dialer_new((struct sockaddr *)&destination, length, &settings, &dialer, &error);
-    CHECK(result == FOURTUPLE_INVALID && error.kind == result && dialer == NULL && strstr(error.message, word) != NULL);
+    CHECK(result == FOURTUPLE_INVALID && error.kind == result && error.errnum == EINVAL && dialer == NULL && strstr(error.message, word) != NULL);
 }
 
 int main(int argc, char **argv) {

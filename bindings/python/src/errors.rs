@@ -83,7 +83,7 @@ fn class_and_errno(error: &DialError) -> (&'static str, i32) {
 pub(crate) fn settings(py: Python<'_>, error: &BuildError) -> PyErr {
     match error {
         BuildError::Probe(probe) => os(&probe.error, error),
-        BuildError::Range { error: cause } | BuildError::Route { error: cause, .. } => os(cause, error),
+        BuildError::Range { error: cause } => os(cause, error),
         _ => invalid(py, error),
     }
 }

@@ -191,6 +191,8 @@ def test_a_bound_socket_of_the_factory_keeps_its_source(listener: socket.socket)
         opened.bind(("127.0.0.9", 0))
         assert opened.connect_ex(DESTINATION) == 0
         assert opened.getsockname()[0] == "127.0.0.9"
+        with opened.dup() as copied:
+            assert copied.getpeername() == DESTINATION and copied.fileno() != opened.fileno()
 
 
 def test_a_cancelled_dial_closes_its_socket(listener: socket.socket) -> None:

@@ -191,6 +191,10 @@ def test_the_cache_of_dialers_is_bounded(listener: socket.socket) -> None:
     for last in range(1, 6):
         dialers.get((f"127.0.0.{last}", 9000))
     assert dialers.destinations == 2
+    # The least recently used goes first.
+    dialers.cached(("127.0.0.4", 9000))
+    dialers.get(("127.0.0.6", 9000))
+    assert dialers.cached(("127.0.0.4", 9000)) and not dialers.cached(("127.0.0.5", 9000))
 
 
 def test_the_dialer_reads_the_ports_of_other_sockets(listener: socket.socket) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pathlib
+import pickle
 import shutil
 import socket
 import ssl
@@ -106,6 +108,15 @@ def test_the_last_free_port_is_found_and_then_the_error_is_typed(server: Server,
 @clients
 def test_connections_come_from_the_sources_of_the_dialers(server: Server, get: Get) -> None:
     assert get(server.url(), Dialers(sources="127.0.0.77")).split()[0] == "127.0.0.77"
+
+
+def test_copies_of_an_adapter_have_its_settings(server: Server) -> None:
+    adapter = fourtuple.requests.Adapter(Dialers(sources="127.0.0.77"))
+    for copied in copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter)):
+        session = requests.Session()
+        session.mount("http://", copied)
+        with session:
+            assert session.get(server.url()).text.split()[0] == "127.0.0.77"
 
 
 @clients

@@ -69,7 +69,7 @@ impl Failure {
     fn errnum(&self) -> i32 {
         match self {
             Failure::Dial(error) => match error {
-                DialError::Call { error, .. } => error.raw_os_error().unwrap_or(0),
+                DialError::Call { error, .. } => errno(error),
                 DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => libc::EADDRNOTAVAIL,
                 DialError::TupleBusy { .. } => libc::EADDRINUSE,
                 DialError::Refused { .. } | DialError::SelfConnect { .. } => libc::ECONNREFUSED,
@@ -77,14 +77,23 @@ impl Failure {
                 DialError::NotSupported { .. } => libc::ENOPROTOOPT,
                 _ => 0,
             },
-            Failure::Io(error) => error.raw_os_error().unwrap_or(0),
+            Failure::Io(error) => errno(error),
             Failure::Invalid(_) => libc::EINVAL,
-            Failure::Build(_) | Failure::Panicked => 0,
+            Failure::Build(error) => match error {
+                BuildError::Probe(probe) => errno(&probe.error),
+                BuildError::Range { error } => errno(error),
+                _ => libc::EINVAL,
+            },
+            Failure::Panicked => 0,
         }
     }
 
     fn is_retryable(&self) -> bool {
-        matches!(self, Failure::Dial(error) if error.is_retryable())
+        match self {
+            Failure::Dial(error) => error.is_retryable(),
+            Failure::Build(error) => error.is_retryable(),
+            _ => false,
+        }
     }
 
     fn message(&self) -> String {
@@ -96,6 +105,10 @@ impl Failure {
             Failure::Panicked => "a defect of the library: it panicked, see stderr".to_owned(),
         }
     }
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(0)
 }
 
 /// Returns the text of an error and of its sources: C has one message.

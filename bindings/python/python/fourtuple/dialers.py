@@ -81,6 +81,15 @@ class Dialers:
         check = "kernel-default" if strategy == "auto" else strategy
         _native.Dialer(loopback, 9, sources=text, strategy=check, device=device, searches=searches)
 
+    def __getstate__(self) -> dict[str, object]:
+        # A copy has the settings. Its dialers are its own: the ledger of another process does not fit.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_cache")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._cache = OrderedDict()
+
     def get(self, address: SocketAddress, source: tuple[str, int] | None = None) -> _native.Dialer:
         """Returns the dialer to an address, and builds a missing one: probes the kernel and lists the ports in use.
 
@@ -110,8 +119,11 @@ class Dialers:
 
     def cached(self, address: SocketAddress) -> _native.Dialer | None:
         """Returns the dialer to an address if it is built already."""
+        key = (address, None)
         with self._lock:
-            return self._cache.get((address, None))
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
 
     def clear(self) -> None:
         """Removes all dialers, for example after a change of net.ipv4.ip_local_port_range."""

@@ -1009,10 +1009,15 @@ class DoctorConnections(TypedDict):
     states: dict[str, int]
     tuples: list[DoctorTuple]
     tuples_left_out: int
+    tuples_left_out_states: dict[str, int]
     sources: list[DoctorSource]
     held: list[DoctorHeldPort]
     held_left_out: int
+    held_tcp: int
+    held_tcp_low_parity: int
+    held_bound: int
     services: list[DoctorService]
+    services_left_out: int
     close_wait: list[DoctorCloseWait]
 
 
@@ -1391,8 +1396,10 @@ class ForwardPlane(TypedDict):
     received_bytes: int
     sent: int
     sent_bytes: int
+    failed_later: NotRequired[int]
     returned: int
     dropped: dict[str, int]
+    dropped_replies: NotRequired[dict[str, int]]
     clients: int
     evicted: NotRequired[int]
     unanswered: NotRequired[int]

@@ -83,12 +83,15 @@ class Adapter(requests.adapters.HTTPAdapter):
 
     def __init__(self, dialers: Dialers | None = None, **settings: Any) -> None:
         # HTTPAdapter calls init_poolmanager().
-        self._classes = _pools(dialers or Dialers())
+        self._dialers = dialers or Dialers()
+        self._classes = _pools(self._dialers)
         super().__init__(**settings)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_dialers": self._dialers}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The dialers of another process do not fit.
-        self._classes = _pools(Dialers())
+        self._classes = _pools(state["_dialers"])
         super().__setstate__(state)
 
     def init_poolmanager(self, *arguments: Any, **settings: Any) -> None:

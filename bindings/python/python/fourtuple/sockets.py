@@ -40,6 +40,12 @@ class DialedSocket(socket.socket):
         for level, name, value in socket_options:
             self.setsockopt(level, name, value)
 
+    def dup(self) -> socket.socket:  # type: ignore[override]
+        """Returns a socket of the standard library with a copy of the descriptor."""
+        copy = socket.socket(self.family, self.type, self.proto, fileno=os.dup(self.fileno()))
+        copy.settimeout(self.gettimeout())
+        return copy
+
     def bind(self, address: object) -> None:
         """Binds like `socket.bind()`. With port 0 connect() chooses the port, so that one port serves many destinations."""
         if isinstance(address, tuple) and len(address) >= 2 and address[1] == 0:

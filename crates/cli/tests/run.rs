@@ -428,8 +428,7 @@ fn bad_values_and_programs_are_refused_in_one_line() {
 #[test]
 fn setuid_programs_are_refused_in_one_line() {
     let room = Room::new();
-    let path = room.join("program");
-    fs::copy("/bin/true", &path).unwrap();
+    let path = room.copy("/bin/true", "program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     for way in ["preload", "supervise"] {
         let ended = run(&mut run_of(&format!("--via {way}"), Path::new(&path), ""));

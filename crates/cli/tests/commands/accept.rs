@@ -70,7 +70,7 @@ fn light_load_is_uneven_under_exclusive_alone() {
     }
     assert!(list(&record, "/results/skipped").is_empty());
     let advice = list(&record, "/results/advice")[0].as_str().unwrap();
-    assert!(advice.starts_with("This kernel has the ladder"), "{advice}");
+    assert!(advice.starts_with("This kernel distributes connections as a ladder"), "{advice}");
 }
 
 #[test]

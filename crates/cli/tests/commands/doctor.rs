@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::thread;
@@ -220,11 +219,7 @@ fn without_root_a_full_tuple_is_still_found() {
         }
         let _held = exhaust();
         let room = Room::new();
-        let copy = room.join("fourtuple");
-        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &copy).unwrap();
-        for path in [Path::new(&copy), room.path()] {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        let copy = room.program();
         let unprivileged = |flags: &str| {
             let mut command = fourtuple_at(Path::new(&copy), flags);
             run(command.uid(65_534).gid(65_534).current_dir("/"))

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::thread;
@@ -355,16 +354,6 @@ fn headers_method_and_body_arrive() {
     });
 }
 
-/// Returns a copy of the program that every user may execute.
-fn program_for_all(room: &Room) -> std::path::PathBuf {
-    let program = room.join("fourtuple");
-    fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
-    for path in [Path::new(&program), room.path()] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    program.into()
-}
-
 #[test]
 fn no_threads_are_one_line() {
     if !is_root() {
@@ -374,7 +363,7 @@ fn no_threads_are_one_line() {
     let mut command = std::process::Command::new("bash");
     command
         .args(["-c", "ulimit -u 1; exec \"$0\" load tcp://127.0.0.1:4000 --operations 1 --anyway --quiet"]);
-    let ended = run(command.arg(program_for_all(&room)).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
+    let ended = run(command.arg(room.program()).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
     assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
     assert!(ended.line().contains("cannot create a thread"), "{ended:?}");
 }
@@ -384,7 +373,7 @@ fn an_unprivileged_user_can_generate() {
     in_namespace(|| {
         let running = serve(CRR);
         let room = Room::new();
-        let program = program_for_all(&room);
+        let program = room.program();
         let mut command = fourtuple_at(
             Path::new(&program),
             "load tcp://127.0.0.1:4000 --operations 300 --threads 2 --json",

@@ -1,7 +1,5 @@
 //! Runs without root: a user namespace made by the program is enough.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -10,16 +8,6 @@ use crate::program::{Ended, Room, fourtuple_at, is_root, list, number, require_v
 
 /// The user id of an unprivileged user on every Linux.
 const UNPRIVILEGED: u32 = 65_534;
-
-/// Makes a copy of the program that every user may execute.
-fn program(room: &Room) -> String {
-    let program = room.join("fourtuple");
-    fs::copy(env!("CARGO_BIN_EXE_fourtuple"), &program).unwrap();
-    for path in [Path::new(&program), room.path()] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    program
-}
 
 /// Runs the program as an unprivileged user.
 fn run_unprivileged(program: &str, arguments: &str) -> Ended {
@@ -34,7 +22,7 @@ fn run_unprivileged(program: &str, arguments: &str) -> Ended {
 #[test]
 fn a_policy_without_bpf_rights_is_refused_not_replaced() {
     let room = Room::new();
-    let program = program(&room);
+    let program = room.program();
     for start in [
         "lab accept --policy reuseport-least-busy --load light --workers 2 --connections 2 --repeats 1",
         "serve http --policy reuseport-least-busy --listen 127.0.0.1:0 --workers 2 --for 1ms",
@@ -63,7 +51,7 @@ fn doctor_probes_the_port_search_without_root() {
         return fourtuple_testing::skip(test, "userns", "unshare --user --net true fails");
     }
     let room = Room::new();
-    let record = run_unprivileged(&program(&room), "doctor --for 1ms --json --quiet").json();
+    let record = run_unprivileged(&room.program(), "doctor --for 1ms --json --quiet").json();
     let search = record.pointer("/results/snapshot/search").unwrap();
     assert!(search.pointer("/seen/default").is_some(), "{search:#}");
 }
@@ -71,7 +59,7 @@ fn doctor_probes_the_port_search_without_root() {
 #[test]
 fn lab_planes_runs_without_root() {
     let room = Room::new();
-    let program = program(&room);
+    let program = room.program();
     for over in ["veth", "loopback"] {
         let flags = "--plane offload --planes 2 --bytes 64 --packets 1000 --repeats 1 --json";
         let ended = run_unprivileged(&program, &format!("lab planes --over {over} {flags}"));
@@ -93,7 +81,7 @@ fn lab_planes_runs_without_root() {
 #[test]
 fn lab_ports_and_time_wait_run_without_root() {
     let room = Room::new();
-    let program = program(&room);
+    let program = room.program();
     for experiment in ["ports", "time-wait --patience 1ms"] {
         let ended = run_unprivileged(&program, &format!("lab {experiment} --range 20000-20063 --json"));
         if ended.is_without_namespaces() {

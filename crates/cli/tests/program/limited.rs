@@ -1,18 +1,19 @@
 //! A copy of the program that runs as another user with a few capabilities.
 
-use std::fs;
 use std::process::Command;
 
 use super::Room;
 
-/// A copy of the program: other users may not enter the directory of the build.
-pub(crate) struct Limited(Room);
+/// A copy of the program.
+pub(crate) struct Limited {
+    program: String,
+    _room: Room,
+}
 
 impl Limited {
     pub(crate) fn new() -> Limited {
         let room = Room::new();
-        fs::copy(env!("CARGO_BIN_EXE_fourtuple"), room.join("fourtuple")).expect("a copy of the program");
-        Limited(room)
+        Limited { program: room.program(), _room: room }
     }
 
     /// Returns the command that runs the copy with the user ID 65534 and these capabilities of setpriv(1) only: `+bpf`.
@@ -23,7 +24,7 @@ impl Limited {
         for kind in ["inh-caps", "ambient-caps", "bounding-set"] {
             command.args([format!("--{kind}"), set.clone()]);
         }
-        command.arg(self.0.join("fourtuple")).args(flags.split(' '));
+        command.arg(&self.program).args(flags.split(' '));
         command
     }
 }

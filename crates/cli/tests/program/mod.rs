@@ -14,7 +14,7 @@ pub(crate) mod situation;
 use std::env;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use boon::{Compiler, Schemas};
 use fourtuple_record::SCHEMA_JSON;
+use fourtuple_testing::starting;
 use serde_json::Value;
 
 /// The deadline of a run: long enough for a machine under load. It only decides that a test has failed.
@@ -313,6 +314,24 @@ impl Room {
         let path = self.join(name);
         fs::write(&path, content).expect("a file in our own directory");
         path
+    }
+
+    /// Copies an executable file and returns its path. cp(1) writes it: a child of another test that had inherited the descriptor would
+    /// make exec() fail with ETXTBSY.
+    pub(crate) fn copy(&self, from: &str, name: &str) -> String {
+        let path = self.join(name);
+        let copied = starting::status(Command::new("cp").args([from, &path])).expect("cp");
+        assert!(copied.success(), "a copy of {from}");
+        path
+    }
+
+    /// Returns the path of a copy of the program that every user may execute: other users may not enter the directory of the build.
+    pub(crate) fn program(&self) -> String {
+        let program = self.copy(env!("CARGO_BIN_EXE_fourtuple"), "fourtuple");
+        for path in [Path::new(&program), self.path()] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("our own files");
+        }
+        program
     }
 
     pub(crate) fn names(&self) -> Vec<String> {

@@ -19,16 +19,17 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     let steep: Vec<&AcceptCell> = exclusive.iter().filter(|cell| jain(cell) < LADDER).copied().collect();
     if let Some(cell) = steep.first() {
         lines.push(format!(
-            "This kernel has the ladder: of workers that wait with epoll and EPOLLEXCLUSIVE it wakes the same one first, and \
-             the next when that is busy. Over {} of {} workers one had {:.0}% of the connections that came one by one.",
+            "This kernel distributes connections as a ladder: of the workers that wait with epoll and EPOLLEXCLUSIVE it wakes the \
+             same one first, and the next one only while the first is busy. Over {}, one of {} workers got {:.0}% of the \
+             connections that arrived one by one.",
             list(steep.iter().map(|cell| cell.family.as_str())),
             cell.workers,
             100.0 * most(&cell.accepts),
         ));
     } else if let Some(cell) = exclusive.first() {
         lines.push(format!(
-            "This kernel does not have the ladder: workers that wait with epoll and EPOLLEXCLUSIVE share connections that \
-             come one by one (Jain {:.2}).",
+            "This kernel does not distribute connections as a ladder: workers that wait with epoll and EPOLLEXCLUSIVE share \
+             connections that arrive one by one (Jain's index {:.2}).",
             jain(cell)
         ));
     }
@@ -41,16 +42,16 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     }
     if !even.is_empty() {
         lines.push(format!(
-            "Even under light load: {}. Even is not fast, though: which of them makes requests wait least is measured by \
-             `fourtuple lab keepalive`.",
+            "Policies with an even distribution under light load: {}. An even distribution is not always the shortest wait, which \
+             `fourtuple lab keepalive` measures.",
             list(even.iter().copied())
         ));
     }
     let one = light.iter().find(|cell| cell.policy == "shared-oneshot" && jain(cell) < LADDER);
     if one.is_some() {
         lines.push(
-            "shared-oneshot gives connections that come one by one to the worker that waited last: it is not even, and need \
-             not be, since connections belong to no worker."
+            "shared-oneshot gives connections that arrive one by one to the worker that began to wait last. Its distribution is \
+             uneven, but no request waits for a busy worker, because connections belong to no worker."
                 .to_owned(),
         );
     }
@@ -62,7 +63,7 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
         .fold(0.0_f64, f64::max);
     if herd >= 2.0 {
         lines.push(format!(
-            "plain wakes {herd:.1} workers for each connection, of which one gets it: that is CPU time for nothing."
+            "plain wakes {herd:.1} workers for each connection, and one of them gets it: the other wakeups waste CPU time."
         ));
     }
     if steep.is_empty() || even.is_empty() {
@@ -70,8 +71,9 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     }
     let policy = if even.contains(&"rotate") { "rotate" } else { even[0] };
     lines.push(format!(
-        "Without a patched kernel: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}); by hand, after each accept4() and \
-         before the work, EPOLL_CTL_DEL and EPOLL_CTL_ADD of the listener, which puts the worker last.",
+        "An even distribution on this kernel: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}). Without the library: \
+         after each accept4() and before the work, remove the listener from the epoll (EPOLL_CTL_DEL) and add it again \
+         (EPOLL_CTL_ADD), which puts the worker at the end of the order.",
         in_rust(policy)
     ));
     lines
@@ -126,8 +128,12 @@ mod tests {
             cell("shared-oneshot", Family::Unix, &[0, 48], 0.5),
             plain,
         ]);
-        assert!(found[0].contains("Over unix, tcp4 of 2 workers one had 100%"), "{}", found[0]);
-        assert!(found[1].starts_with("Even under light load: rotate, plain."), "{}", found[1]);
+        assert!(found[0].contains("Over unix, tcp4, one of 2 workers got 100%"), "{}", found[0]);
+        assert!(
+            found[1].starts_with("Policies with an even distribution under light load: rotate, plain."),
+            "{}",
+            found[1]
+        );
         assert!(found[2].starts_with("shared-oneshot gives"), "{}", found[2]);
         assert!(found[3].starts_with("plain wakes 3.5 workers"), "{}", found[3]);
         assert!(found[4].contains("policy(AcceptPolicy::ROTATE)"), "{}", found[4]);
@@ -139,7 +145,11 @@ mod tests {
             cell("exclusive", Family::Unix, &[24, 24], 1.0),
             cell("rotate", Family::Unix, &[24, 24], 1.0),
         ]);
-        assert!(found[0].starts_with("This kernel does not have the ladder"), "{}", found[0]);
+        assert!(
+            found[0].starts_with("This kernel does not distribute connections as a ladder"),
+            "{}",
+            found[0]
+        );
         assert_eq!(found.len(), 2, "{found:#?}");
         assert!(lines(vec![]).is_empty());
     }

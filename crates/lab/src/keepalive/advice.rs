@@ -33,9 +33,9 @@ fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
         let times = ratio(kept.wait_ns.p999, closed.wait_ns.p999);
         lines.push(if times >= WORTH_A_WORD {
             format!(
-                "Over {family}, keeping connections costs requests their workers: with exclusive (epoll and EPOLLEXCLUSIVE) \
+                "Over {family}, requests on kept connections wait behind busy workers: with exclusive (epoll and EPOLLEXCLUSIVE) \
                  p99.9 of the wait is {} when connections are {}, and {} when they are closed after every request: \
-                 {times:.1} times. {} of 10,000 requests waited over {} with them, {} without.",
+                 {times:.1} times. {} of 10,000 requests waited longer than {} on kept connections, {} on new ones.",
                 format_duration(kept.wait_ns.p999),
                 closing(kept.close_every),
                 format_duration(closed.wait_ns.p999),
@@ -125,7 +125,7 @@ fn what_to_set(best: &AcceptCell) -> String {
         every => format!("Close connections after {}", counted(every, "request")),
     };
     format!(
-        "To have it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
+        "How to set it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
         crate::pool::words::in_rust(policy)
     )
 }

@@ -23,27 +23,30 @@ pub(super) fn of_pair(
     let (what, remedy) = match change {
         Change::Reuseport => (
             "A listener for each worker",
-            "Open one for each, with SO_REUSEPORT set before bind(): ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::Reuseport), \
-             `reuseport` behind nginx's listen. Its price is placement: see lab accept and lab keepalive",
+            "Open a listener for each worker, with SO_REUSEPORT set before bind(): \
+             ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::Reuseport), or the parameter `reuseport` of nginx's listen. The \
+             cost is placement by hash: see lab accept and lab keepalive",
         ),
         Change::Sources => (
             "Dialing from several sources",
-            "Let clients dial from several: Dialer::to(server).sources(SourcePool::several(addresses))",
+            "Give clients several source addresses: Dialer::to(server).sources(SourcePool::several(addresses))",
         ),
         Change::FullRange => (
             "A search of the full range, with nine of ten ports taken,",
-            "Have connect() search all ports at once: Dialer::to(server), which does so by itself where it helps; in C \
+            "Let connect() search all ports at once: Dialer::to(server) does so by default where it helps; in C set \
              IP_LOCAL_PORT_RANGE",
         ),
     };
     match (better, worse) {
-        (true, false) => format!("{what} pays here: {figures}. {remedy}."),
-        (false, true) => format!("{what} costs here: {figures}. Leave it."),
+        (true, false) => format!("{what} helps on this host: {figures}. {remedy}."),
+        (false, true) => format!("{what} makes this host slower: {figures}. Do not change it."),
         (true, true) => format!("{what} improves one figure and worsens another: {figures}."),
         (false, false) if verdicts.contains(&Verdict::Same) => {
-            format!("{what} changes nothing here: {figures}. Leave it as it is.")
+            format!("{what} has no effect on this host: {figures}. Do not change it.")
         }
-        (false, false) => format!("{what}: {figures}. More --repeats or a quieter machine would tell."),
+        (false, false) => {
+            format!("{what}: {figures}. The runs do not decide it: use more --repeats or a quieter machine.")
+        }
     }
 }
 
@@ -59,7 +62,7 @@ fn waits([before, after]: [&LocksSide; 2]) -> String {
     // The class `other` is mostly the locks of the scheduler and of epoll, which no change here affects.
     let most = before.classes.iter().find(|class| class.class != "other");
     let most = most.filter(|class| class.waits_per_query >= WORTH_A_WORD);
-    let most = most.map_or(String::new(), |class| format!(", of TCP's the longest for {}", class.class));
+    let most = most.map_or(String::new(), |class| format!(" (the longest of TCP for {})", class.class));
     format!(
         "; lock waits per 1,000 queries: {} before{most}, {} after",
         per_thousand(without),
@@ -72,8 +75,8 @@ pub(super) fn advice(results: &LabLocksResults, cpus: usize) -> Vec<String> {
     let mut lines: Vec<String> = results.pairs.iter().map(|pair| pair.advice.clone()).collect();
     if !lines.is_empty() && cpus <= FEW {
         lines.push(format!(
-            "Locks are waited for where many processors meet, and this host has {cpus}: what changes nothing here may \
-             matter on the host that has the trouble. Repeat it there."
+            "Waits for locks grow with the number of processors, and this host has {cpus}: a change without an effect here may \
+             have one on the affected host. Repeat the experiment there."
         ));
     }
     lines
@@ -115,9 +118,9 @@ mod tests {
     #[test]
     fn changes_with_gain_are_named_with_their_setting() {
         let line = said(Verdict::Faster, Verdict::TooNoisy, [Some(0.25), Some(0.0)]);
-        assert!(line.starts_with("Dialing from several sources pays here: RATE; CPU;"), "{line}");
+        assert!(line.starts_with("Dialing from several sources helps on this host: RATE; CPU;"), "{line}");
         assert!(
-            line.contains("250 before, of TCP's the longest for bhash, 0.0 after. Let clients"),
+            line.contains("250 before (the longest of TCP for bhash), 0.0 after. Give clients"),
             "{line}"
         );
     }
@@ -125,10 +128,10 @@ mod tests {
     #[test]
     fn changes_without_gain_are_not_recommended() {
         for (rate, cpu, part) in [
-            (Verdict::Slower, Verdict::Same, "costs here"),
+            (Verdict::Slower, Verdict::Same, "makes this host slower"),
             (Verdict::Faster, Verdict::Slower, "worsens another"),
-            (Verdict::Same, Verdict::TooNoisy, "changes nothing here"),
-            (Verdict::TooNoisy, Verdict::TooNoisy, "would tell"),
+            (Verdict::Same, Verdict::TooNoisy, "has no effect on this host"),
+            (Verdict::TooNoisy, Verdict::TooNoisy, "do not decide it"),
         ] {
             let line = said(rate, cpu, [None, None]);
             assert!(line.contains(part) && !line.contains("SourcePool") && !line.contains("waits"), "{line}");

@@ -1,3 +1,4 @@
+use fourtuple_measure::words::grouped;
 use fourtuple_record::{PortsResults, StrategyResult, format_duration};
 use fourtuple_syscalls::socket::Transport;
 
@@ -17,12 +18,12 @@ fn udp(results: &PortsResults) -> Vec<String> {
         lines.insert(
             0,
             format!(
-                "UDP ports are not searched by halves: bind() and connect() take {} on average for even ports and {} for \
-                 odd ones. A socket has its port for every destination, so there are {} in all; \
-                 fourtuple::dial::UdpDialer can share them (Sharing::Shared).",
+                "The kernel does not search UDP ports by parity: bind() and connect() take {} on average for even ports and {} for \
+                 odd ports. A UDP socket holds its port towards every destination, so at most {} sockets are possible; \
+                 fourtuple::dial::UdpDialer can share a port among destinations (Sharing::Shared).",
                 format_duration(even.mean),
                 format_duration(odd.mean),
-                results.tuples
+                grouped(results.tuples)
             ),
         );
     }
@@ -39,16 +40,16 @@ fn tcp(results: &PortsResults) -> Vec<String> {
             if odd.mean > even.mean { (odd, even, "odd") } else { (even, odd, "even") };
         if slow.mean > 2 * fast.mean {
             lines.push(format!(
-                "By default this kernel looks for a port among one half of the range first: connect() takes {} on \
-                 average until {} connections to one destination are held, and {} beyond ({} ports).",
+                "By default this kernel searches one half of the range first, the ports of one parity: connect() takes {} on \
+                 average for the first {} connections to one destination, and {} for the others ({} ports).",
                 format_duration(fast.mean),
-                fast.count,
+                grouped(fast.count),
                 format_duration(slow.mean),
                 parity
             ));
         } else {
             lines.push(format!(
-                "By default connect() takes {} on average here, with no cliff at half of the range at this fill.",
+                "By default connect() takes {} on average on this kernel, without a slow second half of the range at this fill.",
                 format_duration(run.connect_ns.all.map_or(0, |all| all.mean))
             ));
         }
@@ -76,8 +77,8 @@ fn tcp(results: &PortsResults) -> Vec<String> {
         );
     } else if find("full-range").is_some() {
         lines.push(
-            "This kernel has IP_LOCAL_PORT_RANGE but still searches by halves: give each socket a random window of \
-             about 500 ports, and the full range when two windows were full. fourtuple::dial::Dialer does it (auto)."
+            "This kernel has IP_LOCAL_PORT_RANGE but searches by parity within it: give each socket a random window of about \
+             500 ports, and the full range after two full windows. fourtuple::dial::Dialer does so by default (auto)."
                 .to_owned(),
         );
     }
@@ -99,9 +100,15 @@ fn failures(results: &PortsResults) -> Vec<String> {
         .filter_map(|(strategy, runs)| {
             let failed = runs.iter().map(|run| run.failed());
             let (least, most) = (failed.clone().min()?, failed.max()?);
-            let number = if least == most { most.to_string() } else { format!("{least} to {most}") };
+            let number = match least == most {
+                true => grouped(most),
+                false => format!("{} to {}", grouped(least), grouped(most)),
+            };
             (most > 0).then(|| {
-                format!("{strategy} failed {number} of {} dials though ports were free.", runs[0].dials)
+                format!(
+                    "{strategy} failed {number} of {} dials although ports were free.",
+                    grouped(runs[0].dials)
+                )
             })
         })
         .collect()
@@ -158,7 +165,7 @@ mod tests {
         let results = PortsResults { tuples: 100, strategies, advice: Vec::new() };
         assert_eq!(
             failures(&results),
-            ["random-window:500 failed 3 to 7 of 100 dials though ports were free."]
+            ["random-window:500 failed 3 to 7 of 100 dials although ports were free."]
         );
     }
 }

@@ -1,3 +1,4 @@
+use fourtuple_measure::words::grouped;
 use fourtuple_record::{TimeWaitResults, TimeWaitRun, format_duration};
 
 use crate::time_wait::Remedy;
@@ -6,41 +7,47 @@ use crate::time_wait::Remedy;
 pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
     let mut lines = vec![format!(
-        "One source that closes first has {} ports to one destination, each waits 60.0s: more than {:.0} connections per \
-         second cannot last.",
-        results.ports, results.ceiling_per_s
+        "A source address that closes first has {} ports to one destination, and each stays in TIME_WAIT for 60.0s: it cannot \
+         sustain more than {:.0} connections per second.",
+        grouped(results.ports),
+        results.ceiling_per_s
     )];
     if let Some(run) = find("none-over")
         && let Some(at) = run.stalled_at
     {
         lines.push(format!(
-            "Transaction {at} found no port (EADDRNOTAVAIL) and {}; the {} before it took {}.",
+            "Transaction {} found no port (EADDRNOTAVAIL) {}. The {} transactions before it took {}.",
+            grouped(at),
             if run.cut {
                 format!(
-                    "was not waited for: {} would have been left of its 60.0s",
+                    "and would have waited for one for {}; the run ended earlier",
                     format_duration(run.predicted_stall_ns)
                 )
             } else {
                 format!(
-                    "waited {} ({} were predicted)",
+                    "and waited for one for {} (predicted: {})",
                     format_duration(run.stall_ns),
                     format_duration(run.predicted_stall_ns)
                 )
             },
-            at - 1,
+            grouped(at - 1),
             format_duration(((at - 1) as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
         ));
     }
     let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(description).collect();
     if !helped.is_empty() {
-        lines.push(format!("The same transactions did not stall with: {}.", helped.join("; ")));
+        lines.push(format!(
+            "The same transactions did not stall with each of these changes: {}.",
+            helped.join("; ")
+        ));
     }
     if let Some(run) = find("tcp-tw-reuse")
         && run.stall_ns > 0
         && !run.cut
     {
         lines.push(format!(
-            "tcp_tw_reuse=1 shortened the stall to {}: a port is taken over once it has waited for a second (before Linux 6.14: up to a second).",
+            "tcp_tw_reuse=1 shortened the stall to {}: connect() may reuse a port after one second in TIME_WAIT (before Linux 6.14, \
+             after up to one second).",
             format_duration(run.stall_ns)
         ));
     }

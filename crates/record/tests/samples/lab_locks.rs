@@ -44,7 +44,7 @@ pub(crate) fn lab_locks() -> LabLocksRecord {
         narrow: 0.05,
         seed: 1,
     };
-    let advice = "A listener for each worker pays here.";
+    let advice = "A listener for each worker helps on this host.";
     let pair = LocksPair {
         change: "reuseport".into(),
         before: side("exclusive", 20_000.0, 0.025),

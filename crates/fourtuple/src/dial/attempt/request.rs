@@ -89,7 +89,7 @@ impl Attempt<'_> {
     }
 
     /// Ends a successful dial that was made with a [`ConnectRequest`], without a getsockname(). Returns the address to pass to
-    /// [`Dialer::release`] when the connection is closed. Port 0 stands for a port that the kernel chose.
+    /// [`Dialer::release`](crate::dial::Dialer::release) when the connection is closed. Port 0 stands for a port that the kernel chose.
     pub fn keep(mut self) -> SocketAddr {
         if self.begun.is_some()
             && let Some(mut ledger) = self.dialer.ledger()

@@ -11,6 +11,7 @@ use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::capabilities;
+use crate::dial::attempt::is_of_source;
 use crate::dial::census::Counter;
 use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::dial::events;
@@ -137,7 +138,8 @@ impl UdpDialer {
     }
 
     /// Dials from the addresses of a pool: the first is drawn at random, the next is tried if an address has no free port, has the
-    /// fixed port in use or is not local.
+    /// fixed port in use, is not local, or has no route or permission to the destination (EACCES, EPERM, EINVAL, ENETUNREACH,
+    /// EHOSTUNREACH, ENETDOWN).
     ///
     /// # Errors
     ///
@@ -207,6 +209,7 @@ impl UdpDialer {
                     | DialError::TupleBusy { .. }
                     | DialError::WouldShadow { .. },
                 ) if left > 0 => {}
+                Err(DialError::Call { error, .. }) if left > 0 && is_of_source(&error) => {}
                 dialed => return dialed,
             }
         }

@@ -109,6 +109,32 @@ fn a_source_that_a_rule_prohibits_fails_no_dial() {
 }
 
 #[test]
+fn a_udp_pool_passes_over_a_prohibited_source() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_udp_pool_passes_over_a_prohibited_source") else { return };
+        let (_listener, destination) = four_sources(&wire);
+        let prohibited = address("10.9.0.13");
+        route::prohibit_from(prohibited).unwrap();
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            let from = |sources: &str| {
+                let dialer = UdpDialer::new(destination, None, sharing).unwrap();
+                dialer.sources(sources.parse().unwrap()).unwrap()
+            };
+            let pool = from(POOL);
+            for _ in 0..80 {
+                assert_ne!(pool.dial().unwrap().1.source.ip(), prohibited);
+            }
+            match from("10.9.0.13").dial() {
+                Err(DialError::Call { call: "connect", source_address, .. }) => {
+                    assert_eq!(source_address, Some(prohibited));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+#[test]
 fn an_address_of_another_host_fails_no_dial() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 4096);
@@ -127,7 +153,7 @@ fn sources_that_all_fail_are_each_named() {
         with_each_form(destination, "192.0.2.1,192.0.2.2,192.0.2.3", |_, dial, form| {
             let named: Vec<IpAddr> = (0..3)
                 .map(|_| match dial() {
-                    Err(DialError::SourceNotLocal { source_address }) => source_address,
+                    Err(DialError::SourceNotLocal { source_address, .. }) => source_address,
                     other => panic!("{form}: {other:?}"),
                 })
                 .collect();
@@ -408,7 +434,7 @@ fn udp_looks_up_the_route_again_without_its_address() {
         device::remove_address(NEAR, NEAR_V4, 24).unwrap();
         assert_eq!(by_route.dial().unwrap().1.source.ip(), other);
         assert!(
-            matches!(given.dial(), Err(DialError::SourceNotLocal { source_address }) if source_address == NEAR_V4)
+            matches!(given.dial(), Err(DialError::SourceNotLocal { source_address, .. }) if source_address == NEAR_V4)
         );
     });
 }

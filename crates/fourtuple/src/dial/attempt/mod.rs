@@ -431,7 +431,7 @@ impl<'a> Attempt<'a> {
 
 /// Returns whether the error may be caused by the source address: no route from it, a prohibiting route, a rule of a cgroup, a
 /// device that is down, or a loopback source for a destination elsewhere.
-fn is_of_source(error: &io::Error) -> bool {
+pub(in crate::dial) fn is_of_source(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::PermissionDenied

@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::child;
+use fourtuple_syscalls::{child, option};
 use fourtuple_testing::{in_namespace, skip};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -36,6 +37,8 @@ fn serve(listener: &TcpListener, count: usize) -> HashSet<IpAddr> {
                 stream.read_exact(&mut byte).unwrap();
                 request.push(byte[0]);
             }
+            let request = String::from_utf8(request).unwrap().to_lowercase();
+            assert!(!request.contains("x-hop") && !request.contains("connection: close"), "{request}");
             stream
                 .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
                 .unwrap();
@@ -121,7 +124,7 @@ fn through_the_proxy(proxy: &str) -> String {
         thread::sleep(Duration::from_millis(5));
     };
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close, x-hop\r\nX-Hop: 1\r\n\r\n").unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
     response
@@ -139,16 +142,24 @@ fn the_proxy_forwards_and_reports_failures() {
             command.spawn().unwrap()
         };
         // No server listens on port 4003.
-        let proxies = [start("127.0.0.1:4001", "127.0.0.1:4000"), start("127.0.0.1:4002", "127.0.0.1:4003")];
+        let mut proxies =
+            [start("127.0.0.1:4001", "127.0.0.1:4000"), start("127.0.0.1:4002", "127.0.0.1:4003")];
         let response = through_the_proxy("127.0.0.1:4001");
         assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("\r\n\r\nhello"), "{response}");
         let response = through_the_proxy("127.0.0.1:4002");
         assert!(response.starts_with("HTTP/1.1 502 "), "{response}");
         assert!(response.contains("\r\n\r\n127.0.0.1:4003 refused the connection"), "{response}");
         upstream.join().unwrap();
-        for mut proxy in proxies {
-            proxy.kill().unwrap();
-            proxy.wait().unwrap();
+        // Clients that reset their connections end no worker.
+        for _ in 0..50 {
+            let stream = TcpStream::connect("127.0.0.1:4002").unwrap();
+            option::set_reset_on_close(stream.as_fd()).unwrap();
+        }
+        let response = through_the_proxy("127.0.0.1:4002");
+        assert!(response.starts_with("HTTP/1.1 502 "), "{response}");
+        for proxy in &mut proxies {
+            child::terminate(proxy.id()).unwrap();
+            assert!(proxy.wait().unwrap().success(), "a drained proxy ends with success");
         }
     });
 }

@@ -43,7 +43,7 @@ pub(super) fn document(record: &PlanRecord) -> Document {
 }
 
 fn facts(settings: &PlanSettings) -> Vec<String> {
-    let closer = if settings.closer == "us" { "we close first" } else { "they close first" };
+    let closer = if settings.closer == "us" { "the client closes first" } else { "the server closes first" };
     let arrival = settings.arrival_per_s.map(|rate| format!("{} new connections a second", quantity(rate)));
     vec![
         range(settings.low, settings.high),

@@ -10,11 +10,6 @@ use pyo3::types::PyDict;
 const MODULE: &str = "fourtuple.errors";
 
 const EIO: i32 = 5;
-const ENOPROTOOPT: i32 = 92;
-const EADDRINUSE: i32 = 98;
-const EADDRNOTAVAIL: i32 = 99;
-const ETIMEDOUT: i32 = 110;
-const ECONNREFUSED: i32 = 111;
 
 /// Returns the exception for a failed dial.
 pub(crate) fn dial(py: Python<'_>, error: &DialError) -> PyErr {
@@ -22,7 +17,7 @@ pub(crate) fn dial(py: Python<'_>, error: &DialError) -> PyErr {
 }
 
 fn build(py: Python<'_>, error: &DialError) -> PyResult<PyErr> {
-    let (class, errno) = class_and_errno(error);
+    let (class, errno) = (class_of(error), error.raw_os_error().unwrap_or(EIO));
     let keywords = PyDict::new(py);
     keywords.set_item("retryable", error.is_retryable())?;
     let (source, destination) = addresses(error);
@@ -46,17 +41,17 @@ fn build(py: Python<'_>, error: &DialError) -> PyResult<PyErr> {
 fn addresses(error: &DialError) -> (Option<String>, Option<String>) {
     match error {
         DialError::PortsExhausted { source_address, destination, .. }
-        | DialError::Refused { destination, source_address }
+        | DialError::Refused { destination, source_address, .. }
         | DialError::TimedOut { destination, source_address, .. } => {
             (source_address.map(|source| source.to_string()), Some(destination.to_string()))
         }
-        DialError::SourceNotLocal { source_address } => (Some(source_address.to_string()), None),
-        DialError::TupleBusy { local, destination }
-        | DialError::WouldShadow { local, destination }
+        DialError::SourceNotLocal { source_address, .. } => (Some(source_address.to_string()), None),
+        DialError::TupleBusy { local, destination, .. }
+        | DialError::WouldShadow { local, destination, .. }
         | DialError::CannotSee { local, destination, .. } => {
             (Some(local.to_string()), Some(destination.to_string()))
         }
-        DialError::SelfConnect { destination } => (None, Some(destination.to_string())),
+        DialError::SelfConnect { destination, .. } => (None, Some(destination.to_string())),
         DialError::Call { address, source_address, .. } => {
             (source_address.map(|source| source.to_string()), Some(address.to_string()))
         }
@@ -64,18 +59,17 @@ fn addresses(error: &DialError) -> (Option<String>, Option<String>) {
     }
 }
 
-fn class_and_errno(error: &DialError) -> (&'static str, i32) {
+fn class_of(error: &DialError) -> &'static str {
     match error {
-        DialError::PortsExhausted { .. } => ("PortsExhausted", EADDRNOTAVAIL),
-        DialError::SourceNotLocal { .. } => ("SourceNotLocal", EADDRNOTAVAIL),
-        DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => ("TupleBusy", EADDRINUSE),
-        DialError::Refused { .. } => ("Refused", ECONNREFUSED),
-        DialError::SelfConnect { .. } => ("SelfConnect", ECONNREFUSED),
-        DialError::TimedOut { .. } => ("TimedOut", ETIMEDOUT),
-        DialError::NotSupported { .. } => ("NotSupported", ENOPROTOOPT),
-        DialError::CannotSee { unseen, .. } => ("CallFailed", unseen.errno),
-        DialError::Call { error, .. } => ("CallFailed", error.raw_os_error().unwrap_or(EIO)),
-        _ => ("DialError", EIO),
+        DialError::PortsExhausted { .. } => "PortsExhausted",
+        DialError::SourceNotLocal { .. } => "SourceNotLocal",
+        DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => "TupleBusy",
+        DialError::Refused { .. } => "Refused",
+        DialError::SelfConnect { .. } => "SelfConnect",
+        DialError::TimedOut { .. } => "TimedOut",
+        DialError::NotSupported { .. } => "NotSupported",
+        DialError::CannotSee { .. } | DialError::Call { .. } => "CallFailed",
+        _ => "DialError",
     }
 }
 
@@ -83,7 +77,7 @@ fn class_and_errno(error: &DialError) -> (&'static str, i32) {
 pub(crate) fn settings(py: Python<'_>, error: &BuildError) -> PyErr {
     match error {
         BuildError::Probe(probe) => os(&probe.error, error),
-        BuildError::Range { error: cause } => os(cause, error),
+        BuildError::Range { error: cause, .. } => os(cause, error),
         _ => invalid(py, error),
     }
 }

@@ -68,20 +68,12 @@ impl Failure {
     /// Returns the errno of the failed call, or the errno that package users expect for the kind; 0 if there is none.
     fn errnum(&self) -> i32 {
         match self {
-            Failure::Dial(error) => match error {
-                DialError::Call { error, .. } => errno(error),
-                DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => libc::EADDRNOTAVAIL,
-                DialError::TupleBusy { .. } => libc::EADDRINUSE,
-                DialError::Refused { .. } | DialError::SelfConnect { .. } => libc::ECONNREFUSED,
-                DialError::TimedOut { .. } => libc::ETIMEDOUT,
-                DialError::NotSupported { .. } => libc::ENOPROTOOPT,
-                _ => 0,
-            },
+            Failure::Dial(error) => error.raw_os_error().unwrap_or(0),
             Failure::Io(error) => errno(error),
             Failure::Invalid(_) => libc::EINVAL,
             Failure::Build(error) => match error {
                 BuildError::Probe(probe) => errno(&probe.error),
-                BuildError::Range { error } => errno(error),
+                BuildError::Range { error, .. } => errno(error),
                 _ => libc::EINVAL,
             },
             Failure::Panicked => 0,

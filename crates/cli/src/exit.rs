@@ -148,10 +148,10 @@ fn setting(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     let at = |path: &Path| format!("unix:{}", path.display());
     match cause.downcast_ref()? {
         ServeError::Setting { setting, value, accepted } => Some(line(setting, value, accepted)),
-        ServeError::Group(ListenError::PathInUse { path }) => {
+        ServeError::Group(ListenError::PathInUse { path, .. }) => {
             Some(line("listen", &at(path), &format!("another program listens there; {free}")))
         }
-        ServeError::Group(ListenError::NotASocket { path }) => {
+        ServeError::Group(ListenError::NotASocket { path, .. }) => {
             Some(line("listen", &at(path), &format!("there is something else than a socket; {free}")))
         }
         ServeError::Group(ListenError::Impossible { policy, .. }) => {

@@ -64,6 +64,12 @@ pub struct ProbeError {
     pub error: io::Error,
 }
 
+impl From<ProbeError> for io::Error {
+    fn from(error: ProbeError) -> io::Error {
+        io::Error::new(error.error.kind(), error)
+    }
+}
+
 /// Probes the kernel, once per network namespace; later calls return the stored result.
 ///
 /// The probe opens 16 connections to its own listener on 127.0.0.1 and resets them, so that no TIME_WAIT socket remains.

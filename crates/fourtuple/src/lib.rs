@@ -91,15 +91,16 @@
 //! # Errors
 //!
 //! One errno has different causes in different calls, so errors are enums by cause. `Display` names the cause and the addresses, as in
-//! `192.0.2.1:80 refused the connection: no socket listens there`, or the call and its errno, and is complete without
-//! [`source()`](std::error::Error::source), the error of the call. [`dial::DialError`] has
-//! [`is_exhausted`](dial::DialError::is_exhausted) and [`is_retryable`](dial::DialError::is_retryable), and all errors convert into
-//! [`std::io::Error`] with a fitting kind.
+//! `192.0.2.1:80 refused the connection: no socket listens there`, or the call and its errno; [`source()`](std::error::Error::source)
+//! is the error of the call or of the resolver. [`dial::DialError`] has
+//! [`is_exhausted`](dial::DialError::is_exhausted), [`is_retryable`](dial::DialError::is_retryable) and
+//! [`raw_os_error`](dial::DialError::raw_os_error). The errors of calls convert into [`std::io::Error`] with a fitting kind.
 //!
 //! # Examples
 //!
 //! `examples/` of the repository: `proxy` (a reverse proxy), `crawler` (16 source addresses), `dns_forwarder`, `prefork` (worker
-//! processes), `drain` (an end without a reset), `activated` (socket activation), `hyper`, `spread`. `docs/adoption.md` has the lines for
+//! processes), `listen` and `drain` (worker threads, and an end without a reset), `accept` (tokio), `activated` (socket activation),
+//! `dial`, `hyper`. `docs/adoption.md` has the lines for
 //! tonic, hickory-dns, pingora, hyper-rustls and async-io.
 //!
 //! # Features
@@ -123,6 +124,8 @@
 mod auto_traits;
 pub mod capabilities;
 pub mod dial;
+#[cfg(test)]
+mod error_texts;
 pub mod listen;
 pub mod ports;
 pub mod spread;

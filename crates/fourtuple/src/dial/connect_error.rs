@@ -24,18 +24,21 @@ use crate::dial::error::{BuildError, DialError};
 pub enum ConnectError {
     /// The URI has no host.
     #[error("the URI {uri:?} has no host; expected http://HOST[:PORT]/PATH")]
+    #[non_exhaustive]
     NoHost {
         /// The URI.
         uri: String,
     },
     /// The URI has another scheme than `http`.
     #[error("the URI {uri:?} has another scheme than http; a TLS layer needs enforce_http(false)")]
+    #[non_exhaustive]
     NotHttp {
         /// The URI.
         uri: String,
     },
     /// The resolver failed.
     #[error("cannot resolve the name {host}")]
+    #[non_exhaustive]
     Resolve {
         /// The host.
         host: String,
@@ -45,12 +48,14 @@ pub enum ConnectError {
     },
     /// The resolver returned no address.
     #[error("the name {host} has no address")]
+    #[non_exhaustive]
     NoAddress {
         /// The host.
         host: String,
     },
     /// The time limit passed during the resolution or the connection.
     #[error("no connection to {host} port {port} within {after:?}")]
+    #[non_exhaustive]
     TimedOut {
         /// The host.
         host: String,
@@ -67,6 +72,7 @@ pub enum ConnectError {
     Dial(#[from] DialError),
     /// The connections to all addresses of a name failed.
     #[error("no address of {host} could be connected: {}", List(failures))]
+    #[non_exhaustive]
     AllFailed {
         /// The host.
         host: String,

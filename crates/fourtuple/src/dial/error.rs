@@ -3,8 +3,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fourtuple_syscalls::errno::EPROTO;
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{errno, errno_name};
 
 use crate::capabilities::ProbeError;
 
@@ -49,7 +48,7 @@ pub struct Unseen {
 impl Unseen {
     pub(super) fn new(call: &'static str, error: &io::Error) -> Self {
         // An error without an errno: a file in /proc with unexpected content.
-        Unseen { call, errno: error.raw_os_error().unwrap_or(EPROTO) }
+        Unseen { call, errno: error.raw_os_error().unwrap_or(errno::EPROTO) }
     }
 }
 
@@ -76,6 +75,7 @@ pub enum DialError {
     /// No source port is free: connect() of TCP failed with EADDRNOTAVAIL, bind() to port 0 with EADDRINUSE, or connect() of UDP
     /// with EAGAIN.
     #[error("no source port is left from {} to {destination}: {}", Source(*.source_address), Holders(.census))]
+    #[non_exhaustive]
     PortsExhausted {
         /// The source, if one was set. Of a pool whose sources have no free port, the source that the census counts: a dialer takes one
         /// census per second.
@@ -89,6 +89,7 @@ pub enum DialError {
     #[error(
         "the source {source_address} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
     )]
+    #[non_exhaustive]
     SourceNotLocal {
         /// The source.
         source_address: IpAddr,
@@ -96,6 +97,7 @@ pub enum DialError {
     /// The fixed source port is in use on this tuple: connect() failed with EADDRNOTAVAIL. Or a socket without SO_REUSEADDR holds
     /// the port: bind() failed with EADDRINUSE.
     #[error("the tuple {local} -> {destination} is busy")]
+    #[non_exhaustive]
     TupleBusy {
         /// Source address and port.
         local: SocketAddr,
@@ -104,6 +106,7 @@ pub enum DialError {
     },
     /// UDP: another socket owns this 4-tuple. A second socket would receive the packets of the first without an error.
     #[error("another UDP socket owns {local} -> {destination}; this one would silently take its packets")]
+    #[non_exhaustive]
     WouldShadow {
         /// Source address and port.
         local: SocketAddr,
@@ -114,6 +117,7 @@ pub enum DialError {
     #[error(
         "cannot see whether another UDP socket owns {local} -> {destination} ({unseen}); Sharing::Exclusive does not need to"
     )]
+    #[non_exhaustive]
     CannotSee {
         /// Source address and port.
         local: SocketAddr,
@@ -124,6 +128,7 @@ pub enum DialError {
     },
     /// The destination refused the connection: ECONNREFUSED.
     #[error("{destination} refused the connection{}: no socket listens there", From(*.source_address))]
+    #[non_exhaustive]
     Refused {
         /// The destination.
         destination: SocketAddr,
@@ -136,12 +141,14 @@ pub enum DialError {
         "{destination} is not listened on: the kernel connected the socket to itself. Keep listening ports out of \
          net.ipv4.ip_local_port_range, or reserve them (net.ipv4.ip_local_reserved_ports)"
     )]
+    #[non_exhaustive]
     SelfConnect {
         /// The destination.
         destination: SocketAddr,
     },
     /// The destination did not answer within the timeout of the dialer or of the kernel (ETIMEDOUT).
     #[error("{destination} did not answer{} within {}", From(*.source_address), Time(.after))]
+    #[non_exhaustive]
     TimedOut {
         /// The destination.
         destination: SocketAddr,
@@ -152,6 +159,7 @@ pub enum DialError {
     },
     /// The strategy needs a socket option that this kernel lacks.
     #[error("the strategy {strategy} needs {option}, which this kernel has not got; use auto")]
+    #[non_exhaustive]
     NotSupported {
         /// Name of the option.
         option: &'static str,
@@ -160,6 +168,7 @@ pub enum DialError {
     },
     /// Any other failure.
     #[error("{call} for {address}{}: {}", From(*.source_address), errno_name(.error))]
+    #[non_exhaustive]
     Call {
         /// The system call.
         call: &'static str,
@@ -187,6 +196,20 @@ impl DialError {
             DialError::NotSupported { .. } => io::ErrorKind::Unsupported,
             DialError::CannotSee { .. } => io::ErrorKind::Other,
             DialError::Call { error, .. } => error.kind(),
+        }
+    }
+
+    /// Returns the errno of the failed call, or the errno with which the kernel reports the case: EADDRNOTAVAIL without a free source port,
+    /// EADDRINUSE for a busy tuple, ECONNREFUSED for a connection of the socket to itself.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => Some(errno::EADDRNOTAVAIL),
+            DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => Some(errno::EADDRINUSE),
+            DialError::Refused { .. } | DialError::SelfConnect { .. } => Some(errno::ECONNREFUSED),
+            DialError::TimedOut { .. } => Some(errno::ETIMEDOUT),
+            DialError::NotSupported { .. } => Some(errno::ENOPROTOOPT),
+            DialError::CannotSee { unseen, .. } => Some(unseen.errno),
+            DialError::Call { error, .. } => error.raw_os_error(),
         }
     }
 
@@ -287,12 +310,14 @@ impl std::convert::From<BuildError> for io::Error {
 pub enum BuildError {
     /// The destination has port 0.
     #[error("the destination {destination} has port 0")]
+    #[non_exhaustive]
     PortZero {
         /// The destination.
         destination: SocketAddr,
     },
     /// The source and the destination have different address families.
     #[error("the source {source_address} cannot reach {destination}: one is IPv4, the other IPv6")]
+    #[non_exhaustive]
     Family {
         /// The source.
         source_address: IpAddr,
@@ -301,6 +326,7 @@ pub enum BuildError {
     },
     /// The device name is empty or longer than 15 bytes (IFNAMSIZ).
     #[error("{name:?} is not the name of a network device: expected 1 to 15 bytes")]
+    #[non_exhaustive]
     Device {
         /// The name.
         name: String,
@@ -313,6 +339,7 @@ pub enum BuildError {
     Probe(#[from] ProbeError),
     /// The port range of the namespace could not be read from /proc.
     #[error("cannot read the port range of this namespace: {}", errno_name(.error))]
+    #[non_exhaustive]
     Range {
         /// The error of reading /proc/sys/net/ipv4.
         #[source]
@@ -390,6 +417,7 @@ mod tests {
     fn exhaustion_becomes_addr_not_available_and_back() {
         let error = io::Error::from(exhausted());
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        assert_eq!(exhausted().raw_os_error(), Some(errno::EADDRNOTAVAIL));
         assert!(error.downcast::<DialError>().unwrap().is_exhausted());
     }
 

@@ -1,6 +1,7 @@
 //! The acceptor as the listener of `axum::serve`.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::{self, Future};
 use std::io;
 use std::pin::Pin;
@@ -58,7 +59,9 @@ impl Listener for AsyncAcceptor {
                 }
                 Err(ListenError::Drained) => future::pending().await,
                 Err(error) => {
-                    (self.on_error)(&error);
+                    if let OnError(Some(report)) = &self.on_error {
+                        report(&error);
+                    }
                     time::sleep(PAUSE).await;
                 }
             }
@@ -77,9 +80,21 @@ impl AsyncAcceptor {
     /// Sets a function that the listener of `axum::serve` calls with each error, for example to log it. By default the listener drops
     /// errors.
     #[must_use]
-    pub fn on_error(mut self, report: fn(&ListenError)) -> AsyncAcceptor {
-        self.on_error = report;
+    pub fn on_error(mut self, report: impl Fn(&ListenError) + Send + Sync + 'static) -> AsyncAcceptor {
+        self.on_error = OnError(Some(Box::new(report)));
         self
+    }
+}
+
+/// The function of [`AsyncAcceptor::on_error`], if one was set.
+#[derive(Default)]
+pub(super) struct OnError(Option<Box<Report>>);
+
+type Report = dyn Fn(&ListenError) + Send + Sync;
+
+impl fmt::Debug for OnError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.0.is_some() { "OnError(set)" } else { "OnError" })
     }
 }
 

@@ -16,6 +16,7 @@ const FREE: &str = "a path that does not exist, or a socket on which no process 
 pub enum ListenError {
     /// No kernel supports the policy for this family and these workers.
     #[error("{policy} is not possible over {family}: {why}")]
+    #[non_exhaustive]
     Impossible {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -26,6 +27,7 @@ pub enum ListenError {
     },
     /// This process lacks a permission.
     #[error("{policy} is not permitted here: {call}: {}; {needs}", errno_name(.error))]
+    #[non_exhaustive]
     NotPermitted {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -39,6 +41,7 @@ pub enum ListenError {
     },
     /// This kernel lacks a facility.
     #[error("{policy} is not possible here: {what}: {}", errno_name(.error))]
+    #[non_exhaustive]
     Absent {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -50,6 +53,7 @@ pub enum ListenError {
     },
     /// The group has no dispatcher to return.
     #[error("a group with {policy} has no dispatcher to return: {why}")]
+    #[non_exhaustive]
     NoDispatcher {
         /// The policy of the group.
         policy: AcceptPolicy,
@@ -58,6 +62,7 @@ pub enum ListenError {
     },
     /// The crate was built without a cargo feature.
     #[error("{policy} is not in this build: the crate fourtuple needs its feature {feature}")]
+    #[non_exhaustive]
     NotBuilt {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -66,6 +71,7 @@ pub enum ListenError {
     },
     /// The BPF program that chooses a listener was not loaded or attached. Occurs only with the feature `bpf`.
     #[error("{policy}: the BPF program that chooses a listener failed")]
+    #[non_exhaustive]
     Bpf {
         /// The requested policy.
         policy: AcceptPolicy,
@@ -75,6 +81,7 @@ pub enum ListenError {
     },
     /// A setting is out of range.
     #[error("{setting} is {value}: expected {accepted}")]
+    #[non_exhaustive]
     Setting {
         /// The name of the method or field.
         setting: &'static str,
@@ -88,18 +95,21 @@ pub enum ListenError {
     Drained,
     /// Every seat has a worker.
     #[error("all {seats} seats of the group are taken")]
+    #[non_exhaustive]
     Full {
         /// The number of seats of the group.
         seats: usize,
     },
     /// The path exists and is not a socket, so it was not removed.
     #[error("{path:?}: there is something else than a socket; expected {FREE}")]
+    #[non_exhaustive]
     NotASocket {
         /// The path of the unix socket.
         path: PathBuf,
     },
     /// Another process listens on this path.
     #[error("{path:?}: another program listens there; expected {FREE}")]
+    #[non_exhaustive]
     PathInUse {
         /// The path of the unix socket.
         path: PathBuf,
@@ -112,6 +122,7 @@ pub enum ListenError {
     NotMeasurable,
     /// The given listeners form no group.
     #[error("these listeners form no group: {why}")]
+    #[non_exhaustive]
     Adopted {
         /// The reason.
         why: &'static str,
@@ -121,6 +132,7 @@ pub enum ListenError {
     },
     /// Another system call failed.
     #[error("{call} for {endpoint}: {}{}", errno_name(.error), hint(.error))]
+    #[non_exhaustive]
     Call {
         /// The system call.
         call: &'static str,

@@ -66,4 +66,4 @@ pub use process::WorkerProcess;
 pub use recycle::Recycle;
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
-pub use tokio::{Accepted, AsyncAcceptor, Session, Stream};
+pub use tokio::{Accepted, AsyncAcceptor, Incoming, Session, Stream};

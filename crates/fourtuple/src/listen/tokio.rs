@@ -4,6 +4,7 @@
 //! [`Acceptor::next`]. The runtime's epoll cannot watch the acceptor's epoll instead: `ep_poll_callback` ignores EPOLLEXCLUSIVE
 //! for a nested epoll, and the kernel would wake all workers for each connection.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::yield_now;
+use tokio::task::{spawn_blocking, yield_now};
 
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
 use crate::listen::connection::{Connection, OpenGuard, chance};
+use crate::listen::drain::DrainReport;
 use crate::listen::error::ListenError;
 use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::policy::Family;
@@ -80,7 +82,7 @@ pub struct AsyncAcceptor {
     seat: usize,
     /// Called with the errors that the listener of axum cannot return.
     #[cfg(feature = "axum")]
-    pub(super) on_error: fn(&ListenError),
+    pub(super) on_error: crate::listen::axum::OnError,
 }
 
 /// A readable connection of a runtime. Dropping the stream closes it; drop the session with it, or use
@@ -271,7 +273,7 @@ impl AsyncAcceptor {
             group,
             seat,
             #[cfg(feature = "axum")]
-            on_error: |_| {},
+            on_error: crate::listen::axum::OnError::default(),
         })
     }
 
@@ -326,6 +328,28 @@ impl AsyncAcceptor {
         Ok(Accepted { stream, session, carry })
     }
 
+    /// Returns the connections as a stream, which ends after a [drain](ListenerGroup::drain) of the group.
+    ///
+    /// ```no_run
+    /// use futures_util::StreamExt;
+    ///
+    /// # async fn example(group: fourtuple::listen::ListenerGroup) -> Result<(), fourtuple::listen::ListenError> {
+    /// let acceptor = fourtuple::listen::AsyncAcceptor::new(group.join()?)?;
+    /// let mut streams = acceptor.incoming().map(|accepted| accepted.map(|accepted| accepted.into_stream()));
+    /// while let Some(stream) = streams.next().await {
+    ///     drop(stream?);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn incoming(self) -> Incoming {
+        Incoming { next: Box::pin(self.accept_owned()) }
+    }
+
+    async fn accept_owned(mut self) -> (AsyncAcceptor, Result<Accepted, ListenError>) {
+        let accepted = self.accept().await;
+        (self, accepted)
+    }
+
     /// Returns the number of this worker's seat, from 0.
     pub fn seat(&self) -> usize {
         self.seat
@@ -367,6 +391,72 @@ impl Drop for AsyncAcceptor {
     fn drop(&mut self) {
         self.stop();
         self.join();
+    }
+}
+
+/// The connections of an [`AsyncAcceptor`] as a stream; see [`AsyncAcceptor::incoming`]. An error does not end the stream. Dropping it drops
+/// the acceptor.
+pub struct Incoming {
+    next: Pin<Box<Accepting>>,
+}
+
+/// A call of [`AsyncAcceptor::accept`], with the acceptor.
+type Accepting = dyn Future<Output = (AsyncAcceptor, Result<Accepted, ListenError>)> + Send;
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Incoming").finish_non_exhaustive()
+    }
+}
+
+impl futures_core::Stream for Incoming {
+    type Item = Result<Accepted, ListenError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let (acceptor, accepted) = task::ready!(self.next.as_mut().poll(context));
+        self.next = Box::pin(acceptor.accept_owned());
+        Poll::Ready(match accepted {
+            Err(ListenError::Drained) => None,
+            accepted => Some(accepted),
+        })
+    }
+}
+
+impl ListenerGroup {
+    /// Does the same as [`drain`](ListenerGroup::drain) on a blocking thread of the current runtime, so that the tasks of this runtime finish
+    /// their requests meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`drain`](ListenerGroup::drain); [`ListenError::Call`] if the runtime shuts down.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime.
+    pub async fn drain_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        self.off_runtime(move |group| group.drain(deadline)).await
+    }
+
+    /// Does the same as [`retire`](ListenerGroup::retire) on a blocking thread of the current runtime.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime.
+    pub async fn retire_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        self.off_runtime(move |group| group.retire(deadline)).await
+    }
+
+    async fn off_runtime<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&ListenerGroup) -> Result<T, ListenError> + Send + 'static,
+    ) -> Result<T, ListenError> {
+        let group = self.clone();
+        let done = spawn_blocking(move || work(&group)).await;
+        done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error.into())))
     }
 }
 

@@ -14,12 +14,14 @@ use crate::spread::selector::Selector;
 pub enum UdpGroupError {
     /// The number of members is outside the accepted range.
     #[error("a group of {members} sockets: 1 to {most} can be had", most = crate::spread::group::MOST)]
+    #[non_exhaustive]
     Members {
         /// The requested number.
         members: usize,
     },
     /// The selector is not possible on any kernel.
     #[error("{selector} is not possible: {why}")]
+    #[non_exhaustive]
     Impossible {
         /// The requested selector.
         selector: Selector,
@@ -28,6 +30,7 @@ pub enum UdpGroupError {
     },
     /// The selector and the filter cannot be combined on any kernel.
     #[error("{selector} with control packets by {filter} is not possible: {why}")]
+    #[non_exhaustive]
     NoControl {
         /// The requested selector.
         selector: Selector,
@@ -38,6 +41,7 @@ pub enum UdpGroupError {
     },
     /// The kernel lacks a feature that the selector needs.
     #[error("{selector} is not possible here: this kernel has no {what}")]
+    #[non_exhaustive]
     Absent {
         /// The requested selector.
         selector: Selector,
@@ -49,6 +53,7 @@ pub enum UdpGroupError {
     },
     /// This process lacks a permission.
     #[error("{selector} is not permitted here: {call}: {}; {needs}", errno_name(.error))]
+    #[non_exhaustive]
     NotPermitted {
         /// The requested selector.
         selector: Selector,
@@ -62,6 +67,7 @@ pub enum UdpGroupError {
     },
     /// The crate was built without a feature that the selector needs.
     #[error("{selector} is not in this build: the crate fourtuple needs its feature {feature}")]
+    #[non_exhaustive]
     NotBuilt {
         /// The requested selector.
         selector: Selector,
@@ -70,6 +76,7 @@ pub enum UdpGroupError {
     },
     /// The BPF program of the selector could not be loaded or attached. Occurs only with the feature `bpf`.
     #[error("{selector}: the BPF program failed")]
+    #[non_exhaustive]
     Bpf {
         /// The requested selector.
         selector: Selector,
@@ -79,6 +86,7 @@ pub enum UdpGroupError {
     },
     /// The device does not exist.
     #[error("{selector}: {device}: {}", errno_name(.error))]
+    #[non_exhaustive]
     NoDevice {
         /// The requested selector.
         selector: Selector,
@@ -90,6 +98,7 @@ pub enum UdpGroupError {
     },
     /// No single device has the address, so that the device must be named.
     #[error("{selector}: no one device has {address}: name one, as {selector}@DEVICE")]
+    #[non_exhaustive]
     WhichDevice {
         /// The requested selector.
         selector: Selector,
@@ -98,12 +107,14 @@ pub enum UdpGroupError {
     },
     /// The group cannot change: only a group with [`Selector::Map`] can.
     #[error("{selector} is what it was opened as: only map can be changed")]
+    #[non_exhaustive]
     Fixed {
         /// The selector of the group.
         selector: Selector,
     },
     /// The weights are not valid.
     #[error("weights {given:?} for {members} seats: {why}")]
+    #[non_exhaustive]
     Weights {
         /// The given weights.
         given: Vec<u32>,
@@ -114,12 +125,14 @@ pub enum UdpGroupError {
     },
     /// The member does not exist.
     #[error("there is no member {index}")]
+    #[non_exhaustive]
     NoMember {
         /// The number of the member.
         index: usize,
     },
     /// The given sockets do not form a group.
     #[error("{selector}: these sockets are no group of it: {why}")]
+    #[non_exhaustive]
     NotOne {
         /// The selector of the expected group.
         selector: Selector,
@@ -131,6 +144,7 @@ pub enum UdpGroupError {
     },
     /// A system call failed.
     #[error("{call} for {address}: {}", errno_name(.error))]
+    #[non_exhaustive]
     Call {
         /// The name of the call.
         call: &'static str,

@@ -26,7 +26,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
-use tokio::task;
 
 /// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -174,8 +173,7 @@ fn a_drain_ends_the_server_without_a_reset() {
             let draining = Arc::clone(&group);
             let server = axum::serve(listener, app).with_graceful_shutdown(async move {
                 terminated.await.unwrap();
-                let drained = task::spawn_blocking(move || draining.drain(DEADLINE)).await;
-                assert!(drained.unwrap().unwrap().is_complete());
+                assert!(draining.drain_tokio(DEADLINE).await.unwrap().is_complete());
             });
             let server = tokio::spawn(server.into_future());
             let mut client = client(&group).await;

@@ -17,6 +17,7 @@ use fourtuple_measure::balance;
 use fourtuple_syscalls::seccomp;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::threads::until_others_sleep;
+use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -410,5 +411,26 @@ fn recycle_closes_connections_and_measured_is_refused() {
         let measured = listen.recycle(Recycle::Measured).open().unwrap();
         let refused = AsyncAcceptor::new(measured.join().unwrap()).unwrap_err();
         assert!(matches!(refused, ListenError::NotMeasurable), "{refused}");
+    });
+}
+
+#[test]
+fn the_stream_of_connections_ends_with_a_drain() {
+    in_namespace(|| {
+        let group = open(AcceptPolicy::Exclusive, Family::Tcp4);
+        runtime().block_on(async {
+            let mut incoming = AsyncAcceptor::new(group.join().unwrap()).unwrap().incoming();
+            for _ in 0..3 {
+                let mut client = connect(&group).await;
+                client.write_all(b"x").await.unwrap();
+                let mut stream = incoming.next().await.unwrap().unwrap().into_stream();
+                let mut read = [0];
+                stream.read_exact(&mut read).await.unwrap();
+                assert_eq!(&read, b"x");
+            }
+            // The stream is polled on the runtime on which the drain waits.
+            let (drained, last) = tokio::join!(group.drain_tokio(DEADLINE), incoming.next());
+            assert!(drained.unwrap().is_complete() && last.is_none());
+        });
     });
 }

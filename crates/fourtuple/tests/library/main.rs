@@ -6,7 +6,6 @@ mod accept_axum;
 mod accept_tokio;
 mod connector;
 mod dial_tokio;
-mod errors;
 mod features;
 mod ports_plan;
 mod ports_search;

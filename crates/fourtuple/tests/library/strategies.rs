@@ -341,7 +341,7 @@ fn without_the_option_auto_falls_back_and_full_range_fails() {
         let (_listener, destination) = listener("127.0.0.1", 1024);
         let full = Dialer::to(destination).strategy(Strategy::FullRange).build().unwrap();
         match full.dial() {
-            Err(DialError::NotSupported { option: "IP_LOCAL_PORT_RANGE", strategy }) => {
+            Err(DialError::NotSupported { option: "IP_LOCAL_PORT_RANGE", strategy, .. }) => {
                 assert_eq!(strategy, "full-range");
             }
             other => panic!("{other:?}"),

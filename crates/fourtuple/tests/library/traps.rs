@@ -252,7 +252,7 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
             let dialer = Dialer::to(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
             for _ in 0..3 {
                 match dialer.dial() {
-                    Err(DialError::SelfConnect { destination: address }) => assert_eq!(address, itself),
+                    Err(DialError::SelfConnect { destination: address, .. }) => assert_eq!(address, itself),
                     other => panic!("{strategy}: {other:?}"),
                 }
             }
@@ -324,7 +324,7 @@ fn trap_10_device_and_freebind_keep_working() {
         let foreign: IpAddr = "192.0.2.1".parse().unwrap();
         let dialer = Dialer::to(destination).sources(SourcePool::one(foreign)).build().unwrap();
         assert!(
-            matches!(dialer.dial(), Err(DialError::SourceNotLocal { source_address }) if source_address == foreign)
+            matches!(dialer.dial(), Err(DialError::SourceNotLocal { source_address, .. }) if source_address == foreign)
         );
         const IP_FREEBIND: i32 = 15;
         let fd = socket::open(Transport::Tcp, destination, true).unwrap();

@@ -100,7 +100,7 @@ fn numbers_of_removed_members_are_reused() {
         let test = "numbers_of_removed_members_are_reused";
         let Some(mut group) = open(test, local(), 2, "map:flow:0:4") else { return };
         drop(group.leave(0).unwrap());
-        assert!(matches!(group.leave(0), Err(UdpGroupError::NoMember { index: 0 })));
+        assert!(matches!(group.leave(0), Err(UdpGroupError::NoMember { index: 0, .. })));
         assert!(matches!(group.leave(1), Err(UdpGroupError::Weights { .. })), "the last one");
         assert!(matches!(group.steer(&[1, 1]), Err(UdpGroupError::Weights { .. })));
         assert!(group.member(0).is_err());

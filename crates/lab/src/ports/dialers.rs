@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, UdpDialer};
 use fourtuple::ports::{PortRange, Random};
-use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{errno, errno_name};
 
 use crate::LabError;
 
@@ -123,11 +123,8 @@ fn udp_steps(
             Step::Window(window) => {
                 let set = option::set_local_port_range(socket.as_fd(), window.low(), window.high());
                 if set.map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))? == Answer::Absent {
-                    return Err(DialError::NotSupported {
-                        option: "IP_LOCAL_PORT_RANGE",
-                        strategy: strategy.to_string(),
-                    }
-                    .into());
+                    let absent = io::Error::from_raw_os_error(errno::ENOPROTOOPT);
+                    return Err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE")(absent));
                 }
                 0
             }

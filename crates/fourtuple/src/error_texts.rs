@@ -5,10 +5,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use fourtuple::dial::{BuildError, DialError, SourcePool, Strategy, Uncounted};
-use fourtuple::listen::{AcceptPolicy, Family, ListenError};
-use fourtuple::ports::{PortRange, PortSet};
-use fourtuple::spread::{ControlFilter, DeviceName, Selector, UdpGroupError};
+use crate::dial::{BuildError, DialError, SourcePool, Strategy, Uncounted};
+use crate::listen::{AcceptPolicy, Family, ListenError};
+use crate::ports::{PortRange, PortSet};
+use crate::spread::{ControlFilter, DeviceName, Selector, UdpGroupError};
 
 const EACCES: i32 = 13;
 
@@ -106,7 +106,7 @@ fn parse_errors() -> Vec<Box<dyn Error>> {
 
 #[cfg(feature = "tokio")]
 fn connect_errors() -> Vec<Box<dyn Error>> {
-    use fourtuple::dial::ConnectError;
+    use crate::dial::ConnectError;
     let (host, uri) = ("example.org".to_owned(), "http://".to_owned());
     let refused = || ConnectError::Dial(DialError::Refused { destination: address(), source_address: None });
     let errors = [

@@ -12,7 +12,9 @@ pub(crate) fn record(bytes: &[u8]) {
     for width in [20, 80, 200] {
         let shown = terminal::render(&saved, width, false);
         for line in shown.lines() {
-            assert!(line.chars().count() <= width, "{width}: {line}");
+            // A command is not broken, so that it can be copied.
+            let is_command = matches!(saved, Saved::Doctor(_)) && line.starts_with("    ");
+            assert!(is_command || line.chars().count() <= width, "{width}: {line}");
             assert!(!line.contains(char::is_control), "{line:?}");
         }
     }

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use fourtuple_record::{SCHEMA_JSON, Saved};
+use serde_json::Value;
+
 fn corpus() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
 }
@@ -39,6 +42,21 @@ fn every_corpus_has_a_target_and_a_fuzzer() {
     };
     assert_eq!(names(corpus()), targets);
     assert_eq!(names(corpus().join("../fuzz_targets")), targets);
+}
+
+/// The mutator changes values and cannot make a record of another kind.
+#[test]
+fn every_kind_of_record_has_a_seed() {
+    let schema: Value = serde_json::from_str(SCHEMA_JSON).unwrap();
+    let kinds = schema["properties"]["command"]["enum"].as_array().expect("the kinds of records");
+    let seeds: Vec<String> = fs::read_dir(corpus().join("saved"))
+        .unwrap()
+        .filter_map(|file| Saved::parse(&fs::read_to_string(file.unwrap().path()).ok()?).ok())
+        .map(|record| record.common().command.to_owned())
+        .collect();
+    for kind in kinds {
+        assert!(seeds.iter().any(|seed| seed == kind), "no seed of {kind}");
+    }
 }
 
 #[test]

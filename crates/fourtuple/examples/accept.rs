@@ -14,6 +14,7 @@ use std::thread;
 
 use fourtuple::listen::{
     AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, ListenerGroup, ListenerGroupBuilder, Recycle, Session,
+    Workers,
 };
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -75,7 +76,8 @@ fn runtime() -> std::io::Result<Runtime> {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let Arguments { policy, listen, workers, recycle } = arguments()?;
-    let group = ListenerGroupBuilder::at(listen).policy(policy).seats(workers).recycle(recycle).open()?;
+    let group = ListenerGroupBuilder::at(listen).workers(Workers::Runtimes).policy(policy);
+    let group = group.seats(workers).recycle(recycle).open()?;
     eprintln!("listening on {}, {workers} workers, {}", group.endpoint(), group.choice());
     // With this policy one thread accepts for all workers.
     let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| group.dispatcher()).transpose()?;

@@ -131,7 +131,8 @@ pub mod ports;
 pub mod spread;
 mod sync;
 
-// Compiles the examples of the README.
+// Compiles the examples of the README of the repository and of the package.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

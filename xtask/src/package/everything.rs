@@ -4,13 +4,13 @@ use std::error::Error;
 use std::net::SocketAddr;
 
 use fourtuple::dial::Connector;
-use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder};
+use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder, Workers};
 use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let address: SocketAddr = "127.0.0.1:0".parse()?;
-    let group = ListenerGroupBuilder::at(address).open()?;
+    let group = ListenerGroupBuilder::at(address).workers(Workers::Runtimes).open()?;
     let acceptor = AsyncAcceptor::new(group.join()?)?;
     let listening = group.endpoint().inet().ok_or("a TCP listener has an address and a port")?;
     let stream = Connector::new().connect("127.0.0.1", listening.port()).await?;

@@ -125,6 +125,11 @@ impl PolicyWorker {
                 connection.carry = bytes;
                 next
             }
+            // The write limit of the group: the client does not read.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                self.counts.error("unread-response");
+                Next::Close
+            }
             Err(error) => {
                 self.counts.error(&errno_name(&error));
                 Next::Close

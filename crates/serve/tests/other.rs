@@ -229,6 +229,24 @@ fn idle_connections_are_closed_and_counted() {
     });
 }
 
+/// With a policy the worker itself waits for a client that does not read, up to the write limit.
+#[test]
+fn a_client_that_never_reads_is_closed_under_a_policy() {
+    in_namespace(|| {
+        for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot, AcceptPolicy::Dispatcher] {
+            let mut server = serve(Protocol::Crr { request: 1, response: 1_000_000 });
+            (server.policy, server.workers) = (Some(policy), 1);
+            let running = server.start().unwrap();
+            let mut pipelining = connect(&running);
+            pipelining.write_all(&[b'a'; 64]).unwrap();
+            // The only worker serves the next client after the limit.
+            exchange(&mut connect(&running), b"a", 1_000_000);
+            let results = running.stop();
+            assert_eq!(errors(&results), [("unread-response".to_owned(), 1)], "{policy:?}");
+        }
+    });
+}
+
 #[test]
 fn pinned_workers_serve() {
     in_namespace(|| {

@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::listen::tokio::{Accepted, Session, Stream};
+use crate::listen::stream::Stream;
+use crate::listen::tokio::{Accepted, Session};
 use crate::listen::turn::TurnBytes;
 
 /// An accepted connection of a tokio runtime, for servers that take one object per connection, such as hyper and axum.

@@ -1,7 +1,6 @@
 //! The acceptor as the listener of `axum::serve`.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::{self, Future};
 use std::io;
 use std::pin::Pin;
@@ -22,7 +21,7 @@ use tower_service::Service;
 
 use crate::listen::accepted_stream::{AcceptedStream, SessionHandle, StreamAddr};
 use crate::listen::error::ListenError;
-use crate::listen::tokio::{AsyncAcceptor, Session};
+use crate::listen::tokio::{AsyncAcceptor, OnError, Session};
 
 /// Pause after an accept() that failed. The trait cannot return the error.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -59,9 +58,7 @@ impl Listener for AsyncAcceptor {
                 }
                 Err(ListenError::Drained) => future::pending().await,
                 Err(error) => {
-                    if let OnError(Some(report)) = &self.on_error {
-                        report(&error);
-                    }
+                    self.on_error.report(&error);
                     time::sleep(PAUSE).await;
                 }
             }
@@ -81,20 +78,8 @@ impl AsyncAcceptor {
     /// errors.
     #[must_use]
     pub fn on_error(mut self, report: impl Fn(&ListenError) + Send + Sync + 'static) -> AsyncAcceptor {
-        self.on_error = OnError(Some(Box::new(report)));
+        self.on_error = OnError::new(report);
         self
-    }
-}
-
-/// The function of [`AsyncAcceptor::on_error`], if one was set.
-#[derive(Default)]
-pub(super) struct OnError(Option<Box<Report>>);
-
-type Report = dyn Fn(&ListenError) + Send + Sync;
-
-impl fmt::Debug for OnError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(if self.0.is_some() { "OnError(set)" } else { "OnError" })
     }
 }
 

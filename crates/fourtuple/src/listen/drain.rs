@@ -274,3 +274,42 @@ impl ListenerGroup {
 fn ends_queue(error: &io::Error) -> bool {
     matches!(errno_name(error).as_str(), "EAGAIN" | "EINVAL")
 }
+
+#[cfg(feature = "tokio")]
+impl ListenerGroup {
+    /// Does the same as [`drain`](ListenerGroup::drain) on a blocking thread of the current runtime, so that the tasks of this runtime finish
+    /// their requests meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`drain`](ListenerGroup::drain); [`ListenError::Call`] if the runtime shuts down.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime.
+    pub async fn drain_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        self.off_runtime(move |group| group.drain(deadline)).await
+    }
+
+    /// Does the same as [`retire`](ListenerGroup::retire) on a blocking thread of the current runtime.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime.
+    pub async fn retire_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        self.off_runtime(move |group| group.retire(deadline)).await
+    }
+
+    async fn off_runtime<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&ListenerGroup) -> Result<T, ListenError> + Send + 'static,
+    ) -> Result<T, ListenError> {
+        let group = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&group)).await;
+        done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error.into())))
+    }
+}

@@ -31,6 +31,8 @@ mod fresh;
 mod group;
 mod handoff;
 mod idle;
+#[cfg(feature = "tokio")]
+mod incoming;
 mod listeners;
 mod path;
 mod policy;
@@ -39,6 +41,8 @@ mod process;
 mod recycle;
 mod rounds;
 mod seats;
+#[cfg(feature = "tokio")]
+mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;
 #[cfg(feature = "tokio")]
@@ -59,6 +63,8 @@ pub use drain::DrainReport;
 pub use error::ListenError;
 pub use fourtuple_syscalls::Endpoint;
 pub use group::ListenerGroup;
+#[cfg(feature = "tokio")]
+pub use incoming::Incoming;
 pub use path::{SocketPath, bind_path};
 pub use policy::{AcceptPolicy, Family, Workers};
 pub use policy_table::AcceptPolicyError;
@@ -66,4 +72,6 @@ pub use process::WorkerProcess;
 pub use recycle::Recycle;
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
-pub use tokio::{Accepted, AsyncAcceptor, Incoming, Session, Stream};
+pub use stream::Stream;
+#[cfg(feature = "tokio")]
+pub use tokio::{Accepted, AsyncAcceptor, Session};

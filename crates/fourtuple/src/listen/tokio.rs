@@ -4,31 +4,28 @@
 //! [`Acceptor::next`]. The runtime's epoll cannot watch the acceptor's epoll instead: `ep_poll_callback` ignores EPOLLEXCLUSIVE
 //! for a nested epoll, and the kernel would wake all workers for each connection.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{self, Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::{spawn_blocking, yield_now};
+use tokio::task::yield_now;
 
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
 use crate::listen::connection::{Connection, OpenGuard, chance};
-use crate::listen::drain::DrainReport;
 use crate::listen::error::ListenError;
 use crate::listen::group::{Inner, ListenerGroup};
+use crate::listen::incoming::Incoming;
 use crate::listen::policy::Family;
 use crate::listen::recycle::Recycle;
 use crate::listen::seats::{Count, Phase};
+use crate::listen::stream::Stream;
 use crate::listen::turn::Turn;
 use crate::listen::wait::seat::is_out_of_watches;
 
@@ -82,7 +79,35 @@ pub struct AsyncAcceptor {
     seat: usize,
     /// Called with the errors that the listener of axum cannot return.
     #[cfg(feature = "axum")]
-    pub(super) on_error: crate::listen::axum::OnError,
+    pub(super) on_error: OnError,
+}
+
+/// The function of [`AsyncAcceptor::on_error`], if one was set.
+#[cfg(feature = "axum")]
+#[derive(Default)]
+pub(super) struct OnError(Option<Box<Report>>);
+
+#[cfg(feature = "axum")]
+type Report = dyn Fn(&ListenError) + Send + Sync;
+
+#[cfg(feature = "axum")]
+impl OnError {
+    pub(super) fn new(report: impl Fn(&ListenError) + Send + Sync + 'static) -> OnError {
+        OnError(Some(Box::new(report)))
+    }
+
+    pub(super) fn report(&self, error: &ListenError) {
+        if let Some(report) = &self.0 {
+            report(error);
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl std::fmt::Debug for OnError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(if self.0.is_some() { "OnError(set)" } else { "OnError" })
+    }
 }
 
 /// A readable connection of a runtime. Dropping the stream closes it; drop the session with it, or use
@@ -273,7 +298,7 @@ impl AsyncAcceptor {
             group,
             seat,
             #[cfg(feature = "axum")]
-            on_error: crate::listen::axum::OnError::default(),
+            on_error: OnError::default(),
         })
     }
 
@@ -342,10 +367,11 @@ impl AsyncAcceptor {
     /// # Ok(()) }
     /// ```
     pub fn incoming(self) -> Incoming {
-        Incoming { next: Box::pin(self.accept_owned()) }
+        Incoming::of(self)
     }
 
-    async fn accept_owned(mut self) -> (AsyncAcceptor, Result<Accepted, ListenError>) {
+    /// Waits for a connection, and returns the acceptor with it.
+    pub(super) async fn accept_owned(mut self) -> (AsyncAcceptor, Result<Accepted, ListenError>) {
         let accepted = self.accept().await;
         (self, accepted)
     }
@@ -391,154 +417,5 @@ impl Drop for AsyncAcceptor {
     fn drop(&mut self) {
         self.stop();
         self.join();
-    }
-}
-
-/// The connections of an [`AsyncAcceptor`] as a stream; see [`AsyncAcceptor::incoming`]. An error does not end the stream. Dropping it drops
-/// the acceptor.
-pub struct Incoming {
-    next: Pin<Box<Accepting>>,
-}
-
-/// A call of [`AsyncAcceptor::accept`], with the acceptor.
-type Accepting = dyn Future<Output = (AsyncAcceptor, Result<Accepted, ListenError>)> + Send;
-
-impl fmt::Debug for Incoming {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Incoming").finish_non_exhaustive()
-    }
-}
-
-impl futures_core::Stream for Incoming {
-    type Item = Result<Accepted, ListenError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let (acceptor, accepted) = task::ready!(self.next.as_mut().poll(context));
-        self.next = Box::pin(acceptor.accept_owned());
-        Poll::Ready(match accepted {
-            Err(ListenError::Drained) => None,
-            accepted => Some(accepted),
-        })
-    }
-}
-
-impl ListenerGroup {
-    /// Does the same as [`drain`](ListenerGroup::drain) on a blocking thread of the current runtime, so that the tasks of this runtime finish
-    /// their requests meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`drain`](ListenerGroup::drain); [`ListenError::Call`] if the runtime shuts down.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside of a tokio runtime.
-    pub async fn drain_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
-        self.off_runtime(move |group| group.drain(deadline)).await
-    }
-
-    /// Does the same as [`retire`](ListenerGroup::retire) on a blocking thread of the current runtime.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside of a tokio runtime.
-    pub async fn retire_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
-        self.off_runtime(move |group| group.retire(deadline)).await
-    }
-
-    async fn off_runtime<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&ListenerGroup) -> Result<T, ListenError> + Send + 'static,
-    ) -> Result<T, ListenError> {
-        let group = self.clone();
-        let done = spawn_blocking(move || work(&group)).await;
-        done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error.into())))
-    }
-}
-
-/// A stream socket of a runtime, over TCP or AF_UNIX.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Stream {
-    /// TCP.
-    Tcp(TcpStream),
-    /// AF_UNIX.
-    Unix(UnixStream),
-}
-
-impl Stream {
-    /// Returns the socket, which the runtime watches no longer.
-    fn into_socket(self) -> io::Result<OwnedFd> {
-        Ok(match self {
-            Stream::Tcp(stream) => stream.into_std()?.into(),
-            Stream::Unix(stream) => stream.into_std()?.into(),
-        })
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Tcp(stream) => stream.as_fd(),
-            Stream::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        room: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, room),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(context, room),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Stream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Stream::Tcp(stream) => stream.is_write_vectored(),
-            Stream::Unix(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            Stream::Unix(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-        }
     }
 }

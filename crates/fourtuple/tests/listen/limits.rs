@@ -368,7 +368,9 @@ fn processes_have_separate_listeners() {
 fn signals_interrupt_no_wait() {
     in_namespace(|| {
         each_in_namespace(everywhere("signals_interrupt_no_wait"), |(policy, family)| {
-            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
+            // A slow host needs longer than the default limit for the response.
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
+            let group = listen.write_limit(Duration::from_secs(60)).open().unwrap();
             let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
             thread::scope(|scope| {
                 let _stopping = StopOnDrop(stop);

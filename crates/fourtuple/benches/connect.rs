@@ -21,6 +21,7 @@ use fourtuple_syscalls::{netns, option, resource};
 use summary::{load, quartiles};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -30,6 +31,8 @@ const LOW: u16 = 32_768;
 const HIGH: u16 = 60_999;
 const CONNECTS: usize = 50;
 const BLOCKS: usize = 400;
+/// The default of a connector.
+const LIMIT: Duration = Duration::from_secs(10);
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn AsFd>, Box<dyn Error>>>>>;
 
@@ -58,18 +61,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let connector: &'static Connector = Box::leak(Box::new(Connector::new()));
     let dialer: &'static Dialer = Box::leak(Box::new(runtime.block_on(connector.dialers().get(address))?));
-    let tokio = |nodelay: bool| {
+    let plain = || {
+        let connect = move || -> Connecting {
+            Box::pin(async move { Ok(Box::new(TcpStream::connect(address).await?) as Box<dyn AsFd>) })
+        };
+        Side { name: "TcpStream::connect", connect: Box::new(connect), dialer: None }
+    };
+    // What a connector does besides: a time limit, and TCP_NODELAY.
+    let limited = || {
         let connect = move || -> Connecting {
             Box::pin(async move {
-                let stream = TcpStream::connect(address).await?;
-                if nodelay {
-                    stream.set_nodelay(true)?;
-                }
+                let stream = time::timeout(LIMIT, TcpStream::connect(address)).await??;
+                stream.set_nodelay(true)?;
                 Ok(Box::new(stream) as Box<dyn AsFd>)
             })
         };
-        let name = if nodelay { "TcpStream::connect and set_nodelay" } else { "TcpStream::connect" };
-        Side { name, connect: Box::new(connect), dialer: None }
+        Side { name: "timeout(TcpStream::connect), set_nodelay", connect: Box::new(connect), dialer: None }
     };
     let dial = move || -> Connecting {
         Box::pin(async move { Ok(Box::new(dialer.dial_tokio().await?.0) as Box<dyn AsFd>) })
@@ -79,8 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Box::pin(async move { Ok(Box::new(connector.connect_to(address).await?) as Box<dyn AsFd>) })
     };
     let connected = Side { name: "Connector::connect_to", connect: Box::new(connect), dialer: Some(dialer) };
-    for (side, reference) in [(dialed, tokio(false)), (connected, tokio(true)), (tokio(false), tokio(false))]
-    {
+    for (side, reference) in [(dialed, plain()), (connected, limited()), (plain(), plain())] {
         compare(&runtime, &listener, &side, &reference)?;
     }
     println!("load average {}", load());

@@ -40,6 +40,7 @@ impl Endpoint {
 }
 
 impl From<SocketAddr> for Endpoint {
+    #[inline]
     fn from(address: SocketAddr) -> Self {
         Endpoint::Inet(address)
     }
@@ -125,6 +126,7 @@ impl RawAddress {
         &raw mut self.length
     }
 
+    #[inline]
     pub(crate) fn to_std(&self) -> io::Result<SocketAddr> {
         to_std(&self.storage)
     }
@@ -154,6 +156,7 @@ impl RawAddress {
 }
 
 /// Converts an address that the kernel or this crate has written.
+#[inline]
 pub(crate) fn to_std(storage: &libc::sockaddr_storage) -> io::Result<SocketAddr> {
     match libc::c_int::from(storage.ss_family) {
         libc::AF_INET => {

@@ -18,6 +18,7 @@ pub enum Transport {
 }
 
 /// Returns an IPv4-mapped IPv6 address as the IPv4 address for which it stands, and other addresses unchanged.
+#[inline]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
@@ -26,6 +27,7 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// Opens a socket of the family of `address`, close-on-exec.
+#[inline]
 pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = match transport {
@@ -96,10 +98,12 @@ pub enum Connect {
 }
 
 /// Connects a socket to an address (connect(2)).
+#[inline]
 pub fn connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Connect> {
     connect_raw(socket, &RawAddress::from(address))
 }
 
+#[inline]
 fn connect_raw(socket: BorrowedFd<'_>, raw: &RawAddress) -> io::Result<Connect> {
     // SAFETY: pointer and length describe one initialised address that outlives the call.
     match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }) {
@@ -229,6 +233,7 @@ pub fn shutdown_write(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Returns the local address (getsockname(2)).
+#[inline]
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     // SAFETY: the pointers describe writable room for the longest address, and its length.

@@ -151,7 +151,7 @@ impl Dialer {
     /// # Ok(()) }
     /// ```
     pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
-        let mut attempt = self.prepare_uncounted(socket).map_err(|error| self.counted(error))?;
+        let mut attempt = self.prepare_uncounted(socket, false).map_err(|error| self.counted(error))?;
         attempt.note_prepared();
         Ok(attempt)
     }
@@ -160,8 +160,9 @@ impl Dialer {
     pub(super) fn prepare_uncounted(
         &self,
         socket: std::os::fd::BorrowedFd<'_>,
+        is_timed: bool,
     ) -> Result<Attempt<'_>, DialError> {
-        let mut attempt = Attempt::begin(self);
+        let mut attempt = Attempt::begin(self, is_timed);
         attempt.first(socket)?;
         Ok(attempt)
     }
@@ -174,7 +175,7 @@ impl Dialer {
     ///
     /// The same errors as [`Attempt::taken`].
     pub fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
-        let mut attempt = Attempt::begin(self);
+        let mut attempt = Attempt::begin(self, false);
         let request = attempt.next_request()?;
         Ok((attempt, request))
     }
@@ -230,7 +231,7 @@ impl Dialer {
     /// found. The flag says whether the connection is established.
     pub(super) fn start(&self, nonblocking: bool) -> Result<(OwnedFd, Attempt<'_>, bool), DialError> {
         let mut socket = self.open(nonblocking)?;
-        let mut attempt = self.prepare_uncounted(socket.as_fd())?;
+        let mut attempt = self.prepare_uncounted(socket.as_fd(), nonblocking)?;
         loop {
             let error = match attempt.connect(socket.as_fd()) {
                 Ok(progress) => return Ok((socket, attempt, progress == Connect::Done)),

@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::mem;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,8 @@ struct Page {
     last_wait: Duration,
     /// The time of the last failure.
     failed: Option<Instant>,
+    /// Whether the last search of the kernel was slow.
+    was_slow: bool,
 }
 
 /// An interval in which a failed source is not used while another source works.
@@ -75,6 +78,7 @@ impl PortLedger {
             back_off: None,
             last_wait: Duration::ZERO,
             failed: None,
+            was_slow: false,
         };
         let pages: Vec<Page> = if sources.is_empty() {
             vec![page(None)]
@@ -221,6 +225,30 @@ impl PortLedger {
         self.pages[page].room * 2 <= self.empty
     }
 
+    /// Returns whether less than a quarter of the ports of `page` are in use, so that the kernel's own search is short: a search passes
+    /// at most the ports in use.
+    pub(super) fn is_sparse(&self, page: usize) -> bool {
+        self.pages[page].room * 4 > self.empty * 3
+    }
+
+    /// Records whether a search of the kernel took long, while [`PortLedger::is_sparse`]. After two such searches in sequence other
+    /// programs must hold more ports than the ledger knows.
+    pub(super) fn note_search(&mut self, page: usize, was_slow: bool) {
+        if mem::replace(&mut self.pages[page].was_slow, was_slow) && was_slow {
+            self.note_crowd(page);
+        }
+    }
+
+    /// Returns whether the last search of the kernel took long.
+    pub(super) fn was_slow(&self, page: usize) -> bool {
+        self.pages[page].was_slow
+    }
+
+    /// Counts half of the ports of `page` as in use by other programs, without their numbers.
+    pub(super) fn note_crowd(&mut self, page: usize) {
+        self.set_room(page, self.room(page).min(self.empty / 2));
+    }
+
     /// Draws a free port of `page` at random, because a port that can be guessed makes blind attacks easier (RFC 6056), and marks it
     /// as in use.
     pub(super) fn take(&mut self, page: usize, random: &mut Random) -> Option<u16> {
@@ -336,6 +364,32 @@ mod tests {
         ledger.note(1, 101);
         ledger.note(1, 9);
         assert_eq!(ledger.room(1), 6);
+    }
+
+    #[test]
+    fn two_slow_searches_in_sequence_end_the_choice_of_the_kernel() {
+        let mut ledger = ledger(100, 199, "");
+        for was_slow in [true, false, true, false] {
+            ledger.note_search(0, was_slow);
+            assert_eq!((ledger.was_slow(0), ledger.is_sparse(0)), (was_slow, true));
+        }
+        ledger.note_search(0, true);
+        ledger.note_search(0, true);
+        assert_eq!([0, 1].map(|page| ledger.is_sparse(page)), [false, true]);
+        // A quarter of the ports must be released first.
+        for released in 1..=26 {
+            ledger.free_unknown(0);
+            assert_eq!(ledger.is_sparse(0), released == 26, "{released} released");
+        }
+    }
+
+    #[test]
+    fn a_page_with_a_quarter_of_its_ports_in_use_is_not_sparse() {
+        let mut ledger = ledger(100, 107, "");
+        for (port, is_sparse) in [(100, true), (101, false), (102, false)] {
+            ledger.note(0, port);
+            assert_eq!(ledger.is_sparse(0), is_sparse, "{port}");
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@ use crate::dial::strategy::Strategy;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DialReport {
-    /// The strategy of the dial; for [`Strategy::Auto`] the strategy that the dialer chose.
+    /// The strategy of the dial; for [`Strategy::Auto`] the strategy that the dialer chose, or
+    /// [`Strategy::KernelDefault`] while few ports are in use.
     pub strategy: Strategy,
     /// Source address and port.
     pub source: SocketAddr,

@@ -94,12 +94,14 @@ impl Dialer {
         limit: Option<time::Instant>,
     ) -> Result<(TcpStream, DialReport), DialError> {
         let deadline = self.timeout.and_then(|timeout| time::Instant::now().checked_add(timeout));
-        let (socket, mut attempt) = match self.start_tokio().await {
-            Ok(started) => started,
+        let mut attempt = Attempt::begin(self, true);
+        let socket = match self.start_tokio(&mut attempt).await {
+            Ok(socket) => socket,
             Err(error) => {
                 // Without a wait a task that repeats a failing dial would keep the thread from all other tasks.
                 task::yield_now().await;
-                return Err(self.counted_tokio(error).await);
+                // Boxed, as below: most dials need no room for it.
+                return Err(Box::pin(self.counted_tokio(error)).await);
             }
         };
         attempt.set_limit(limit.map(time::Instant::into_std));
@@ -136,14 +138,19 @@ impl Dialer {
     }
 
     /// Dials up to the handshake, as [`Dialer::start`] does.
-    async fn start_tokio(&self) -> Result<(OwnedFd, Attempt<'_>), DialError> {
+    async fn start_tokio(&self, attempt: &mut Attempt<'_>) -> Result<OwnedFd, DialError> {
         let mut socket = self.open(true)?;
-        let mut attempt = self.prepare_uncounted(socket.as_fd())?;
+        attempt.first(socket.as_fd())?;
         loop {
-            let result;
-            (socket, result) = self.connect_tokio(socket, &mut attempt).await?;
+            let result = if attempt.searches_for_long() {
+                let result;
+                (socket, result) = Box::pin(self.search_tokio(socket, attempt)).await?;
+                result
+            } else {
+                attempt.connect(socket.as_fd())
+            };
             let error = match result {
-                Ok(_) => return Ok((socket, attempt)),
+                Ok(_) => return Ok(socket),
                 Err(error) => error,
             };
             if attempt.retry(socket.as_fd(), error)? == Retry::FreshSocket {
@@ -155,17 +162,12 @@ impl Dialer {
         }
     }
 
-    /// Calls connect(), on a blocking thread if its search may be long. If the dial is dropped meanwhile, that thread closes the
-    /// socket.
-    async fn connect_tokio(
+    /// Calls connect() on a blocking thread. If the dial is dropped meanwhile, that thread closes the socket.
+    async fn search_tokio(
         &self,
         socket: OwnedFd,
         attempt: &mut Attempt<'_>,
     ) -> Result<(OwnedFd, io::Result<Connect>), DialError> {
-        if !attempt.searches_for_long() {
-            let result = attempt.connect(socket.as_fd());
-            return Ok((socket, result));
-        }
         let destination = self.destination;
         let searched = task::spawn_blocking(move || {
             let begun = Instant::now();

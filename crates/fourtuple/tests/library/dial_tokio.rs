@@ -4,11 +4,13 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
+use fourtuple_syscalls::option;
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -186,6 +188,47 @@ fn dials_that_fail_at_once_let_other_tasks_run() {
                 }
             });
         }
+    });
+}
+
+#[test]
+fn the_kernel_chooses_below_a_quarter_of_the_ports() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let steered = dialer.choice().strategy;
+        assert_ne!(steered, Strategy::KernelDefault);
+        run(async {
+            let mut held = Vec::new();
+            for expected in [Strategy::KernelDefault, Strategy::KernelDefault, steered, steered] {
+                let (stream, report) = dialer.dial_tokio().await.unwrap();
+                assert_eq!((report.strategy, report.attempts), (expected, 1));
+                held.push(stream);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_vain_search_of_the_kernel_is_not_repeated() {
+    in_namespace(|| {
+        range("20000 20007");
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let steered = dialer.choice().strategy;
+        // Another program takes all ports, which the ledger does not know.
+        let other = Dialer::to(destination).build().unwrap();
+        let mut held: Vec<_> = (0..8).map(|_| other.dial().unwrap().0).collect();
+        run(async {
+            let error = dialer.dial_tokio().await.unwrap_err();
+            assert!(matches!(error, DialError::PortsExhausted { .. }), "{error:?}");
+            let freed = held.pop().unwrap();
+            option::set_reset_on_close(freed.as_fd()).unwrap();
+            drop(freed);
+            let (_stream, report) = dialer.dial_tokio().await.unwrap();
+            assert_eq!(report.strategy, steered);
+        });
     });
 }
 

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Connect};
+use fourtuple_syscalls::{option, resource};
 
 use crate::capabilities::LocalPortRange;
 use crate::dial::dialer::Dialer;
@@ -35,6 +35,9 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 /// little harm: the back-off of a source only prefers the other sources of the pool.
 const UNANSWERED: Duration = Duration::from_millis(100);
 
+/// Time of a connect() after which the kernel must have searched many ports: thousands at about 20 ns each.
+const SLOW_SEARCH: Duration = Duration::from_micros(200);
+
 /// Largest window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
 const LONG_SEARCH: u32 = 1024;
 
@@ -51,6 +54,13 @@ pub struct Attempt<'a> {
     /// Port that the ledger gave to this attempt, until the kernel has accepted or refused it.
     named: Option<u16>,
     hints_left: u32,
+    /// Whether the time of connect() is that of the search, so that a search longer than expected is noticed: connect() does not
+    /// block and is called by the dialer.
+    is_timed: bool,
+    /// Whether the kernel chooses the port, because the ledger expects its search to be short.
+    is_sparse: bool,
+    /// Whether that search took long, and before connect() the search of the dial before.
+    was_slow: bool,
     /// Steps of the strategy so far.
     steps: u32,
     strategy: Strategy,
@@ -96,13 +106,16 @@ enum StepError {
 }
 
 impl<'a> Attempt<'a> {
-    pub(super) fn begin(dialer: &'a Dialer) -> Self {
+    pub(super) fn begin(dialer: &'a Dialer, is_timed: bool) -> Self {
         let mut attempt = Attempt {
             dialer,
             page: 0,
             source: dialer.fixed_source,
             named: None,
-            hints_left: if dialer.choice.steered { HINTS } else { 0 },
+            hints_left: 0,
+            is_timed,
+            is_sparse: false,
+            was_slow: false,
             steps: 0,
             strategy: dialer.choice.strategy,
             step: Step::Search,
@@ -131,14 +144,19 @@ impl<'a> Attempt<'a> {
         self.page = page;
         self.source = ledger.source(page);
         self.steps = 0;
-        self.hints_left = if self.dialer.choice.steered { HINTS } else { 0 };
-        self.strategy = self.dialer.choice.strategy;
-        if self.dialer.choice.found == Some(LocalPortRange::Absent) && !ledger.past_half(page) {
-            // Without IP_LOCAL_PORT_RANGE a port from the ledger must be bound by number, and no automatic choice takes such
-            // a port. While half of the ports are free, the kernel's own search is as fast and has no such effect.
-            self.hints_left = 0;
-            self.strategy = Strategy::KernelDefault;
-        }
+        let choice = &self.dialer.choice;
+        // The kernel's search is then as fast as setsockopt(IP_LOCAL_PORT_RANGE), or faster.
+        self.is_sparse = choice.steered && self.is_timed && ledger.is_sparse(page);
+        self.was_slow = self.is_sparse && ledger.was_slow(page);
+        // Without IP_LOCAL_PORT_RANGE a port from the ledger must be bound by number, and no automatic choice takes such a port.
+        // While half of the ports are free, the kernel's own search is as fast and has no such effect.
+        let is_default =
+            self.is_sparse || choice.found == Some(LocalPortRange::Absent) && !ledger.past_half(page);
+        (self.hints_left, self.strategy) = match choice.steered {
+            true if is_default => (0, Strategy::KernelDefault),
+            true => (HINTS, choice.strategy),
+            false => (0, choice.strategy),
+        };
     }
 
     /// Continues the dial from another source of the pool, or returns the error of the dial if no source is worth trying.
@@ -153,6 +171,9 @@ impl<'a> Attempt<'a> {
             self.exhausted.get_or_insert(self.source);
         }
         let Some(mut ledger) = self.dialer.ledger() else { return Err(self.give_up(obstacle)) };
+        if why == Failure::Exhausted && self.is_sparse {
+            ledger.note_crowd(self.page);
+        }
         if !ledger.is_pool() {
             drop(ledger);
             return Err(self.give_up(obstacle));
@@ -199,6 +220,9 @@ impl<'a> Attempt<'a> {
         let (range, reserved) = (self.dialer.range, &self.dialer.reserved);
         let steps = self.steps;
         self.steps += 1;
+        if self.is_sparse {
+            return (steps == 0).then_some(Step::Search);
+        }
         random::with(|random| self.strategy.unreserved_step(steps, range, reserved, random))
     }
 
@@ -218,9 +242,14 @@ impl<'a> Attempt<'a> {
 
     /// Calls connect() and adds its duration to the report.
     pub(super) fn connect(&mut self, socket: BorrowedFd<'_>) -> io::Result<Connect> {
+        // After a search that took long, the CPU time shows whether the thread searched or had lost its processor.
+        let cpu = self.was_slow.then(resource::thread_cpu_time);
         let begun = Instant::now();
         let result = socket::connect(socket, self.dialer.destination);
-        self.end_connect(begun, Instant::now());
+        let ended = Instant::now();
+        self.end_connect(begun, ended);
+        let search = cpu.map_or(ended - begun, |begun| resource::thread_cpu_time() - begun);
+        self.was_slow = self.is_sparse && search > SLOW_SEARCH;
         result
     }
 
@@ -241,7 +270,7 @@ impl<'a> Attempt<'a> {
     /// loop makes such a call on another thread.
     pub fn searches_for_long(&self) -> bool {
         match self.step {
-            Step::Search => true,
+            Step::Search => !self.is_sparse,
             Step::Window(window) => window.len() > LONG_SEARCH,
             Step::Bind(_) => false,
         }
@@ -392,6 +421,9 @@ impl<'a> Attempt<'a> {
         if let Some(mut ledger) = self.dialer.ledger() {
             if self.named != Some(source.port()) {
                 ledger.note(self.page, source.port());
+            }
+            if self.is_sparse {
+                ledger.note_search(self.page, self.was_slow);
             }
             ledger.succeed(self.page);
         }

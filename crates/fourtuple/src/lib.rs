@@ -114,7 +114,7 @@
 //! - `bpf`: the accept policy `reuseport-least-busy` and the selectors that are BPF programs. They need CAP_BPF and
 //!   CAP_NET_ADMIN at run time, and no compiler at build time.
 //! - `uring`: the accept policy `uring-oneshot`.
-//! - `serde`: `Serialize` for reports, counters and their settings.
+//! - `serde`: `Serialize` for reports and counters, and also `Deserialize` for settings, in the form of their `Display`.
 //! - `tracing`: a debug event for each dial and each failure.
 //! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
 #![forbid(unsafe_code)]
@@ -130,6 +130,8 @@ pub mod listen;
 pub mod ports;
 pub mod spread;
 mod sync;
+#[cfg(feature = "serde")]
+mod text;
 
 // Compiles the examples of the README of the repository and of the package.
 #[cfg(doctest)]

@@ -9,12 +9,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::dial::dialer::Dialer;
+use crate::dial::error::DialError;
 use crate::dial::report::DialReport;
 
-/// A connection of a [`Connector`](super::Connector).
+/// A connection of a [`Connector`](super::Connector), or of a dialer with [`DialedStream::dial`].
 ///
 /// When the stream is dropped after the peer closed or reset the connection first, the stream marks its port as free in the
 /// dialer's ledger: [`Dialer::release`] needs no call.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use fourtuple::dial::{DialedStream, Dialer};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let dialer = Arc::new(Dialer::to("192.0.2.1:80".parse()?).build_tokio().await?);
+/// let stream = DialedStream::dial(Arc::clone(&dialer)).await?;
+/// println!("from {} to {}", stream.local_addr(), stream.peer_addr());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct DialedStream {
     // Declared before `port`, so that the socket is closed before another dial can take the port.
@@ -46,6 +58,20 @@ impl DialedStream {
         DialedStream { stream, port, report, is_shut_down: false }
     }
 
+    /// Opens a connection on the current tokio runtime, as [`Dialer::dial_tokio`] does.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Dialer::dial_tokio`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with I/O enabled, and time if the dialer has a timeout.
+    pub async fn dial(dialer: Arc<Dialer>) -> Result<DialedStream, DialError> {
+        let (stream, report) = dialer.dial_tokio().await?;
+        Ok(DialedStream::new(stream, report, dialer))
+    }
+
     /// Returns the source address and port of the connection, and the time that the dial took to find the port.
     pub fn report(&self) -> DialReport {
         self.report
@@ -72,6 +98,13 @@ impl DialedStream {
         if is_reset || (is_end && !self.is_shut_down) {
             self.port.peer_closed_first = true;
         }
+    }
+}
+
+/// Does the same as [`DialedStream::into_inner`].
+impl From<DialedStream> for TcpStream {
+    fn from(stream: DialedStream) -> TcpStream {
+        stream.into_inner()
     }
 }
 

@@ -26,6 +26,7 @@ pub struct Census {
 
 /// The reason for a missing [`Census`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Uncounted {
     /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set.

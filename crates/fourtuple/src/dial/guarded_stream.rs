@@ -71,6 +71,13 @@ impl<D: Deref<Target = Dialer>> GuardedStream<D> {
     }
 }
 
+/// Does the same as [`GuardedStream::into_inner`].
+impl<D: Deref<Target = Dialer>> From<GuardedStream<D>> for TcpStream {
+    fn from(stream: GuardedStream<D>) -> TcpStream {
+        stream.into_inner()
+    }
+}
+
 impl<D: Deref<Target = Dialer>> Drop for GuardedStream<D> {
     fn drop(&mut self) {
         let Some(state) = self.state() else { return };

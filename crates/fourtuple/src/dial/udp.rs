@@ -23,6 +23,7 @@ use crate::ports::{PortRange, PortSet};
 
 /// Whether a connected UDP socket shares its port with sockets to other destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Sharing {
     /// Each socket has a port of its own on its source address, so there are at most as many sockets as ports. This is the kernel's

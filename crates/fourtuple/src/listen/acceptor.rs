@@ -142,11 +142,11 @@ impl Acceptor {
         connection.write_left = group.0.write_limit;
         connection.moves_to(seats, *number);
         let recycle = group.0.recycle;
-        connection.last = recycle.is_last(connection.served, connection.age(), connection.chance());
+        connection.last = recycle.is_last(connection.served(), connection.age(), connection.chance());
         if let Some(asked) = asked {
             connection.last = seats.comparison().is_last(self.random.f64());
-            connection.waited =
-                connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept, asked));
+            let waited = connection.kept.take().map(|kept| self.wait.misplaced(&self.seat, kept, asked));
+            connection.waited.set(waited);
         }
         Ok(Some(connection))
     }

@@ -1,5 +1,6 @@
 //! A connection of a worker.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -66,7 +67,7 @@ pub struct Connection {
     pub carry: Vec<u8>,
     /// A value for the caller's use, 0 at first. It stays with the connection like `carry`.
     pub mark: u64,
-    pub(crate) served: u32,
+    pub(crate) served: Cell<u32>,
     /// A random number, drawn once per connection, that selects its age limit within the jitter of
     /// [`Recycle::Age`](crate::listen::Recycle::Age).
     pub(crate) draw: u32,
@@ -77,7 +78,7 @@ pub struct Connection {
     /// With `Recycle::Measured`: the time at which the connection was kept.
     pub(crate) kept: Option<Instant>,
     /// With `Recycle::Measured`: how long the current request waited for its worker while another worker was idle.
-    pub(crate) waited: Option<Duration>,
+    pub(crate) waited: Cell<Option<Duration>>,
     /// Whether an epoll watches the connection.
     pub(crate) watched: bool,
     /// Whether the connection has exceeded the idle limit while the ring of its worker still polls it.
@@ -94,12 +95,12 @@ impl Connection {
             guard,
             carry: Vec::new(),
             mark: 0,
-            served: 0,
+            served: Cell::new(0),
             draw: fastrand::u32(..),
             born: Instant::now(),
             last: false,
             kept: None,
-            waited: None,
+            waited: Cell::new(None),
             watched: false,
             #[cfg(feature = "uring")]
             expired: false,
@@ -108,8 +109,8 @@ impl Connection {
     }
 
     /// Counts a request as answered.
-    pub fn answered(&mut self) {
-        self.served = self.served.saturating_add(1);
+    pub fn answered(&self) {
+        self.served.set(self.served().saturating_add(1));
         self.guard.answered();
         if let Some(waited) = self.waited.take() {
             self.guard.seats.comparison().add_request(waited);
@@ -127,7 +128,7 @@ impl Connection {
 
     /// Returns the number of requests answered on this connection so far, by any worker.
     pub fn served(&self) -> u32 {
-        self.served
+        self.served.get()
     }
 
     /// Returns the time since the connection was accepted.

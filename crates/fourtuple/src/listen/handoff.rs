@@ -114,7 +114,7 @@ impl HandoffConnection {
     /// Returns the connection of a worker, which `guard` counts as open.
     pub(crate) fn settle(self, guard: OpenGuard) -> Connection {
         let mut connection = Connection::new(self.socket, guard);
-        connection.served = self.served;
+        connection.served = self.served.into();
         connection.draw = self.draw;
         connection.mark = self.mark;
         connection.carry = self.carry;
@@ -143,7 +143,7 @@ fn head(kind: u8, served: u32, draw: u32, born: Instant, mark: u64, carry: &[u8]
 /// the carry is too long.
 pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
     let Connection { served, draw, born, mark, carry, .. } = connection;
-    let bytes = head(kind, *served, *draw, *born, *mark, carry)?;
+    let bytes = head(kind, served.get(), *draw, *born, *mark, carry)?;
     send_counted(connection.seats(), to, &bytes, connection.as_fd())
 }
 
@@ -346,14 +346,14 @@ mod tests {
             let mut connection = Connection::new(server.into(), OpenGuard::new(&seats, 0));
             connection.carry = vec![b'x'; carry];
             connection.mark = 7;
-            connection.served = 3;
+            connection.served = 3.into();
             let draw = connection.draw;
             assert!(queue.put(&connection, deadline()).unwrap());
             drop(connection);
             assert_eq!(seats.in_transit(), 1);
             let Some(Arrival::Connection(received)) = queue.take().unwrap() else { panic!("no connection") };
             let mut connection = received.settle(OpenGuard::new(&seats, 1));
-            assert_eq!((connection.carry.len(), connection.mark, connection.served), (carry, 7, 3));
+            assert_eq!((connection.carry.len(), connection.mark, connection.served()), (carry, 7, 3));
             assert_eq!(connection.draw, draw, "drawn once for each connection");
             connection.write_all(b"hello").unwrap();
             drop(connection);

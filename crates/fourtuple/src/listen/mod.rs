@@ -66,7 +66,7 @@ pub use group::ListenerGroup;
 #[cfg(feature = "tokio")]
 pub use incoming::Incoming;
 pub use path::{SocketPath, bind_path};
-pub use policy::{AcceptPolicy, Family, Workers};
+pub use policy::{AcceptPolicy, Family, UnknownFamily, Workers};
 pub use policy_table::AcceptPolicyError;
 pub use process::WorkerProcess;
 pub use recycle::Recycle;

@@ -41,17 +41,23 @@ impl fmt::Display for Family {
     }
 }
 
-impl FromStr for Family {
-    type Err = String;
+/// A text that names no family.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a family: expected unix, tcp4 or tcp6")]
+pub struct UnknownFamily(String);
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+impl FromStr for Family {
+    type Err = UnknownFamily;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFamily> {
         let found = Family::ALL.into_iter().find(|family| family.to_string() == text);
-        found.ok_or_else(|| "expected unix, tcp4 or tcp6".to_owned())
+        found.ok_or_else(|| UnknownFamily(text.to_owned()))
     }
 }
 
 /// The kind of workers of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Workers {
     /// Threads of this process.
@@ -69,7 +75,6 @@ pub enum Workers {
 ///
 /// Each policy is implemented in one file of `listen/wait` and described by one row of `listen/policy_table.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum AcceptPolicy {
     /// One epoll per worker; the shared listener is added with EPOLLEXCLUSIVE. The kernel always wakes the first idle worker

@@ -6,6 +6,7 @@ use crate::listen::error::ListenError;
 
 /// When the server closes a kept connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Recycle {
     /// Never: the connection stays open until the client closes it.

@@ -168,7 +168,7 @@ impl Session {
         let Some(shared) = group.shared.epoll() else { return };
         let Ok(socket) = stream.into_socket() else { return };
         let mut connection = Connection::new(socket, self.guard.again());
-        (connection.served, connection.born, connection.draw) = (self.served(), self.born, self.draw);
+        (connection.served, connection.born, connection.draw) = (self.served().into(), self.born, self.draw);
         if shared.put(connection).is_err() {
             self.guard.unwatched();
         }
@@ -333,7 +333,7 @@ impl AsyncAcceptor {
     /// Registers a connection with the runtime.
     fn register(&self, mut connection: Connection) -> io::Result<Accepted> {
         let carry = std::mem::take(&mut connection.carry);
-        let (served, born, draw) = (connection.served, connection.born, connection.draw);
+        let (served, born, draw) = (connection.served(), connection.born, connection.draw);
         let (socket, guard) = connection.into_parts();
         let stream = match self.group.family() {
             Family::Unix => UnixStream::from_std(StdUnixStream::from(socket)).map(Stream::Unix)?,

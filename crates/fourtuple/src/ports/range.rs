@@ -222,6 +222,35 @@ impl Default for PortSet {
     }
 }
 
+/// Does the same as [`PortSet::parse_list`].
+impl FromStr for PortSet {
+    type Err = RangeError;
+
+    fn from_str(text: &str) -> Result<Self, RangeError> {
+        PortSet::parse_list(text)
+    }
+}
+
+/// Writes the list format of net.ipv4.ip_local_reserved_ports.
+impl fmt::Display for PortSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ports = PortRange::ALL.iter().filter(|port| self.contains(*port)).peekable();
+        let mut separator = "";
+        while let Some(low) = ports.next() {
+            let mut high = low;
+            while let Some(next) = ports.next_if(|port| port - high == 1) {
+                high = next;
+            }
+            write!(formatter, "{separator}{low}")?;
+            if high > low {
+                write!(formatter, "-{high}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Debug for PortSet {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "PortSet({} ports)", self.count_in(PortRange::ALL))
@@ -256,6 +285,9 @@ mod tests {
         assert!(set.contains(8080) && set.contains(9000) && set.contains(9002) && !set.contains(9003));
         assert_eq!(PortSet::parse_list("\n").unwrap(), PortSet::new());
         assert!(PortSet::parse_list("80,x").is_err());
+        for text in ["", "0", "65535", "8080,9000-9002", "0-65535", "1-2,4-5,63-64"] {
+            assert_eq!(text.parse::<PortSet>().unwrap().to_string(), text);
+        }
     }
 
     #[test]

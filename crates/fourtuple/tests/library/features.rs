@@ -4,8 +4,14 @@ use std::fmt::Debug;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
-use fourtuple::dial::Dialer;
+use fourtuple::dial::{Dialer, Sharing, SourcePool, Strategy};
+use fourtuple::listen::{AcceptPolicy, Family, Recycle, Workers};
+use fourtuple::ports::{PortRange, PortSet};
+use fourtuple::spread::Selector;
 use fourtuple_testing::in_namespace;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
@@ -80,4 +86,30 @@ fn a_refused_dial_is_an_event() {
         dialed.unwrap_err();
         assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");
     });
+}
+
+/// A setting is read from the form in which it is written.
+fn is_kept<T: Serialize + DeserializeOwned + PartialEq + Debug>(setting: &T, json: &Value) {
+    assert_eq!(&serde_json::to_value(setting).unwrap(), json);
+    assert_eq!(&T::deserialize(json).unwrap(), setting);
+}
+
+#[test]
+fn settings_are_read_as_they_are_written() {
+    is_kept(&Strategy::FullRange, &json!("full-range"));
+    is_kept(&Strategy::RANDOM_WINDOW, &json!("random-window:500"));
+    is_kept(&AcceptPolicy::ROTATE, &json!("rotate"));
+    is_kept(&Family::Tcp6, &json!("tcp6"));
+    is_kept(&Workers::Runtimes, &json!("runtimes"));
+    is_kept(&Recycle::Requests(100), &json!({"requests": 100}));
+    is_kept(&Sharing::Shared, &json!("shared"));
+    is_kept(&PortRange::KERNEL_DEFAULT, &json!("32768-60999"));
+    is_kept(&PortSet::parse_list("8080,9000-9002").unwrap(), &json!("8080,9000-9002"));
+    is_kept(&Selector::Random, &json!("random"));
+    is_kept(&SourcePool::any(), &json!([]));
+    is_kept(&SourcePool::one([127, 0, 0, 1].into()), &json!(["127.0.0.1"]));
+    let network = SourcePool::deserialize(json!(["127.0.0.0/28", "127.0.1.1"])).unwrap();
+    assert_eq!(network.addresses().len(), 15);
+    let error = Strategy::deserialize(json!("fast")).unwrap_err().to_string();
+    assert!(error.starts_with("\"fast\" is not a port strategy"), "{error}");
 }

@@ -20,7 +20,6 @@ use crate::ports::{PortRange, PortSet, Random};
 
 /// The way to choose a source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Strategy {
     /// connect() without a socket option: the kernel's own search.

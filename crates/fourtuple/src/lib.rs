@@ -115,7 +115,8 @@
 //!   CAP_NET_ADMIN at run time, and no compiler at build time.
 //! - `uring`: the accept policy `uring-oneshot`.
 //! - `serde`: `Serialize` for reports and counters, and also `Deserialize` for settings, in the form of their `Display`.
-//! - `tracing`: a debug event for each dial and each failure.
+//! - `tracing`: debug events: each dial and its failure; workers that join and leave, the end of a group, failed accepts, and
+//!   connections closed by a limit.
 //! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

@@ -27,6 +27,7 @@ mod connection;
 mod dispatcher;
 mod drain;
 mod error;
+mod events;
 mod fresh;
 mod group;
 mod handoff;

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::listen::break_even::Comparison;
+use crate::listen::events;
 use crate::sync::{AtomicU64, Counters, Ordering};
 
 /// The counters of one seat, padded to four cache lines so that workers do not share a cache line.
@@ -120,7 +121,9 @@ impl Seats {
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
-        self.group_word(PHASE).fetch_max(phase as u64, Ordering::AcqRel);
+        if self.group_word(PHASE).fetch_max(phase as u64, Ordering::AcqRel) < phase as u64 {
+            events::phase(phase);
+        }
     }
 
     /// Returns whether another process accepts from the listeners of the group.
@@ -215,7 +218,8 @@ impl Seats {
 
     /// Takes the lowest free seat; `None` if all are taken.
     pub(crate) fn take(&self) -> Option<usize> {
-        (0..self.count).find(|&seat| self.of(seat, Count::Taken).swap(1, Ordering::AcqRel) == 0)
+        let seat = (0..self.count).find(|&seat| self.of(seat, Count::Taken).swap(1, Ordering::AcqRel) == 0);
+        seat.inspect(|&seat| events::joined(seat))
     }
 
     pub(crate) fn free(&self, seat: usize) {
@@ -223,6 +227,7 @@ impl Seats {
         self.set(seat, Count::Retired, 0);
         self.set(seat, Count::Listener, 0);
         self.of(seat, Count::Taken).store(0, Ordering::Release);
+        events::left(seat);
     }
 
     /// Returns whether a worker owns the listener with this cookie.
@@ -237,6 +242,7 @@ impl Seats {
 
     pub(crate) fn add(&self, seat: usize, count: Count, more: u64) {
         self.of(seat, count).fetch_add(more, Ordering::Relaxed);
+        events::counted(seat, count);
     }
 
     /// Subtracts one. The counter of one seat may wrap below zero; the wrapping sum over all seats is correct.

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use fourtuple::dial::{Dialer, Sharing, SourcePool, Strategy};
-use fourtuple::listen::{AcceptPolicy, Family, Recycle, Workers};
+use fourtuple::listen::{AcceptPolicy, Family, ListenerGroupBuilder, Recycle, Workers};
 use fourtuple::ports::{PortRange, PortSet};
 use fourtuple::spread::Selector;
 use fourtuple_testing::in_namespace;
@@ -86,6 +87,18 @@ fn a_refused_dial_is_an_event() {
         dialed.unwrap_err();
         assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");
     });
+}
+
+#[test]
+fn workers_and_the_end_of_a_group_are_events() {
+    let (_, seen) = collected(|| {
+        let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open().unwrap();
+        drop(group.join().unwrap());
+        group.drain(Duration::ZERO).unwrap();
+    });
+    for expected in ["worker joined seat=0", "worker left seat=0", "group ends phase=Draining"] {
+        assert!(seen.contains(expected), "{expected}: {seen}");
+    }
 }
 
 /// A setting is read from the form in which it is written.

@@ -56,8 +56,7 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
         let wrong = |error: &dyn Error| format!("{flag} {value}: {error}");
         match flag.as_str() {
             "--policy" => found.policy = value.parse().map_err(|error| wrong(&error))?,
-            "--listen" if value.contains('/') => found.listen = Endpoint::Unix(value.into()),
-            "--listen" => found.listen = Endpoint::Inet(value.parse().map_err(|error| wrong(&error))?),
+            "--listen" => found.listen = value.parse().map_err(|error| wrong(&error))?,
             "--workers" => found.workers = value.parse().map_err(|error| wrong(&error))?,
             "--close-every" => {
                 found.recycle = Recycle::Requests(value.parse().map_err(|error| wrong(&error))?);

@@ -4,8 +4,19 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// The address of a socket: an IP address with a port, or a path in the file system.
+///
+/// The enum is exhaustive on purpose: a program that matches it handles every family that this library knows, and another family would
+/// be a new major version.
+///
+/// ```
+/// # use fourtuple_syscalls::Endpoint;
+/// let endpoint: Endpoint = "[::1]:8080".parse().unwrap();
+/// assert_eq!(endpoint.inet(), Some("[::1]:8080".parse().unwrap()));
+/// assert_eq!("unix:/run/app.sock".parse(), Ok(Endpoint::Unix("/run/app.sock".into())));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// An IP address and a port.
@@ -62,6 +73,46 @@ impl From<PathBuf> for Endpoint {
 impl From<&Path> for Endpoint {
     fn from(path: &Path) -> Self {
         Endpoint::Unix(path.to_owned())
+    }
+}
+
+/// A text that is not the address of a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointParseError {
+    text: String,
+    is_path: bool,
+}
+
+impl fmt::Display for EndpointParseError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EndpointParseError { text, is_path } = self;
+        if *is_path {
+            write!(formatter, "{text:?} is not a path of a unix socket: expected 1 to 107 bytes")
+        } else {
+            write!(
+                formatter,
+                "{text:?} is not an address: expected ADDRESS:PORT, [ADDRESS]:PORT or unix:/path, such as 127.0.0.1:8080"
+            )
+        }
+    }
+}
+
+impl std::error::Error for EndpointParseError {}
+
+/// Reads an IP address with a port, or `unix:` and a path.
+impl FromStr for Endpoint {
+    type Err = EndpointParseError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointParseError> {
+        let refused = |is_path| EndpointParseError { text: text.to_owned(), is_path };
+        match text.strip_prefix("unix:") {
+            // A socket path has at most 108 bytes, including its final 0 byte.
+            Some(path) if (1..=107).contains(&path.len()) && !path.contains('\0') => {
+                Ok(Endpoint::Unix(PathBuf::from(path)))
+            }
+            Some(_) => Err(refused(true)),
+            None => text.parse().map(Endpoint::Inet).map_err(|_| refused(false)),
+        }
     }
 }
 
@@ -211,6 +262,20 @@ impl From<SocketAddr> for RawAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endpoints_are_read() {
+        let read = |text: &str| text.parse::<Endpoint>();
+        assert_eq!(read("127.0.0.1:80"), Ok(Endpoint::Inet(SocketAddr::from(([127, 0, 0, 1], 80)))));
+        assert_eq!(read("unix:a"), Ok(Endpoint::Unix("a".into())));
+        for path in [String::new(), "a\0b".to_owned(), "p".repeat(108)] {
+            let error = read(&format!("unix:{path}")).unwrap_err().to_string();
+            assert!(error.ends_with("expected 1 to 107 bytes"), "{error}");
+        }
+        for text in ["", "127.0.0.1", "localhost:80", "/run/app.sock"] {
+            assert!(read(text).unwrap_err().to_string().contains("is not an address"), "{text:?}");
+        }
+    }
 
     #[test]
     fn addresses_survive_the_kernel_form() {

@@ -54,7 +54,7 @@ pub mod unix_diag;
 pub mod user_notification;
 pub mod veth;
 
-pub use address::Endpoint;
+pub use address::{Endpoint, EndpointParseError};
 
 /// Converts the result of a call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -1,7 +1,5 @@
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,7 +32,7 @@ pub(crate) struct ServeFlags {
     #[arg(value_parser = protocol(), help = protocol_help())]
     protocol: Protocol,
     /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
-    #[arg(long, value_name = "ADDR", value_parser = listen, allow_hyphen_values = true)]
+    #[arg(long, value_name = "ADDR", allow_hyphen_values = true)]
     listen: Endpoint,
     /// Threads that serve, each one request at a time [default: number of CPUs]
     #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
@@ -95,22 +93,6 @@ fn protocol() -> impl TypedValueParser<Value = Protocol> {
 fn protocol_help() -> String {
     let words = |protocol: Protocol| format!("{} ({})", protocol.name(), protocol.description());
     format!("Protocol: {}", Protocol::all().map(words).collect::<Vec<_>>().join(", "))
-}
-
-fn listen(text: &str) -> Result<Endpoint, String> {
-    let refuse = || {
-        format!(
-            "{text:?} is not an address: expected ADDRESS:PORT, [ADDRESS]:PORT or unix:/path, such as 127.0.0.1:8080"
-        )
-    };
-    match text.strip_prefix("unix:") {
-        // A socket path has at most 108 bytes, including its final 0 byte.
-        Some(path) if (1..=107).contains(&path.len()) && !path.contains('\0') => {
-            Ok(Endpoint::Unix(PathBuf::from(path)))
-        }
-        Some(_) => Err(format!("{text:?} is not a path of a unix socket: expected 1 to 107 bytes")),
-        None => text.parse::<SocketAddr>().map(Endpoint::from).map_err(|_| refuse()),
-    }
 }
 
 fn policy_help() -> String {

@@ -62,7 +62,7 @@ pub use connection::{Connection, OpenGuard};
 pub use dispatcher::{Dispatcher, DispatcherStats};
 pub use drain::DrainReport;
 pub use error::ListenError;
-pub use fourtuple_syscalls::Endpoint;
+pub use fourtuple_syscalls::{Endpoint, EndpointParseError};
 pub use group::ListenerGroup;
 #[cfg(feature = "tokio")]
 pub use incoming::Incoming;

@@ -1,6 +1,8 @@
 //! Probes for the socket options of this kernel.
 //!
 //! The release number of a kernel does not tell: 6.1.y has a backport of IP_LOCAL_PORT_RANGE, but not the linear search of 6.8.
+//!
+//! Example: [`probe`].
 
 use std::fs;
 use std::io;
@@ -16,6 +18,8 @@ use fourtuple_syscalls::{errno_name, netns};
 use crate::ports::{PortRange, PortSet};
 
 /// Support for IP_LOCAL_PORT_RANGE (option 51 of SOL_IP).
+///
+/// Example: [`probe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -44,6 +48,8 @@ impl LocalPortRange {
 }
 
 /// Results of the probe in the calling thread's network namespace.
+///
+/// Example: [`probe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -53,6 +59,8 @@ pub struct Capabilities {
 }
 
 /// A failed probe. A kernel without support is a result, not an error.
+///
+/// Example: [`probe`].
 #[derive(Debug, thiserror::Error)]
 #[error("cannot find out what this kernel can do: {call}: {}", errno_name(.error))]
 #[non_exhaustive]
@@ -73,6 +81,22 @@ impl From<ProbeError> for io::Error {
 /// Probes the kernel, once per network namespace; later calls return the stored result.
 ///
 /// The probe opens 16 connections to its own listener on 127.0.0.1 and resets them, so that no TIME_WAIT socket remains.
+///
+/// # Errors
+///
+/// [`ProbeError`] if a system call of the probe fails.
+///
+/// ```
+/// use fourtuple::capabilities::{self, LocalPortRange};
+///
+/// let found = capabilities::probe()?.local_port_range;
+/// match found {
+///     LocalPortRange::Linear => println!("connect() searches a window port by port"),
+///     LocalPortRange::Parity => println!("connect() searches a window by parity"),
+///     _ => println!("connect() searches the range of the namespace: {}", found.name()),
+/// }
+/// # Ok::<(), capabilities::ProbeError>(())
+/// ```
 pub fn probe() -> Result<Capabilities, ProbeError> {
     static KNOWN: Mutex<Vec<(u64, Capabilities)>> = Mutex::new(Vec::new());
     // Without SO_NETNS_COOKIE (before Linux 5.14) namespaces cannot be distinguished, and no result is stored.
@@ -111,6 +135,14 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
 /// # Errors
 ///
 /// [`ProbeError`]
+///
+/// ```
+/// use fourtuple::capabilities::{self, LocalPortRange};
+///
+/// let found = capabilities::probe_default_search()?; // Parity on all kernels to date
+/// assert_ne!(found, LocalPortRange::Absent); // the search exists without the option
+/// # Ok::<(), capabilities::ProbeError>(())
+/// ```
 pub fn probe_default_search() -> Result<LocalPortRange, ProbeError> {
     search(false)
 }
@@ -195,6 +227,13 @@ fn bind_anywhere(listener: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 ///
 /// The errors of reading /proc/sys/net/ipv4; [`io::ErrorKind::InvalidData`] if the content is no range.
+///
+/// ```
+/// let (range, reserved) = fourtuple::capabilities::local_ports()?;
+/// let ports = range.len() - reserved.count_in(range);
+/// println!("connect() chooses among {ports} ports of {range}");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn local_ports() -> io::Result<(PortRange, PortSet)> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?.parse().map_err(invalid)?;

@@ -2,11 +2,22 @@ use std::time::Duration;
 
 use crate::ports::{PortRange, PortSet};
 
-/// Lifetime of a TIME_WAIT socket, at the end that closed first (TCP_TIMEWAIT_LEN: a constant, which `tcp_fin_timeout` does not
-/// change).
+/// Lifetime of a TIME_WAIT socket, 60 s, at the end that closed first (TCP_TIMEWAIT_LEN: a constant, which `tcp_fin_timeout` does not
+/// change). Example: [`Closer`].
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
 /// The end of a connection that closes first (active close) and keeps a TIME_WAIT socket.
+///
+/// ```
+/// use std::time::Duration;
+/// use fourtuple::ports::{Closer, TIME_WAIT, steady_tuples};
+///
+/// assert_eq!((Closer::Us.time_wait(), Closer::Them.time_wait()), (TIME_WAIT, Duration::ZERO));
+/// // 100 new connections per second, each open for 2 s: 200 tuples in use, and 6,000 more in TIME_WAIT of the end that closes first.
+/// let hold = Duration::from_secs(2);
+/// assert_eq!(steady_tuples(100.0, hold, Closer::Them), 200);
+/// assert_eq!(steady_tuples(100.0, hold, Closer::Us), 6_200);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Closer {
     /// The client: each closed connection holds its tuple for 60 s more.
@@ -26,6 +37,17 @@ impl Closer {
 }
 
 /// A budget without a single tuple.
+///
+/// ```
+/// use fourtuple::ports::{Budget, BudgetError, PortRange, PortSet};
+///
+/// let reserved = PortSet::parse_list("9000-9001").unwrap();
+/// let range = PortRange::new(9000, 9001).unwrap();
+/// assert_eq!(
+///     Budget::new(range, &reserved, true, 1, 1),
+///     Err(BudgetError::AllReserved { range, ports: 2 })
+/// );
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
@@ -51,12 +73,16 @@ pub enum BudgetError {
 ///
 /// ```
 /// use std::time::Duration;
-/// use fourtuple::ports::{Budget, Closer, PortRange, PortSet};
+/// use fourtuple::ports::{Budget, BudgetError, Closer, PortRange, PortSet};
 ///
-/// let budget = Budget::new(PortRange::KERNEL_DEFAULT, &PortSet::new(), true, 1, 1).unwrap();
+/// let budget = Budget::new(PortRange::KERNEL_DEFAULT, &PortSet::new(), true, 1, 1)?;
 /// assert_eq!((budget.capacity(), budget.before_the_cliff()), (28_232, 14_116));
 /// // Closing first, one source address cannot dial one server more often than this.
 /// assert_eq!(budget.ceiling_per_s(Duration::ZERO, Closer::Us) as u32, 470);
+///
+/// let three_servers = Budget::new(PortRange::KERNEL_DEFAULT, &PortSet::new(), true, 2, 3)?;
+/// assert_eq!((three_servers.ports(), three_servers.pairs()), (28_232, 6));
+/// # Ok::<(), BudgetError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
@@ -71,6 +97,10 @@ impl Budget {
     ///
     /// `by_parity` says whether the kernel searches by parity (`halves`). In a range of odd length such a search misses one port
     /// (see `TupleTable`), which depends on the start of the search. Dials may still get all ports, but the budget leaves one out.
+    ///
+    /// # Errors
+    ///
+    /// [`BudgetError`] if there is no tuple: all ports are reserved, or the number of sources or destinations is 0.
     pub fn new(
         range: PortRange,
         reserved: &PortSet,
@@ -127,7 +157,10 @@ impl Budget {
     }
 }
 
-/// Returns the tuples in use in the steady state, at `arrival_per_s` new connections per second (Little's law).
+/// Returns the tuples in use in the steady state, at `arrival_per_s` new connections per second (Little's law), each open for `hold`.
+/// The result saturates; a rate below 0 or NaN gives 0.
+///
+/// Example: [`Closer`].
 pub fn steady_tuples(arrival_per_s: f64, hold: Duration, closer: Closer) -> u64 {
     // `as` saturates, and converts NaN to 0.
     (arrival_per_s * (hold.as_secs_f64() + closer.time_wait().as_secs_f64())).ceil() as u64

@@ -10,8 +10,14 @@ use crate::ports::{FillPart, Probes, WindowSearch};
 /// ```
 /// use fourtuple::ports::ProbeCost;
 ///
-/// let cost = ProbeCost::new(vec![(100.0, 40.0), (10_000.0, 160.0)]).unwrap();
+/// let cost = ProbeCost::new(vec![(100.0, 40.0), (10_000.0, 160.0)])?;
 /// assert_eq!([1.0, 1_000.0, 1e6].map(|length| cost.ns(length).round()), [40.0, 100.0, 160.0]);
+/// assert_eq!(cost.plus(90.0).ns(1.0), 130.0);
+///
+/// // A dial takes 15,000 ns if its first port is free, and 19,000 ns if it probes 100 ports in use.
+/// assert_eq!(ProbeCost::measured(15_000.0, &[(100.0, 19_000.0)])?, ProbeCost::new(vec![(100.0, 40.0)])?);
+/// assert_eq!(ProbeCost::flat(40.0)?.ns(5_000.0), 40.0);
+/// # Ok::<(), fourtuple::ports::CostError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeCost {
@@ -19,6 +25,13 @@ pub struct ProbeCost {
 }
 
 /// Figures that are no valid costs.
+///
+/// ```
+/// use fourtuple::ports::{CostError, ProbeCost};
+///
+/// assert_eq!(ProbeCost::new(vec![]), Err(CostError::NoPoints));
+/// assert_eq!(ProbeCost::flat(-1.0), Err(CostError::Point { length: 1.0, ns: -1.0 }));
+/// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostError {
@@ -41,6 +54,10 @@ pub enum CostError {
 
 impl ProbeCost {
     /// Creates costs from points (length of the search in ports, nanoseconds per port) in any order.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if there is no point, if a length is below 1, if a cost is negative, or if a value is not finite.
     pub fn new(mut points: Vec<(f64, f64)>) -> Result<Self, CostError> {
         if points.is_empty() {
             return Err(CostError::NoPoints);
@@ -55,7 +72,11 @@ impl ProbeCost {
         Ok(ProbeCost { points })
     }
 
-    /// Creates a cost per port that does not depend on the length of the search.
+    /// Creates a cost per port, in nanoseconds, that does not depend on the length of the search.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError::Point`] if the cost is negative or not finite.
     pub fn flat(ns: f64) -> Result<Self, CostError> {
         ProbeCost::new(vec![(1.0, ns)])
     }
@@ -63,6 +84,10 @@ impl ProbeCost {
     /// Creates costs from measurements (ports in use that a dial probed, mean nanoseconds of such a dial). `floor_ns` is the duration
     /// of a dial whose first port is free. Measurements with less than one probed port are ignored. A dial faster than the floor
     /// counts as cost 0.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError::NoPoints`] if no measurement is left; [`CostError::Point`] for a value that is not finite.
     pub fn measured(floor_ns: f64, means: &[(f64, f64)]) -> Result<Self, CostError> {
         let points = means.iter().filter(|(walked, _)| *walked >= 1.0);
         ProbeCost::new(
@@ -91,6 +116,27 @@ impl ProbeCost {
 }
 
 /// The costs of the parts of a dial, in nanoseconds.
+///
+/// ```
+/// use fourtuple::dial::Strategy;
+/// use fourtuple::ports::{Costs, CostsByFill, Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
+///
+/// let mut random = Random::with_seed(1);
+/// let range = PortRange::KERNEL_DEFAULT;
+/// let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
+/// let mut fill = Fill::new(2); // counts for each half of the ports
+/// fill.dial(&mut table, Strategy::KernelDefault, 28_232, None, &mut random);
+///
+/// // The second half of the connections costs more than ten times as much as the first.
+/// let costs = Costs::reference();
+/// let [first, second] = [0, 1].map(|half| costs.mean_ns(&fill.parts[half]).unwrap());
+/// assert!(second > 10.0 * first, "{first} ns, {second} ns");
+///
+/// let measured = costs.clone().calibrated(15_000.0, &[(100.0, 19_000.0)])?;
+/// let by_fill = CostsByFill { half: measured, full: costs };
+/// assert_eq!(by_fill.mean_ns(&fill.parts[1], 1.0), Some(second));
+/// # Ok::<(), fourtuple::ports::CostError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// connect() whose first probed port is free; on loopback this includes the handshake.
@@ -127,6 +173,10 @@ impl Costs {
 
     /// Returns these costs with a measured floor and measured ESTABLISHED probes (see [`ProbeCost::measured`]). The surcharge for a
     /// TIME_WAIT probe in short searches and all other costs stay.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProbeCost::measured`]; [`CostError::Point`] if the floor is negative or not finite.
     pub fn calibrated(self, floor_ns: f64, means: &[(f64, f64)]) -> Result<Self, CostError> {
         if !(floor_ns.is_finite() && floor_ns >= 0.0) {
             return Err(CostError::Point { length: 1.0, ns: floor_ns });
@@ -156,7 +206,7 @@ impl Costs {
 
 /// Costs that depend on the share of ports in use: with more sockets, fewer of them are in the CPU caches.
 ///
-/// `half` holds up to half of the ports in use, `full` when all are. In between the costs are interpolated.
+/// `half` holds up to half of the ports in use, `full` when all are. In between the costs are interpolated. Example: [`Costs`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostsByFill {
     /// Costs while half of the ports or fewer are in use.
@@ -191,6 +241,17 @@ impl From<Costs> for CostsByFill {
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
+///
+/// ```
+/// use fourtuple::dial::Strategy;
+/// use fourtuple::ports::{WindowSearch, expected_probes, halves};
+///
+/// let probes = |strategy, used| expected_probes(strategy, WindowSearch::Linear, 28_232, used).round();
+/// assert_eq!(probes(Strategy::FullRange, 0.75), 4.0);
+/// assert_eq!(probes(Strategy::KernelDefault, 0.75), 14_118.0);
+/// assert!(halves(Strategy::KernelDefault, WindowSearch::Linear));
+/// assert!(!halves(Strategy::FullRange, WindowSearch::Linear));
+/// ```
 pub fn expected_probes(strategy: Strategy, search: WindowSearch, ports: u32, used: f64) -> f64 {
     let (ports, used) = (f64::from(ports.max(1)), used.clamp(0.0, 1.0));
     let next = |used: f64, ports: f64| (1.0 / (1.0 - used)).min(ports.max(1.0));
@@ -208,6 +269,8 @@ pub fn expected_probes(strategy: Strategy, search: WindowSearch, ports: u32, use
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
+///
+/// Example: [`expected_probes`].
 pub fn halves(strategy: Strategy, search: WindowSearch) -> bool {
     match strategy {
         Strategy::KernelDefault => true,

@@ -6,6 +6,8 @@ use crate::ports::{PortRange, PortSet, Random};
 
 /// The kernel's search of a window that was set with IP_LOCAL_PORT_RANGE. Without a window all kernels search the range of the
 /// namespace by parity (`__inet_hash_connect`).
+///
+/// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowSearch {
     /// Before Linux 6.8: first the ports with the parity of the window's first port, then the ports of the opposite parity.
@@ -15,6 +17,8 @@ pub enum WindowSearch {
 }
 
 /// The ports that a search probed, by state: the cost of a probe depends on the state.
+///
+/// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probes {
@@ -50,6 +54,8 @@ impl std::ops::AddAssign for Probes {
 }
 
 /// The result of one search or one bind().
+///
+/// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchResult {
     /// The port, now in use; `None`: the kernel returns EADDRNOTAVAIL.
@@ -76,6 +82,23 @@ pub struct SearchResult {
 /// assert!(ports[..4].iter().all(|port| port % 2 == 0) && ports[4..].iter().all(|port| port % 2 == 1));
 /// assert_eq!(table.connect(None, &mut random).port, None);
 /// assert_eq!(table.connect(Some(PortRange::ALL), &mut random).probes.established, 8);
+///
+/// // A connection that this end closes first stays in TIME_WAIT. No search takes its port, but bind() by number does.
+/// assert!(table.close(32770));
+/// let found = table.connect(None, &mut random);
+/// assert_eq!((found.port, found.probes.time_wait, found.probes.taken()), (None, 1, 8));
+/// assert_eq!((table.held(), table.in_time_wait()), (8, 1));
+/// assert_eq!(table.bind(32770).port, Some(32770));
+///
+/// // Another socket of the namespace binds 32771 by number: of the two free ports, a search takes 32772 only.
+/// table.poison(32771);
+/// assert!(table.release(32771) && table.release(32772));
+/// assert_eq!(table.connect(None, &mut random).port, Some(32772));
+///
+/// table.reset(&mut random); // for another destination
+/// assert_eq!((table.held(), table.range()), (0, range));
+/// let found = table.connect(None, &mut random);
+/// assert_eq!((found.probes.free, found.probes.total()), (1, 1));
 /// ```
 #[derive(Clone)]
 pub struct TupleTable {

@@ -3,6 +3,8 @@
 //!
 //! Nothing in this module opens a socket, reads a clock or draws random numbers: callers pass all of these in, so that each
 //! claim can be tested.
+//!
+//! Example: [`Budget`]; with the feature `plan`, `Plan` predicts the time of connect().
 
 mod budget;
 #[cfg(feature = "plan")]

@@ -28,6 +28,12 @@ const SAMPLE: u64 = 20_000_000;
 /// assert_eq!(outcome.cliff_after, Some(Duration::from_millis(7_058)));
 /// assert_eq!(outcome.exhausted_after, Some(Duration::from_millis(14_116)));
 /// assert_eq!(outcome.sources_needed, 9);
+///
+/// // The last sixteenth of the ports costs more than 100 times as much as the first: `connect()` searches half of the range in vain.
+/// let (first, last) = (outcome.by_fill[0], outcome.by_fill[15]);
+/// assert!(last.fill == 1.0 && last.mean_ns > 100 * first.mean_ns, "{last:?}");
+/// assert_eq!((outcome.fleet.pairs, outcome.fleet.connected), (1, 28_232));
+/// assert_eq!(plan.budget().unwrap().capacity(), outcome.capacity);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -58,6 +64,15 @@ pub struct Plan {
 }
 
 /// Input that allows no plan.
+///
+/// ```
+/// use fourtuple::dial::Strategy;
+/// use fourtuple::ports::{Plan, PlanError};
+///
+/// assert_eq!(Plan::new(Strategy::Auto).outcome(), Err(PlanError::Undecided));
+/// let plan = Plan { arrival_per_s: Some(-1.0), ..Plan::new(Strategy::FullRange) };
+/// assert_eq!(plan.outcome(), Err(PlanError::Rate(-1.0)));
+/// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -73,6 +88,8 @@ pub enum PlanError {
 }
 
 /// The result of a plan.
+///
+/// Example: [`Plan`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlanOutcome {
@@ -100,6 +117,8 @@ pub struct PlanOutcome {
 }
 
 /// One part of the fill of a single pair.
+///
+/// Example: [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlanPoint {
@@ -112,6 +131,8 @@ pub struct PlanPoint {
 }
 
 /// Sums over many dials.
+///
+/// Example: [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DialTotals {

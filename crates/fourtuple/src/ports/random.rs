@@ -4,6 +4,19 @@ use fastrand::Rng;
 
 /// A generator of pseudo-random numbers, for pure functions that draw ports. Equal seeds give equal sequences in one version of this
 /// crate. The generator is fast and not cryptographic.
+///
+/// ```
+/// use fourtuple::ports::Random;
+///
+/// let mut random = Random::with_seed(1);
+/// let port = random.u16(32768..=60999);
+/// assert!((32768..=60999).contains(&port) && random.u32(..10) < 10);
+///
+/// let mut continued = Random::with_seed(random.state());
+/// assert_eq!(continued.u64(), random.u64());
+/// random.seed(1);
+/// assert_eq!(random.u16(32768..=60999), port);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Random(Rng);
 

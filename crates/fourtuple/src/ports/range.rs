@@ -2,6 +2,18 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A range of ports with both ends inclusive, as in net.ipv4.ip_local_port_range.
+///
+/// ```
+/// use fourtuple::ports::{PortRange, RangeError};
+///
+/// let range: PortRange = "32768-60999".parse()?; // also the two columns of /proc/sys/net/ipv4/ip_local_port_range
+/// assert_eq!(range, PortRange::KERNEL_DEFAULT);
+/// assert_eq!((range.low(), range.high(), range.len()), (32768, 60999, 28_232));
+/// assert!(range.contains(60999) && !range.contains(61000));
+/// assert_eq!(PortRange::single(443).iter().collect::<Vec<u16>>(), [443]);
+/// assert_eq!(PortRange::new(9, 8), Err(RangeError::Backwards { low: 9, high: 8 }));
+/// # Ok::<(), RangeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange {
     low: u16,
@@ -9,6 +21,12 @@ pub struct PortRange {
 }
 
 /// An invalid range of ports.
+///
+/// ```
+/// use fourtuple::ports::{PortRange, RangeError};
+///
+/// assert_eq!("80".parse::<PortRange>(), Err(RangeError::Malformed("80".to_owned())));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
@@ -34,6 +52,10 @@ impl PortRange {
     pub const KERNEL_DEFAULT: PortRange = PortRange { low: 32768, high: 60999 };
 
     /// Creates the range from `low` to `high`, both inclusive.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::Backwards`] if `low` is above `high`.
     pub fn new(low: u16, high: u16) -> Result<Self, RangeError> {
         if low > high { Err(RangeError::Backwards { low, high }) } else { Ok(PortRange { low, high }) }
     }
@@ -114,6 +136,26 @@ impl FromStr for PortRange {
 }
 
 /// A set of ports in 8 KiB, such as the reserved ports or the ports in use.
+///
+/// ```
+/// use fourtuple::ports::{PortRange, PortSet};
+///
+/// let mut reserved = PortSet::parse_list("8080,9000-9002")?; // as in net.ipv4.ip_local_reserved_ports
+/// let range = PortRange::new(9000, 9003)?;
+/// assert!(reserved.contains(8080) && !reserved.contains(9003));
+/// assert_eq!((reserved.count_in(range), reserved.next_free(range, 9001)), (3, Some(9003)));
+///
+/// assert!(reserved.insert(9003) && !reserved.insert(9003));
+/// assert_eq!(reserved.next_free(range, 9001), None);
+/// assert!(reserved.remove(9000));
+/// assert_eq!(reserved.next_free(range, 9001), Some(9000)); // the search continues at the first port
+///
+/// let mut used = PortSet::new();
+/// used.copy_from(&reserved);
+/// reserved.clear();
+/// assert_eq!((used.count_in(PortRange::ALL), reserved.count_in(PortRange::ALL)), (4, 0));
+/// # Ok::<(), fourtuple::ports::RangeError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PortSet {
     words: Box<[u64; 1024]>,
@@ -174,8 +216,8 @@ impl PortSet {
         range.masks().map(|(index, mask)| (self.word(index) & mask).count_ones()).sum()
     }
 
-    /// Returns the first port of `range`, from `start` on, that is not in the set. After the end of the range the search continues at
-    /// its first port.
+    /// Returns the first port of `range`, from `start` on, that is not in the set; `None`: the set has all ports of the range. After
+    /// the end of the range the search continues at its first port. `start` is a port of the range.
     pub fn next_free(&self, range: PortRange, start: u16) -> Option<u16> {
         debug_assert!(range.contains(start));
         self.first_free(PortRange { low: start, high: range.high }).or_else(|| self.first_free(range))
@@ -189,6 +231,10 @@ impl PortSet {
     }
 
     /// Parses the list format of net.ipv4.ip_local_reserved_ports: `8080,9000-9005`. An empty text is an empty set.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError`] for the first entry that is neither a port nor a range.
     pub fn parse_list(text: &str) -> Result<Self, RangeError> {
         let mut set = PortSet::new();
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {

@@ -8,6 +8,8 @@ use crate::ports::{Probes, Random, TupleTable};
 const LENGTHS: usize = 18;
 
 /// The result of one simulated dial.
+///
+/// Example: [`dial()`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimulatedDial {
@@ -26,6 +28,20 @@ pub struct SimulatedDial {
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
+///
+/// ```
+/// use fourtuple::dial::Strategy;
+/// use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch, dial};
+///
+/// let range = PortRange::new(32768, 32769)?;
+/// let mut random = Random::with_seed(1);
+/// let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
+/// table.bind(32768); // in use
+/// let dialed = dial(&mut table, Strategy::FullRange, &mut random);
+/// assert_eq!((dialed.port, dialed.searches_again, dialed.binds_again), (Some(32769), 0, 0));
+/// assert_eq!(dial(&mut table, Strategy::FullRange, &mut random).port, None);
+/// # Ok::<(), fourtuple::ports::RangeError>(())
+/// ```
 #[inline]
 pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Random) -> SimulatedDial {
     let mut dialed = SimulatedDial::default();
@@ -53,6 +69,8 @@ pub fn dial(table: &mut TupleTable, strategy: Strategy, random: &mut Random) -> 
 }
 
 /// The dials in one part of a fill: between two shares of ports in use.
+///
+/// Example: [`Fill`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FillPart {
     /// Dials that got a port.
@@ -133,6 +151,28 @@ impl FillPart {
 }
 
 /// Counts of simulated dials in one table or several, by part of the fill.
+///
+/// ```
+/// use fourtuple::dial::Strategy;
+/// use fourtuple::ports::{Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
+///
+/// let range = PortRange::new(32768, 33767)?;
+/// let mut random = Random::with_seed(1);
+/// let mut table = TupleTable::new(range, WindowSearch::Linear, &PortSet::new(), &mut random);
+/// let mut fill = Fill::new(2); // counts for each half of the ports
+/// fill.dial(&mut table, Strategy::KernelDefault, 1_200, None, &mut random);
+/// assert_eq!((fill.connected(), fill.failed(), fill.excess), (1_000, 0, 200));
+///
+/// // In the second half, each search first probes the 500 ports of one parity in vain.
+/// let [first, second] = [&fill.parts[0], &fill.parts[1]];
+/// assert!(first.probes_per_dial().unwrap() < 10.0 && second.probes_per_dial().unwrap() > 500.0);
+/// assert_eq!((second.probes().free, second.connected), (500, 500));
+///
+/// let mut both = fill.clone();
+/// both.merge(&fill); // the counts of another destination
+/// assert_eq!(both.connected(), 2_000);
+/// # Ok::<(), fourtuple::ports::RangeError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fill {

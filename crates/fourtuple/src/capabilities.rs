@@ -86,6 +86,8 @@ impl From<ProbeError> for io::Error {
 ///
 /// [`ProbeError`] if a system call of the probe fails.
 ///
+/// # Examples
+///
 /// ```
 /// use fourtuple::capabilities::{self, LocalPortRange};
 ///
@@ -135,6 +137,8 @@ fn probe_now() -> Result<Capabilities, ProbeError> {
 /// # Errors
 ///
 /// [`ProbeError`]
+///
+/// # Examples
 ///
 /// ```
 /// use fourtuple::capabilities::{self, LocalPortRange};
@@ -227,6 +231,8 @@ fn bind_anywhere(listener: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 ///
 /// The errors of reading /proc/sys/net/ipv4; [`io::ErrorKind::InvalidData`] if the content is no range.
+///
+/// # Examples
 ///
 /// ```
 /// let (range, reserved) = fourtuple::capabilities::local_ports()?;

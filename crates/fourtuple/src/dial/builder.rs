@@ -15,6 +15,19 @@ use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
 /// The strategy of a dialer, and how it was chosen.
+///
+/// ```
+/// use fourtuple::dial::{Dialer, Strategy};
+///
+/// let builder = Dialer::to("192.0.2.1:443".parse()?);
+/// let auto = builder.clone().build()?.choice();
+/// println!("{auto}"); // on Linux 6.8 and later: full-range steered by its port ledger
+/// assert_ne!(auto.strategy, Strategy::Auto);
+///
+/// let chosen = builder.strategy(Strategy::FullRange).build()?.choice();
+/// assert_eq!((chosen.steered, chosen.found, chosen.to_string()), (false, None, "full-range".to_owned()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -44,6 +57,30 @@ impl fmt::Display for StrategyChoice {
 }
 
 /// Settings from which a [`Dialer`] is built.
+///
+/// ```
+/// use std::net::TcpListener;
+/// use std::time::Duration;
+/// use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
+///
+/// let server = TcpListener::bind("127.0.0.1:0")?;
+/// let builder = Dialer::to(server.local_addr()?)
+///     .strategy(Strategy::SELECT_TEST_REPEAT)
+///     .sources(SourcePool::one([127, 0, 0, 2].into()))
+///     .device("lo")
+///     .timeout(Duration::from_secs(3))
+///     .without_census();
+/// assert_eq!(builder.destination(), server.local_addr()?);
+///
+/// let (stream, report) = builder.clone().build()?.dial()?;
+/// assert_eq!((report.source.ip(), report.strategy), ([127, 0, 0, 2].into(), Strategy::SELECT_TEST_REPEAT));
+///
+/// // A dialer with a fixed port opens one connection at a time.
+/// let fixed = builder.source_port(report.source.port()).build()?;
+/// assert!(matches!(fixed.dial(), Err(DialError::TupleBusy { .. })));
+/// # drop(stream);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DialerBuilder {
@@ -116,6 +153,10 @@ impl DialerBuilder {
     }
 
     /// Checks the settings, probes the kernel if the strategy is [`Strategy::Auto`], and reads the ports in use from the kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for settings that no dial can use, or if the kernel could not be probed.
     pub fn build(self) -> Result<Dialer, BuildError> {
         let destination = self.connected_address();
         if destination.port() == 0 {

@@ -92,6 +92,18 @@ impl ConnectError {
     }
 
     /// Returns the kind of [`io::Error`] that fits. For [`ConnectError::AllFailed`] this is the kind of the first failure.
+    ///
+    /// ```
+    /// use std::io;
+    /// use fourtuple::dial::Connector;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let error = Connector::new().connect_to("127.0.0.1:1".parse()?).await.unwrap_err();
+    /// assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    /// assert!(error.is_retryable() && !error.is_exhausted());
+    /// # Ok(()) }
+    /// ```
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             ConnectError::NoHost { .. } | ConnectError::NotHttp { .. } => io::ErrorKind::InvalidInput,

@@ -44,6 +44,27 @@ pub struct Connector {
 }
 
 /// Settings from which a [`Connector`] is built.
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use std::time::Duration;
+/// use fourtuple::dial::{Connector, Dialers};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// # let port = server.local_addr()?.port();
+/// let connector = Connector::builder()
+///     .dialers(Dialers::new(100).settings(|dialer| dialer.timeout(Duration::from_secs(1))))
+///     .resolver(|_host: String, port: u16| async move { Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))]) })
+///     .timeout(Duration::from_secs(3))
+///     .attempt_delay(Duration::from_millis(250))
+///     .nodelay(true)
+///     .build();
+/// let stream = connector.connect("backend", port).await?;
+/// assert_eq!(stream.peer_addr(), server.local_addr()?);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ConnectorBuilder(Connector);
@@ -84,12 +105,24 @@ impl Connector {
     ///
     /// # Examples
     ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), fourtuple::dial::ConnectError> {
-    /// let connector = fourtuple::dial::Connector::new();
-    /// let stream = connector.connect("localhost", 8080).await?;
-    /// println!("connected from {}", stream.report().source);
-    /// # Ok(()) }
+    /// ```
+    /// use fourtuple::dial::Connector;
+    /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// use tokio::net::TcpListener;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = TcpListener::bind("127.0.0.1:0").await?;
+    /// let address = server.local_addr()?;
+    /// let connector = Connector::new();
+    /// let mut stream = connector.connect("127.0.0.1", address.port()).await?;
+    /// stream.write_all(b"ping").await?;
+    /// server.accept().await?.0.read_exact(&mut [0; 4]).await?;
+    /// assert_eq!((stream.peer_addr(), stream.local_addr()), (address, stream.report().source));
+    ///
+    /// let tcp: tokio::net::TcpStream = connector.connect_to(address).await?.into_inner();
+    /// assert!(connector.dialers().contains(address)); // one dialer for both connections
+    /// # drop(tcp); Ok(()) }
     /// ```
     pub async fn connect(&self, host: &str, port: u16) -> Result<DialedStream, ConnectError> {
         let limit = self.limit();
@@ -206,6 +239,12 @@ impl ConnectorBuilder {
 
     /// Sets whether the service refuses URIs with another scheme than `http`. Default: true. A TLS layer around the connector needs
     /// false; without such a layer a request to an `https` URI would be sent in plain text.
+    ///
+    /// ```
+    /// // Beneath a TLS layer, such as hyper-rustls:
+    /// let connector = fourtuple::dial::Connector::builder().enforce_http(false).build();
+    /// # drop(connector);
+    /// ```
     #[cfg(feature = "hyper")]
     pub fn enforce_http(mut self, enforce: bool) -> Self {
         self.0.enforce_http = enforce;

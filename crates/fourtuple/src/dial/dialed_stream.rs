@@ -27,6 +27,8 @@ use crate::dial::report::DialReport;
 /// println!("from {} to {}", stream.local_addr(), stream.peer_addr());
 /// # Ok(()) }
 /// ```
+///
+/// Example: [`Connector::connect`](super::Connector::connect).
 #[derive(Debug)]
 pub struct DialedStream {
     // Declared before `port`, so that the socket is closed before another dial can take the port.

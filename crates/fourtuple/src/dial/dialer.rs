@@ -24,18 +24,28 @@ use crate::ports::{PortRange, PortSet};
 /// Build one dialer per destination; threads may share it. [`Dialer::dial`] allocates no memory and makes only the system calls of
 /// the connection.
 ///
-/// ```no_run
-/// use fourtuple::dial::{Dialer, SourcePool};
+/// ```
+/// use std::net::TcpListener;
+/// use std::time::Duration;
+/// use fourtuple::dial::Dialer;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let dialer = Dialer::to("127.0.0.1:8080".parse()?)
-///     .sources("127.0.0.0/28".parse()?)
-///     .timeout(std::time::Duration::from_secs(3))
+/// let server = TcpListener::bind("127.0.0.1:0")?;
+/// let dialer = Dialer::to(server.local_addr()?)
+///     .sources("127.0.0.0/28".parse()?) // 14 source addresses
+///     .timeout(Duration::from_secs(3))
 ///     .build()?;
+/// println!("{} to {}", dialer.choice(), dialer.destination());
+///
 /// let (stream, report) = dialer.dial()?;
-/// println!("from {} after {} tries", report.source, report.attempts);
-/// # drop(stream); Ok(())
-/// # }
+/// assert_eq!(report.source, stream.local_addr()?);
+/// println!("{} attempts, {:?} in connect()", report.attempts, report.connect);
+///
+/// drop(server.accept()?); // the server closes first: the port is free at once
+/// drop(stream);
+/// dialer.release(report.source);
+///
+/// dialer.refresh()?; // after other programs opened many connections to the server
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Dialer {
@@ -150,6 +160,12 @@ impl Dialer {
     /// let report = attempt.finish(socket.as_fd())?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DialError::NotSupported`] if the kernel lacks a socket option that the strategy needs; [`DialError::SourceNotLocal`],
+    /// [`DialError::PortsExhausted`] or [`DialError::TupleBusy`] if bind() fails for every source; [`DialError::Call`] for other failures
+    /// of a system call.
     pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
         let mut attempt = self.prepare_uncounted(socket, false).map_err(|error| self.counted(error))?;
         attempt.note_prepared();
@@ -174,6 +190,34 @@ impl Dialer {
     /// # Errors
     ///
     /// The same errors as [`Attempt::taken`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use fourtuple::dial::{ConnectRequest, Dialer};
+    /// # use std::{io, net::SocketAddr, os::fd::OwnedFd};
+    /// // socket(), the options and the bind() of the request, and connect(). An error comes with the name of its call.
+    /// fn connect(request: &ConnectRequest, to: SocketAddr) -> Result<OwnedFd, (&'static str, io::Error)> {
+    /// #   let _ = (request, to); unreachable!("yours")
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let dialer = Dialer::to("192.0.2.1:443".parse()?).build()?;
+    /// let (mut attempt, mut request) = dialer.begin()?;
+    /// let socket = loop {
+    ///     match connect(&request, dialer.destination()) {
+    ///         Ok(socket) => break socket,
+    ///         Err(("connect", error)) if error.kind() == io::ErrorKind::AddrNotAvailable => request = attempt.taken()?,
+    ///         Err(("bind", error)) if error.kind() == io::ErrorKind::AddrInUse => request = attempt.taken()?,
+    ///         Err((call, error)) => request = attempt.source_failed(call, error)?,
+    ///     }
+    /// };
+    /// let source = attempt.keep();
+    ///
+    /// drop(socket); // after the server has closed first
+    /// dialer.release(source);
+    /// # Ok(()) }
+    /// ```
     pub fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
         let mut attempt = Attempt::begin(self, false);
         let request = attempt.next_request()?;

@@ -22,14 +22,23 @@ type Settings = dyn Fn(DialerBuilder) -> DialerBuilder + Send + Sync;
 ///
 /// A dialer has 8 KiB per source address. A cache of 1,024 destinations with 16 source addresses takes up to 128 MiB.
 ///
-/// ```no_run
-/// use fourtuple::dial::Dialers;
+/// ```
 /// use std::time::Duration;
+/// use fourtuple::dial::Dialers;
 ///
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// # let address = server.local_addr()?;
 /// let dialers = Dialers::new(1000).settings(|dialer| dialer.timeout(Duration::from_secs(3)));
-/// let dialer = dialers.get("192.0.2.7:443".parse()?).await?;
+/// assert_eq!((dialers.limit(), Dialers::default().limit()), (1000, Dialers::DEFAULT_DESTINATIONS));
+///
+/// let dialer = dialers.get(address).await?;
 /// let (stream, report) = dialer.dial_tokio().await?;
+/// assert!(dialers.contains(address) && dialers.len() == 1);
+///
+/// dialers.clear(); // after a change of net.ipv4.ip_local_port_range
+/// assert!(dialers.is_empty());
 /// # drop((stream, report)); Ok(()) }
 /// ```
 #[derive(Clone)]

@@ -8,6 +8,8 @@ use fourtuple_syscalls::{errno, errno_name};
 use crate::capabilities::ProbeError;
 
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
+///
+/// Example: [`DialError`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -25,6 +27,8 @@ pub struct Census {
 }
 
 /// The reason for a missing [`Census`].
+///
+/// Example: [`DialError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -36,6 +40,8 @@ pub enum Uncounted {
 }
 
 /// A failure to list the kernel's sockets. The ports held by other processes are then unknown.
+///
+/// Example: [`DialError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -70,6 +76,28 @@ impl fmt::Display for Unseen {
 pub(super) const SOCK_DIAG: &str = "sock_diag";
 
 /// A failed dial. The variants depend on the failed call, because one errno has different meanings in different calls.
+///
+/// ```
+/// use std::io;
+/// use fourtuple::dial::{DialError, Dialer, Uncounted};
+///
+/// let error = Dialer::to("127.0.0.1:1".parse()?).build()?.dial().unwrap_err();
+/// assert_eq!(error.to_string(), "127.0.0.1:1 refused the connection: no socket listens there");
+/// assert_eq!((error.kind(), error.raw_os_error()), (io::ErrorKind::ConnectionRefused, Some(111)));
+/// assert!(error.is_retryable() && !error.is_exhausted());
+///
+/// match error {
+///     DialError::PortsExhausted { census: Ok(census), .. } => {
+///         println!("{} of {} ports are in TIME_WAIT", census.time_wait, census.ports);
+///     }
+///     DialError::PortsExhausted { census: Err(Uncounted::Unseen(unseen)), .. } => {
+///         println!("no source port is left, and the sockets cannot be counted: {unseen}");
+///     }
+///     DialError::Refused { destination, .. } => println!("start the server at {destination}"),
+///     error => println!("{error}"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
@@ -306,6 +334,16 @@ impl std::convert::From<BuildError> for io::Error {
 }
 
 /// Invalid settings of a dialer, or a kernel that could not be probed.
+///
+/// ```
+/// use std::io;
+/// use fourtuple::dial::{BuildError, Dialer};
+///
+/// let error = Dialer::to("192.0.2.1:0".parse()?).build().unwrap_err();
+/// assert!(matches!(error, BuildError::PortZero { .. }));
+/// assert!(error.kind() == io::ErrorKind::InvalidInput && !error.is_retryable());
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {

@@ -17,14 +17,23 @@ use crate::dial::report::DialReport;
 /// `D` is a `&Dialer` or an `Arc<Dialer>`. When the stream is dropped, it reads the state of the connection (TCP_INFO), from which it
 /// knows which side closed first.
 ///
-/// ```no_run
-/// use fourtuple::dial::{Dialer, GuardedStream};
+/// ```
 /// use std::io::Write;
+/// use std::net::{Shutdown, TcpListener, TcpStream};
+/// use fourtuple::dial::{Dialer, GuardedStream};
 ///
-/// let dialer = Dialer::to("192.0.2.1:80".parse()?).build()?;
+/// let server = TcpListener::bind("127.0.0.1:0")?;
+/// let dialer = Dialer::to(server.local_addr()?).build()?;
 /// let (mut stream, report) = GuardedStream::dial(&dialer)?;
 /// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
 /// println!("from {}", report.source);
+/// drop(server.accept()?); // the server closes first
+/// drop(stream); // marks the port as free
+///
+/// let (stream, _) = GuardedStream::dial(&dialer)?;
+/// stream.shutdown(Shutdown::Write)?; // this side closes first: the port stays in TIME_WAIT for 60 s
+/// let stream: TcpStream = stream.into_inner();
+/// # drop(stream);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]

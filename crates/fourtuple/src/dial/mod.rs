@@ -1,7 +1,7 @@
 //! Dialers: they find a free source port quickly, open the connection, and report each cause of a failure separately.
 //!
 //! [`Dialer`] opens TCP connections, [`UdpDialer`] connected UDP sockets. They keep no pool of connections,
-//! change nothing on the host, and start no threads.
+//! change nothing on the host, and start no threads. Example: [`Dialer`].
 //!
 #![cfg_attr(
     feature = "tokio",

@@ -4,6 +4,8 @@ use std::time::Duration;
 use crate::dial::strategy::Strategy;
 
 /// The source port of a connection, and the time it took to get it.
+///
+/// Example: [`Dialer`](super::Dialer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -7,6 +7,8 @@ use std::pin::Pin;
 use tokio::net;
 
 /// The future of a name resolution.
+///
+/// Example: [`Resolve::resolve`].
 pub type Resolving<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
 
 /// Resolves host names for a [`Connector`](super::Connector).
@@ -34,6 +36,27 @@ pub trait Resolve: Send + Sync + 'static {
     /// # Errors
     ///
     /// Any error of the name service. An empty list means that the name has no address.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::dial::{Connector, Resolve, Resolving, SystemResolver};
+    ///
+    /// /// Resolves one name itself, and passes all others to the system.
+    /// struct WithProxy;
+    ///
+    /// impl Resolve for WithProxy {
+    ///     fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a> {
+    ///         match host {
+    ///             "proxy" => Box::pin(async move { Ok(vec![([127, 0, 0, 1], port).into()]) }),
+    ///             _ => SystemResolver.resolve(host, port),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let connector = Connector::builder().resolver(WithProxy).build();
+    /// # drop(connector);
+    /// ```
     fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a>;
 }
 
@@ -48,6 +71,8 @@ where
 }
 
 /// The resolver of the C library: getaddrinfo(3) on a blocking thread of the tokio runtime, without a cache.
+///
+/// Example: [`Resolve::resolve`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 

@@ -8,6 +8,16 @@ use ipnet::IpNet;
 /// A pool consists of one or more addresses, or of all hosts of a network such as `127.0.0.0/28`. The first and the last address
 /// of an IPv4 network are not hosts. An IPv4-mapped IPv6 address is an IPv4 address here. `FromStr` reads a comma-separated list of
 /// addresses and networks.
+///
+/// ```
+/// use fourtuple::dial::SourcePool;
+///
+/// let pool: SourcePool = "127.0.0.0/30, 127.0.0.9".parse()?;
+/// assert_eq!(pool, SourcePool::several([[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 9]])?);
+/// assert_eq!(SourcePool::one([127, 0, 0, 1].into()).addresses(), ["127.0.0.1".parse::<std::net::IpAddr>().unwrap()]);
+/// assert!(SourcePool::any().addresses().is_empty());
+/// # Ok::<(), fourtuple::dial::SourceError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourcePool {
     /// Empty: the kernel chooses the source address by route.
@@ -26,9 +36,20 @@ pub(super) fn local(source: IpAddr, port: u16, destination: SocketAddr) -> Socke
 }
 
 /// Maximum number of addresses in a pool: a dialer keeps a ledger page of 8 KiB for each.
+///
+/// Example: [`SourceError`].
 pub const MOST_SOURCES: usize = 4096;
 
 /// An invalid pool of source addresses.
+///
+/// ```
+/// use fourtuple::dial::{MOST_SOURCES, SourceError, SourcePool};
+///
+/// assert_eq!(SourcePool::network([10, 0, 0, 0], 20)?.addresses().len(), MOST_SOURCES - 2);
+/// let error = "10.0.0.0/19".parse::<SourcePool>().unwrap_err();
+/// assert_eq!(error, SourceError::TooMany("10.0.0.0/19".to_owned()));
+/// # Ok::<(), SourceError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -58,6 +79,10 @@ impl SourcePool {
     }
 
     /// Returns a pool of several addresses of one family. Duplicates are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Mixed`], [`SourceError::TooMany`]; [`SourceError::Empty`] without an address.
     pub fn several<A: Into<IpAddr>>(addresses: impl IntoIterator<Item = A>) -> Result<Self, SourceError> {
         let mut pool = SourcePool::default();
         for address in addresses {
@@ -71,6 +96,8 @@ impl SourcePool {
     /// # Errors
     ///
     /// [`SourceError::Malformed`] if an address has fewer bits than `length`; [`SourceError::TooMany`].
+    ///
+    /// # Examples
     ///
     /// ```
     /// # use fourtuple::dial::SourcePool;

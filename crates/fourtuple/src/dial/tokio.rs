@@ -35,6 +35,10 @@ impl DialerBuilder {
     /// # Panics
     ///
     /// Outside of a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// Example: [`Dialer::dial_tokio`].
     pub async fn build_tokio(self) -> Result<Dialer, BuildError> {
         let built = task::spawn_blocking(|| self.build()).await;
         built.unwrap_or_else(|error| Err(ProbeError { call: SPAWN, error: stopped(error) }.into()))
@@ -52,6 +56,22 @@ impl UdpDialer {
     /// # Panics
     ///
     /// Outside of a tokio runtime with I/O enabled.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::dial::{Sharing, UdpDialer};
+    /// use tokio::net::UdpSocket;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = UdpSocket::bind("127.0.0.1:0").await?;
+    /// let dialer = UdpDialer::new(server.local_addr()?, None, Sharing::Exclusive)?;
+    /// let (socket, report) = dialer.dial_tokio().await?;
+    /// socket.send(b"ping").await?;
+    /// assert_eq!(server.recv_from(&mut [0; 4]).await?, (4, report.source));
+    /// # Ok(()) }
+    /// ```
     pub async fn dial_tokio(&self) -> Result<(UdpSocket, DialReport), DialError> {
         let dialer = self.clone();
         let failed =
@@ -77,6 +97,21 @@ impl Dialer {
     /// # Panics
     ///
     /// Outside of a tokio runtime with I/O (and, with a timeout, time) enabled.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::dial::Dialer;
+    /// use tokio::net::TcpListener;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = TcpListener::bind("127.0.0.1:0").await?;
+    /// let dialer = Dialer::to(server.local_addr()?).build_tokio().await?;
+    /// let (stream, report) = dialer.dial_tokio().await?;
+    /// assert_eq!(stream.local_addr()?, report.source);
+    /// # Ok(()) }
+    /// ```
     pub async fn dial_tokio(&self) -> Result<(TcpStream, DialReport), DialError> {
         self.dial_until(None).await
     }

@@ -22,6 +22,8 @@ use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
 /// Whether a connected UDP socket shares its port with sockets to other destinations.
+///
+/// Example: [`UdpDialer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -39,6 +41,25 @@ pub enum Sharing {
 ///
 /// With SO_REUSEADDR alone the kernel binds a second socket to the same 4-tuple without an error, and the newer socket receives all
 /// packets (`udp_lib_lport_inuse` and the order of the lookup). This dialer never leaves such a pair of sockets behind.
+///
+/// ```
+/// use std::net::UdpSocket;
+/// use fourtuple::dial::{DialError, Sharing, UdpDialer};
+///
+/// let server = UdpSocket::bind("127.0.0.1:0")?;
+/// let dialer = UdpDialer::new(server.local_addr()?, None, Sharing::Shared)?
+///     .sources("127.0.0.2,127.0.0.3".parse()?)?
+///     .device("lo")?;
+/// let (socket, report) = dialer.dial()?;
+/// socket.send(b"ping")?;
+/// assert_eq!(server.recv_from(&mut [0; 4])?, (4, report.source));
+///
+/// // A second socket on the same 4-tuple is an error. The kernel alone would deliver all packets to the newer socket.
+/// let again = UdpDialer::new(dialer.destination(), Some(report.source.ip()), Sharing::Shared)?;
+/// let again = again.source_port(report.source.port()).dial();
+/// assert!(matches!(again, Err(DialError::WouldShadow { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct UdpDialer {
     destination: SocketAddr,
@@ -67,6 +88,10 @@ impl UdpDialer {
     /// Creates a dialer to `destination` from `source`. Without a source the dialer uses the source address of the route through the
     /// device, if [`UdpDialer::device`] sets one, and looks up the route again after the address was removed from the host. An
     /// IPv4-mapped IPv6 address stands for its IPv4 address.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::PortZero`], [`BuildError::Family`]; [`BuildError::Range`] if the port range cannot be read.
     pub fn new(
         destination: SocketAddr,
         source: Option<IpAddr>,

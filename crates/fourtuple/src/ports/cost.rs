@@ -242,6 +242,8 @@ impl From<Costs> for CostsByFill {
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
 ///
+/// # Examples
+///
 /// ```
 /// use fourtuple::dial::Strategy;
 /// use fourtuple::ports::{WindowSearch, expected_probes, halves};
@@ -269,6 +271,8 @@ pub fn expected_probes(strategy: Strategy, search: WindowSearch, ports: u32, use
 /// # Panics
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
+///
+/// # Examples
 ///
 /// Example: [`expected_probes`].
 pub fn halves(strategy: Strategy, search: WindowSearch) -> bool {

@@ -29,6 +29,8 @@ pub struct SimulatedDial {
 ///
 /// Panics for [`Strategy::Auto`], as [`Strategy::step`] does.
 ///
+/// # Examples
+///
 /// ```
 /// use fourtuple::dial::Strategy;
 /// use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch, dial};

@@ -43,7 +43,39 @@ const LONG_SEARCH: u32 = 1024;
 
 /// A dial in progress: the ports that it has tried, and its next step.
 ///
-/// [`Dialer::prepare`] creates an attempt for callers that call connect() themselves.
+/// [`Dialer::prepare`] creates an attempt for callers that call connect() themselves, and [`Dialer::begin`] for callers that make all
+/// system calls themselves.
+///
+/// Examples: [`Dialer::prepare`], [`Dialer::begin`]. An event loop moves a long search to another thread, and adds the times to the
+/// report:
+///
+/// ```no_run
+/// use std::os::fd::AsFd;
+/// use std::time::Instant;
+/// # use std::{io, os::fd::OwnedFd};
+/// # use fourtuple::dial::{DialReport, Dialer};
+/// # fn open() -> OwnedFd { unreachable!("yours") }
+/// # fn connect(_: &OwnedFd) -> io::Result<()> { unreachable!("yours") }
+/// # fn connect_on_a_thread(_: &OwnedFd) -> io::Result<()> { unreachable!("yours") }
+/// # fn wait_until_writable(_: &OwnedFd) -> io::Result<()> { unreachable!("yours") }
+/// # fn example(dialer: &Dialer) -> Result<DialReport, Box<dyn std::error::Error>> {
+/// let socket = open();
+/// let mut attempt = dialer.prepare(socket.as_fd())?;
+///
+/// let begun = Instant::now();
+/// if attempt.searches_for_long() {
+///     connect_on_a_thread(&socket)?;
+/// } else {
+///     connect(&socket)?;
+/// }
+/// attempt.add_connect(begun.elapsed());
+///
+/// let begun = Instant::now();
+/// wait_until_writable(&socket)?;
+/// attempt.add_handshake(begun.elapsed());
+/// let report = attempt.finish(socket.as_fd())?;
+/// # Ok(report) }
+/// ```
 #[derive(Debug)]
 pub struct Attempt<'a> {
     dialer: &'a Dialer,
@@ -87,6 +119,8 @@ pub struct Attempt<'a> {
 }
 
 /// The socket to use for the next connect().
+///
+/// Example: [`Dialer::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Call connect() again on the same socket. Its options have been updated.
@@ -382,6 +416,10 @@ impl<'a> Attempt<'a> {
     }
 
     /// Sets the options of a new socket, after [`Retry::FreshSocket`].
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Dialer::prepare`].
     pub fn renew(&mut self, socket: BorrowedFd<'_>) -> Result<(), DialError> {
         self.renew_uncounted(socket).map_err(|error| self.dialer.counted(error))?;
         self.note_prepared();

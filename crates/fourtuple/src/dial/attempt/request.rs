@@ -10,7 +10,7 @@ use crate::dial::strategy::Step;
 use crate::ports::PortRange;
 
 /// The address and options that a socket needs before connect(), for callers that make system calls through io_uring or another
-/// interface of their own. See [`Dialer::begin`](super::Dialer::begin).
+/// interface of their own. Example: [`Dialer::begin`](super::Dialer::begin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectRequest {
@@ -23,6 +23,13 @@ pub struct ConnectRequest {
 
 impl ConnectRequest {
     /// Returns a request for a port that the kernel chooses, on this source address, or for `None` on the source address of the route.
+    ///
+    /// ```
+    /// use fourtuple::dial::ConnectRequest;
+    ///
+    /// let request = ConnectRequest::from_source(Some([127, 0, 0, 2].into()));
+    /// assert_eq!((request.source, request.window), (Some(([127, 0, 0, 2], 0).into()), None));
+    /// ```
     pub fn from_source(source: Option<IpAddr>) -> ConnectRequest {
         ConnectRequest { source: source.map(|source| SocketAddr::new(source, 0)), window: None }
     }

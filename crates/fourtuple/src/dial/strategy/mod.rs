@@ -3,6 +3,8 @@
 //! A strategy is a pure function of the number of tries, the port range and a random number generator, and returns the next
 //! [`Step`]. The [`Dialer`](super::Dialer) makes the system calls. The simulator in [`crate::ports`] applies the same steps to a
 //! model of the kernel.
+//!
+//! Example: [`Strategy`].
 
 mod full_range;
 mod kernel_default;
@@ -19,6 +21,22 @@ pub use crate::dial::strategy::step::Step;
 use crate::ports::{PortRange, PortSet, Random};
 
 /// The way to choose a source port.
+///
+/// ```
+/// use fourtuple::capabilities::LocalPortRange;
+/// use fourtuple::dial::{Step, Strategy};
+/// use fourtuple::ports::{PortRange, Random};
+///
+/// assert_eq!("random-window:500".parse(), Ok(Strategy::RANDOM_WINDOW));
+/// assert_eq!(Strategy::for_kernel(LocalPortRange::Linear, true), Strategy::FullRange);
+///
+/// // The steps of one dial: a window with all ports of the range, or up to 100 random ports.
+/// let (range, mut random) = (PortRange::KERNEL_DEFAULT, Random::with_seed(1));
+/// assert_eq!(Strategy::FullRange.step(0, range, &mut random), Some(Step::Window(PortRange::ALL)));
+/// let first = Strategy::SELECT_TEST_REPEAT.step(0, range, &mut random);
+/// assert!(matches!(first, Some(Step::Bind(port)) if range.contains(port)));
+/// assert_eq!(Strategy::SELECT_TEST_REPEAT.step(100, range, &mut random), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
@@ -125,6 +143,11 @@ impl fmt::Display for Strategy {
 }
 
 /// A text that is not the name of a strategy.
+///
+/// ```
+/// let error = "fastest".parse::<fourtuple::dial::Strategy>().unwrap_err();
+/// assert!(error.to_string().starts_with("\"fastest\" is not a port strategy: expected kernel-default"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a port strategy: expected kernel-default, select-test-repeat, random-window:WIDTH (1 to 65535), \

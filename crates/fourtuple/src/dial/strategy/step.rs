@@ -1,6 +1,8 @@
 use crate::ports::PortRange;
 
 /// The next attempt of a dial to get a source port.
+///
+/// Example: [`Strategy`](super::Strategy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// connect() searches the range of the namespace, ports of one parity first, then ports of the other parity.

@@ -19,6 +19,21 @@ impl UdpGroup {
     ///
     /// [`UdpGroupError::Members`]; [`UdpGroupError::NotOne`] when the sockets are not all bound to one address, or when
     /// the selector has a program at a device and `link` is missing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::spread::{Selector, UdpGroup};
+    ///
+    /// let group = UdpGroup::open("127.0.0.1:0".parse()?, 2, &Selector::Random)?;
+    /// let members = vec![group.member(0)?, group.member(1)?]; // sent to the other process (SCM_RIGHTS of unix(7))
+    /// let link = group.link().map(|link| link.try_clone_to_owned()).transpose()?;
+    ///
+    /// let adopted = UdpGroup::adopt(Selector::Random, members, None, link)?; // in the other process
+    /// drop(group);
+    /// assert_eq!((adopted.len(), adopted.has_control()), (2, false));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn adopt(
         spread: Selector,
         members: Vec<OwnedFd>,

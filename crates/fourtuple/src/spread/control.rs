@@ -7,6 +7,19 @@ use crate::spread::key::{self, FlowKey};
 
 /// A filter for the control packets of a group, which the kernel delivers to a separate socket, so that they neither wait behind data
 /// nor are dropped with data.
+///
+/// ```
+/// use fourtuple::spread::{ControlFilter, FlowKey};
+///
+/// let filter: ControlFilter = "bytes:0:1=0xff".parse()?;
+/// assert_eq!(filter, ControlFilter::Bytes { key: FlowKey::whole(0, 1), value: 0xff });
+/// assert!(filter.finds(&[0xff, 1, 2], None, 40_000) && !filter.finds(b"data", None, 40_000));
+///
+/// assert!(ControlFilter::Hops(255).finds(b"data", Some(255), 40_000));
+/// # Ok::<(), fourtuple::spread::ControlFilterParseError>(())
+/// ```
+///
+/// Example of a group: [`UdpGroup::open_with_control`](crate::spread::UdpGroup::open_with_control).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ControlFilter {
@@ -35,6 +48,13 @@ pub enum ControlFilter {
 pub(super) const NEIGHBOUR: u8 = 255;
 
 /// An error in the text of a filter.
+///
+/// ```
+/// use fourtuple::spread::ControlFilter;
+///
+/// let error = "ttl=256".parse::<ControlFilter>().unwrap_err();
+/// assert!(error.to_string().ends_with(ControlFilter::EXPECTED));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a way to tell control packets: expected {}", ControlFilter::EXPECTED)]
 pub struct ControlFilterParseError {
@@ -42,7 +62,7 @@ pub struct ControlFilterParseError {
 }
 
 impl ControlFilter {
-    /// The accepted texts, for error messages.
+    /// The accepted texts, for error messages. Example: [`ControlFilterParseError`].
     pub const EXPECTED: &str = "bytes:OFFSET:WIDTH=VALUE or bytes:OFFSET:WIDTH:MASK=VALUE (WIDTH 1, 2 or 4 bytes), \
                                 neighbour:OFFSET:WIDTH... (the same with a TTL of 255), ttl=HOPS, or port=SOURCE-PORT";
 

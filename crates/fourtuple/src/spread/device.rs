@@ -7,10 +7,20 @@ use std::str::FromStr;
 const ROOM: usize = 16;
 
 /// The name of a network device.
+///
+/// ```
+/// use fourtuple::spread::DeviceName;
+///
+/// assert_eq!("eth0".parse::<DeviceName>()?.name(), "eth0");
+/// assert!("a name longer than 15 bytes".parse::<DeviceName>().is_err());
+/// # Ok::<(), fourtuple::spread::DeviceNameError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceName([u8; ROOM]);
 
 /// An error in the text of a device name.
+///
+/// Example: [`DeviceName`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no name of a network device: expected 1 to {} bytes without / and blanks", ROOM - 1)]
 pub struct DeviceNameError {

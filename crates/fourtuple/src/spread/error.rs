@@ -9,6 +9,16 @@ use crate::spread::device::DeviceName;
 use crate::spread::selector::Selector;
 
 /// An error of a [`UdpGroup`](crate::spread::UdpGroup).
+///
+/// ```
+/// use std::io;
+/// use fourtuple::spread::{Selector, UdpGroup, UdpGroupError};
+///
+/// let error = UdpGroup::open("127.0.0.1:0".parse()?, 0, &Selector::Hash).unwrap_err();
+/// assert!(matches!(error, UdpGroupError::Members { members: 0, .. }));
+/// assert!(error.is_usage() && error.kind() == io::ErrorKind::InvalidInput);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UdpGroupError {

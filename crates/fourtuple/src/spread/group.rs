@@ -23,6 +23,46 @@ pub(super) const MOST: usize = 1024;
 ///
 /// No socket of the group may be connected: a connected socket ends the balancing, see [`UdpGroup::connected`]. A process of the same
 /// user that binds to the address with SO_REUSEPORT becomes a member too; with [`Selector::Map`] such a member gets no packets.
+///
+/// ```
+/// use std::net::UdpSocket;
+/// use fourtuple::spread::{Selector, UdpGroup};
+///
+/// let group = UdpGroup::open("127.0.0.1:0".parse()?, 2, &Selector::Random)?;
+/// assert_eq!((group.len(), group.is_empty(), group.spread()), (2, false, Selector::Random));
+/// let workers = [group.member_socket(0)?, group.member_socket(1)?]; // non-blocking, one for each thread
+///
+/// // The packets of one sender reach both workers. By the kernel's hash, one worker would get all of them.
+/// let sender = UdpSocket::bind("127.0.0.1:0")?;
+/// for _ in 0..100 {
+///     sender.send_to(b"x", group.address())?;
+/// }
+/// for worker in &workers {
+///     worker.recv(&mut [0; 1])?;
+/// }
+/// assert_eq!(group.connected()?, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A group with [`Selector::Map`] can change under traffic (feature `bpf`, CAP_BPF and CAP_NET_ADMIN):
+///
+/// ```no_run
+/// use std::net::UdpSocket;
+/// use fourtuple::spread::{FlowKey, Selector, SlotRule, UdpGroup};
+///
+/// let mut group = UdpGroup::open("0.0.0.0:4000".parse()?, 4, &Selector::Map(SlotRule::Hash))?;
+/// group.choose(SlotRule::Key(FlowKey::whole(4, 4)))?; // by a number in the payload
+/// group.steer(&[2, 1, 1, 1])?; // member 0 gets two fifths of the slots
+/// let added = group.join()?;
+/// println!("member {added} gets packets");
+///
+/// let left = UdpSocket::from(group.leave(0)?);
+/// while let Ok(length) = left.recv(&mut [0; 2048]) {
+///     println!("a packet of {length} bytes that arrived before member 0 left");
+/// }
+/// assert_eq!(group.strays(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct UdpGroup {
     address: SocketAddr,
@@ -46,6 +86,8 @@ struct Live {
 }
 
 /// The counters of the XDP program of a group with [`Selector::XdpSourcePort`] or [`Selector::Cpumap`].
+///
+/// Example: [`UdpGroup::at_device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -87,6 +129,24 @@ impl UdpGroup {
     ///
     /// The same errors as [`UdpGroup::open`]. [`UdpGroupError::NoControl`] with [`Selector::Hash`], whose hash covers all sockets of the group,
     /// and for a filter by source port with [`Selector::XdpSourcePort`], which rewrites that port.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::net::UdpSocket;
+    /// use fourtuple::spread::{Selector, UdpGroup};
+    ///
+    /// let heartbeat = "bytes:0:1=0xff".parse()?; // control packets begin with this byte
+    /// let group = UdpGroup::open_with_control("127.0.0.1:0".parse()?, 2, &Selector::Random, &heartbeat)?;
+    /// assert!(group.has_control());
+    ///
+    /// let sender = UdpSocket::bind("127.0.0.1:0")?;
+    /// sender.send_to(b"data", group.address())?;
+    /// sender.send_to(&[0xff], group.address())?;
+    /// let control = UdpSocket::from(group.control()?);
+    /// assert_eq!(control.recv(&mut [0; 8])?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open_with_control(
         address: SocketAddr,
         members: usize,
@@ -350,6 +410,17 @@ impl UdpGroup {
     }
 
     /// Returns the counters of the XDP program, if the group has one.
+    ///
+    /// ```no_run
+    /// use fourtuple::spread::UdpGroup;
+    ///
+    /// let group = UdpGroup::open("192.0.2.1:4000".parse()?, 4, &"xdp:64@eth0".parse()?)?;
+    /// if let Some(report) = group.at_device() {
+    ///     let mode = if report.native { "native" } else { "generic" };
+    ///     println!("{mode} XDP: {} packets changed, {} passed", report.changed, report.passed);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn at_device(&self) -> Option<XdpReport> {
         self.programs.as_ref()?.at_device()
     }

@@ -3,6 +3,15 @@
 use std::fmt;
 
 /// The position of a big-endian number in the payload that identifies a flow within the 4-tuple.
+///
+/// ```
+/// use fourtuple::spread::FlowKey;
+///
+/// let packet = [0, 0, 0x0a, 0xbc];
+/// assert_eq!(FlowKey::whole(2, 2).of(&packet), Some(0x0abc));
+/// assert_eq!(FlowKey { offset: 2, width: 2, mask: 0xff }.of(&packet), Some(0xbc));
+/// assert_eq!(FlowKey::whole(2, 4).of(&packet), None); // too short
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// The offset in bytes from the start of the payload.

@@ -2,7 +2,7 @@
 //!
 //! By default the kernel hashes the 4-tuple, so that all packets with the same 4-tuple reach one socket. A [`UdpGroup`] is opened with
 //! a [`Selector`], which is attached before the first packet can arrive. Under traffic, only the table of [`Selector::Map`] changes. A
-//! [`ControlFilter`] delivers control packets to a separate socket, so that they do not wait behind data.
+//! [`ControlFilter`] delivers control packets to a separate socket, so that they do not wait behind data. Example: [`UdpGroup`].
 
 mod adopt;
 mod classic;

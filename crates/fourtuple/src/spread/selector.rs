@@ -8,6 +8,23 @@ use crate::spread::device::DeviceName;
 use crate::spread::key::FlowKey;
 
 /// The rule that chooses the socket of a group for each packet.
+///
+/// ```
+/// use fourtuple::spread::{CpuOrder, FlowKey, Selector, SlotRule};
+///
+/// let selector: Selector = "flow:4:4".parse()?;
+/// assert_eq!(selector, Selector::Key(FlowKey::whole(4, 4)));
+/// assert_eq!((selector.name(), selector.needs_bpf()), ("flow", false));
+/// assert_eq!(Selector::Map(SlotRule::Cpu).to_string(), "map:cpu");
+/// let cpumap = Selector::Cpumap { cpus: Some(2), order: CpuOrder::Random, device: "eth0".parse().ok() };
+/// assert_eq!("cpumap:2:random@eth0".parse(), Ok(cpumap));
+///
+/// println!("one of {}", Selector::help());
+/// for selector in Selector::ALL {
+///     println!("{selector}");
+/// }
+/// # Ok::<(), fourtuple::spread::SelectorParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Selector {
@@ -45,6 +62,8 @@ pub enum Selector {
 }
 
 /// The rule that chooses the slot in the table of [`Selector::Map`].
+///
+/// Example: [`Selector`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SlotRule {
@@ -60,6 +79,8 @@ pub enum SlotRule {
 }
 
 /// The rule that chooses the CPU of a packet with [`Selector::Cpumap`].
+///
+/// Example: [`Selector`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CpuOrder {
@@ -73,6 +94,13 @@ pub enum CpuOrder {
 }
 
 /// An error in the text of a selector.
+///
+/// ```
+/// use fourtuple::spread::Selector;
+///
+/// let error = "fastest".parse::<Selector>().unwrap_err();
+/// assert!(error.to_string().ends_with(&Selector::expected()));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a way to spread packets: expected {}", Selector::expected())]
 pub struct SelectorParseError {
@@ -233,7 +261,7 @@ impl Selector {
         self.row().name
     }
 
-    /// Returns the accepted texts, for error messages.
+    /// Returns the accepted texts, for error messages. Example: [`SelectorParseError`].
     pub fn expected() -> String {
         TABLE.map(|row| row.syntax).join(", ")
     }
@@ -247,7 +275,7 @@ impl Selector {
         format!("{}; with BPF {}", texts(false), texts(true))
     }
 
-    /// Whether the selector needs the feature `bpf`, CAP_BPF and CAP_NET_ADMIN.
+    /// Returns whether the selector needs the feature `bpf`, CAP_BPF and CAP_NET_ADMIN.
     pub fn needs_bpf(&self) -> bool {
         self.row().bpf
     }

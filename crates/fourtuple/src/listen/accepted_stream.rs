@@ -38,6 +38,8 @@ use crate::listen::turn::TurnBytes;
 /// }
 /// # }
 /// ```
+///
+/// Example: [`Accepted::into_stream`].
 #[derive(Debug)]
 pub struct AcceptedStream {
     /// `None` while it is dropped.
@@ -50,6 +52,8 @@ pub struct AcceptedStream {
 }
 
 /// The address of one side of a connection.
+///
+/// Example: [`Accepted::into_stream`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StreamAddr {
@@ -62,11 +66,40 @@ pub enum StreamAddr {
 /// The requests of an [`AcceptedStream`], for code that does not have the stream itself, such as the handlers of axum.
 ///
 /// The handle does not keep the connection open in the counters of its group.
+///
+/// Example: [`Accepted::into_stream`].
 #[derive(Clone, Debug)]
 pub struct SessionHandle(Weak<Session>);
 
 impl Accepted {
     /// Returns one stream that replays `carry` and holds the session.
+    ///
+    /// ```
+    /// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, StreamAddr, Workers};
+    /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// use tokio::net::TcpStream;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).workers(Workers::Runtimes).open()?;
+    /// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+    /// let mut client = TcpStream::connect(acceptor.group().endpoint().inet().expect("TCP")).await?;
+    /// client.write_all(b"ping").await?;
+    ///
+    /// let mut stream = acceptor.accept().await?.into_stream();
+    /// assert_eq!(stream.peer_addr()?.inet(), Some(client.local_addr()?));
+    /// assert_eq!(stream.local_addr()?, StreamAddr::Tcp(client.peer_addr()?));
+    /// let handle = stream.session_handle(); // for code that does not have the stream
+    /// stream.read_exact(&mut [0; 4]).await?;
+    /// stream.write_all(b"pong").await?;
+    /// handle.answered();
+    /// assert!(stream.session().served() == 1 && !handle.is_last());
+    /// println!("open for {:?} at worker {}", stream.session().age(), acceptor.seat());
+    ///
+    /// let report = acceptor.leave().await?; // the stream stays with its task
+    /// assert_eq!(report.handed_over, 0);
+    /// # Ok(()) }
+    /// ```
     pub fn into_stream(self) -> AcceptedStream {
         let Accepted { stream, session, carry } = self;
         AcceptedStream {

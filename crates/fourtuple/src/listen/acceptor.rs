@@ -17,6 +17,35 @@ use crate::listen::seats::{Count, Phase, SeatStats};
 use crate::listen::wait::seat::{Seat, Wait};
 
 /// The acceptor of one worker of a group. Dropping it leaves the group, as [`leave`](Acceptor::leave) does.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use std::net::TcpStream;
+/// use fourtuple::listen::ListenerGroupBuilder;
+///
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+/// let mut acceptor = group.join()?; // in each worker thread
+/// let waker = acceptor.waker();
+///
+/// let mut client = TcpStream::connect(acceptor.group().endpoint().inet().expect("TCP"))?;
+/// client.write_all(b"ping")?;
+/// let mut connection = acceptor.next(None)?.expect("no wakeup yet");
+/// connection.read_exact(&mut [0; 4])?;
+/// connection.write_all(b"pong")?;
+/// connection.answered();
+/// println!("{} requests in {:?}", connection.served(), connection.age());
+/// if !connection.is_last() {
+///     acceptor.keep(connection)?;
+/// }
+///
+/// waker.wake(); // from any thread
+/// assert!(acceptor.next(None)?.is_none());
+/// let stats = acceptor.stats();
+/// assert_eq!((acceptor.seat(), stats.accepts, stats.requests, stats.open), (0, 1, 1, 1));
+/// let report = acceptor.leave()?;
+/// assert_eq!(report.waiting, 1); // the kept connection, for the next worker that joins
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Acceptor {
     seat: Seat,
     wait: Box<dyn Wait>,
@@ -41,6 +70,8 @@ impl fmt::Debug for Acceptor {
 }
 
 /// The connections of a worker that left its group.
+///
+/// Example: [`Acceptor`].
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LeaveReport {
@@ -56,6 +87,8 @@ pub struct LeaveReport {
 }
 
 /// A handle that ends the wait of an acceptor, from any thread.
+///
+/// Example: [`Acceptor`].
 #[derive(Clone, Debug)]
 pub struct AcceptWaker {
     event: Arc<EventFd>,
@@ -83,6 +116,10 @@ impl ListenerGroup {
     /// # Errors
     ///
     /// No seat is free, or a system call failed.
+    ///
+    /// # Examples
+    ///
+    /// Example: [`Acceptor`].
     pub fn join(&self) -> Result<Acceptor, ListenError> {
         Acceptor::join(self)
     }
@@ -195,6 +232,29 @@ impl Acceptor {
     /// # Errors
     ///
     /// The same errors as [`next`](Acceptor::next).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::io::{Read, Write};
+    /// use std::net::TcpStream;
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+    /// let mut acceptor = group.join()?;
+    /// # let mut client = TcpStream::connect(group.endpoint().inet().expect("TCP"))?;
+    /// # client.write_all(b"ping")?;
+    /// let connection = acceptor.next(None)?.expect("no wakeup yet");
+    /// let (socket, guard) = acceptor.let_go(connection)?;
+    ///
+    /// let mut stream = TcpStream::from(socket); // for the event loop of the caller
+    /// stream.read_exact(&mut [0; 4])?;
+    /// guard.answered();
+    /// assert_eq!((acceptor.stats().open, acceptor.stats().requests), (1, 1));
+    /// drop((stream, guard));
+    /// assert_eq!(acceptor.stats().open, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, OpenGuard), ListenError> {
         self.forget(&mut connection)?;
         Ok(connection.into_parts())

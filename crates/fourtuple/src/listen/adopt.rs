@@ -70,6 +70,19 @@ impl ListenerGroupBuilder {
     ///
     /// The errors of [`from_listeners`](ListenerGroupBuilder::from_listeners); [`ListenError::Adopted`] if LISTEN_FDS is no number, or
     /// announces a descriptor that is not open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let group = match ListenerGroupBuilder::from_environment()? {
+    ///     Some(activated) => activated.open()?,
+    ///     None => ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?,
+    /// };
+    /// # drop(group);
+    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// ```
     pub fn from_environment() -> Result<Option<ListenerGroupBuilder>, ListenError> {
         let refused = |error| ListenError::Adopted { why: "LISTEN_FDS is wrong", error: Some(error) };
         let listeners = inherited::take_listeners().map_err(refused)?;

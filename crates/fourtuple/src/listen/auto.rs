@@ -5,6 +5,8 @@ use std::fmt;
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 
 /// An accept policy and the reason for it.
+///
+/// Example: [`ListenerGroup`](crate::listen::ListenerGroup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -76,6 +76,13 @@ impl Listener for AsyncAcceptor {
 impl AsyncAcceptor {
     /// Sets a function that the listener of `axum::serve` calls with each error, for example to log it. By default the listener drops
     /// errors.
+    ///
+    /// ```no_run
+    /// # async fn example(app: axum::Router, acceptor: fourtuple::listen::AsyncAcceptor) -> std::io::Result<()> {
+    /// let acceptor = acceptor.on_error(|error| eprintln!("cannot accept: {error}"));
+    /// axum::serve(acceptor, app).await
+    /// # }
+    /// ```
     #[must_use]
     pub fn on_error(mut self, report: impl Fn(&ListenError) + Send + Sync + 'static) -> AsyncAcceptor {
         self.on_error = OnError::new(report);
@@ -147,7 +154,7 @@ pub fn by_request(app: Router) -> ByRequest {
     ByRequest { app: app.with_state(()) }
 }
 
-/// Makes a [`CountedRequests`] for each connection; see [`by_request`].
+/// Makes a [`CountedRequests`] for each connection. Example: [`by_request`].
 #[derive(Clone, Debug)]
 pub struct ByRequest {
     app: Router,
@@ -172,7 +179,7 @@ impl Service<IncomingStream<'_, AsyncAcceptor>> for ByRequest {
     }
 }
 
-/// The service of one connection; see [`by_request`].
+/// The service of one connection. Example: [`by_request`].
 #[derive(Clone, Debug)]
 pub struct CountedRequests {
     app: Router,

@@ -24,6 +24,8 @@ const FACTOR: f64 = 1.25;
 const PROBES: f64 = 1.0 / 16.0;
 
 /// The measurements of [`Recycle::Measured`](crate::listen::Recycle::Measured).
+///
+/// Example: [`Recycle`](crate::listen::Recycle).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

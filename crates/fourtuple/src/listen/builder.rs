@@ -19,6 +19,30 @@ use crate::listen::seats::Seats;
 use crate::listen::wait::shared_state::Preparation;
 
 /// A builder for a [`ListenerGroup`].
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use std::time::Duration;
+/// use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder, Recycle, Workers};
+///
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0))
+///     .workers(Workers::Threads)
+///     .policy(AcceptPolicy::ROTATE)
+///     .seats(16)
+///     .backlog(1024)
+///     .recycle(Recycle::Requests(1000))
+///     .idle(Duration::from_secs(30))
+///     .write_limit(Duration::from_secs(1))
+///     .defer_accept(Duration::from_secs(5))
+///     .fast_open(256)
+///     .open()?;
+/// assert_eq!((group.policy(), group.stats().len()), (AcceptPolicy::ROTATE, 16));
+///
+/// let every_ipv6: SocketAddr = "[::]:8080".parse()?;
+/// let builder = ListenerGroupBuilder::at(every_ipv6).only_ipv6(true);
+/// # drop(builder);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ListenerGroupBuilder {
     pub(super) endpoint: Endpoint,

@@ -11,6 +11,8 @@ use fourtuple_syscalls::socket;
 use crate::listen::seats::{Count, Phase, Seats};
 
 /// A guard that counts a connection as open in a worker's seat while it exists.
+///
+/// Example: [`Acceptor::let_go`](crate::listen::Acceptor::let_go).
 #[derive(Debug)]
 pub struct OpenGuard {
     seats: Arc<Seats>,
@@ -58,6 +60,8 @@ pub(crate) fn chance(draw: u32) -> f64 {
 }
 
 /// A readable connection: it has a request, a part of a request, or an end of file. Dropping it closes the connection.
+///
+/// Example: [`Acceptor`](crate::listen::Acceptor).
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,

@@ -83,6 +83,8 @@ impl AsFd for PendingConnection {
 }
 
 /// The counters of a dispatcher.
+///
+/// Example: [`Dispatcher`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -117,6 +119,32 @@ pub struct DispatcherStats {
 ///
 /// It does nothing until it [runs](Dispatcher::run). It holds the connections that are between two requests. When it is
 /// dropped, the next dispatcher takes over up to about 200 of them; the remaining ones are closed.
+///
+/// ```
+/// use std::io::Write;
+/// use std::net::TcpStream;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use std::thread;
+/// use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
+///
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).policy(AcceptPolicy::Dispatcher).open()?;
+/// let mut dispatcher = group.dispatcher()?.depth(1)?;
+/// let (stop, waker) = (AtomicBool::new(false), dispatcher.waker());
+/// thread::scope(|scope| {
+///     let running = scope.spawn(|| dispatcher.run(&stop));
+///
+///     let mut acceptor = group.join().expect("a free seat"); // in each worker thread
+///     let mut client = TcpStream::connect(group.endpoint().inet().expect("TCP")).expect("a connection");
+///     client.write_all(b"ping").expect("room");
+///     drop(acceptor.next(None).expect("the dispatcher runs"));
+///
+///     stop.store(true, Ordering::Release);
+///     waker.wake();
+///     running.join().expect("no panic")
+/// })?;
+/// assert_eq!((dispatcher.stats().accepts, dispatcher.stats().handed), (1, 1));
+/// # Ok::<(), fourtuple::listen::ListenError>(())
+/// ```
 #[derive(Debug)]
 pub struct Dispatcher {
     group: ListenerGroup,
@@ -148,6 +176,10 @@ impl ListenerGroup {
     /// # Errors
     ///
     /// The group has another policy; an earlier dispatcher was not dropped; a system call failed.
+    ///
+    /// # Examples
+    ///
+    /// Example: [`Dispatcher`].
     pub fn dispatcher(&self) -> Result<Dispatcher, ListenError> {
         Dispatcher::of(self)
     }

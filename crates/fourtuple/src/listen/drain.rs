@@ -30,6 +30,8 @@ const EMPTY_COUNTS: u32 = 4;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The outcome of a drain.
+///
+/// Example: [`ListenerGroup::drain`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -83,6 +85,29 @@ impl ListenerGroup {
     /// # Errors
     ///
     /// An unexpected failure of a system call. The drain can be repeated.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::thread;
+    /// use std::time::Duration;
+    /// use fourtuple::listen::{ListenError, ListenerGroupBuilder};
+    ///
+    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+    /// thread::scope(|scope| {
+    ///     let worker = scope.spawn(|| {
+    ///         let mut acceptor = group.join()?;
+    ///         while let Some(connection) = acceptor.next(None)? {
+    ///             drop(connection); // serve it
+    ///         }
+    ///         Ok::<(), ListenError>(())
+    ///     });
+    ///     let report = group.drain(Duration::from_secs(10))?; // after SIGTERM
+    ///     assert!(report.is_complete() && group.is_drained(), "{report:?}");
+    ///     worker.join().expect("no worker panics")
+    /// })?;
+    /// # Ok::<(), ListenError>(())
+    /// ```
     pub fn drain(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
         let begun = Instant::now();
         let before = self.sums();
@@ -136,6 +161,23 @@ impl ListenerGroup {
     /// # Errors
     ///
     /// An unexpected failure of a system call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let old = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+    /// let listeners = old.listeners()?; // sent to the new process, for example with SCM_RIGHTS of unix(7)
+    ///
+    /// let new = ListenerGroupBuilder::from_listeners(listeners)?.open()?; // in the new process
+    /// assert_eq!(new.endpoint(), old.endpoint());
+    ///
+    /// let report = old.retire(Duration::from_secs(10))?; // in the old process, when the new process accepts
+    /// assert!(report.is_complete() && old.is_drained() && !new.is_drained());
+    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// ```
     pub fn retire(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
         let begun = Instant::now();
         let (before, seats) = (self.sums(), &self.0.seats);
@@ -287,6 +329,19 @@ impl ListenerGroup {
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let group = fourtuple::listen::ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+    /// let report = group.drain_tokio(Duration::from_secs(10)).await?;
+    /// assert!(report.is_complete());
+    /// # Ok(()) }
+    /// ```
     pub async fn drain_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
         self.off_runtime(move |group| group.drain(deadline)).await
     }
@@ -300,6 +355,19 @@ impl ListenerGroup {
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let group = fourtuple::listen::ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
+    /// let report = group.retire_tokio(Duration::from_secs(10)).await?;
+    /// assert!(report.is_complete());
+    /// # Ok(()) }
+    /// ```
     pub async fn retire_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
         self.off_runtime(move |group| group.retire(deadline)).await
     }

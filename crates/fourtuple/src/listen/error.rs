@@ -11,6 +11,15 @@ use crate::listen::policy::{AcceptPolicy, Family};
 const FREE: &str = "a path that does not exist, or a socket on which no process listens";
 
 /// An error of a listener group or of one of its workers.
+///
+/// ```
+/// use std::io;
+/// use fourtuple::listen::{ListenError, ListenerGroupBuilder};
+///
+/// let error = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).seats(0).open().unwrap_err();
+/// assert!(matches!(error, ListenError::Setting { setting: "seats", .. }));
+/// assert!(error.is_usage() && error.kind() == io::ErrorKind::InvalidInput);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {

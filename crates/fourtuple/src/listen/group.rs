@@ -47,6 +47,22 @@ pub(crate) struct Inner {
 }
 
 /// A group of workers that accept from one address. Clones refer to the same group; dropping the last clone closes it.
+///
+/// ```
+/// use fourtuple::listen::{AcceptPolicy, Family, ListenerGroupBuilder};
+///
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).seats(4).open()?;
+/// println!("{}, {}", group.endpoint(), group.choice()); // the port and the policy of `AcceptPolicy::Auto`
+/// assert_eq!((group.family(), group.policy()), (Family::Tcp4, AcceptPolicy::SharedOneshot));
+/// assert!(group.backlog() <= Some(4096)); // at most net.core.somaxconn
+///
+/// let worker = group.join()?;
+/// for (seat, stats) in group.stats().iter().enumerate() {
+///     println!("worker {seat}: {} connections, {} requests", stats.accepts, stats.requests);
+/// }
+/// # drop(worker);
+/// # Ok::<(), fourtuple::listen::ListenError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ListenerGroup(pub(crate) Arc<Inner>);
 
@@ -83,6 +99,7 @@ impl ListenerGroup {
 
     /// Returns descriptors of the listeners that this process has opened or received, for a new process that takes the address over
     /// ([`ListenerGroupBuilder::from_listeners`]). The descriptors share their accept queues with the group.
+    /// Example: [`ListenerGroup::retire`].
     ///
     /// When the new process accepts, this one calls [`retire`](ListenerGroup::retire). A [drain](ListenerGroup::drain) would drop SYNs for
     /// the new process too.
@@ -100,6 +117,8 @@ impl ListenerGroup {
 
     /// Frees the seat of a worker that died without leaving. Call this when the death is certain, such as in the parent
     /// process after waitpid(2).
+    ///
+    /// Example: [`ListenerGroup::fork`].
     pub fn vacate(&self, seat: usize) {
         if seat < self.0.seats.count() {
             self.0.seats.vacate(seat);
@@ -109,6 +128,8 @@ impl ListenerGroup {
     /// Notes the death of the process that ran the [dispatcher](ListenerGroup::dispatcher), whose connections were closed with it. Call this
     /// when the death is certain, such as in the parent process after waitpid(2), and before another process runs the next
     /// dispatcher. New connections wait in the accept queue meanwhile.
+    ///
+    /// Example: [`ListenerGroup::fork`].
     pub fn vacate_dispatcher(&self) {
         self.0.seats.vacate_dispatcher();
     }
@@ -119,6 +140,8 @@ impl ListenerGroup {
     }
 
     /// Returns the measured costs of fresh and of kept connections; `None` unless the group uses [`Recycle::Measured`].
+    ///
+    /// Example: [`Recycle`].
     pub fn break_even(&self) -> Option<BreakEven> {
         self.is_measured().then(|| self.0.seats.comparison().report())
     }

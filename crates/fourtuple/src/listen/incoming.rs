@@ -9,6 +9,8 @@ use crate::listen::tokio::{Accepted, AsyncAcceptor};
 
 /// The connections of an [`AsyncAcceptor`] as a stream; see [`AsyncAcceptor::incoming`]. An error does not end the stream. Dropping it drops
 /// the acceptor.
+///
+/// Example: [`AsyncAcceptor::incoming`].
 pub struct Incoming {
     next: Pin<Box<Accepting>>,
 }

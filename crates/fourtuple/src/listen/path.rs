@@ -17,6 +17,17 @@ use crate::listen::error::ListenError;
 /// # Errors
 ///
 /// [`ListenError::PathInUse`] or [`ListenError::NotASocket`] if the path is taken; [`ListenError::Call`] if a system call failed.
+///
+/// # Examples
+///
+/// ```
+/// let path = std::env::temp_dir().join(format!("fourtuple-{}.sock", std::process::id()));
+/// let (socket, bound) = fourtuple::listen::bind_path(&path, true)?;
+/// assert!(path.exists());
+/// drop((socket, bound));
+/// assert!(!path.exists());
+/// # Ok::<(), fourtuple::listen::ListenError>(())
+/// ```
 pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, SocketPath), ListenError> {
     remove_dead(path)?;
     let endpoint = Endpoint::Unix(path.to_owned());
@@ -61,6 +72,8 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
 
 /// The path of a bound unix socket. Dropping it in the process that bound the socket removes the path, unless another socket has
 /// replaced it.
+///
+/// Example: [`bind_path`].
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,

@@ -7,6 +7,13 @@ use std::str::FromStr;
 use fourtuple_syscalls::Endpoint;
 
 /// The address family of a listener.
+///
+/// ```
+/// use fourtuple::listen::{Endpoint, Family};
+///
+/// assert_eq!(Family::of(&Endpoint::from(([127, 0, 0, 1], 80))), Family::Tcp4);
+/// assert_eq!(Family::ALL.map(|family| family.to_string()), ["unix", "tcp4", "tcp6"]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// AF_UNIX, SOCK_STREAM.
@@ -56,6 +63,8 @@ impl FromStr for Family {
 }
 
 /// The kind of workers of a group.
+///
+/// Example: [`ListenerGroupBuilder`](crate::listen::ListenerGroupBuilder).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -74,6 +83,21 @@ pub enum Workers {
 /// The way in which the workers of a group wait for connections and requests.
 ///
 /// Each policy is implemented in one file of `listen/wait` and described by one row of `listen/policy_table.rs`.
+///
+/// ```
+/// use fourtuple::listen::{AcceptPolicy, Family, Workers};
+///
+/// let policy: AcceptPolicy = "rotate:16".parse()?;
+/// assert_eq!((policy.name(), policy.mechanism()), ("rotate", AcceptPolicy::ROTATE.mechanism()));
+/// assert!(policy.pins_connections() && !policy.has_listener_each());
+/// assert_eq!(AcceptPolicy::UringOneshot.facility(), Some("io_uring"));
+///
+/// println!("one of {}", AcceptPolicy::names());
+/// let possible = |policy: &AcceptPolicy| policy.check(Family::Unix, Workers::Threads).is_ok();
+/// let over_unix: Vec<_> = AcceptPolicy::ALL.into_iter().filter(possible).collect();
+/// assert!(!over_unix.contains(&AcceptPolicy::Reuseport)); // AF_UNIX has no SO_REUSEPORT
+/// # Ok::<(), fourtuple::listen::AcceptPolicyError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AcceptPolicy {

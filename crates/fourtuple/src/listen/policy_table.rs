@@ -233,6 +233,12 @@ impl fmt::Display for AcceptPolicy {
 }
 
 /// The error for a text that names no accept policy.
+///
+/// ```
+/// use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
+///
+/// assert_eq!("rotate:0".parse::<AcceptPolicy>(), Err(AcceptPolicyError::Every));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptPolicyError {

@@ -10,6 +10,8 @@ use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 
 /// A worker process of a group. Dropping it neither ends the process nor waits for it.
+///
+/// Example: [`ListenerGroup::fork`].
 #[derive(Debug)]
 pub struct WorkerProcess(Process);
 
@@ -24,6 +26,29 @@ impl ListenerGroup {
     /// # Errors
     ///
     /// [`ListenError::Call`]: this process has several threads, whose locks could stay locked in the child; or fork(2) failed.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use fourtuple::listen::{ListenError, ListenerGroup, ListenerGroupBuilder, Workers};
+    ///
+    /// fn serve(group: &ListenerGroup) -> Result<(), ListenError> {
+    ///     let mut acceptor = group.join()?;
+    ///     while let Some(connection) = acceptor.next(None)? {
+    ///         drop(connection); // serve it
+    ///     }
+    ///     Ok(())
+    /// }
+    ///
+    /// let group = ListenerGroupBuilder::at(([0, 0, 0, 0], 8080)).workers(Workers::Processes).open()?;
+    /// let worker = group.fork(|group| i32::from(serve(group).is_err()))?;
+    /// println!("process {} serves", worker.id());
+    /// worker.kill()?;
+    /// println!("{}", worker.wait()?); // signal: 9 (SIGKILL)
+    /// group.vacate(0); // the first worker had seat 0
+    /// group.vacate_dispatcher(); // only if the process ran the dispatcher
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn fork(&self, work: impl FnOnce(&ListenerGroup) -> i32) -> Result<WorkerProcess, ListenError> {
         fork::run_in_child(|| work(self)).map(WorkerProcess).map_err(self.failed("fork()"))
     }

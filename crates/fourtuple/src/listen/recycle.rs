@@ -5,6 +5,21 @@ use std::time::Duration;
 use crate::listen::error::ListenError;
 
 /// When the server closes a kept connection.
+///
+/// ```
+/// use std::time::Duration;
+/// use fourtuple::listen::{ListenError, ListenerGroupBuilder, Recycle};
+///
+/// let builder = ListenerGroupBuilder::at(([127, 0, 0, 1], 0));
+/// let by_age = Recycle::Age { limit: Duration::from_secs(60), jitter: 0.1 }; // between 54 s and 66 s
+/// assert!(builder.clone().recycle(by_age).open()?.break_even().is_none());
+///
+/// let group = builder.recycle(Recycle::Measured).policy("exclusive".parse().unwrap()).open()?;
+/// let costs = group.break_even().expect("the group uses Recycle::Measured");
+/// assert_eq!((costs.closes, costs.samples), (false, 0)); // no request yet
+/// println!("{costs}");
+/// # Ok::<(), ListenError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]

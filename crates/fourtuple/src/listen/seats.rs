@@ -39,6 +39,8 @@ pub(crate) enum Count {
 }
 
 /// The counters of a seat. They continue when another worker takes the seat.
+///
+/// Example: [`Acceptor`](crate::listen::Acceptor).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

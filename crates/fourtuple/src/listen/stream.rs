@@ -7,6 +7,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A stream socket of a runtime, over TCP or AF_UNIX.
+///
+/// ```no_run
+/// use fourtuple::listen::{AsyncAcceptor, Stream};
+///
+/// # async fn example(mut acceptor: AsyncAcceptor) -> Result<(), Box<dyn std::error::Error>> {
+/// let accepted = acceptor.accept().await?;
+/// if let Stream::Tcp(stream) = &accepted.stream {
+///     stream.set_nodelay(true)?;
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Stream {

@@ -70,6 +70,8 @@ use crate::listen::wait::seat::is_out_of_watches;
 ///
 /// Dropping the acceptor leaves the group and waits for the thread: up to 50 ms with `Blocking` and `SharedOneshot`.
 /// [`leave`](AsyncAcceptor::leave) does not block the runtime.
+///
+/// Example: [`Accepted::into_stream`].
 #[derive(Debug)]
 pub struct AsyncAcceptor {
     bridge: Arc<Bridge>,
@@ -125,6 +127,8 @@ pub struct Accepted {
 }
 
 /// The requests of one connection, and whether the next response is its last.
+///
+/// Example: [`Accepted::into_stream`].
 #[derive(Debug)]
 pub struct Session {
     guard: OpenGuard,

@@ -32,15 +32,22 @@ const FOREIGN: &[&str] =
 const REEXPORTED: &str = "pub use fourtuple_syscalls::Endpoint;";
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
-    tree.sources
-        .iter()
-        .filter(|source| source.path.starts_with(Path::new(LIBRARY)) && !source.is_test())
-        .flat_map(faults)
-        .collect()
+    library(tree).flat_map(faults).collect()
+}
+
+/// Returns the files of the library.
+pub(super) fn library(tree: &Tree) -> impl Iterator<Item = &Source> {
+    tree.sources.iter().filter(|source| source.path.starts_with(Path::new(LIBRARY)) && !source.is_test())
+}
+
+/// Returns the lines of a file above its tests.
+pub(super) fn product_lines(source: &Source) -> Vec<&str> {
+    let end = source.text.find("\n#[cfg(test)]\nmod tests {").unwrap_or(source.text.len());
+    source.text[..end].lines().collect()
 }
 
 fn faults(source: &Source) -> Vec<Fault> {
-    let lines: Vec<&str> = source.text.lines().take_while(|line| *line != "#[cfg(test)]").collect();
+    let lines = product_lines(source);
     let mut faults = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let fault = |message: String| Fault::at(&source.path, index + 1, message);

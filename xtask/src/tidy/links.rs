@@ -35,7 +35,7 @@ fn broken(
 }
 
 /// Returns the path of a link from the root of the tree.
-fn resolve(page: &Path, link: &str) -> PathBuf {
+pub(super) fn resolve(page: &Path, link: &str) -> PathBuf {
     let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
     for part in Path::new(link).components() {
         match part {

@@ -6,6 +6,7 @@ mod api;
 mod architecture;
 mod arrows;
 mod circles;
+mod documented;
 mod examples;
 mod language;
 mod layout;
@@ -48,6 +49,7 @@ const CHECKS: &[Check] = &[
     ("links", Severity::Fault, links::check),
     ("examples", Severity::Fault, examples::check),
     ("api", Severity::Fault, api::check),
+    ("documented", Severity::Fault, documented::check),
 ];
 
 /// Runs every check; returns true if none found a fault.

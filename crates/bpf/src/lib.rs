@@ -1,5 +1,7 @@
 //! BPF programs, their prebuilt objects and their loaders: one program per file, with the same name in C and in Rust.
 //!
+//! This crate is internal to `fourtuple`, whose feature `bpf` uses it, and promises no stability: any version may change its API.
+//!
 //! A build needs no BPF compiler: the objects are in the tree, and `cargo xtask bpf` rebuilds them. Programs and maps belong
 //! to the process that loaded them and the kernel frees them with the last descriptor and the last attached socket; nothing is
 //! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, tracing CAP_BPF and CAP_PERFMON.

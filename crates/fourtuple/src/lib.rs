@@ -117,7 +117,8 @@
 //! - `serde`: `Serialize` for reports and counters, and also `Deserialize` for settings, in the form of their `Display`.
 //! - `tracing`: debug events: each dial and its failure; workers that join and leave, the end of a group, failed accepts, and
 //!   connections closed by a limit.
-//! - `plan`: the simulation of the kernel's port search in [`ports`], for tools.
+//! - `plan`: the simulation of the kernel's port search in [`ports`], for the tools of this repository. The feature promises no
+//!   stability: any version may change its types and functions.
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

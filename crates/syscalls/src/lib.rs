@@ -1,5 +1,7 @@
 //! The system calls that fourtuple makes, one file per kernel facility.
 //!
+//! This crate is internal to `fourtuple` and promises no stability: any version may change its API.
+//!
 //! This crate decides nothing. It takes [`BorrowedFd`](std::os::fd::BorrowedFd), returns
 //! [`OwnedFd`](std::os::fd::OwnedFd), and turns -1 into an [`io::Error`] with the errno. `unsafe` is allowed only here
 //! and in the crate `bpf`. Linux only.

@@ -4,7 +4,7 @@
 //! Nothing in this module opens a socket, reads a clock or draws random numbers: callers pass all of these in, so that each
 //! claim can be tested.
 //!
-//! Example: [`Budget`]; with the feature `plan`, `Plan` predicts the time of connect().
+//! Example: [`Budget`]; with the feature `plan`, `Plan` predicts the time of connect(). The feature promises no stability.
 
 mod budget;
 #[cfg(feature = "plan")]

@@ -86,8 +86,8 @@ pub struct Attempt<'a> {
     /// Port that the ledger gave to this attempt, until the kernel has accepted or refused it.
     named: Option<u16>,
     hints_left: u32,
-    /// Whether the time of connect() is that of the search, so that a search longer than expected is noticed: connect() does not
-    /// block and is called by the dialer.
+    /// Whether the duration of connect() is the duration of the search, so that a search longer than expected is noticed: connect()
+    /// does not block and is called by the dialer.
     is_timed: bool,
     /// Whether the kernel chooses the port, because the ledger expects its search to be short.
     is_sparse: bool,

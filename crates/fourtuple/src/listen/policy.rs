@@ -49,6 +49,13 @@ impl fmt::Display for Family {
 }
 
 /// A text that names no family.
+///
+/// ```
+/// use fourtuple::listen::Family;
+///
+/// let error = "udp".parse::<Family>().unwrap_err();
+/// assert_eq!(error.to_string(), "\"udp\" is not a family: expected unix, tcp4 or tcp6");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a family: expected unix, tcp4 or tcp6")]
 pub struct UnknownFamily(String);

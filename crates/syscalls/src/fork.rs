@@ -277,7 +277,10 @@ fn wiped_page() -> Option<&'static AtomicU32> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+    use crate::seccomp::{self, Facility};
 
     /// Forks a child that calls `body`, which may make async-signal-safe calls only, and returns its exit code.
     fn exit_code(body: impl FnOnce() -> i32) -> End {
@@ -320,7 +323,7 @@ mod tests {
             if let Some((_, change)) = change_of(child).unwrap() {
                 return change;
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(std::time::Duration::from_millis(1));
         };
         let sent = [libc::SIGSTOP, libc::SIGCONT, libc::SIGKILL].map(|signal| {
             // SAFETY: kill() takes numbers.
@@ -329,6 +332,40 @@ mod tests {
         });
         let ended = Change::Ended(End::Killed(libc::SIGKILL));
         assert_eq!(sent, [Change::Stopped(libc::SIGSTOP), Change::Continued, ended]);
+    }
+
+    #[test]
+    fn descriptors_are_closed_without_close_range() {
+        let closes_all = || {
+            let null = File::open("/dev/null").unwrap();
+            let (mut limit, null) = (libc::rlimit { rlim_cur: 0, rlim_max: 0 }, null.as_raw_fd());
+            // SAFETY: getrlimit() writes one rlimit.
+            check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }).unwrap();
+            let highest = libc::c_int::try_from(limit.rlim_cur).unwrap() - 1;
+            // SAFETY: fcntl(F_GETFD) takes numbers.
+            let is_open = |descriptor| unsafe { libc::fcntl(descriptor, libc::F_GETFD) } != -1;
+            let end = exit_code(|| {
+                let descriptors = [1, 2, null, highest];
+                // SAFETY: dup2() takes numbers.
+                let opened = [0, 1, 2, highest].map(|number| unsafe { libc::dup2(null, number) } == number);
+                if opened.contains(&false) || !descriptors.into_iter().all(is_open) {
+                    return 1;
+                }
+                // SAFETY: this process only ends after this call.
+                if unsafe { close_all_but_0() }.is_err() {
+                    return 2;
+                }
+                if !is_open(0) || descriptors.into_iter().any(is_open) { 3 } else { 42 }
+            });
+            assert_eq!(end, End::Exited(42));
+        };
+        closes_all();
+        // The filter holds for this thread and for the processes that it forks.
+        let refused = move || {
+            seccomp::refuse(Facility::CloseRange).unwrap();
+            closes_all();
+        };
+        thread::spawn(refused).join().unwrap();
     }
 
     #[test]

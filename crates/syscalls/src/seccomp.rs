@@ -23,6 +23,8 @@ pub enum Facility {
     EpollPwait2,
     /// recvmmsg(2): EPERM.
     ReceiveMany,
+    /// close_range(2): ENOSYS, as before Linux 5.9.
+    CloseRange,
     /// New threads and processes by clone(2) and clone3(2): EAGAIN, as at RLIMIT_NPROC.
     Threads,
     /// The socket option UDP_GRO: ENOPROTOOPT, as before Linux 5.0.
@@ -41,6 +43,7 @@ pub fn refuse(facility: Facility) -> io::Result<()> {
         Facility::Bpf => install(&[libc::SYS_bpf], &[], libc::EPERM),
         Facility::EpollPwait2 => install(&[libc::SYS_epoll_pwait2], &[], libc::ENOSYS),
         Facility::ReceiveMany => install(&[libc::SYS_recvmmsg], &[], libc::EPERM),
+        Facility::CloseRange => install(&[libc::SYS_close_range], &[], libc::ENOSYS),
         Facility::Threads => install(&[libc::SYS_clone, libc::SYS_clone3], &[], libc::EAGAIN),
         Facility::UdpGro => refuse_option(libc::SOL_UDP, libc::UDP_GRO),
         Facility::LocalPortRange => refuse_option(libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE),
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn each_facility_fails_with_its_errno() {
         type Call = fn() -> Option<i32>;
-        let cases: [(Facility, i32, Call); 9] = [
+        let cases: [(Facility, i32, Call); 10] = [
             // SAFETY: unshare() takes flags only; without a flag it succeeds.
             (Facility::Namespaces, libc::EPERM, || errno(check(unsafe { libc::unshare(0) }))),
             (Facility::IoUring, libc::EPERM, || {
@@ -184,6 +187,11 @@ mod tests {
                 errno(check(result as libc::c_int))
             }),
             (Facility::ReceiveMany, libc::EPERM, receive_many),
+            (Facility::CloseRange, libc::ENOSYS, || {
+                // SAFETY: the call takes numbers only, and closes nothing: the first descriptor is above the last.
+                let result = unsafe { libc::syscall(libc::SYS_close_range, 1, 0, 0) };
+                errno(check(result as libc::c_int))
+            }),
             (Facility::Threads, libc::EAGAIN, || errno(thread::Builder::new().spawn(|| ()))),
             (Facility::UdpGro, libc::ENOPROTOOPT, || set_option(libc::SOL_UDP, libc::UDP_GRO)),
             (Facility::LocalPortRange, libc::ENOPROTOOPT, || {

@@ -34,18 +34,15 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// The errors of ftruncate(2) and mmap(2).
+    /// The errors of ftruncate(2) and mmap(2); ENOMEM, without a change of the file, for more numbers than an address space has room for.
     pub fn in_file(file: &File, count: usize) -> io::Result<Counters> {
-        file.set_len(count.max(1) as u64 * size_of::<AtomicU64>() as u64)?;
+        file.set_len(length(count.max(1))? as u64)?;
         Counters::map(count, libc::MAP_SHARED, file.as_raw_fd())
     }
 
     fn map(count: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<Counters> {
         let count = count.max(1);
-        let length = count
-            .checked_mul(size_of::<AtomicU64>())
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Counters { first: map(length, flags, descriptor)?.cast(), count })
+        Ok(Counters { first: map(length(count)?, flags, descriptor)?.cast(), count })
     }
 
     /// Returns all counters.
@@ -53,6 +50,12 @@ impl Counters {
         // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
+}
+
+/// Returns the bytes of `count` numbers. ENOMEM: an address space has no room for them.
+fn length(count: usize) -> io::Result<usize> {
+    let length = count.checked_mul(size_of::<AtomicU64>()).filter(|length| isize::try_from(*length).is_ok());
+    length.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
 /// Maps anonymous memory, which processes forked later share.
@@ -93,15 +96,23 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::FromRawFd;
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::check;
 
     #[test]
     fn counters_larger_than_the_address_space_are_refused() {
         // The size in bytes wraps to 8, room for one number.
-        for count in [usize::MAX / 8 + 2, usize::MAX] {
+        // SAFETY: the name ends in NUL; on success the call returns a new descriptor, which has no other owner.
+        let file = unsafe {
+            File::from_raw_fd(check(libc::memfd_create(c"counters".as_ptr(), libc::MFD_CLOEXEC)).unwrap())
+        };
+        for count in [usize::MAX / 8 + 2, usize::MAX / 16 + 1, usize::MAX] {
             assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+            assert_eq!(Counters::in_file(&file, count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+            assert_eq!(file.metadata().unwrap().len(), 0);
         }
     }
 

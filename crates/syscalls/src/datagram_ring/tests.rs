@@ -262,3 +262,36 @@ fn a_ring_that_could_not_submit_stays_broken() {
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 }
+
+/// The kernel holds the file of an active request, so neither the end of the caller's descriptor nor its number matters.
+#[test]
+fn a_ring_keeps_its_socket_when_the_caller_closes_it() {
+    let Some(mut ring) = ring(8, 64) else { return };
+    let (sender, receiver) = pair();
+    let (other_sender, other) = pair();
+    ring.resume(receiver.as_fd()).unwrap();
+    let number = receiver.as_raw_fd();
+    // SAFETY: dup3() takes numbers. It closes the receiver's descriptor and makes its number mean the other socket; `receiver` owns the
+    // number from now on.
+    assert_eq!(unsafe { libc::dup3(other.as_raw_fd(), number, libc::O_CLOEXEC) }, number);
+    for text in [b"one", b"two"] {
+        other_sender.send(b"other").unwrap();
+        sender.send(text).unwrap();
+        assert_eq!(ring.receive().unwrap(), 1);
+        assert_eq!(ring.get(0).unwrap().bytes, text);
+        // The request is active, so the ring uses no descriptor.
+        ring.resume(receiver.as_fd()).unwrap();
+    }
+    drop(receiver);
+    sender.send(b"last").unwrap();
+    assert_eq!(ring.receive().unwrap(), 1);
+    assert_eq!(ring.get(0).unwrap().bytes, b"last");
+    while ring.stop().unwrap() > 0 {}
+    drop(ring);
+    let mut room = [0; 8];
+    other.set_nonblocking(true).unwrap();
+    for _ in 0..2 {
+        assert_eq!(other.recv(&mut room).unwrap(), 5);
+    }
+    assert_eq!(other.recv(&mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}

@@ -229,7 +229,7 @@ fn retire_leaves_the_accept_queue() {
 }
 
 /// Starts the example `activated` on a listener, and waits until its workers have joined.
-fn activate(path: &Path, listener: &TcpListener, policy: AcceptPolicy) -> Child {
+pub(crate) fn activate(path: &Path, listener: &TcpListener, policy: AcceptPolicy) -> Child {
     // A worker without a listener of its own would open one, which the next process does not get.
     let workers = if policy.has_listener_each() { "1" } else { "3" };
     let mut command = Command::new("sh");

@@ -1,15 +1,17 @@
 //! The servers of the examples and docs against clients that reset.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::{child, option};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
+use crate::adopt::activate;
 use crate::processes::{Prefork, example};
 
 /// A timeout that only a failing test reaches.
@@ -45,7 +47,8 @@ fn reset(address: SocketAddr, request: &[u8]) {
             let _ = stream.write_all(request);
         }
         if number % 4 == 3 {
-            let _ = stream.read(&mut [0]);
+            let read = stream.read(&mut [0]);
+            assert!(!read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "no answer in time");
         }
         option::set_reset_on_close(stream.as_fd()).unwrap();
     }
@@ -122,6 +125,24 @@ fn the_examples_survive_clients_that_reset() {
             assert_eq!(server.try_wait().unwrap(), None, "accept goes on");
             server.kill().unwrap();
             server.wait().unwrap();
+        }
+        // `activated` needs the feature `tokio`.
+        let policies: &[_] = if cfg!(feature = "tokio") {
+            &[AcceptPolicy::SharedOneshot, AcceptPolicy::Exclusive, AcceptPolicy::Dispatcher]
+        } else {
+            &[]
+        };
+        for &policy in policies {
+            let Some(path) = beside(test, "activated") else { break };
+            let listener = TcpListener::bind(address).unwrap();
+            let mut server = activate(&path, &listener, policy);
+            reset(address, b"?");
+            all_workers_answer(address, b"?", 3);
+            assert_eq!(server.try_wait().unwrap(), None, "activated goes on with {policy}");
+            child::terminate(server.id()).unwrap();
+            let output = server.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && said.contains("open: 0"), "{policy}: {output:?}");
         }
         if let Some(path) = beside(test, "prefork") {
             let prefork = Prefork::start(&path, "rotate", 2);

@@ -454,6 +454,22 @@ fn settings_out_of_range_are_refused() {
 }
 
 #[test]
+fn limits_are_60_s_idle_and_2_s_of_writes_by_default() {
+    in_namespace(|| {
+        let opened = |builder: ListenerGroupBuilder| format!("{:?}", builder.open().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let adopted = ListenerGroupBuilder::from_listeners([listener]).unwrap();
+        for builder in [ListenerGroupBuilder::at(endpoint(Family::Tcp4)), adopted] {
+            let group = opened(builder);
+            assert!(group.contains("idle: 60s, write_limit: 2s"), "{group}");
+        }
+        let builder = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).idle(Duration::from_secs(7));
+        let group = opened(builder.write_limit(Duration::from_secs(3)));
+        assert!(group.contains("idle: 7s, write_limit: 3s"), "{group}");
+    });
+}
+
+#[test]
 fn backlog_reports_the_somaxconn_limit() {
     in_namespace(|| {
         set_sysctl("net.core.somaxconn", "10");

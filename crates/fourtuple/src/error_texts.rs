@@ -173,3 +173,43 @@ fn errors_become_io_errors_of_a_fitting_kind() {
         assert_eq!(io::Error::from(error).kind(), expected);
     }
 }
+
+#[test]
+fn errors_of_servers_tell_a_retry_from_a_change() {
+    const ENOSPC: i32 = 28;
+    const EMFILE: i32 = 24;
+    const EADDRINUSE: i32 = 98;
+    let policy = AcceptPolicy::Dispatcher;
+    let is_exceptional = |error: &ListenError| {
+        matches!(error, ListenError::Full { .. }) || matches!(error, ListenError::PathInUse { .. })
+    };
+    for error in listen_errors() {
+        assert_eq!(error.is_retryable(), is_exceptional(&error), "{error}");
+        assert_eq!(error.is_exhausted(), matches!(error, ListenError::Full { .. }), "{error}");
+    }
+    for error in group_errors() {
+        assert!(!error.is_retryable() && !error.is_exhausted(), "{error}");
+    }
+    assert!(ListenError::NoDispatcher { policy, why: "why" }.is_retryable());
+    let selector = Selector::Random;
+    for errno in [EADDRINUSE, EMFILE, ENOSPC] {
+        let cause = || io::Error::from_raw_os_error(errno);
+        for (call, port) in [("bind()", 0), ("bind()", 80), ("socket()", 0)] {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let listen = ListenError::Call { call, endpoint: address.into(), error: cause() };
+            let group = UdpGroupError::Call { call, address, error: cause() };
+            let is_exhausted = (errno, call, port) == (EADDRINUSE, "bind()", 0);
+            assert!(listen.is_retryable() && group.is_retryable(), "{listen}, {group}");
+            assert_eq!([listen.is_exhausted(), group.is_exhausted()], [is_exhausted; 2], "{listen}, {group}");
+        }
+        assert!(ListenError::Bpf { policy, error: cause().into() }.is_retryable());
+        // As BpfError, which has the error of the call as its source.
+        let error = Box::new(DialError::Call {
+            call: "bpf()",
+            address: address(),
+            source_address: None,
+            error: cause(),
+        });
+        assert!(UdpGroupError::Bpf { selector, error }.is_retryable());
+    }
+}

@@ -132,6 +132,7 @@ pub mod listen;
 pub mod ports;
 pub mod spread;
 mod sync;
+mod temporary;
 #[cfg(feature = "serde")]
 mod text;
 

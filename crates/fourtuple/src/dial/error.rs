@@ -6,6 +6,7 @@ use std::time::Duration;
 use fourtuple_syscalls::{errno, errno_name};
 
 use crate::capabilities::ProbeError;
+use crate::temporary::is_temporary;
 
 /// A count of the sockets that hold the ports towards a destination, from sock_diag(7).
 ///
@@ -277,21 +278,6 @@ impl DialError {
             | DialError::NotSupported { .. } => false,
             DialError::Call { error, .. } => is_temporary(error),
         }
-    }
-}
-
-/// Returns whether the same system call may succeed later: the host may get descriptors, memory or a route.
-fn is_temporary(error: &io::Error) -> bool {
-    match error.kind() {
-        io::ErrorKind::ConnectionAborted
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::HostUnreachable
-        | io::ErrorKind::Interrupted
-        | io::ErrorKind::NetworkDown
-        | io::ErrorKind::NetworkUnreachable
-        | io::ErrorKind::OutOfMemory
-        | io::ErrorKind::WouldBlock => true,
-        _ => matches!(errno_name(error).as_str(), "EMFILE" | "ENFILE" | "ENOBUFS"),
     }
 }
 

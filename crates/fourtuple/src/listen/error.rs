@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use fourtuple_syscalls::{Endpoint, errno_name};
 
 use crate::listen::policy::{AcceptPolicy, Family};
+use crate::temporary::{has_temporary_cause, is_temporary_for_server};
 
 const FREE: &str = "a path that does not exist, or a socket on which no process listens";
 
@@ -165,6 +166,65 @@ impl ListenError {
                 | ListenError::Setting { .. }
                 | ListenError::Adopted { .. }
         )
+    }
+
+    /// Returns whether all seats were taken ([`ListenError::Full`]), or no port was free for port 0 (bind(2) failed with EADDRINUSE). More
+    /// seats or a wider port range avoid the error; a retry helps when workers leave or sockets close.
+    ///
+    /// ```
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).seats(1).open()?;
+    /// let _acceptor = group.join()?;
+    /// assert!(group.join().unwrap_err().is_exhausted());
+    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// ```
+    pub fn is_exhausted(&self) -> bool {
+        match self {
+            ListenError::Full { .. } => true,
+            ListenError::Call { call: "bind()", endpoint, error } => {
+                error.kind() == io::ErrorKind::AddrInUse
+                    && endpoint.inet().is_some_and(|address| address.port() == 0)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether the same call may succeed later without a change of the settings or of the host's configuration: a worker may leave,
+    /// another process may end and free the address, or the host may get descriptors, memory or watches.
+    ///
+    /// ```
+    /// use fourtuple::listen::{ListenError, ListenerGroup, ListenerGroupBuilder};
+    /// # struct Backoff;
+    /// # impl Backoff { fn wait(&mut self) {} }
+    ///
+    /// # fn example(mut backoff: Backoff) -> Result<ListenerGroup, ListenError> {
+    /// let builder = ListenerGroupBuilder::at(([0, 0, 0, 0], 8080));
+    /// loop {
+    ///     match builder.clone().open() {
+    ///         Err(error) if error.is_retryable() => backoff.wait(),
+    ///         opened => return opened,
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            ListenError::Full { .. } | ListenError::PathInUse { .. } => true,
+            // The group may lose its dispatcher and then returns another one.
+            ListenError::NoDispatcher { policy, .. } => *policy == AcceptPolicy::Dispatcher,
+            ListenError::Bpf { error, .. } => has_temporary_cause(&**error),
+            ListenError::Call { error, .. } => is_temporary_for_server(error),
+            ListenError::Impossible { .. }
+            | ListenError::NotPermitted { .. }
+            | ListenError::Absent { .. }
+            | ListenError::NotBuilt { .. }
+            | ListenError::Setting { .. }
+            | ListenError::Drained
+            | ListenError::NotASocket { .. }
+            | ListenError::NotMeasurable
+            | ListenError::Adopted { .. } => false,
+        }
     }
 }
 

@@ -62,7 +62,9 @@ use crate::listen::wait::seat::is_out_of_watches;
 /// connection costs two more context switches than without a runtime.
 ///
 /// The policy places the first request of a connection; the runtime reads the further ones. `SharedOneshot` and `Dispatcher`,
-/// which place every request without a runtime, place only the first one here. With `SharedOneshot` and the feature `axum`,
+/// which place every request without a runtime, place only the first one here. A group with the defaults, `Auto` and
+/// [`Workers::Threads`](crate::listen::Workers::Threads), has `SharedOneshot`; [`choice`](ListenerGroup::choice) says so. With
+/// `SharedOneshot` and the feature `axum`,
 #[cfg_attr(feature = "axum", doc = "[`by_request`](crate::listen::by_request) places every request.")]
 #[cfg_attr(not(feature = "axum"), doc = "`by_request` places every request.")]
 ///

@@ -7,6 +7,7 @@ use fourtuple_syscalls::errno_name;
 use crate::spread::control::ControlFilter;
 use crate::spread::device::DeviceName;
 use crate::spread::selector::Selector;
+use crate::temporary::{has_temporary_cause, is_temporary_for_server};
 
 /// An error of a [`UdpGroup`](crate::spread::UdpGroup).
 ///
@@ -180,6 +181,60 @@ impl UdpGroupError {
                 | UdpGroupError::NoMember { .. }
                 | UdpGroupError::Fixed { .. }
         )
+    }
+
+    /// Returns whether no port was free for port 0: bind(2) failed with EADDRINUSE. A wider port range avoids the error; a retry helps when
+    /// sockets close.
+    ///
+    /// ```
+    /// use fourtuple::spread::{Selector, UdpGroup};
+    ///
+    /// match UdpGroup::open(([127, 0, 0, 1], 0).into(), 2, &Selector::Random) {
+    ///     Err(error) if error.is_exhausted() => eprintln!("widen net.ipv4.ip_local_port_range: {error}"),
+    ///     opened => println!("listening on {}", opened?.address()),
+    /// }
+    /// # Ok::<(), fourtuple::spread::UdpGroupError>(())
+    /// ```
+    pub fn is_exhausted(&self) -> bool {
+        matches!(self, UdpGroupError::Call { call: "bind()", address, error }
+            if error.kind() == io::ErrorKind::AddrInUse && address.port() == 0)
+    }
+
+    /// Returns whether the same call may succeed later without a change of the settings or of the host's configuration: another process may
+    /// end and free the address or the device, or the host may get descriptors or memory.
+    ///
+    /// ```
+    /// use fourtuple::spread::{Selector, UdpGroup, UdpGroupError};
+    /// # struct Backoff;
+    /// # impl Backoff { fn wait(&mut self) {} }
+    ///
+    /// # fn example(mut backoff: Backoff) -> Result<UdpGroup, UdpGroupError> {
+    /// loop {
+    ///     match UdpGroup::open(([0, 0, 0, 0], 4000).into(), 4, &Selector::Random) {
+    ///         Err(error) if error.is_retryable() => backoff.wait(),
+    ///         opened => return opened,
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            UdpGroupError::Bpf { error, .. } => has_temporary_cause(&**error),
+            UdpGroupError::NoDevice { error, .. } | UdpGroupError::Call { error, .. } => {
+                is_temporary_for_server(error)
+            }
+            UdpGroupError::Members { .. }
+            | UdpGroupError::Impossible { .. }
+            | UdpGroupError::NoControl { .. }
+            | UdpGroupError::Absent { .. }
+            | UdpGroupError::NotPermitted { .. }
+            | UdpGroupError::NotBuilt { .. }
+            | UdpGroupError::WhichDevice { .. }
+            | UdpGroupError::Fixed { .. }
+            | UdpGroupError::Weights { .. }
+            | UdpGroupError::NoMember { .. }
+            | UdpGroupError::NotOne { .. } => false,
+        }
     }
 }
 

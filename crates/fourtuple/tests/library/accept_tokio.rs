@@ -434,3 +434,31 @@ fn the_stream_of_connections_ends_with_a_drain() {
         });
     });
 }
+
+/// The group cannot know that its workers will be runtimes: the reason of its choice names the setting.
+#[test]
+fn the_choice_of_auto_names_its_kind_of_workers() {
+    in_namespace(|| {
+        let builder = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).seats(2);
+        for (group, policy, reason) in [
+            (
+                builder().open().unwrap(),
+                AcceptPolicy::SharedOneshot,
+                "with Workers::Threads; a runtime reads",
+            ),
+            (builder().workers(Workers::Runtimes).open().unwrap(), AcceptPolicy::ROTATE, "a runtime keeps"),
+        ] {
+            let workers = Worker::start_many(&group, 2, serve_bytes);
+            assert_eq!(group.policy(), policy);
+            assert!(group.choice().to_string().contains(reason), "{}", group.choice());
+            client(async {
+                let mut stream = connect(&group).await;
+                for byte in 0..2 {
+                    stream.write_u8(byte).await.unwrap();
+                    assert_eq!(stream.read_u8().await.unwrap(), byte + 1);
+                }
+            });
+            workers.into_iter().for_each(Worker::stop);
+        }
+    });
+}

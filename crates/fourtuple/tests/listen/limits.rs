@@ -1,7 +1,7 @@
 //! The cost of one client for other clients: silence, slow reading, and missing kernel resources.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -450,6 +450,26 @@ fn settings_out_of_range_are_refused() {
         }
         let error = at().open().unwrap().dispatcher().unwrap().depth(0).unwrap_err();
         assert!(matches!(error, ListenError::Setting { setting: "depth", .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_group_without_a_free_port_is_exhausted() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20001");
+        let open = |port| ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, port)).open();
+        let held = [open(20_000).unwrap(), open(20_001).unwrap()];
+        for (port, is_exhausted) in [(0, true), (20_000, false)] {
+            let error = open(port).unwrap_err();
+            assert!(error.is_retryable() && error.is_exhausted() == is_exhausted, "{error}");
+        }
+        drop(held);
+        let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).seats(1).open().unwrap();
+        let acceptor = group.join().unwrap();
+        let error = group.join().unwrap_err();
+        assert!(error.is_retryable() && error.is_exhausted(), "{error}");
+        drop(acceptor);
+        group.join().unwrap();
     });
 }
 

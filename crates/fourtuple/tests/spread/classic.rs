@@ -1,6 +1,7 @@
 //! Selectors that need no privilege.
 
 use std::collections::BTreeSet;
+use std::net::UdpSocket;
 
 use fourtuple::spread::{Selector, UdpGroup, UdpGroupError};
 use fourtuple_testing::{in_namespace, set_sysctl};
@@ -111,5 +112,18 @@ fn invalid_groups_are_refused() {
         assert!(matches!(group.leave(0), Err(UdpGroupError::Fixed { .. })));
         assert!(group.control().is_err() && group.member(2).is_err());
         assert_eq!(group.len(), 2);
+    });
+}
+
+#[test]
+fn a_udp_group_without_a_free_port_is_exhausted() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20001");
+        let open = |port: u16| UdpGroup::open(([127, 0, 0, 1], port).into(), 2, &Selector::Random);
+        let _held = [20_000, 20_001].map(|port| UdpSocket::bind(("127.0.0.1", port)).unwrap());
+        for (port, is_exhausted) in [(0, true), (20_000, false)] {
+            let error = open(port).unwrap_err();
+            assert!(error.is_retryable() && error.is_exhausted() == is_exhausted, "{error}");
+        }
     });
 }

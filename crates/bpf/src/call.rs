@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
+use fourtuple_syscalls::signals;
+
 /// Pauses before BPF_PROG_LOAD is repeated double up to this one: one second together.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -338,16 +340,20 @@ pub(crate) fn load(
     };
     let mut pause = Duration::from_millis(1);
     loop {
+        // The verifier gives up if a signal is pending (`signal_pending` in `do_check`), which a profiler sends more often than a load ends.
+        let mask = signals::block_all()?;
         // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is
         // writable, and all outlive the call.
-        match unsafe { bpf(PROG_LOAD, &attribute) } {
-            // The verifier gives up if this thread has pending work (`signal_pending` in `do_check`): a signal, or
-            // the end of an io_uring that the thread has just closed, which a kernel worker may take long to complete.
+        let loaded = unsafe { bpf(PROG_LOAD, &attribute) }.map(owned);
+        mask.restore()?;
+        match loaded {
+            // Other pending work of this thread has the same effect: the end of an io_uring that the thread has just closed, which a
+            // kernel worker may take long to complete.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && pause < LONGEST_PAUSE => {
                 thread::sleep(pause);
                 pause *= 2;
             }
-            result => return result.map(owned),
+            result => return result,
         }
     }
 }

@@ -278,8 +278,10 @@ fn wiped_page() -> Option<&'static AtomicU32> {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
+    use crate::interval_timer::IntervalTimer;
     use crate::seccomp::{self, Facility};
 
     /// Forks a child that calls `body`, which may make async-signal-safe calls only, and returns its exit code.
@@ -323,7 +325,7 @@ mod tests {
             if let Some((_, change)) = change_of(child).unwrap() {
                 return change;
             }
-            thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         };
         let sent = [libc::SIGSTOP, libc::SIGCONT, libc::SIGKILL].map(|signal| {
             // SAFETY: kill() takes numbers.
@@ -332,6 +334,21 @@ mod tests {
         });
         let ended = Change::Ended(End::Killed(libc::SIGKILL));
         assert_eq!(sent, [Change::Stopped(libc::SIGSTOP), Change::Continued, ended]);
+    }
+
+    #[test]
+    fn signals_do_not_end_the_wait_for_a_process() {
+        let (before, timer) =
+            (IntervalTimer::signals(), IntervalTimer::for_this_thread(Duration::from_millis(1)));
+        let _timer = timer.unwrap();
+        while IntervalTimer::signals() < before + 50 {
+            let end = exit_code(|| {
+                let pause = libc::timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                // SAFETY: nanosleep() reads one timespec; timers are not inherited, so that no signal ends the pause.
+                unsafe { libc::nanosleep(&raw const pause, ptr::null_mut()) }
+            });
+            assert_eq!(end, End::Exited(0));
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! An interval timer that interrupts the blocking system calls of one thread, as a sampling profiler does (timer_create(2)).
 
+use std::fs;
 use std::io;
 use std::mem;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::check;
@@ -65,6 +67,56 @@ impl Drop for IntervalTimer {
     }
 }
 
+/// Sends SIGALRM to every other thread of this process again and again until it is dropped, with the handler of [`IntervalTimer`]:
+/// threads that a library has started are interrupted too.
+#[derive(Debug)]
+pub struct SignalStorm {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SignalStorm {
+    /// Starts the thread that sends a signal to each thread every `period`.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be created.
+    pub fn start(period: Duration) -> io::Result<SignalStorm> {
+        install_handler()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&stop);
+        let thread = thread::Builder::new().spawn(move || {
+            while !over.load(Ordering::Acquire) {
+                signal_other_threads();
+                thread::sleep(period);
+            }
+        })?;
+        Ok(SignalStorm { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for SignalStorm {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn signal_other_threads() {
+    // SAFETY: getpid() and gettid() take no arguments.
+    let (process, own) = unsafe { (libc::getpid(), libc::gettid()) };
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten();
+    for thread in threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok()) {
+        if thread != own {
+            // SAFETY: tgkill() takes numbers. It fails for a thread that has ended.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGALRM) };
+        }
+    }
+}
+
 extern "C" fn count(_: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
@@ -86,8 +138,6 @@ fn install_handler() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     #[test]

@@ -9,7 +9,7 @@ use std::process;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option;
-use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
+use fourtuple_syscalls::socket::{self, Connect, Transport};
 
 use crate::listen::policy::Family;
 
@@ -51,7 +51,12 @@ pub(crate) fn measure(family: Family) -> io::Result<Duration> {
 fn time(listener: BorrowedFd<'_>, connect: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Duration> {
     let begun = Instant::now();
     let client = connect()?;
-    let server = socket::accept(listener)?;
+    let server = loop {
+        match socket::accept(listener) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            accepted => break accepted?,
+        }
+    };
     drop(client);
     drop(server);
     Ok(begun.elapsed())
@@ -61,18 +66,44 @@ fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = socket::open(Transport::Tcp, address, true)?;
     option::set_reset_on_close(socket.as_fd())?;
     if socket::connect(socket.as_fd(), address)? == Connect::Pending
-        && socket::wait_connected(socket.as_fd(), Some(TIMEOUT))? != Progress::Connected
+        && !socket::wait_writable(socket.as_fd(), Some(TIMEOUT))?
     {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    Ok(socket)
+    option::take_error(socket.as_fd())?.map_or(Ok(socket), Err)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use fourtuple_syscalls::interval_timer::IntervalTimer;
+    use fourtuple_testing::accept_queue::full_listener;
     use fourtuple_testing::in_namespace;
 
     use super::*;
+
+    /// A busy kernel handles the last ACK of a handshake later, so that connect() and accept() wait.
+    #[test]
+    fn signals_end_no_wait_of_a_measurement() {
+        in_namespace(|| {
+            let _storm = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
+            let before = IntervalTimer::signals();
+            let (_listener, full, _queued) = full_listener("127.0.0.1");
+            assert_eq!(connect(full).unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert!(IntervalTimer::signals() > before);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let (address, before) = (listener.local_addr().unwrap(), IntervalTimer::signals());
+            let client = thread::spawn(move || {
+                while IntervalTimer::signals() < before + 20 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                connect(address)
+            });
+            time(listener.as_fd(), || Ok(listener.try_clone()?.into())).unwrap();
+            client.join().unwrap().unwrap();
+        });
+    }
 
     #[test]
     fn every_family_has_a_cost() {

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::interval_timer::IntervalTimer;
 
 /// Returns a ring, or `None` if io_uring is disabled on this host.
 fn ring() -> Option<AcceptRing> {
@@ -94,4 +95,14 @@ fn a_pending_accept_keeps_its_listener_open() {
     let _client = TcpStream::connect(address).unwrap();
     ring.wait(Some(Duration::from_secs(60))).unwrap();
     assert!(matches!(ring.outcome(), Some((1, Outcome::Accepted(_)))));
+}
+
+#[test]
+fn signals_do_not_change_what_the_probe_finds() {
+    let Some(mut ring) = ring() else { return };
+    let before = IntervalTimer::signals();
+    let _timer = IntervalTimer::for_this_thread(Duration::from_micros(20)).unwrap();
+    while IntervalTimer::signals() < before + 1000 {
+        assert!(ring.waits().unwrap());
+    }
 }

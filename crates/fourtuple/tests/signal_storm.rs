@@ -1,0 +1,327 @@
+//! Every blocking call of the library but a dial (`interrupted.rs`) while each thread of the process gets a signal per millisecond, as from a
+//! profiler. The handler is installed without SA_RESTART. The program is separate because the signals reach all threads of its tests.
+#![forbid(unsafe_code)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::dial::{Connector, Dialers, Sharing, UdpDialer};
+use fourtuple::listen::{
+    AcceptPolicy, Acceptor, AsyncAcceptor, DrainReport, Endpoint, Family, ListenError, ListenerGroup,
+    ListenerGroupBuilder, Recycle, Workers,
+};
+use fourtuple::spread::{ControlFilter, Selector, SlotRule, UdpGroup, UdpGroupError};
+use fourtuple_syscalls::interval_timer::{IntervalTimer, SignalStorm};
+use fourtuple_syscalls::{option, socket};
+use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, listener, skip};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::{Builder, Runtime};
+
+/// A timeout that only a failing test reaches.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn storm() -> SignalStorm {
+    SignalStorm::start(Duration::from_millis(1)).unwrap()
+}
+
+/// Repeats calls that do not wait until many signals were delivered meanwhile.
+fn repeat(mut calls: impl FnMut()) {
+    let before = IntervalTimer::signals();
+    while IntervalTimer::signals() < before + 1000 {
+        calls();
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Returns the policies that this host can open over TCP.
+fn policies(test: &str) -> Vec<AcceptPolicy> {
+    let is_available = |policy: &AcceptPolicy| match at(*policy).open() {
+        Ok(_) => true,
+        Err(
+            error @ (ListenError::NotBuilt { .. }
+            | ListenError::NotPermitted { .. }
+            | ListenError::Absent { .. }),
+        ) => {
+            skip(test, policy.facility().expect("a facility"), &error.to_string());
+            false
+        }
+        Err(error) => panic!("{policy}: {error:?}"),
+    };
+    AcceptPolicy::ALL.into_iter().filter(is_available).collect()
+}
+
+fn at(policy: AcceptPolicy) -> ListenerGroupBuilder {
+    ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(policy).seats(4)
+}
+
+fn connect(group: &ListenerGroup) -> TcpStream {
+    let stream = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+/// Sends a byte and reads the answer. The socket of a client has its own timeout, so a signal ends its calls.
+fn ask(stream: &mut TcpStream) {
+    stream.write_all(b"?").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+}
+
+/// Answers each byte until the group is drained, and leaves.
+fn work(mut acceptor: Acceptor) {
+    while !acceptor.group().is_drained() {
+        let Some(mut connection) = acceptor.next(None).unwrap() else { continue };
+        let mut request = [0];
+        match connection.read(&mut request) {
+            Ok(1) => {
+                connection.answered();
+                connection.write_all(&request).unwrap();
+                acceptor.keep(connection).unwrap();
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => acceptor.keep(connection).unwrap(),
+            _ => {}
+        }
+    }
+    acceptor.leave().unwrap();
+}
+
+/// Runs a worker, and the dispatcher if the policy has one, until `test` returns.
+fn beside_worker(group: &ListenerGroup, test: impl FnOnce()) {
+    let stop = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop = StopOnDrop(stop);
+        if group.policy() == AcceptPolicy::Dispatcher {
+            let mut dispatcher = group.dispatcher().unwrap();
+            scope.spawn(move || dispatcher.run(stop).unwrap());
+        }
+        let acceptor = group.join().unwrap();
+        scope.spawn(|| work(acceptor));
+        test();
+    });
+}
+
+/// Ends groups that have an idle connection: one that stays open for longer than `end` waits, and one that its client closes meanwhile.
+fn with_idle_connection(
+    policy: AcceptPolicy,
+    end: impl Fn(&ListenerGroup, Duration) -> Result<DrainReport, ListenError> + Sync,
+) {
+    const WAIT: Duration = Duration::from_millis(300);
+    for closes in [false, true] {
+        let group = at(policy).open().unwrap();
+        beside_worker(&group, || {
+            let mut stream = connect(&group);
+            ask(&mut stream);
+            let before = IntervalTimer::signals();
+            let report = thread::scope(|scope| {
+                let ending = scope.spawn(|| end(&group, if closes { DEADLINE } else { WAIT }));
+                if closes {
+                    while IntervalTimer::signals() < before + 100 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    drop(stream);
+                }
+                ending.join().unwrap().unwrap()
+            });
+            assert_eq!(report.open, u64::from(!closes), "{policy}: {report:?}");
+            // `None`: the kernel could not list the handshakes.
+            assert_eq!(report.handshakes, Some(0), "{policy}");
+            assert!(closes || report.elapsed >= WAIT, "{policy}: {report:?}");
+            assert!(IntervalTimer::signals() > before + 10);
+        });
+    }
+}
+
+#[test]
+fn drain_and_retire_keep_their_deadlines_under_signals() {
+    in_namespace(|| {
+        let _storm = storm();
+        each_in_namespace(policies("drain_and_retire_keep_their_deadlines_under_signals"), |policy| {
+            with_idle_connection(policy, ListenerGroup::drain);
+            with_idle_connection(policy, ListenerGroup::retire);
+        });
+    });
+}
+
+/// The handoff queue has no room for all connections, and no worker takes any.
+#[test]
+fn leave_waits_for_room_under_signals() {
+    const IDLE: usize = 400;
+    in_namespace(|| {
+        let _storm = storm();
+        let group = at(AcceptPolicy::Exclusive).open().unwrap();
+        let mut acceptor = group.join().unwrap();
+        let mut streams = Vec::new();
+        for _ in 0..IDLE {
+            let mut stream = connect(&group);
+            stream.write_all(b"?").unwrap();
+            let mut connection = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
+            connection.read_exact(&mut [0]).unwrap();
+            acceptor.keep(connection).unwrap();
+            streams.push(stream);
+        }
+        let (begun, before) = (Instant::now(), IntervalTimer::signals());
+        let report = acceptor.leave().unwrap();
+        assert!(report.kept.len() > 60 && report.waiting + report.kept.len() == IDLE, "{report:?}");
+        assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(IntervalTimer::signals() > before + 100);
+    });
+}
+
+#[test]
+fn a_runtime_accepts_drains_and_leaves_under_signals() {
+    in_namespace(|| {
+        let _storm = storm();
+        each_in_namespace(policies("a_runtime_accepts_drains_and_leaves_under_signals"), |policy| {
+            let group = at(policy).workers(Workers::Runtimes).open().unwrap();
+            let stop = &AtomicBool::new(false);
+            thread::scope(|scope| {
+                let _stop = StopOnDrop(stop);
+                if policy == AcceptPolicy::Dispatcher {
+                    let mut dispatcher = group.dispatcher().unwrap();
+                    scope.spawn(move || dispatcher.run(stop).unwrap());
+                }
+                let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+                scope.spawn(move || {
+                    runtime().block_on(async {
+                        loop {
+                            match acceptor.accept().await {
+                                Ok(mut accepted) => {
+                                    accepted.stream.read_u8().await.unwrap();
+                                    accepted.stream.write_u8(1).await.unwrap();
+                                    accepted.session.answered();
+                                }
+                                Err(ListenError::Drained) => break,
+                                Err(error) => panic!("{policy}: {error}"),
+                            }
+                        }
+                        acceptor.leave().await.unwrap();
+                    });
+                });
+                for _ in 0..3 {
+                    let before = IntervalTimer::signals();
+                    while IntervalTimer::signals() < before + 100 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    ask(&mut connect(&group));
+                }
+                let report = runtime().block_on(group.drain_tokio(DEADLINE)).unwrap();
+                assert!(report.is_complete() && report.handshakes == Some(0), "{policy}: {report:?}");
+            });
+            assert_eq!(group.stats()[0].requests, 3, "{policy}");
+        });
+    });
+}
+
+#[test]
+fn listener_groups_open_under_signals() {
+    in_namespace(|| {
+        let _storm = storm();
+        let path = std::env::temp_dir().join(format!("fourtuple-storm-{}.sock", std::process::id()));
+        for policy in policies("listener_groups_open_under_signals") {
+            for family in
+                Family::ALL.into_iter().filter(|family| policy.check(*family, Workers::Threads).is_ok())
+            {
+                repeat(|| {
+                    let endpoint: Endpoint = match family {
+                        Family::Unix => path.as_path().into(),
+                        Family::Tcp4 => ([127, 0, 0, 1], 0).into(),
+                        Family::Tcp6 => (Ipv6Addr::LOCALHOST, 0).into(),
+                    };
+                    let builder = ListenerGroupBuilder::at(endpoint).policy(policy).seats(4);
+                    let group = builder.recycle(Recycle::Measured).open().unwrap();
+                    let acceptors = [group.join().unwrap(), group.join().unwrap()];
+                    if policy == AcceptPolicy::Dispatcher {
+                        group.dispatcher().unwrap();
+                    }
+                    acceptors.map(|acceptor| drop(acceptor.leave().unwrap()));
+                });
+            }
+        }
+        repeat(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            ListenerGroupBuilder::from_listeners([listener]).unwrap().open().unwrap().listeners().unwrap();
+        });
+    });
+}
+
+/// Returns the group, or counts a skipped test if this host has no BPF.
+fn opened(result: Result<UdpGroup, UdpGroupError>) -> Option<UdpGroup> {
+    match result {
+        Ok(group) => Some(group),
+        Err(error @ (UdpGroupError::NotPermitted { .. } | UdpGroupError::Absent { .. })) => {
+            skip("udp_groups_open_and_change_under_signals", "bpf", &error.to_string());
+            None
+        }
+        Err(UdpGroupError::NotBuilt { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn udp_groups_open_and_change_under_signals() {
+    in_namespace(|| {
+        let _storm = storm();
+        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let filter: ControlFilter = "ttl=255".parse().unwrap();
+        for selector in Selector::ALL {
+            repeat(|| {
+                let Some(mut group) = opened(UdpGroup::open(address, 3, &selector)) else { return };
+                group.connected().unwrap();
+                if let Selector::Map(_) = selector {
+                    group.steer(&[1, 2, 5]).unwrap();
+                    group.choose(SlotRule::Hash).unwrap();
+                    drop(group.leave(1).unwrap());
+                    assert_eq!(group.join().unwrap(), 1);
+                }
+            });
+        }
+        for selector in [Selector::Random, Selector::Map(SlotRule::Random)] {
+            repeat(|| {
+                let group = opened(UdpGroup::open_with_control(address, 2, &selector, &filter));
+                drop(group.map(|group| group.control().unwrap()));
+            });
+        }
+    });
+}
+
+#[test]
+fn dials_of_udp_and_of_a_runtime_work_under_signals() {
+    in_namespace(|| {
+        let _storm = storm();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for sharing in [Sharing::Exclusive, Sharing::Shared] {
+            let dialer = UdpDialer::new(udp.local_addr().unwrap(), None, sharing).unwrap();
+            let dialer = dialer.sources("127.0.0.2,127.0.0.3".parse().unwrap()).unwrap();
+            repeat(|| drop(dialer.dial().unwrap()));
+            runtime().block_on(async {
+                for _ in 0..20 {
+                    dialer.dial_tokio().await.unwrap();
+                }
+            });
+        }
+        let (queue, address) = listener("127.0.0.1", 4096);
+        let dialers = Dialers::new(4);
+        let connector = Connector::builder().dialers(dialers.clone()).timeout(DEADLINE).build();
+        let runtime = runtime();
+        repeat(|| {
+            runtime.block_on(async {
+                // Each build lists the sockets, on a blocking thread.
+                dialers.clear();
+                let dialer = dialers.get(address).await.unwrap();
+                drop(dialer.dial_tokio().await.unwrap());
+                dialer.refresh().unwrap();
+                drop(connector.connect("127.0.0.1", address.port()).await.unwrap());
+            });
+            // The queue of the listener never fills.
+            while option::accept_queue(queue.as_fd()).unwrap() > 0 {
+                drop(socket::accept(queue.as_fd()).unwrap());
+            }
+        });
+    });
+}

@@ -63,6 +63,19 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Returns whether the error of a connect() may be caused by the source address: no route from it, a prohibiting route, a rule of a
+/// cgroup, a device that is down, or a loopback source for a destination elsewhere.
+pub fn is_of_source(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkDown
+    )
+}
+
 /// Returns the name of an errno that dialing, binding or namespaces may return, or `errno N` for other numbers.
 pub fn errno_name(error: &io::Error) -> String {
     let Some(errno) = error.raw_os_error() else {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::device;
+use fourtuple_syscalls::is_of_source;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::capabilities;
-use crate::dial::attempt::is_of_source;
 use crate::dial::census::Counter;
 use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::dial::events;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{errno_name, is_of_source};
 
 use crate::driver::{Driver, FAILED_RETRY, Phase};
 use crate::engine::{Engine, Event, Stage};
@@ -316,17 +316,9 @@ fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
 /// Returns the call that failed if its error may be due to the source address: the address was removed, or no route or rule
 /// lets it reach the destination. `took` is the time since the connection began to open, in nanoseconds.
 fn failed_call_of_source(stage: Stage, error: &io::Error, took: u64) -> Option<&'static str> {
-    let is_of_route = matches!(
-        error.kind(),
-        io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkDown
-    );
     match stage {
         Stage::Bind => Some("bind"),
-        Stage::Connect if is_of_route && took < AT_ONCE => Some("connect"),
+        Stage::Connect if is_of_source(error) && took < AT_ONCE => Some("connect"),
         Stage::Connect | Stage::Exchange => None,
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::socket::{self, Connect};
-use fourtuple_syscalls::{option, resource};
+use fourtuple_syscalls::{is_of_source, option, resource};
 
 use crate::capabilities::LocalPortRange;
 use crate::dial::dialer::Dialer;
@@ -497,19 +497,6 @@ impl<'a> Attempt<'a> {
             census: Err(Uncounted::NotAsked),
         }
     }
-}
-
-/// Returns whether the error may be caused by the source address: no route from it, a prohibiting route, a rule of a cgroup, a
-/// device that is down, or a loopback source for a destination elsewhere.
-pub(in crate::dial) fn is_of_source(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkDown
-    )
 }
 
 impl Drop for Attempt<'_> {

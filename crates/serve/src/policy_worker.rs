@@ -170,10 +170,14 @@ impl PolicyWorker {
         Ok((used, Next::Keep))
     }
 
+    /// Sends an answer, and counts its bytes as the kernel takes them: the client gets the part before an error too.
     fn send(&self, connection: &mut Connection, answer: Answer) -> io::Result<()> {
-        let bytes = self.decoder.bytes(answer);
-        connection.write_all(bytes)?;
-        self.counts.sent_bytes.add(bytes.len() as u64);
+        let mut bytes = self.decoder.bytes(answer);
+        while !bytes.is_empty() {
+            let sent = connection.write(bytes)?;
+            self.counts.sent_bytes.add(sent as u64);
+            bytes = &bytes[sent..];
+        }
         Ok(())
     }
 

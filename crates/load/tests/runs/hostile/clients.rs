@@ -1,5 +1,6 @@
 //! `serve` against hostile clients, in both of its modes.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -10,7 +11,7 @@ use fourtuple::listen::AcceptPolicy;
 use fourtuple_record::ServeWorker;
 use fourtuple_serve::{Protocol, Running, Serve};
 use fourtuple_syscalls::option;
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{each_in_namespace, in_namespace};
 
 use crate::run::{self, until};
 
@@ -202,5 +203,35 @@ fn serve_counts_what_the_clients_logged() {
                 running.stop();
             }
         }
+    });
+}
+
+/// The client sends 50 requests and reads no response, until the server closes the connection: without a policy at the idle limit,
+/// with a policy at the write limit of the library.
+#[test]
+fn serve_counts_what_a_client_that_never_reads_got() {
+    const LARGE: usize = 1_000_000;
+    in_namespace(|| {
+        each_in_namespace(modes(), |mut server| {
+            let error = if server.policy.is_some() { "unread-response" } else { "idle-closed" };
+            server.protocol = Protocol::Http { body: LARGE };
+            server.idle = Duration::from_secs(2);
+            let running = server.start().unwrap();
+            let mut stream = TcpStream::connect(running.address().inet().unwrap()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            say(&mut stream, &GET.repeat(50));
+            until(|| total(&running).errors.contains_key(error));
+            let sum = total(&running);
+            // The server has read all requests: its close() sends the bytes that the kernel has taken, and then FIN.
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).unwrap();
+            let whole = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4 + LARGE;
+            let what = format!("{:?}: {sum:?}", server.policy);
+            assert_eq!((sum.accepted, sum.errors), (1, BTreeMap::from([(error.to_owned(), 1)])), "{what}");
+            assert_eq!(sum.sent_bytes, bytes.len() as u64, "{what}");
+            // The last response was begun, and its send() found no room.
+            assert_eq!(sum.requests, (bytes.len() / whole) as u64 + 1, "{what}");
+            running.stop();
+        });
     });
 }

@@ -1,5 +1,5 @@
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -163,6 +163,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
     let test = || -> io::Result<Result<(), String>> {
         let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
         let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
         let opening = OpenOptions {
             source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
@@ -176,7 +177,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         let ring::Event { step: Step::Connect, result: Ok(_), .. } = connected else {
             return Ok(Err(describe(&connected)));
         };
-        let accepted = listener.accept()?.0;
+        let accepted = accept(&listener, &mut ring)?;
         socket::send(accepted.as_fd(), b"!")?;
         let received = next(&mut ring)?;
         let ring::Event { step: Step::Receive, result: Ok(1), .. } = received else {
@@ -199,6 +200,20 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
     }
 }
 
+/// Accepts the connection of the chain. The ring sends the request, and with it the last ACK of the handshake, only while the
+/// thread is in the kernel for the ring: a blocking accept() would return after the timer of delayed ACKs, 200 ms later.
+fn accept(listener: &TcpListener, ring: &mut Ring) -> io::Result<TcpStream> {
+    for _ in 0..1000 {
+        match listener.accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                ring.wait(Duration::from_millis(1))?;
+            }
+            accepted => return Ok(accepted?.0),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in the accept queue"))
+}
+
 fn describe(event: &ring::Event) -> String {
     match &event.result {
         Ok(count) => format!("{:?} in a chain gave {count}", event.step),
@@ -214,4 +229,35 @@ fn next(ring: &mut Ring) -> io::Result<ring::Event> {
         ring.wait(Duration::from_millis(50))?;
     }
     Err(io::Error::new(io::ErrorKind::TimedOut, "a completion is missing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fourtuple_testing::{in_namespace, skip};
+
+    /// Returns the number of ACKs that the timer of delayed ACKs sent in this namespace.
+    fn delayed_acks() -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let (_, value) = names.zip(values).find(|(name, _)| *name == "DelayedACKs").unwrap();
+        value.parse().unwrap()
+    }
+
+    #[test]
+    fn the_self_test_waits_for_no_delayed_ack() {
+        in_namespace(|| {
+            // The timer may expire on a host that stops this thread for 200 ms: one test without it suffices.
+            let without = (0..5).any(|_| {
+                let before = delayed_acks();
+                if let Err(why) = self_test(true, false) {
+                    skip("uring::the_self_test_waits_for_no_delayed_ack", "uring", &why);
+                    return true;
+                }
+                delayed_acks() == before
+            });
+            assert!(without, "each test waited for the timer");
+        });
+    }
 }

@@ -25,20 +25,27 @@ fn link(listen: &str, to: SocketAddr) -> Link {
 #[test]
 fn a_next_hop_is_no_client() {
     in_namespace(|| {
-        let (client, hop) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        let to = hop.local_addr().unwrap();
         let mut room = [0; 10];
-        for kind in kinds() {
-            let running = start(link("127.0.0.1:0", to), kind);
-            let listen = running.address(0).unwrap();
-            hop.send_to(b"x", listen).unwrap();
-            client.send_to(b"yy", listen).unwrap();
-            assert_eq!(hop.recv(&mut room).unwrap(), 2, "{kind}: the client's is the first to arrive");
-            let counts = drain(running);
-            require_balance(&counts, kind.name());
-            let dropped: Vec<_> =
-                counts.dropped.iter().map(|(why, packets)| (why.name(), *packets)).collect();
-            assert_eq!((dropped, counts.clients), (vec![("circulating", 1)], 1), "{kind}");
+        // With a wildcard listener of IPv6, an IPv4 hop has an IPv4-mapped source address.
+        for (listen, own) in
+            [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]"), ("[::]:0", "[::1]"), ("[::]:0", "127.0.0.1")]
+        {
+            let bind = format!("{own}:0");
+            let (client, hop) = (socket(&bind), socket(&bind));
+            let to = hop.local_addr().unwrap();
+            for kind in kinds() {
+                let what = format!("{kind} at {listen}, hop {to}");
+                let running = start(link(listen, to), kind);
+                let entry = SocketAddr::new(to.ip(), running.address(0).unwrap().port());
+                hop.send_to(b"x", entry).unwrap();
+                client.send_to(b"yy", entry).unwrap();
+                assert_eq!(hop.recv(&mut room).unwrap(), 2, "{what}: the client's is the first to arrive");
+                let counts = drain(running);
+                require_balance(&counts, &what);
+                let dropped: Vec<_> =
+                    counts.dropped.iter().map(|(why, packets)| (why.name(), *packets)).collect();
+                assert_eq!((dropped, counts.clients), (vec![("circulating", 1)], 1), "{what}");
+            }
         }
     });
 }

@@ -28,6 +28,7 @@ mod interrupt;
 mod json;
 mod kernel;
 mod load;
+mod load_ends;
 mod locks;
 mod output;
 mod planes;

@@ -5,7 +5,7 @@ mod licence;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -62,14 +62,14 @@ struct Requirement {
     path: Option<String>,
 }
 
-/// Checks the workspace, the fuzzers and the Python package. Returns true if no fault was found.
+/// Checks all workspaces of the tree. Returns true if no fault was found.
 pub(crate) fn run() -> Result<bool> {
     let root = Workspace::read()?.root;
     let text = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
     let policy: Policy = toml::from_str(&text).context("read deny.toml")?;
     let mut packages = BTreeMap::new();
-    for manifest in ["Cargo.toml", "fuzz/Cargo.toml", "bindings/python/Cargo.toml"] {
-        for package in graph(&root.join(manifest), &policy.graph.targets)? {
+    for manifest in manifests(&root)? {
+        for package in graph(&manifest, &policy.graph.targets)? {
             packages.insert(package.id.clone(), package);
         }
     }
@@ -86,6 +86,22 @@ pub(crate) fn run() -> Result<bool> {
         faults.len()
     );
     Ok(faults.is_empty())
+}
+
+/// Returns the manifests beside a Cargo.lock, without build output and hidden directories.
+fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == "Cargo.lock" {
+            found.push(directory.join("Cargo.toml"));
+        } else if entry.file_type()?.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.')
+        {
+            found.extend(manifests(&entry.path())?);
+        }
+    }
+    Ok(found)
 }
 
 /// Returns all packages that are built for one of `targets`.
@@ -175,6 +191,16 @@ mod tests {
             "#,
         )
         .unwrap()
+    }
+
+    #[test]
+    fn every_workspace_is_checked() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut found = manifests(root).unwrap();
+        found.sort();
+        let expected =
+            ["Cargo.toml", "bindings/python/Cargo.toml", "contrib/adoption/Cargo.toml", "fuzz/Cargo.toml"];
+        assert_eq!(found, expected.map(|manifest| root.join(manifest)));
     }
 
     #[test]

@@ -10,13 +10,6 @@ use std::str::FromStr;
 ///
 /// The enum is exhaustive on purpose: a program that matches it handles every family that this library knows, and another family would
 /// be a new major version.
-///
-/// ```
-/// # use fourtuple_syscalls::Endpoint;
-/// let endpoint: Endpoint = "[::1]:8080".parse().unwrap();
-/// assert_eq!(endpoint.inet(), Some("[::1]:8080".parse().unwrap()));
-/// assert_eq!("unix:/run/app.sock".parse(), Ok(Endpoint::Unix("/run/app.sock".into())));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// An IP address and a port.

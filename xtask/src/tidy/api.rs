@@ -29,7 +29,7 @@ const FOREIGN: &[&str] =
     &["Rng", "IpNet", "BpfError", "libc", "io_uring", "fastrand", "ipnet", "fourtuple_bpf"];
 
 /// The only re-export of an internal crate, whose version is fixed (`=`) in the manifest.
-const REEXPORTED: &str = "pub use fourtuple_syscalls::Endpoint;";
+const REEXPORTED: &str = "pub use fourtuple_syscalls::{Endpoint, EndpointParseError};";
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     library(tree).flat_map(faults).collect()

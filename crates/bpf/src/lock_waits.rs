@@ -199,7 +199,17 @@ impl LockWaits {
     /// one of the tracepoints (the lock contention tracepoints need Linux 5.19), [`BpfError::Refused`] if the verifier rejects
     /// a program.
     pub fn attach(wanted: &LockFilter) -> Result<LockWaits, BpfError> {
-        let mut programs = Programs::load(NAME, include_bytes_aligned!("lock_waits.o"))?;
+        LockWaits::attach_with_paths(wanted, PATHS as u32)
+    }
+
+    /// Does the same as [`LockWaits::attach`], with another limit than [`PATHS`]. Waits without a path take one of the `paths`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`LockWaits::attach`].
+    pub fn attach_with_paths(wanted: &LockFilter, paths: u32) -> Result<LockWaits, BpfError> {
+        let object = include_bytes_aligned!("lock_waits.o");
+        let mut programs = Programs::load_sized(NAME, object, &[("paths", paths)])?;
         programs.set("settings", wanted.settings(tracing::pid_namespace()))?;
         let mut waits = LockWaits {
             sums: programs.map("sums")?,

@@ -80,13 +80,26 @@ pub(crate) struct Programs {
 impl Programs {
     /// Reads the object and creates its maps; attaches nothing.
     pub(crate) fn load(name: &'static str, object: &[u8]) -> Result<Programs, BpfError> {
+        Programs::load_sized(name, object, &[])
+    }
+
+    /// Does the same as [`Programs::load`], with other maximum numbers of entries for some maps.
+    pub(crate) fn load_sized(
+        name: &'static str,
+        object: &[u8],
+        sizes: &[(&str, u32)],
+    ) -> Result<Programs, BpfError> {
         let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
             call: "open(/sys/kernel/btf/vmlinux)",
             what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
                    kernels of the large distributions have it",
             source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
         })?;
-        let object = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        for (map, size) in sizes {
+            loader.map_max_entries(map, *size);
+        }
+        let object = loader
             .btf(Some(&btf))
             .load(object)
             .map_err(|error| failure(name, "bpf(BPF_MAP_CREATE)", &error))?;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::BpfError;
-use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, Totals, WaitKey};
+use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, PATHS, Totals, WaitKey};
 use fourtuple_host::processors;
 use fourtuple_record::snapshot::{self, TracedLocks};
 use fourtuple_record::{LockClass, TraceLocksResults};
@@ -93,7 +93,7 @@ impl Instrument for Locks {
 
     fn attach(&self) -> Result<LocksSession, TraceError> {
         // Without /proc/kallsyms the record has no paths; a blind spot names that.
-        self.attach_with(Stacks::new(Symbols::read().unwrap_or_default()))
+        self.attach_with(Stacks::new(Symbols::read().unwrap_or_default()), PATHS as u32)
     }
 
     fn duration(&self) -> Option<Duration> {
@@ -102,12 +102,12 @@ impl Instrument for Locks {
 }
 
 impl Locks {
-    fn attach_with(&self, stacks: Stacks) -> Result<LocksSession, TraceError> {
+    fn attach_with(&self, stacks: Stacks, paths: u32) -> Result<LocksSession, TraceError> {
         let lock_sock = stacks.symbols().range("__lock_sock");
         let filter =
             LockFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup, lock_sock };
         Ok(LocksSession {
-            waits: LockWaits::attach(&filter).map_err(TraceError::Locks)?,
+            waits: LockWaits::attach_with_paths(&filter, paths).map_err(TraceError::Locks)?,
             stacks,
             filtered: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
             counts_sleeps: lock_sock.is_some(),
@@ -169,7 +169,7 @@ impl LocksSession {
         let (sums, earlier) = self.since_window().map_err(TraceError::Locks)?;
         let seen = TracedLocks { interval_ns: interval.as_nanos() as u64, classes: by_class(sums.classes()) };
         if self.is_full().map_err(TraceError::Locks)? {
-            *self = Locks::default().attach_with(mem::take(&mut self.stacks))?;
+            *self = Locks::default().attach_with(mem::take(&mut self.stacks), PATHS as u32)?;
         } else {
             self.window.earlier = earlier;
         }
@@ -275,5 +275,90 @@ fn results(
         paths: sums.paths(),
         ports: sums.ports(),
         blind_spots: coverage.blind_spots(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    use fourtuple_bpf::lock_waits::NO_PATH;
+    use fourtuple_syscalls::socket::{self, Transport};
+    use fourtuple_testing::{in_namespace, set_sysctl, skip};
+
+    use super::*;
+
+    /// Refused dials of one round.
+    const DIALS: u32 = 2_000;
+    /// Contention depends on timing, so the test repeats at most this many rounds.
+    const ROUNDS: u32 = 100;
+
+    /// Dials a port without a listener from 4 threads, whose searches for a source port wait for the same buckets.
+    fn contend() {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 9_000));
+        let dial = || {
+            for _ in 0..DIALS {
+                let client = socket::open(Transport::Tcp, to, false).unwrap();
+                let _ = socket::connect(client.as_fd(), to);
+            }
+        };
+        thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(dial))));
+    }
+
+    /// Traces with room for one path, the one of waits without a path, until a wait lost its path. Returns `None` and reports a skipped
+    /// test where the host does not show waits.
+    fn full(test: &str) -> Option<LocksSession> {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20029");
+        let attached = Locks::default().attach_with(Stacks::new(Symbols::read().unwrap_or_default()), 1);
+        let session = match attached {
+            Err(TraceError::Locks(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }))) => {
+                skip(test, "bpf", &error.to_string());
+                return None;
+            }
+            attached => attached.unwrap(),
+        };
+        let lost_paths = || session.waits.totals().unwrap().lost_paths;
+        (0..ROUNDS).take_while(|_| lost_paths() == 0).for_each(|_| contend());
+        let waits = session.waits.waits().unwrap();
+        if waits.is_empty() {
+            skip(test, "lock-waits", "no task waited, or the kernel does not report waits");
+            return None;
+        }
+        assert!(lost_paths() > 0, "{} locks with waits", waits.len());
+        Some(session)
+    }
+
+    #[test]
+    fn waits_beyond_the_table_of_paths_are_reported() {
+        in_namespace(|| {
+            let test = "locks::tests::waits_beyond_the_table_of_paths_are_reported";
+            let Some(mut session) = full(test) else { return };
+            session.waits.detach();
+            let lost = session.waits.totals().unwrap().lost_paths;
+            let waits = session.waits.waits().unwrap();
+            assert!(waits.iter().all(|(key, _)| key.path == NO_PATH), "{waits:?}");
+            assert!(session.progress(Duration::from_secs(1)).unwrap().lost >= lost);
+            let Outcome { results, validity, .. } = session.finish(Duration::from_secs(1)).unwrap();
+            assert!(results.lost >= lost, "{results:?}");
+            let line = format!("{lost} waits were counted without their path: the table of paths was full");
+            assert!(validity.iter().any(|remark| remark.message == line), "{validity:?}");
+        });
+    }
+
+    #[test]
+    fn a_window_replaces_a_full_table_of_paths() {
+        in_namespace(|| {
+            let Some(mut session) = full("locks::tests::a_window_replaces_a_full_table_of_paths") else {
+                return;
+            };
+            let begun = session.window.read;
+            while session.window.read == begun {
+                session.window(f64::from(u16::MAX)).unwrap();
+                thread::sleep(Duration::from_millis(10));
+            }
+            assert!(!session.is_full().unwrap());
+        });
     }
 }

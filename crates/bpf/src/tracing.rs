@@ -354,10 +354,24 @@ pub(crate) fn thread_name_bytes(name: &str) -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
-    use aya::BtfError;
+    use aya::maps::PerCpuArray;
     use aya::programs::ProgramError;
+    use aya::{BtfError, include_bytes_aligned};
+    use fourtuple_testing::skip;
 
     use super::*;
+
+    /// The same struct is in recursion.bpf.c.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Counts {
+        runs: u64,
+        nested: u64,
+        inside: u64,
+    }
+
+    // SAFETY: integers without holes, in the layout of the map's values.
+    unsafe impl Pod for Counts {}
 
     fn errno(number: i32) -> io::Error {
         io::Error::from_raw_os_error(number)
@@ -386,5 +400,43 @@ mod tests {
         assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
         let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), true);
         assert!(matches!(error, BpfError::Barred { .. }), "{error:?}");
+    }
+    /// Each page fault in the kernel runs a program that causes another one.
+    #[test]
+    fn events_within_a_run_of_the_program_are_missed() {
+        let test = "tracing::tests::events_within_a_run_of_the_program_are_missed";
+        let attached = || {
+            let mut programs = Programs::load("recursion", include_bytes_aligned!("recursion.o"))?;
+            let counted: PerCpuArray<MapData, Counts> = programs.map("counted")?;
+            programs.attach("fault", "page_fault_kernel")?;
+            Ok((programs, counted))
+        };
+        let (mut programs, counted) = match attached() {
+            Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
+                return skip(test, "bpf", &error.to_string());
+            }
+            attached => attached.unwrap(),
+        };
+        for _ in 0..1_000 {
+            // SAFETY: the kernel writes to user memory with a check of the address, where this process has no memory.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_uname, mem::align_of::<u64>()) }, -1);
+        }
+        programs.detach();
+        let (mut runs, mut nested) = (0, 0);
+        for counts in counted.get(&0, 0).unwrap().iter() {
+            runs += counts.runs;
+            nested += counts.nested;
+        }
+        let missed = programs.missed().unwrap();
+        assert!(runs >= 1_000, "{runs} runs");
+        if nested > 0 && missed == 0 {
+            return skip(test, "recursion-misses", "this kernel runs a program within itself");
+        }
+        // An interrupt may cause a page fault too.
+        assert!(
+            (runs..2 * runs).contains(&(missed + nested)),
+            "{runs} runs, {missed} missed, {nested} nested"
+        );
+        assert_eq!(nested, 0);
     }
 }

@@ -324,3 +324,17 @@ fn limits(totals: &Totals, absent: &[&str]) -> Vec<Remark> {
     }
     remarks
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instrument::tests::attached;
+
+    #[test]
+    fn missed_events_are_part_of_lost() {
+        let test = "accept::tests::missed_events_are_part_of_lost";
+        let Some(session) = attached(test, Accept::default().attach()) else { return };
+        let totals = session.wait.totals().unwrap();
+        assert_eq!(losses(&totals, 3).sum(), losses(&totals, 0).sum() + 3);
+    }
+}

@@ -293,3 +293,17 @@ fn losses(totals: &Totals, missed: u64) -> Losses {
         (missed, MISSED),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instrument::tests::attached;
+
+    #[test]
+    fn missed_events_are_part_of_lost() {
+        let test = "connect::tests::missed_events_are_part_of_lost";
+        let Some(session) = attached(test, Connect::default().attach()) else { return };
+        let totals = session.search.totals().unwrap();
+        assert_eq!(losses(&totals, 3).sum(), losses(&totals, 0).sum() + 3);
+    }
+}

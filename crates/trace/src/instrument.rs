@@ -119,3 +119,26 @@ pub struct Outcome<R> {
     /// Stacks for a flame graph, sorted; empty where the trace takes none.
     pub folded: Folded,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use fourtuple_bpf::BpfError::{Absent, NotPermitted};
+    use fourtuple_testing::skip;
+
+    use super::*;
+
+    /// Returns the attached programs, or `None` after reporting a skipped test where the host lacks what they need.
+    pub(crate) fn attached<S>(test: &str, attached: Result<S, TraceError>) -> Option<S> {
+        match attached {
+            Err(
+                error @ (TraceError::Bpf(NotPermitted { .. } | Absent { .. })
+                | TraceError::Locks(NotPermitted { .. } | Absent { .. })
+                | TraceError::Accept(NotPermitted { .. } | Absent { .. })),
+            ) => {
+                skip(test, "bpf", &error.to_string());
+                None
+            }
+            attached => Some(attached.map_err(|error| error.to_string()).unwrap()),
+        }
+    }
+}

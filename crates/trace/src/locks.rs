@@ -289,6 +289,7 @@ mod tests {
     use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
     use super::*;
+    use crate::instrument::tests::attached;
 
     /// Refused dials of one round.
     const DIALS: u32 = 2_000;
@@ -311,14 +312,8 @@ mod tests {
     /// test where the host does not show waits.
     fn full(test: &str) -> Option<LocksSession> {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20029");
-        let attached = Locks::default().attach_with(Stacks::new(Symbols::read().unwrap_or_default()), 1);
-        let session = match attached {
-            Err(TraceError::Locks(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }))) => {
-                skip(test, "bpf", &error.to_string());
-                return None;
-            }
-            attached => attached.unwrap(),
-        };
+        let stacks = Stacks::new(Symbols::read().unwrap_or_default());
+        let session = attached(test, Locks::default().attach_with(stacks, 1))?;
         let lost_paths = || session.waits.totals().unwrap().lost_paths;
         (0..ROUNDS).take_while(|_| lost_paths() == 0).for_each(|_| contend());
         let waits = session.waits.waits().unwrap();
@@ -360,5 +355,12 @@ mod tests {
             }
             assert!(!session.is_full().unwrap());
         });
+    }
+    #[test]
+    fn missed_events_are_part_of_lost() {
+        let test = "locks::tests::missed_events_are_part_of_lost";
+        let Some(session) = attached(test, Locks::default().attach()) else { return };
+        let totals = session.waits.totals().unwrap();
+        assert_eq!(losses(&totals, 3).sum(), losses(&totals, 0).sum() + 3);
     }
 }

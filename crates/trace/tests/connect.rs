@@ -5,8 +5,9 @@ mod traced;
 use std::net::SocketAddr;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
-use traced::{count, has_missed, to, traced, tuple};
+use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_testing::{connect, in_namespace, listener, set_sysctl};
+use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
 
@@ -106,4 +107,22 @@ fn the_search_of_full_range_is_counted() {
 #[test]
 fn the_search_over_ipv6_is_counted() {
     in_namespace(|| agrees("the_search_over_ipv6_is_counted", Strategy::KernelDefault, "::1"));
+}
+
+#[test]
+fn without_sock_diag_the_ports_in_use_are_unknown() {
+    in_namespace(|| {
+        let test = "without_sock_diag_the_ports_in_use_are_unknown";
+        let (_listener, destination) = listener("127.0.0.3", 4096);
+        // Holds for the threads of the trace, which this thread starts.
+        seccomp::refuse(Facility::SocketDiag).unwrap();
+        let once = || until_none_missed(|| traced(test, &to(destination), || connect(destination)));
+        let Some((_stream, outcome)) = once() else { return };
+        let [remark] = &outcome.validity[..] else { panic!("{:?}", outcome.validity) };
+        assert_eq!(remark.id, "fill-unseen");
+        let unknown = "is unknown: the kernel does not list its sockets (sock_diag: EPROTONOSUPPORT)";
+        assert!(remark.message.contains(unknown), "{remark:?}");
+        let tuple = tuple(&outcome.results, destination);
+        assert_eq!((tuple.established, tuple.in_use, tuple.fill), (1, None, None), "{tuple:?}");
+    });
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::{
     AcceptPolicy, Acceptor, DrainReport, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
 };
+use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, sock_diag};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
@@ -250,6 +251,21 @@ fn a_drain_reports_remaining_connections() {
         assert_eq!((report.open, report.queued, report.handshakes), (1, 2, Some(1)), "{report:?}");
         assert!(!report.is_complete() && connection.is_last());
         assert!(acceptor.next(None).unwrap().is_none());
+    });
+}
+
+/// A drain that cannot see handshakes gives them a second.
+#[test]
+fn without_sock_diag_handshakes_are_unknown() {
+    in_namespace(|| {
+        let group =
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+        let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
+        let _client = half_open(address);
+        seccomp::refuse(Facility::SocketDiag).unwrap();
+        let report = group.drain(DEADLINE).unwrap();
+        assert_eq!(report.handshakes, None, "{report:?}");
+        assert!((Duration::from_secs(1)..DEADLINE).contains(&report.elapsed), "{report:?}");
     });
 }
 

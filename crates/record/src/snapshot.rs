@@ -178,6 +178,8 @@ pub struct Connections {
     pub sources: Vec<Source>,
     /// Ports of the range that are in use by a socket bound with bind() that is not an outgoing connection, sorted by kind; bounded.
     pub held: Vec<HeldPort>,
+    /// Why `held` has no ports of UDP sockets, such as a kernel without udp_diag; `null`: it has them.
+    pub held_udp_hidden: Option<String>,
     /// Number of held ports that are not listed.
     pub held_left_out: u64,
     /// Distinct ports of the range that TCP sockets hold, listed or not: no connect() can take them.

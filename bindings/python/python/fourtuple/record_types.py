@@ -1012,6 +1012,7 @@ class DoctorConnections(TypedDict):
     tuples_left_out_states: dict[str, int]
     sources: list[DoctorSource]
     held: list[DoctorHeldPort]
+    held_udp_hidden: str | None
     held_left_out: int
     held_tcp: int
     held_tcp_low_parity: int

@@ -23,7 +23,6 @@ use crate::snapshot::sums::{Key, Sums, Table};
 
 /// The greatest number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
-const ENOENT: i32 = 2;
 /// States of a handshake in progress (TCP_SYN_RECV, TCP_NEW_SYN_RECV).
 const SYN_RECV: [u8; 2] = [3, 12];
 
@@ -128,7 +127,9 @@ impl Pass {
     ) -> Result<Connections, String> {
         self.tuples.add_processes(sockets);
         self.services.add_processes(sockets);
-        self.hold_without_peer(sockets).map_err(failed)?;
+        self.hold_bound(sockets).map_err(failed)?;
+        // The ports that UDP sockets hold are the only figure here that a kernel without udp_diag lacks.
+        let held_udp_hidden = self.hold_udp().map_err(failed).err();
         let close_wait = match self.has_close_wait {
             true => close_wait::read(&self.query, sockets).map_err(failed)?,
             false => Vec::new(),
@@ -149,6 +150,7 @@ impl Pass {
             tuples,
             sources,
             held,
+            held_udp_hidden,
             held_left_out,
             held_tcp,
             held_tcp_low_parity,
@@ -159,25 +161,24 @@ impl Pass {
         })
     }
 
-    /// Adds the UDP sockets without a peer, and TCP sockets that are only bound.
-    fn hold_without_peer(&mut self, sockets: &Sockets) -> io::Result<()> {
-        match sockets.bound() {
-            // The pass over all descriptors has seen them.
-            Some(bound) => bound
-                .iter()
-                .filter(|bound| self.range.contains(bound.local.port()))
-                .for_each(|bound| self.held.add("bound", bound.local, bound.inode)),
-            None => {
-                let bound = Query { states: 1 << state::BOUND, peer: None, ..self.query };
-                socket_census::each(&bound, |socket| self.hold("bound", socket))?;
-            }
-        }
+    /// Adds the TCP sockets that are only bound.
+    fn hold_bound(&mut self, sockets: &Sockets) -> io::Result<()> {
+        let Some(bound) = &sockets.bound else {
+            let bound = Query { states: 1 << state::BOUND, peer: None, ..self.query };
+            return socket_census::each(&bound, |socket| self.hold("bound", socket));
+        };
+        // The pass over all descriptors has seen them.
+        bound
+            .iter()
+            .filter(|bound| self.range.contains(bound.local.port()))
+            .for_each(|bound| self.held.add("bound", bound.local, bound.inode));
+        Ok(())
+    }
+
+    /// Adds the UDP sockets without a peer.
+    fn hold_udp(&mut self) -> io::Result<()> {
         let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
-        match socket_census::each(&udp, |socket| self.hold("udp", socket)) {
-            // A kernel without udp_diag lists no UDP sockets.
-            Err(error) if error.raw_os_error() == Some(ENOENT) => Ok(()),
-            result => result,
-        }
+        socket_census::each(&udp, |socket| self.hold("udp", socket))
     }
 }
 
@@ -238,4 +239,38 @@ fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
         workers,
     });
     listed.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use fourtuple_syscalls::seccomp::{self, Facility};
+    use fourtuple_testing::in_namespace;
+
+    use super::*;
+
+    #[test]
+    fn without_udp_sockets_the_reason_is_named() {
+        in_namespace(|| {
+            let ports = EphemeralPorts { low: 20_000, high: 20_019, reserved: Vec::new() };
+            let _held = UdpSocket::bind("127.0.0.1:20003").unwrap();
+            // The sockets that are only bound come from the pass over all descriptors.
+            let mut sockets = Sockets::default();
+            sockets.bound = Some(Vec::new());
+            let read = |refused: bool| {
+                let pass = Pass::read(Some(&ports), None).unwrap();
+                if refused {
+                    seccomp::refuse(Facility::SocketDiag).unwrap();
+                }
+                let (before, mut now) = (Before::default(), Before::default());
+                pass.finish(&sockets, &before, Duration::ZERO, &mut now).unwrap()
+            };
+            let seen = read(false);
+            assert_eq!((seen.held.len(), seen.held_udp_hidden), (1, None));
+            let hidden = read(true);
+            assert_eq!(hidden.held, []);
+            assert_eq!(hidden.held_udp_hidden.as_deref(), Some("sock_diag(7): EPROTONOSUPPORT"));
+        });
+    }
 }

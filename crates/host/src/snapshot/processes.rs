@@ -40,7 +40,7 @@ pub(super) struct Sockets {
     places: HashMap<u32, (u32, u32), Fast>,
     pids: Vec<u32>,
     /// Sockets that are only bound; `None`: not seen in this way.
-    bound: Option<Vec<Bound>>,
+    pub(super) bound: Option<Vec<Bound>>,
     /// Processes whose descriptors could not be read.
     pub(super) hidden: u32,
 }
@@ -127,11 +127,6 @@ impl Sockets {
     /// Returns a process with a number of sockets.
     pub(super) fn owner(&self, pid: u32, sockets: u32) -> Owner {
         Owner { pid, name: name(&self.root, pid), sockets }
-    }
-
-    /// Returns the TCP sockets that are only bound; `None`: they were not looked for.
-    pub(super) fn bound(&self) -> Option<&[Bound]> {
-        self.bound.as_deref()
     }
 
     /// Returns how the processes were found: `bpf` or `proc`.

@@ -74,6 +74,7 @@ fn connections() -> Connections {
                 owner: None,
             },
         ],
+        held_udp_hidden: Some("sock_diag(7): ENOENT".into()),
         held_left_out: 0,
         held_tcp: 2,
         held_tcp_low_parity: 2,

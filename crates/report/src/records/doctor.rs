@@ -42,9 +42,47 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
         document.chart("doctor-queues", "TIME_WAIT sockets, and connections that wait for accept().");
     }
     document.page(|page| view(page, &results.snapshot));
-    let item = |rule: &Unchecked| (format!("{} {}", rule.id, rule.title), rule.reason.clone());
-    document.list("Not checked", Tone::Dim, unchecked.iter().map(item));
+    document.list("Not checked", Tone::Dim, reasons(unchecked));
     document
+}
+
+/// Returns the rules with their reasons, each text once: rules with the same reason are one item, and a clause of several reasons has an
+/// item of its own, with the ids of the rules.
+fn reasons(unchecked: &[Unchecked]) -> Vec<(String, String)> {
+    let mut groups: Vec<(&str, Vec<&Unchecked>)> = Vec::new();
+    for rule in unchecked {
+        match groups.iter_mut().find(|(reason, _)| *reason == rule.reason) {
+            Some((_, rules)) => rules.push(rule),
+            None => groups.push((&rule.reason, vec![rule])),
+        }
+    }
+    let sharers = |clause: &str| {
+        let shared = groups.iter().filter(|(reason, _)| reason.split("; ").any(|other| other == clause));
+        let shared: Vec<&Vec<&Unchecked>> = shared.map(|(_, rules)| rules).collect();
+        (shared.len() > 1).then(|| joined(shared.into_iter().flatten().map(|rule| rule.id.clone())))
+    };
+    let mut items: Vec<(String, String)> = Vec::new();
+    for (reason, rules) in &groups {
+        let mut rest = Vec::new();
+        for clause in reason.split("; ") {
+            let Some(ids) = sharers(clause) else {
+                rest.push(clause);
+                continue;
+            };
+            match items.iter_mut().find(|(name, _)| *name == ids) {
+                Some((_, text)) if text.split("; ").any(|other| other == clause) => {}
+                Some((_, text)) => *text += &format!("; {clause}"),
+                None => items.push((ids, clause.to_owned())),
+            }
+        }
+        let text = if rest.is_empty() { (*reason).to_owned() } else { rest.join("; ") };
+        items.push((joined(rules.iter().map(|rule| format!("{} {}", rule.id, rule.title))), text));
+    }
+    items
+}
+
+fn joined(names: impl Iterator<Item = String>) -> String {
+    names.collect::<Vec<_>>().join(", ")
 }
 
 fn nothing(checked: usize, unchecked: usize) -> String {
@@ -129,4 +167,39 @@ fn queues(listeners: &[Listener]) -> Table {
         .text("process", 1, |listener| listener.owners.first().map_or(NOTHING.to_owned(), Owner::to_string))
         .limit(20, 20, "listener")
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_several_rules_is_one_line() {
+        let rule = |id: &str, reason: &str| Unchecked {
+            id: id.to_owned(),
+            title: format!("title of {id}"),
+            reason: reason.to_owned(),
+        };
+        let pairs = |rules: &[Unchecked]| {
+            reasons(rules).into_iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>()
+        };
+        let traces = [
+            rule("A07", "accept: EPERM; no CAP_BPF; no CAP_PERFMON; trace accept"),
+            rule("F02", "a namespace; hides it"),
+            rule("P07", "connect: EPERM; no CAP_BPF; no CAP_PERFMON; trace connect"),
+            rule("U01", "ENOENT"),
+            rule("U02", "ENOENT"),
+        ];
+        let expected = [
+            "A07, P07: no CAP_BPF; no CAP_PERFMON",
+            "A07 title of A07: accept: EPERM; trace accept",
+            "F02 title of F02: a namespace; hides it",
+            "P07 title of P07: connect: EPERM; trace connect",
+            "U01 title of U01, U02 title of U02: ENOENT",
+        ];
+        assert_eq!(pairs(&traces), expected);
+        // A rule without another clause keeps its reason.
+        let whole = ["A, B: x", "A title of A: x", "B title of B: y"];
+        assert_eq!(pairs(&[rule("A", "x"), rule("B", "x; y")]), whole);
+    }
 }

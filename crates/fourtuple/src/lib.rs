@@ -124,6 +124,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod auto_traits;
+#[cfg(feature = "tokio")]
+mod blocking_thread;
 pub mod capabilities;
 pub mod dial;
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub enum Uncounted {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Unseen {
-    /// The call that failed: `sock_diag`, or the path of a file in /proc.
+    /// The call that failed: `sock_diag`, the path of a file in /proc, or `spawn_blocking`, if there is no thread for a census.
     pub call: &'static str,
     /// The errno. ENOENT from sock_diag(7): the kernel has no inet_diag or tcp_diag (for UDP: udp_diag) and cannot load it.
     pub errno: i32,

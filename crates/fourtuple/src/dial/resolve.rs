@@ -1,10 +1,10 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 
-use tokio::net;
+use crate::blocking_thread;
 
 /// The future of a name resolution.
 ///
@@ -78,7 +78,13 @@ pub struct SystemResolver;
 
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, host: &'a str, port: u16) -> Resolving<'a> {
-        Box::pin(async move { Ok(net::lookup_host((host, port)).await?.collect()) })
+        Box::pin(async move {
+            if let Ok(address) = host.parse::<IpAddr>() {
+                return Ok(vec![SocketAddr::new(address, port)]);
+            }
+            let host = host.to_owned();
+            blocking_thread::run(move || Ok((host, port).to_socket_addrs()?.collect())).await?
+        })
     }
 }
 

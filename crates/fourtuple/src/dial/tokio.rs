@@ -2,21 +2,21 @@ use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fourtuple_syscalls::socket::{self, Connect};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::task::{self, JoinError};
+use tokio::task;
 use tokio::time;
 
+use crate::blocking_thread;
 use crate::capabilities::ProbeError;
 use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::DialerBuilder;
 use crate::dial::dialer::Dialer;
-use crate::dial::error::{BuildError, DialError, Uncounted};
+use crate::dial::error::{BuildError, DialError, Uncounted, Unseen};
 use crate::dial::events;
 use crate::dial::report::DialReport;
 use crate::dial::udp::UdpDialer;
@@ -30,7 +30,7 @@ impl DialerBuilder {
     ///
     /// # Errors
     ///
-    /// The same errors as [`DialerBuilder::build`].
+    /// The same errors as [`DialerBuilder::build`], and [`BuildError::Probe`] with EAGAIN if the system has no thread left.
     ///
     /// # Panics
     ///
@@ -40,8 +40,8 @@ impl DialerBuilder {
     ///
     /// Example: [`Dialer::dial_tokio`].
     pub async fn build_tokio(self) -> Result<Dialer, BuildError> {
-        let built = task::spawn_blocking(|| self.build()).await;
-        built.unwrap_or_else(|error| Err(ProbeError { call: SPAWN, error: stopped(error) }.into()))
+        let built = blocking_thread::run(|| self.build()).await;
+        built.unwrap_or_else(|error| Err(ProbeError { call: SPAWN, error }.into()))
     }
 }
 
@@ -51,7 +51,7 @@ impl UdpDialer {
     ///
     /// # Errors
     ///
-    /// The same errors as [`UdpDialer::dial`].
+    /// The same errors as [`UdpDialer::dial`], and [`DialError::Call`] with EAGAIN if the system has no thread left.
     ///
     /// # Panics
     ///
@@ -76,8 +76,8 @@ impl UdpDialer {
         let dialer = self.clone();
         let failed =
             |call, error| DialError::Call { call, address: self.destination(), source_address: None, error };
-        let dialed = task::spawn_blocking(move || dialer.dial()).await;
-        let (socket, report) = dialed.unwrap_or_else(|error| Err(failed(SPAWN, stopped(error))))?;
+        let dialed = blocking_thread::run(move || dialer.dial()).await;
+        let (socket, report) = dialed.unwrap_or_else(|error| Err(failed(SPAWN, error)))?;
         socket.set_nonblocking(true).map_err(|error| failed("ioctl FIONBIO", error))?;
         let socket = UdpSocket::from_std(socket).map_err(|error| failed("epoll_ctl", error))?;
         Ok((socket, report))
@@ -92,7 +92,8 @@ impl Dialer {
     ///
     /// # Errors
     ///
-    /// The same errors as [`Dialer::dial`].
+    /// The same errors as [`Dialer::dial`], and [`DialError::Call`] with EAGAIN if a long search needs a blocking thread and the system has
+    /// no thread left.
     ///
     /// # Panics
     ///
@@ -204,12 +205,12 @@ impl Dialer {
         attempt: &mut Attempt<'_>,
     ) -> Result<(OwnedFd, io::Result<Connect>), DialError> {
         let destination = self.destination;
-        let searched = task::spawn_blocking(move || {
+        let searched = blocking_thread::run(move || {
             let begun = Instant::now();
             let result = socket::connect(socket.as_fd(), destination);
             (socket, result, begun, Instant::now())
         });
-        let (socket, result, begun, ended) = attempt.called(SPAWN, searched.await.map_err(stopped))?;
+        let (socket, result, begun, ended) = attempt.called(SPAWN, searched.await)?;
         attempt.end_connect(begun, ended);
         Ok((socket, result))
     }
@@ -225,26 +226,21 @@ impl Dialer {
                 Some(counted) => Ok(counted),
                 None => {
                     let counter = Arc::clone(counter);
-                    task::spawn_blocking(move || counter.count(source)).await
+                    blocking_thread::run(move || counter.count(source)).await
                 }
             };
-            match counted.map_err(stopped) {
+            match counted {
                 Ok((source, counted)) => {
                     *source_address = source;
                     *census = counted.map_err(Uncounted::Unseen);
+                }
+                Err(error) if error.raw_os_error().is_some() => {
+                    *census = Err(Uncounted::Unseen(Unseen::new(SPAWN, &error)));
                 }
                 // The runtime shuts down: no census was taken.
                 Err(_) => *census = Err(Uncounted::NotAsked),
             }
         }
         error
-    }
-}
-
-/// Converts the error of a blocking task: resumes its panic, or reports that the runtime shuts down.
-fn stopped(error: JoinError) -> io::Error {
-    match error.try_into_panic() {
-        Ok(payload) => panic::resume_unwind(payload),
-        Err(error) => io::Error::other(error),
     }
 }

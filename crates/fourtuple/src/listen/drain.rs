@@ -324,7 +324,8 @@ impl ListenerGroup {
     ///
     /// # Errors
     ///
-    /// The errors of [`drain`](ListenerGroup::drain); [`ListenError::Call`] if the runtime shuts down.
+    /// The errors of [`drain`](ListenerGroup::drain); [`ListenError::Call`] if the runtime shuts down, or with EAGAIN if the system has no thread
+    /// left.
     ///
     /// # Panics
     ///
@@ -350,7 +351,8 @@ impl ListenerGroup {
     ///
     /// # Errors
     ///
-    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down.
+    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down, or with EAGAIN if the system has no thread
+    /// left.
     ///
     /// # Panics
     ///
@@ -377,7 +379,7 @@ impl ListenerGroup {
         work: impl FnOnce(&ListenerGroup) -> Result<T, ListenError> + Send + 'static,
     ) -> Result<T, ListenError> {
         let group = self.clone();
-        let done = tokio::task::spawn_blocking(move || work(&group)).await;
-        done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error.into())))
+        let done = crate::blocking_thread::run(move || work(&group)).await;
+        done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error)))
     }
 }

@@ -7,6 +7,7 @@ mod accept_tokio;
 mod connector;
 mod dial_tokio;
 mod features;
+mod no_threads;
 mod ports_plan;
 mod ports_search;
 mod sources;

@@ -66,11 +66,13 @@ impl ListenerGroupBuilder {
     /// client closes them, an idle limit of 60 s, a write limit of 2 s.
     ///
     /// ```no_run
-    /// use fourtuple::listen::ListenerGroupBuilder;
+    /// use fourtuple::listen::{Endpoint, ListenerGroupBuilder};
     ///
     /// let group = ListenerGroupBuilder::at(([0, 0, 0, 0], 8080)).open()?;
     /// let local = ListenerGroupBuilder::at(std::path::Path::new("/run/server.sock")).open()?;
-    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// let of_configuration: Endpoint = "unix:/run/admin.sock".parse()?;
+    /// let admin = ListenerGroupBuilder::at(of_configuration).open()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn at(endpoint: impl Into<Endpoint>) -> ListenerGroupBuilder {
         ListenerGroupBuilder {

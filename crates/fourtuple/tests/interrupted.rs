@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::capabilities;
 use fourtuple::dial::{DialError, Dialer, Sharing, Strategy, UdpDialer};
@@ -92,5 +92,47 @@ fn other_calls_of_a_dial_work_under_signals() {
             let dialer = UdpDialer::new(server.local_addr().unwrap(), None, sharing).unwrap();
             let _held: Vec<_> = (0..100).map(|_| dialer.dial().unwrap()).collect();
         }
+    });
+}
+
+/// Prints the number of dials with and without signals, in blocks of four seconds: without, with, with, without.
+#[test]
+#[ignore = "a measurement: cargo test --release -p fourtuple --test interrupted -- --ignored --nocapture"]
+fn dials_under_signals_are_counted() {
+    in_namespace(|| {
+        let (queue, destination) = listener("127.0.0.1", 64);
+        let dialer = Dialer::to(destination).build().unwrap();
+        let before = IntervalTimer::signals();
+        let (mut dials, mut failed, mut ratios) = ([0_u32; 2], 0_u32, Vec::new());
+        for _ in 0..5 {
+            let mut block = [0_u32; 2];
+            for with_signals in [false, true, true, false] {
+                let (timer, begun) = (with_signals.then(storm), Instant::now());
+                while begun.elapsed() < Duration::from_secs(1) {
+                    match dialer.dial() {
+                        Ok((stream, _)) => option::set_reset_on_close(stream.as_fd()).unwrap(),
+                        Err(error) => {
+                            eprintln!("{error}");
+                            failed += 1;
+                        }
+                    }
+                    while option::accept_queue(queue.as_fd()).unwrap() > 0 {
+                        drop(socket::accept(queue.as_fd()));
+                    }
+                    block[usize::from(with_signals)] += 1;
+                }
+                drop(timer);
+            }
+            ratios.push(f64::from(block[1]) / f64::from(block[0]));
+            dials = [0, 1].map(|index| dials[index] + block[index]);
+        }
+        ratios.sort_by(f64::total_cmp);
+        let ([without, with], signals) = (dials, IntervalTimer::signals() - before);
+        eprintln!(
+            "{with} dials in 10 s with {signals} signals, {without} dials in 10 s without, {failed} failed; \
+             ratio per block {:.2} ({:.2} to {:.2})",
+            ratios[2], ratios[0], ratios[4]
+        );
+        assert!(failed == 0 && signals > 0);
     });
 }

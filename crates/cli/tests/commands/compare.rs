@@ -361,6 +361,39 @@ fn loads_without_server_share_the_namespace() {
     assert!(number(&ended.json()["results"], "client_saturated") >= 1, "{ended:?}");
 }
 
+#[test]
+fn loads_to_different_targets_have_a_remark() {
+    let room = Room::new();
+    let paths = [room.join("one"), room.join("other")];
+    let _servers = paths.each_ref().map(|path| {
+        let mut server =
+            Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
+        assert!(server.until("listened", |_| Path::new(path).exists()), "{:?}", server.end());
+        server
+    });
+    let load = |target: &str| {
+        let ended = run(&mut fourtuple(&format!("load {target} --operations 100 --json --quiet")));
+        let mut record = ended.json();
+        assert_eq!(number(&record["results"], "operations"), 100, "{ended:?}");
+        // Remarks that other load on the machine causes would exclude the record.
+        record["validity"] = serde_json::json!([]);
+        record.to_string()
+    };
+    let [one, other] = paths.map(|path| format!("unix:{path}"));
+    let (a, b) = (room.file("a.json", &load(&one)), room.file("b.json", &load(&other)));
+    let ended = run(&mut fourtuple(&format!("compare {a} {b} --json")));
+    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let [remark] = list(&record, "/validity") else { panic!("one remark: {record:#}") };
+    assert_eq!(text(remark, "id"), "unlike-targets");
+    assert!(text(remark, "message").contains(&one) && text(remark, "message").contains(&other), "{remark}");
+    // Two records of one target have no remark.
+    let again = room.file("again.json", &load(&one));
+    let ended = run(&mut fourtuple(&format!("compare {a} {again} --json")));
+    assert_eq!((ended.code, list(&ended.json(), "/validity").len()), (0, 0), "{ended:?}");
+}
+
 /// Returns the processes that have `word` as an argument.
 fn processes_with(word: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("procfs");

@@ -40,7 +40,7 @@ const PORT_RETRY: u64 = 50_000_000;
 const LONGEST_GRACE: u64 = 2_000_000_000;
 
 /// Maximum remaining time of operations in progress after the run was stopped from outside.
-const GRACE_WHEN_STOPPED: u64 = 50_000_000;
+const GRACE_WHEN_STOPPED: u64 = 25_000_000;
 
 /// Idle time, in nanoseconds, after which a kept connection is read before it is used again: the server may have closed it.
 const IDLE: u64 = 1_000_000;

@@ -18,6 +18,9 @@ const LARGE: (u16, u16) = (160, 40);
 /// From this width on, a table shows all its columns.
 const ROOMY: u16 = 95;
 
+/// Least width of the column that takes the rest: an IPv4 address with its port.
+const LEAST_REST: u16 = 21;
+
 /// The colours; none if NO_COLOR is set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
@@ -120,7 +123,7 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
         }
     };
     let columns = panel.columns();
-    let is_shown = |column: &Column| !column.is_extra || area.width >= ROOMY;
+    let shown = shown(columns, area.width);
     let (sorted, reversed) = view.sorting(panel);
     let title = |(index, column): (usize, &Column)| {
         let mark = match (sorted == Some(index), reversed) {
@@ -130,13 +133,13 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
         };
         aligned(format!("{}{mark}", column.title), column)
     };
-    let header = TableRow::new(columns.iter().enumerate().filter(|(_, column)| is_shown(column)).map(title))
+    let header = TableRow::new(shown.iter().map(|index| title((*index, &columns[*index]))))
         .style(look.tone(Color::Cyan));
     let body = rows.iter().map(|row| {
-        let cells = row.cells.iter().zip(columns).filter(|(_, column)| is_shown(column));
-        TableRow::new(cells.map(|(cell, column)| aligned(printable(&cell.text), column)))
+        let cell = |index: &usize| aligned(printable(&row.cells[*index].text), &columns[*index]);
+        TableRow::new(shown.iter().map(cell))
     });
-    let widths = columns.iter().filter(|column| is_shown(column)).map(|column| match column.width {
+    let widths = shown.iter().map(|index| match columns[*index].width {
         0 => Constraint::Fill(1),
         width => Constraint::Length(width),
     });
@@ -146,6 +149,18 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let mut state = TableState::new().with_selected(is_open.then_some(view.selected));
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// Returns the indexes of the columns that a table of `width` characters shows: without extra columns below [`ROOMY`], and without the
+/// last columns as far as the column that takes the rest would be narrower than [`LEAST_REST`].
+fn shown(columns: &[Column], width: u16) -> Vec<usize> {
+    let fits = |index: &usize| !columns[*index].is_extra || width >= ROOMY;
+    let mut shown: Vec<usize> = (0..columns.len()).filter(fits).collect();
+    let taken = |shown: &[usize]| shown.iter().map(|index| columns[*index].width + 1).sum::<u16>();
+    while shown.len() > 2 && taken(&shown) + LEAST_REST > width {
+        shown.pop();
+    }
+    shown
 }
 
 fn aligned(text: String, column: &Column) -> Line<'static> {
@@ -165,7 +180,8 @@ fn keys(view: &View) -> String {
     if view.page.is_some() {
         return "up/down scroll · any other key closes".to_owned();
     }
-    "1-5 table · s sort · r reverse · / filter · space freeze · Enter explain · q end".to_owned()
+    // A narrow terminal cuts the end.
+    "q end · 1-5 table · s sort · r reverse · / filter · space freeze · Enter explain".to_owned()
 }
 
 #[cfg(test)]
@@ -249,6 +265,23 @@ mod tests {
         assert!(shown[23].contains("q end"), "{shown:#?}");
         press(&mut view, "3");
         assert!(lines(&view, 80, 24)[3].starts_with("not visible:"), "the listeners are hidden");
+    }
+
+    #[test]
+    fn a_narrow_table_has_whole_columns() {
+        let shown = lines(&view(), 40, 24);
+        assert_eq!(shown[3], "source → destination             in use▾", "{shown:#?}");
+        assert!(shown[4].starts_with("10.0.0.9 → 10.1.2.5:443") && shown[4].ends_with(" 950"), "{shown:#?}");
+        assert!(shown[23].starts_with("q end"), "{shown:#?}");
+    }
+
+    #[test]
+    fn a_title_has_room_for_the_mark_of_the_sort() {
+        for panel in Panel::ALL {
+            for column in panel.columns().iter().filter(|column| column.is_number) {
+                assert!(usize::from(column.width) > column.title.len(), "{}", column.title);
+            }
+        }
     }
 
     #[test]

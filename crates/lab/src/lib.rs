@@ -6,6 +6,8 @@
 
 pub mod accept;
 mod calibrate;
+#[cfg(test)]
+mod documented;
 mod error;
 pub mod keepalive;
 pub mod locks;

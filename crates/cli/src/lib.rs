@@ -19,7 +19,7 @@ mod watch;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Parser, Subcommand};
 use fourtuple_report::terminal::printable;
 
@@ -160,7 +160,11 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     let message = message.join(" ").replace(" tip: ", "; ");
     let message = printable(message.strip_prefix("error: ").unwrap_or(&message));
     // For these errors clap lists no accepted values.
+    let is_word = error.get(ContextKind::InvalidArg).is_some_and(|word| !word.to_string().starts_with('-'));
     let more = match error.kind() {
+        ErrorKind::UnknownArgument if is_word && text.contains("-- <PROGRAM>") => {
+            "; write -- before the program"
+        }
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
         _ => "",
     };

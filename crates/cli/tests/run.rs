@@ -415,7 +415,7 @@ fn bad_values_and_programs_are_refused_in_one_line() {
     for (words, code, text) in [
         ("", 2, "<PROGRAM>"),
         ("--via magic -- true", 2, "--via"),
-        ("true", 2, "unexpected argument 'true'"),
+        ("true", 2, "unexpected argument 'true' found; write -- before the program"),
         ("-- no-such-program-at-all", 127, "cannot run no-such-program-at-all: no such program"),
         ("-- /etc/passwd", 126, "cannot run /etc/passwd: permission denied"),
     ] {

@@ -1,6 +1,7 @@
 //! The connection to NATS.
 
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, Context, stream};
@@ -8,12 +9,17 @@ use async_nats::service::Info;
 use async_nats::{Client, ConnectOptions, ServerAddr};
 use futures_util::StreamExt;
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::runtime::{self, Runtime};
+use tokio::task;
 
 use crate::error::FleetError;
 use crate::protocol::{AgentInfo, SERVICE, STREAM, STREAM_SUBJECTS};
 
 /// Time after which the messages of a run are removed from the stream.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Time without work after which the thread for host names ends: never.
+const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Maximum delay between two attempts to connect again.
 const MOST_DELAY: Duration = Duration::from_secs(1);
@@ -145,10 +151,17 @@ pub fn binary_digest() -> Result<String, FleetError> {
     Ok(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Returns a runtime that uses the calling thread only.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, FleetError> {
-    tokio::runtime::Builder::new_current_thread()
+/// Returns a runtime that uses the calling thread, and a second one for host names.
+pub(crate) fn runtime() -> Result<Runtime, FleetError> {
+    let runtime = runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_keep_alive(ALWAYS)
         .build()
-        .map_err(FleetError::call("create the event loop of the connection to NATS"))
+        .map_err(FleetError::call("create the event loop of the connection to NATS"))?;
+    // tokio panics if a lookup needs the first blocking thread and the system has none left. A runtime with a thread queues the lookup.
+    let first = thread::Builder::new().spawn(|| ());
+    let first = first.map_err(FleetError::call("create a thread for the lookup of host names"))?;
+    let _ = first.join();
+    let _ = runtime.block_on(async { task::spawn_blocking(|| ()).await });
+    Ok(runtime)
 }

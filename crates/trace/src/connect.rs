@@ -11,7 +11,6 @@ use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
-use fourtuple_syscalls::errno_name;
 
 use crate::connect_results::{all_searches, results, tuple_result};
 use crate::error::TraceError;
@@ -256,12 +255,7 @@ impl Session for ConnectSession {
         };
         validity.extend(flame.and_then(incomplete_flame));
         validity.extend(fill_error.map(|error| {
-            let message = format!(
-                "the number of ports in use is unknown: the kernel does not list its sockets (sock_diag: {}); is the \
-                 module tcp_diag loaded?",
-                errno_name(&error)
-            );
-            Remark::new("fill-unseen", message)
+            Remark::new("fill-unseen", format!("the number of ports in use is unknown: {error}"))
         }));
         Ok(Outcome { results, validity, folded })
     }

@@ -1,7 +1,6 @@
 //! Results of a trace of connect(), from the counters of the kernel.
 
 use std::cmp::Reverse;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -26,14 +25,14 @@ pub(crate) fn all_searches(totals: &Totals) -> LogLinear {
 }
 
 /// Builds the results, without tier, losses, heat map and flame graph. Returns also why the number of ports in use is
-/// unknown, if sock_diag failed.
+/// unknown, if it is.
 pub(crate) fn results(
     protocol: Protocol,
     totals: &Totals,
     tuples: Vec<Tuple>,
     mut events: Vec<Event>,
     elapsed: Duration,
-) -> (TraceConnectResults, Option<io::Error>) {
+) -> (TraceConnectResults, Option<String>) {
     let mut order: Vec<usize> = (0..tuples.len()).filter(|&index| tuples[index].key.port != 0).collect();
     // Process and destination break ties, so that equal counters give the same order in every run.
     order.sort_by_cached_key(|&index| {

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 
 use fourtuple_record::snapshot::EphemeralPorts;
+use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::sock_diag::{self, Filter};
@@ -41,8 +42,8 @@ pub(crate) struct Answers {
     /// One entry per question, in the same order. `None`: the process has left the namespace, this process may not enter
     /// the namespace, or the kernel does not list its sockets.
     pub(crate) fills: Vec<Option<Fill>>,
-    /// Error of sock_diag, if the kernel does not list its sockets.
-    pub(crate) error: Option<io::Error>,
+    /// Why the ports of a namespace were not counted, if the kernel does not list its sockets or no thread could be started.
+    pub(crate) error: Option<String>,
 }
 
 /// Counts the ports in use for each question. Enters each namespace once.
@@ -66,15 +67,29 @@ pub(crate) fn count(questions: &[Question]) -> Answers {
             };
             thread::Builder::new().spawn_scoped(scope, look).map(thread::ScopedJoinHandle::join)
         });
-        let Ok(Ok(Ok(fills))) = found else { continue };
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => {
+                answers.error = Some(format!("no thread could be started: {}", errno_name(&error)));
+                continue;
+            }
+        };
+        let Ok(Ok(fills)) = found else { continue };
         for (&index, fill) in indices.iter().zip(fills) {
             match fill {
                 Ok(fill) => answers.fills[index] = Some(fill),
-                Err(error) => answers.error = Some(error),
+                Err(error) => answers.error = Some(not_listed(&error)),
             }
         }
     }
     answers
+}
+
+fn not_listed(error: &io::Error) -> String {
+    format!(
+        "the kernel does not list its sockets (sock_diag: {}); is the module tcp_diag loaded?",
+        errno_name(error)
+    )
 }
 
 /// Opens the network namespace with this inode, through one of the processes.
@@ -111,7 +126,6 @@ fn in_use(ports: &EphemeralPorts, destination: SocketAddr) -> io::Result<Fill> {
 mod tests {
     use std::process;
 
-    use fourtuple_syscalls::errno_name;
     use fourtuple_syscalls::seccomp::{self, Facility};
 
     use super::*;
@@ -138,6 +152,7 @@ mod tests {
         // A separate thread, because a seccomp filter cannot be removed.
         let answers = thread::spawn(look).join().unwrap();
         assert_eq!(answers.fills, [None]);
-        assert_eq!(errno_name(&answers.error.unwrap()), "EPROTONOSUPPORT");
+        let reason = answers.error.unwrap();
+        assert!(reason.contains("(sock_diag: EPROTONOSUPPORT)"), "{reason}");
     }
 }

@@ -2,11 +2,15 @@
 
 mod traced;
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
+use fourtuple_bpf::BpfError;
 use fourtuple_syscalls::seccomp::{self, Facility};
-use fourtuple_testing::{connect, in_namespace, listener, set_sysctl};
+use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
+use fourtuple_trace::{Instrument, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
@@ -107,6 +111,29 @@ fn the_search_of_full_range_is_counted() {
 #[test]
 fn the_search_over_ipv6_is_counted() {
     in_namespace(|| agrees("the_search_over_ipv6_is_counted", Strategy::KernelDefault, "::1"));
+}
+
+#[test]
+fn without_a_thread_the_ports_in_use_are_unknown() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.4", 4096);
+        let stop = AtomicBool::new(false);
+        let (trace, connected) = (to(destination), RefCell::new(None));
+        let attached = || {
+            connected.replace(Some(connect(destination)));
+            seccomp::refuse(Facility::Threads).unwrap();
+            stop.store(true, Ordering::Relaxed);
+        };
+        let outcome = match trace.run(&stop, attached, |_| ()) {
+            Err(TraceError::Bpf(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }))) => {
+                return skip("without_a_thread_the_ports_in_use_are_unknown", "bpf", &error.to_string());
+            }
+            outcome => outcome.unwrap(),
+        };
+        let remark = outcome.validity.iter().find(|remark| remark.id == "fill-unseen");
+        let message = "the number of ports in use is unknown: no thread could be started: EAGAIN";
+        assert_eq!(remark.map(|remark| remark.message.as_str()), Some(message), "{:?}", outcome.validity);
+    });
 }
 
 #[test]

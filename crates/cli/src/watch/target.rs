@@ -141,11 +141,11 @@ impl Namespace {
                 None => Ok(()),
             }
             };
-            let thread =
-                thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, move || {
-                    enter(file)?;
-                    work()
-                })?;
+            let thread = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, move || {
+                enter(file)?;
+                work()
+            });
+            let thread = thread.context("cannot start the thread that examines the network namespace")?;
             thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
         })
     }

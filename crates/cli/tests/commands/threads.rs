@@ -1,14 +1,19 @@
 //! Commands that cannot create a thread or process (RLIMIT_NPROC, pids.max): one line and exit code 4.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
-use crate::program::{Ended, fourtuple, is_root, run};
-use fourtuple_syscalls::child;
+use crate::program::{Ended, fleet, fourtuple, is_root, require_valid, run};
 use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{child, option};
+use fourtuple_testing::in_namespace;
 
 /// A user id without processes.
-const UNUSED_USER: u32 = 1_987_654_321;
+pub(crate) const UNUSED_USER: u32 = 1_987_654_321;
 
 /// The experiments, with the shortest settings.
 const LABS: [&str; 6] = [
@@ -19,6 +24,13 @@ const LABS: [&str; 6] = [
     "lab locks --workers 2 --clients 3 --queries 100 --repeats 1 --change reuseport",
     "lab planes --planes 1 --packets 1000 --repeats 1",
 ];
+
+/// Returns the command, for which the kernel refuses threads and processes.
+fn without_threads(arguments: &str) -> Command {
+    let mut command = fourtuple(arguments);
+    child::refuse(&mut command, Facility::Threads);
+    command
+}
 
 /// Asserts that the command ended with one line that names EAGAIN, and exit code 4.
 fn is_refused(what: &str, ended: &Ended) {
@@ -35,16 +47,73 @@ fn without_threads_commands_end_with_one_line() {
         "serve crr --listen 127.0.0.1:0 --for 10ms",
         "serve crr --listen 127.0.0.1:0 --policy dispatcher --for 10ms",
         "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --for 10ms",
+        "doctor --for 10ms",
+        "doctor --for 10ms --no-trace",
     ];
-    for line in others.iter().chain(&LABS) {
-        let mut command = fourtuple(&format!("{line} --quiet"));
-        child::refuse(&mut command, Facility::Threads);
-        is_refused(line, &run(&mut command));
+    let with_own_flags = [
+        "export --listen 127.0.0.1:0",
+        "run --quiet --via preload -- true",
+        "run --quiet --via supervise -- true",
+        "agent --nats nats://localhost:1",
+        "fleet agents --nats nats://localhost:1",
+        "fleet doctor --quiet --nats nats://localhost:1",
+        "fleet load --nats nats://localhost:1 --workers 1 -- load tcp://127.0.0.1:9",
+        "fleet serve --nats nats://localhost:1 -- serve crr --listen 127.0.0.1:0 --for 1s",
+    ];
+    let quiet = others.iter().chain(&LABS).map(|line| format!("{line} --quiet"));
+    for line in quiet.chain(with_own_flags.map(str::to_owned)) {
+        is_refused(&line, &run(&mut without_threads(&line)));
     }
-    let mut compare = fourtuple("compare --for 1s --");
+    let mut compare = without_threads("compare --for 1s --");
     compare.args([LABS[0], LABS[0]]);
-    child::refuse(&mut compare, Facility::Threads);
     is_refused("compare", &run(&mut compare));
+}
+
+/// `fleet up` starts nats-server first.
+#[test]
+fn without_processes_no_fleet_begins() {
+    if fleet::nats_server("threads::without_processes_no_fleet_begins").is_some() {
+        let line = "fleet up --local 1 --listen 127.0.0.1:0";
+        is_refused(line, &run(&mut without_threads(line)));
+    }
+}
+
+/// A guard process would remove the selector if the command were killed.
+#[test]
+fn without_processes_fix_accept_changes_nothing() {
+    in_namespace(|| {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4000));
+        let _group = [(); 2].map(|()| {
+            let listener = socket::open(Transport::Tcp, address, false).unwrap();
+            let _ = option::set_reuse_port(listener.as_fd()).unwrap();
+            socket::bind(listener.as_fd(), address).unwrap();
+            socket::listen(listener.as_fd(), 16).unwrap();
+            listener
+        });
+        let line = "fix accept --listen 127.0.0.1:4000 --select cpu --for 10ms";
+        let ended = run(&mut fourtuple(line));
+        if ended.code == 4 {
+            let test = "threads::without_processes_fix_accept_changes_nothing";
+            return fourtuple_testing::skip(test, "bpf", ended.line());
+        }
+        assert_eq!(ended.code, 0, "{ended:?}");
+        is_refused(line, &run(&mut without_threads(line)));
+    });
+}
+
+/// A trace reads the counters of BPF programs on the main thread.
+#[test]
+fn a_trace_needs_no_thread() {
+    for what in ["connect", "accept", "locks"] {
+        let line = format!("trace {what} --for 10ms --json --quiet");
+        let ended = run(&mut fourtuple(&line));
+        if ended.code == 4 {
+            return fourtuple_testing::skip("threads::a_trace_needs_no_thread", "bpf", ended.line());
+        }
+        let ended = run(&mut without_threads(&line));
+        assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{line}: {ended:?}");
+        require_valid(&ended.json());
+    }
 }
 
 /// A plan without calibration simulates the dials on the main thread, with the same results.
@@ -52,9 +121,7 @@ fn without_threads_commands_end_with_one_line() {
 fn a_plan_without_threads_has_the_same_results() {
     let plan = "plan --kernel linear --range 20000-20127 --rate 20/s --sources 3 --json";
     let own = run(&mut fourtuple(plan)).json();
-    let mut command = fourtuple(plan);
-    child::refuse(&mut command, Facility::Threads);
-    let ended = run(&mut command);
+    let ended = run(&mut without_threads(plan));
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     assert_eq!(ended.json()["results"], own["results"]);
 }
@@ -78,14 +145,14 @@ fn an_experiment_ends_when_a_later_thread_fails() {
         }
         output => assert!(output.expect("it starts").status.code().is_some()),
     }
-    for line in LABS {
+    for line in LABS.into_iter().chain(["doctor --for 10ms"]) {
         for limit in [1, 2, 3, 4, 6] {
             let ended = run(&mut with(line, limit));
             if ended.is_without_namespaces() {
                 return fourtuple_testing::skip(test, "netns", ended.line());
             }
-            // Some experiments need no more threads than the limit.
-            if ended.code != 0 && ended.code != 3 {
+            // Some experiments need no more threads than the limit, and the host may have findings.
+            if ![0, 1, 3].contains(&ended.code) {
                 is_refused(&format!("{line} with {limit}"), &ended);
             }
         }

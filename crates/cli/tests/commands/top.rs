@@ -2,16 +2,21 @@
 
 use std::process::Command;
 
-use crate::program::{fourtuple, run};
+use crate::program::{Room, fourtuple, is_root, run};
+use crate::threads::UNUSED_USER;
 use fourtuple_testing::{in_namespace, skip};
 
 /// Runs `top` in a pseudoterminal of 80x24: waits for the line of keys, types `q`, and prints the exit code and the output.
 const SCRIPT: &str = r#"
-import fcntl, os, pty, struct, sys, termios
+import fcntl, os, pty, resource, struct, sys, termios
 pid, terminal = pty.fork()
 if pid == 0:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     os.environ["TERM"] = sys.argv[1]
+    if len(sys.argv) > 3:
+        # The only process that this user may have.
+        os.setuid(int(sys.argv[3]))
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     os.execv(sys.argv[2], ["fourtuple", "top", "--no-trace"])
 output, typed = b"", False
 while True:
@@ -31,8 +36,13 @@ sys.stdout.buffer.write(output)
 
 /// Returns the exit code and the output of `top`.
 fn top(terminal: &str) -> Option<(String, String)> {
-    let mut python = Command::new("python3");
-    let output = python.args(["-c", SCRIPT, terminal, env!("CARGO_BIN_EXE_fourtuple")]).output().ok()?;
+    in_terminal(&[terminal, env!("CARGO_BIN_EXE_fourtuple")])
+}
+
+/// Returns the exit code and the output of `top`. The arguments: terminal, program, and a user ID, as which the program cannot start a
+/// thread.
+fn in_terminal(arguments: &[&str]) -> Option<(String, String)> {
+    let output = Command::new("python3").args(["-c", SCRIPT]).args(arguments).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (code, output) = text.split_once('\n')?;
     Some((code.to_owned(), output.to_owned()))
@@ -62,5 +72,22 @@ fn a_terminal_without_cursor_is_refused_in_one_line() {
         let ended = run(&mut fourtuple("top --no-trace"));
         assert_eq!(ended.code, 4, "{ended:?}");
         assert!(ended.line().contains("not a terminal"), "{ended:?}");
+    });
+}
+
+#[test]
+fn without_threads_top_ends_with_one_line() {
+    in_namespace(|| {
+        let test = "top::without_threads_top_ends_with_one_line";
+        if !is_root() {
+            return skip(test, "root", "only root can become a user without processes");
+        }
+        let room = Room::new();
+        let user = UNUSED_USER.to_string();
+        let Some((code, output)) = in_terminal(&["xterm-256color", &room.program(), &user]) else {
+            return skip(test, "python3", "no python3");
+        };
+        assert_eq!((code.as_str(), output.lines().count()), ("4", 1), "{output}");
+        assert!(output.contains("cannot start the thread") && output.contains("os error 11"), "{output}");
     });
 }

@@ -244,7 +244,9 @@ fn listener_groups_open_under_signals() {
                     if policy == AcceptPolicy::Dispatcher {
                         group.dispatcher().unwrap();
                     }
-                    acceptors.map(|acceptor| drop(acceptor.leave().unwrap()));
+                    for acceptor in acceptors {
+                        acceptor.leave().unwrap();
+                    }
                 });
             }
         }

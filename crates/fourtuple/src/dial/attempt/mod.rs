@@ -180,7 +180,8 @@ impl<'a> Attempt<'a> {
         self.steps = 0;
         let choice = &self.dialer.choice;
         // The kernel's search is then as fast as setsockopt(IP_LOCAL_PORT_RANGE), or faster.
-        self.is_sparse = choice.steered && self.is_timed && ledger.is_sparse(page);
+        // In a pool each dial takes its port at once, so that dials in progress spread over the sources.
+        self.is_sparse = choice.steered && self.is_timed && !ledger.is_pool() && ledger.is_sparse(page);
         self.was_slow = self.is_sparse && ledger.was_slow(page);
         // Without IP_LOCAL_PORT_RANGE a port from the ledger must be bound by number, and no automatic choice takes such a port.
         // While half of the ports are free, the kernel's own search is as fast and has no such effect.

@@ -123,27 +123,27 @@ pub struct DispatcherStats {
 /// ```
 /// use std::io::Write;
 /// use std::net::TcpStream;
+/// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicBool, Ordering};
 /// use std::thread;
 /// use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
 ///
 /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).policy(AcceptPolicy::Dispatcher).open()?;
 /// let mut dispatcher = group.dispatcher()?.depth(1)?;
-/// let (stop, waker) = (AtomicBool::new(false), dispatcher.waker());
-/// thread::scope(|scope| {
-///     let running = scope.spawn(|| dispatcher.run(&stop));
+/// let (stop, waker) = (Arc::new(AtomicBool::new(false)), dispatcher.waker());
+/// let flag = Arc::clone(&stop);
+/// let running = thread::spawn(move || dispatcher.run(&flag).map(|()| dispatcher.stats()));
 ///
-///     let mut acceptor = group.join().expect("a free seat"); // in each worker thread
-///     let mut client = TcpStream::connect(group.endpoint().inet().expect("TCP")).expect("a connection");
-///     client.write_all(b"ping").expect("room");
-///     drop(acceptor.next(None).expect("the dispatcher runs"));
+/// let mut acceptor = group.join()?; // in each worker thread
+/// let mut client = TcpStream::connect(group.endpoint().inet().expect("TCP"))?;
+/// client.write_all(b"ping")?;
+/// drop(acceptor.next(None)?);
 ///
-///     stop.store(true, Ordering::Release);
-///     waker.wake();
-///     running.join().expect("no panic")
-/// })?;
-/// assert_eq!((dispatcher.stats().accepts, dispatcher.stats().handed), (1, 1));
-/// # Ok::<(), fourtuple::listen::ListenError>(())
+/// stop.store(true, Ordering::Release);
+/// waker.wake();
+/// let stats = running.join().expect("no panic")?;
+/// assert_eq!((stats.accepts, stats.handed), (1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Dispatcher {

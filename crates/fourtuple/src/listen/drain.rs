@@ -94,18 +94,16 @@ impl ListenerGroup {
     /// use fourtuple::listen::{ListenError, ListenerGroupBuilder};
     ///
     /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
-    /// thread::scope(|scope| {
-    ///     let worker = scope.spawn(|| {
-    ///         let mut acceptor = group.join()?;
-    ///         while let Some(connection) = acceptor.next(None)? {
-    ///             drop(connection); // serve it
-    ///         }
-    ///         Ok::<(), ListenError>(())
-    ///     });
-    ///     let report = group.drain(Duration::from_secs(10))?; // after SIGTERM
-    ///     assert!(report.is_complete() && group.is_drained(), "{report:?}");
-    ///     worker.join().expect("no worker panics")
-    /// })?;
+    /// let mut acceptor = group.join()?;
+    /// let worker = thread::spawn(move || {
+    ///     while let Some(connection) = acceptor.next(None)? {
+    ///         drop(connection); // serve it
+    ///     }
+    ///     Ok::<(), ListenError>(())
+    /// });
+    /// let report = group.drain(Duration::from_secs(10))?; // after SIGTERM
+    /// assert!(report.is_complete() && group.is_drained(), "{report:?}");
+    /// worker.join().expect("no worker panics")?;
     /// # Ok::<(), ListenError>(())
     /// ```
     pub fn drain(&self, deadline: Duration) -> Result<DrainReport, ListenError> {

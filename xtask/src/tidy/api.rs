@@ -137,7 +137,7 @@ pub(crate) enum Internal {
 }
 
 pub(crate) fn step(random: &mut Rng) {}
-pub use fourtuple_syscalls::Endpoint;
+pub use fourtuple_syscalls::{Endpoint, EndpointParseError};
 ";
         assert_eq!(found(text), Vec::<String>::new());
     }

@@ -199,13 +199,14 @@ impl LoadFlags {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let load = self.load()?;
         load.check()?;
-        let stop = stop::flag()?;
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
         let length = load.length;
         let prepared = Prepared::new(load)?;
         self.warn(&prepared)?;
+        // Until here there is nothing to keep: a signal ends the process, also while a name server delays the answer.
+        let stop = stop::flag()?;
         let line = Line::new(self.output.quiet, length);
         let measured = prepared.run(&stop, None, |progress| line.show(progress))?;
         line.finish();

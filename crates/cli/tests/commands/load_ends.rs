@@ -1,7 +1,8 @@
 //! The end of `load` against peers that keep sending: by SIGINT, and a measurement of the ends by all limits.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -84,6 +85,34 @@ fn ctrl_c_ends_a_load_whose_peer_keeps_sending() {
                 );
             }
         }
+    });
+}
+
+#[test]
+fn ctrl_c_ends_a_load_that_waits_for_a_name_server() {
+    in_namespace(|| {
+        if !has("load_ends::ctrl_c_ends_a_load_that_waits_for_a_name_server", &["unshare"]) {
+            return;
+        }
+        // It never answers.
+        let server = UdpSocket::bind("127.0.0.1:53").unwrap();
+        let room = Room::new();
+        let settings = room.file("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n");
+        let load = fourtuple("load http://slow.example/");
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"",
+            &settings,
+        ]);
+        let mut load = Running::start(command.arg(load.get_program()).args(load.get_args()));
+        server.set_nonblocking(true).unwrap();
+        assert!(load.until("asked", |_| server.recv(&mut [0; 512]).is_ok()), "{:?}", load.end());
+        child::interrupt(load.id()).unwrap();
+        let ended = load.end();
+        assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (130, "", ""), "{ended:?}");
     });
 }
 

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::time::Duration;
 
 #[cfg(feature = "io-uring")]
 pub mod accept_ring;
@@ -63,17 +64,18 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Returns whether the error of a connect() may be caused by the source address: no route from it, a prohibiting route, a rule of a
-/// cgroup, a device that is down, or a loopback source for a destination elsewhere.
-pub fn is_of_source(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkDown
-    )
+/// Returns whether the error of a connect() that took this time may be caused by the source address: no route from it, a prohibiting
+/// route, a rule of a cgroup, a device that is down, or a loopback source for a destination elsewhere.
+///
+/// "Unreachable" may also be an ICMP message from the network (`icmp_err_convert`). After 100 ms it counts as one, because another source
+/// would take as long again.
+pub fn is_of_source(error: &io::Error, took: Duration) -> bool {
+    const AT_ONCE: Duration = Duration::from_millis(100);
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput | io::ErrorKind::NetworkDown => true,
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => took < AT_ONCE,
+        _ => false,
+    }
 }
 
 /// Returns the name of an errno that dialing, binding or namespaces may return, or `errno N` for other numbers.

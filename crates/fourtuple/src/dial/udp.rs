@@ -235,7 +235,7 @@ impl UdpDialer {
                     | DialError::TupleBusy { .. }
                     | DialError::WouldShadow { .. },
                 ) if left > 0 => {}
-                Err(DialError::Call { error, .. }) if left > 0 && is_of_source(&error) => {}
+                Err(DialError::Call { error, .. }) if left > 0 && is_of_source(&error, Duration::ZERO) => {}
                 dialed => return dialed,
             }
         }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, is_of_source};
@@ -299,9 +300,6 @@ impl<E: Engine> Driver<'_, E> {
     }
 }
 
-/// Time in nanoseconds within which connect() reports a routing error of this host; a later error is from the network.
-const AT_ONCE: u64 = 100_000_000;
-
 /// Returns whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of
 /// bind(), EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
 fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
@@ -318,7 +316,7 @@ fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
 fn failed_call_of_source(stage: Stage, error: &io::Error, took: u64) -> Option<&'static str> {
     match stage {
         Stage::Bind => Some("bind"),
-        Stage::Connect if is_of_source(error) && took < AT_ONCE => Some("connect"),
+        Stage::Connect if is_of_source(error, Duration::from_nanos(took)) => Some("connect"),
         Stage::Connect | Stage::Exchange => None,
     }
 }

@@ -27,10 +27,6 @@ const HINTS: u32 = 2;
 /// Sources that one dial tries before it fails. The next dial starts with sources that have not failed.
 const MOST_TRIED: u32 = 16;
 
-/// Limit between two kinds of connect() errors. An error before it comes from a route or a rule of this host, so that another
-/// source may succeed. A later error may come from the network, and another source would take as long again.
-const AT_ONCE: Duration = Duration::from_millis(100);
-
 /// A handshake that its caller abandons after this time without an answer counts against its source. A limit that is too short does
 /// little harm: the back-off of a source only prefers the other sources of the pool.
 const UNANSWERED: Duration = Duration::from_millis(100);
@@ -340,8 +336,8 @@ impl<'a> Attempt<'a> {
     /// Chooses the next step after connect() or the handshake failed with `error`; ETIMEDOUT stands for a time limit of the caller.
     /// EINPROGRESS is no failure and must not be passed.
     ///
-    /// A failure of the source leads to another source only within 100 ms of [`Dialer::prepare`](super::Dialer::prepare),
-    /// [`Attempt::renew`] or the previous call: a later error may come from the network, and another source would take as long again.
+    /// ENETUNREACH and EHOSTUNREACH lead to another source only within 100 ms of [`Dialer::prepare`](super::Dialer::prepare),
+    /// [`Attempt::renew`] or the previous call: later they may come from the network, and another source would take as long again.
     ///
     /// # Errors
     ///
@@ -365,8 +361,8 @@ impl<'a> Attempt<'a> {
         let prepared = self.prepared.take();
         if error.kind() != io::ErrorKind::AddrNotAvailable {
             self.forget_named();
-            let took = || prepared.map_or(self.connect, |prepared| prepared.elapsed());
-            let is_of_source = is_of_source(&error) && took() < AT_ONCE;
+            let took = prepared.map_or(self.connect, |prepared| prepared.elapsed());
+            let is_of_source = is_of_source(&error, took);
             let error = self.connect_error(error);
             if !is_of_source {
                 self.lost(&error);

@@ -204,6 +204,52 @@ fn clients_without_room_make_a_remark() {
     });
 }
 
+/// Of 100 descriptors, one plane with one socket leaves 30 for clients (`ClientLimit`).
+#[test]
+fn clients_leave_descriptors_for_everything_else() {
+    in_namespace(|| {
+        let target = socket();
+        let command = |clients: u32| {
+            let mut command = fourtuple(&format!(
+                "forward --listen 127.0.0.1:0 --to 127.0.0.1:{} --planes 1 --return --clients-total {clients} --metrics 127.0.0.1:9100 \
+                 --json",
+                port(&target)
+            ));
+            child::limit_descriptors(&mut command, 100);
+            command
+        };
+        let refused = run(command(31).args(["--for", "1ms"]));
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.line().ends_with("of which RLIMIT_NOFILE leaves 30"), "{refused:?}");
+        let forwarder = Forwarder::start(&mut command(30));
+        let clients: Vec<UdpSocket> = (0..30).map(|_| socket()).collect();
+        let exchange = |client: &UdpSocket| {
+            let mut room = [0; 10];
+            client.send_to(b"x", &forwarder.address).unwrap();
+            let (length, from) = target.recv_from(&mut room).unwrap();
+            target.send_to(&room[..length], from).unwrap();
+            assert_eq!(client.recv(&mut room).unwrap(), 1);
+        };
+        // A client with two replies is established.
+        (0..2).for_each(|_| clients.iter().for_each(exchange));
+        for _ in 0..5 {
+            socket().send_to(b"y", &forwarder.address).unwrap();
+        }
+        let refused = "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"no-client\"} 5\n";
+        until("the refused packets are counted", || page("127.0.0.1:9100").contains(refused));
+        clients.iter().for_each(exchange);
+        child::interrupt(forwarder.child.id()).unwrap();
+        let record = forwarder.end().json();
+        assert_eq!(
+            (record["validity"][0]["id"].as_str(), &record["results"]["client_limit"]),
+            (Some("clients"), &30.into())
+        );
+        let plane = &list(&record, "/results/planes")[0];
+        assert_eq!(plane["dropped"], serde_json::json!({"no-client": 5}));
+        assert_eq!((number(plane, "sent"), number(plane, "returned"), number(plane, "evicted")), (90, 90, 0));
+    });
+}
+
 #[test]
 fn a_kernel_without_udp_gro_is_in_the_record() {
     in_namespace(|| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,7 +28,15 @@ impl Process {
     pub(crate) fn start(mut command: Command) -> Process {
         child::end_with_this_thread(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the program starts");
+        let mut child = loop {
+            match command.spawn() {
+                // ETXTBSY: a process that another test has just forked still has the copy of the program open for writing.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                child => break child.expect("the program starts"),
+            }
+        };
         let lines = Arc::new(Mutex::new(Vec::new()));
         let (stderr, kept) = (child.stderr.take().expect("stderr is piped"), Arc::clone(&lines));
         // The thread ends with the pipe.

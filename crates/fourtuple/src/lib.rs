@@ -64,7 +64,9 @@
 //! # drop(response); Ok(()) }
 //! ```
 //!
-//! A server with axum (feature `axum`), one listener for all its runtimes. `listen::AcceptedStream` has a server with hyper alone:
+//! A server with hyper (feature `tokio`): [`listen`] has a type `AcceptedStream`, whose documentation is a whole server that drains on SIGTERM.
+//!
+//! A server with axum (feature `axum`), one listener for all its runtimes:
 //!
 #![cfg_attr(feature = "axum", doc = "```no_run")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]

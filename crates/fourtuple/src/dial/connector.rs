@@ -14,7 +14,8 @@ use crate::dial::resolve::{Opaque, Resolve, SystemResolver};
 /// Opens connections to host names on tokio: resolves the name, and connects to its addresses by Happy Eyeballs (RFC 8305), each
 /// from a free port that the [`Dialer`](super::Dialer) of the address finds.
 ///
-/// Clones share the [`Dialers`]. With the feature `hyper` the connector is a `tower_service::Service<http::Uri>` for the client of
+/// Clones share the [`Dialers`], also between runtimes: clone one connector into each. A connection belongs to the runtime that opened it, so
+/// each runtime needs its own client of hyper-util. With the feature `hyper` the connector is a `tower_service::Service<http::Uri>` for the client of
 /// hyper-util:
 ///
 #[cfg_attr(feature = "hyper", doc = "```no_run")]

@@ -266,6 +266,7 @@ impl Dialer {
                 fresh.note(page, entry.local.port());
             }
         })?;
+        fresh.set_read();
         let old = mem::replace(&mut *ledger.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), fresh);
         drop(old);
         Ok(())

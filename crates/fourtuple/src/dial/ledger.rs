@@ -43,6 +43,8 @@ struct Page {
     failed: Option<Instant>,
     /// Whether the last search of the kernel was slow.
     was_slow: bool,
+    /// Whether `taken` began with the ports in use that the kernel listed.
+    is_read: bool,
 }
 
 /// An interval in which a failed source is not used while another source works.
@@ -79,6 +81,7 @@ impl PortLedger {
             last_wait: Duration::ZERO,
             failed: None,
             was_slow: false,
+            is_read: false,
         };
         let pages: Vec<Page> = if sources.is_empty() {
             vec![page(None)]
@@ -225,10 +228,16 @@ impl PortLedger {
         self.pages[page].room * 2 <= self.empty
     }
 
+    /// Records that the ledger has all ports in use, as the kernel listed them.
+    pub(super) fn set_read(&mut self) {
+        self.pages.iter_mut().for_each(|page| page.is_read = true);
+    }
+
     /// Returns whether less than a quarter of the ports of `page` are in use, so that the kernel's own search is short: a search passes
     /// at most the ports in use.
     pub(super) fn is_sparse(&self, page: usize) -> bool {
-        self.pages[page].room * 4 > self.empty * 3
+        let page = &self.pages[page];
+        page.is_read && page.room * 4 > self.empty * 3
     }
 
     /// Records whether a search of the kernel took long, while [`PortLedger::is_sparse`]. After two such searches in sequence other
@@ -301,6 +310,7 @@ impl PortLedger {
     /// of connections that were closed long ago, so a full page says nothing about the kernel's sockets.
     pub(super) fn forget(&mut self, page: usize) {
         self.pages[page].taken.copy_from(&self.reserved);
+        self.pages[page].is_read = false;
         self.set_room(page, self.empty);
     }
 
@@ -316,7 +326,10 @@ mod tests {
 
     fn ledger(low: u16, high: u16, reserved: &str) -> PortLedger {
         let sources = ["127.0.0.1", "127.0.0.2"].map(|text| text.parse().unwrap());
-        PortLedger::new(PortRange::new(low, high).unwrap(), PortSet::parse_list(reserved).unwrap(), &sources)
+        let range = PortRange::new(low, high).unwrap();
+        let mut ledger = PortLedger::new(range, PortSet::parse_list(reserved).unwrap(), &sources);
+        ledger.set_read();
+        ledger
     }
 
     #[test]
@@ -381,6 +394,16 @@ mod tests {
             ledger.free_unknown(0);
             assert_eq!(ledger.is_sparse(0), released == 26, "{released} released");
         }
+    }
+
+    #[test]
+    fn a_page_that_was_not_read_is_not_sparse() {
+        let mut ledger = ledger(100, 199, "");
+        ledger.forget(0);
+        assert_eq!(
+            [0, 1].map(|page| (ledger.room(page), ledger.is_sparse(page))),
+            [(100, false), (100, true)]
+        );
     }
 
     #[test]

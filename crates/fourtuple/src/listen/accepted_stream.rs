@@ -18,25 +18,53 @@ use crate::listen::turn::TurnBytes;
 /// The stream first returns the bytes that another worker has already read. Its group counts the connection as open until the stream
 /// is dropped.
 ///
-/// A hyper server:
+/// A hyper server with a runtime on each of two threads. SIGTERM drains the group. hyper knows nothing of the drain, so the service itself sets
+/// `Connection: close` on the last response of a connection; a connection without it stays open until the deadline.
 ///
 /// ```no_run
-/// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, Workers};
+/// use std::{convert::Infallible, error::Error, thread, time::Duration};
+/// use fourtuple::listen::{AsyncAcceptor, ListenError, ListenerGroup, ListenerGroupBuilder, Workers};
 /// use http_body_util::Full;
 /// use hyper::body::Bytes;
+/// use hyper::header::{CONNECTION, HeaderValue};
 /// use hyper::{Response, server::conn::http1, service::service_fn};
 /// use hyper_util::rt::{TokioIo, TokioTimer};
+/// use tokio::signal::unix::{SignalKind, signal};
 ///
-/// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
-/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).open()?;
-/// let service = service_fn(|_| async { Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from("hello")))) });
-/// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
-/// loop {
-///     let stream = TokioIo::new(acceptor.accept().await?.into_stream());
-///     // The timer limits the time for the head of a request, 30 s; the group limits the time to the first bytes.
-///     tokio::spawn(http1::Builder::new().timer(TokioTimer::new()).serve_connection(stream, service));
+/// #[tokio::main(flavor = "current_thread")]
+/// async fn serve(group: ListenerGroup) -> Result<(), ListenError> {
+///     let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+///     loop {
+///         let stream = match acceptor.accept().await {
+///             Err(ListenError::Drained) => return Ok(()),
+///             accepted => accepted?.into_stream(),
+///         };
+///         let session = stream.session_handle();
+///         let service = service_fn(move |_request| {
+///             let mut response = Response::new(Full::new(Bytes::from("hello")));
+///             if session.is_last() {
+///                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+///             }
+///             session.answered();
+///             async { Ok::<_, Infallible>(response) }
+///         });
+///         // The timer limits the time for the head of a request, 30 s; the group limits the time to the first bytes.
+///         let mut http = http1::Builder::new();
+///         tokio::spawn(http.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service));
+///     }
 /// }
-/// # }
+///
+/// #[tokio::main(flavor = "current_thread")]
+/// async fn main() -> Result<(), Box<dyn Error>> {
+///     let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).open()?;
+///     let workers = [group.clone(), group.clone()].map(|group| thread::spawn(|| serve(group)));
+///     signal(SignalKind::terminate())?.recv().await;
+///     println!("{:?}", group.drain_tokio(Duration::from_secs(10)).await?);
+///     for worker in workers {
+///         worker.join().expect("no worker panics")?;
+///     }
+///     Ok(())
+/// }
 /// ```
 ///
 /// Example: [`Accepted::into_stream`].
@@ -157,7 +185,9 @@ impl AcceptedStream {
 }
 
 impl SessionHandle {
-    /// Counts a request as answered, unless the connection is closed.
+    /// Counts a request as answered, unless the connection is closed. Call it once for each response, after
+    /// [`is_last`](SessionHandle::is_last), which compares the number of earlier responses with the limit of
+    /// [`Recycle::Requests`](crate::listen::Recycle::Requests).
     pub fn answered(&self) {
         if let Some(session) = self.0.upgrade() {
             session.answered();

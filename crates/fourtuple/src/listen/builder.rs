@@ -144,6 +144,8 @@ impl ListenerGroupBuilder {
     ///
     /// The worker serves no other connection meanwhile, so one client that does not read delays other clients by up to this
     /// time. A response larger than the send buffer needs as long as the client takes to read it.
+    ///
+    /// The limit has no effect on a tokio runtime, whose writes do not block the worker.
     #[must_use]
     pub fn write_limit(mut self, limit: Duration) -> ListenerGroupBuilder {
         self.write_limit = limit;

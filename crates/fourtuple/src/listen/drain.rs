@@ -74,10 +74,12 @@ impl Remaining {
 
 impl ListenerGroup {
     /// Drains the group: the kernel queues no new connection, and workers accept and serve connections that are queued or
-    /// in a handshake. Each response is the last of its connection ([`is_last`](crate::listen::Connection::is_last)).
+    /// in a handshake. Each response is the last of its connection: [`is_last`](crate::listen::Connection::is_last) returns true, and the
+    /// server must announce it, in HTTP with `Connection: close`.
     ///
     /// Returns when all connections are closed, or after `deadline`. From then on, [`next`](crate::listen::Acceptor::next)
-    /// returns `None`. An idle connection stays open until the deadline, because its client may be about to send a request.
+    /// returns `None`. An idle connection stays open until the deadline, because its client may be about to send a request: one
+    /// idle client makes the drain take the whole time, so set the deadline below the time after which a supervisor kills the process.
     ///
     /// Workers and dispatcher must continue meanwhile, so call this from another thread, such as one that waits for SIGTERM. In a
     /// group of processes each process calls it; the process that opened the group calls it first.

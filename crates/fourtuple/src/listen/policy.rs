@@ -89,8 +89,6 @@ pub enum Workers {
 
 /// The way in which the workers of a group wait for connections and requests.
 ///
-/// Each policy is implemented in one file of `listen/wait` and described by one row of `listen/policy_table.rs`.
-///
 /// ```
 /// use fourtuple::listen::{AcceptPolicy, Family, Workers};
 ///

@@ -42,17 +42,26 @@ use crate::listen::wait::seat::is_out_of_watches;
 ///     runtime.block_on(async {
 ///         let mut acceptor = AsyncAcceptor::new(group.join()?)?;
 ///         loop {
-///             let stream = acceptor.accept().await?.into_stream();
-///             tokio::spawn(async move { drop(stream) });
+///             match acceptor.accept().await {
+///                 Ok(accepted) => drop(tokio::spawn(async move { drop(accepted.into_stream()) })), // serve it
+///                 Err(ListenError::Drained) => return Ok(()),
+///                 Err(error) => return Err(error),
+///             }
 ///         }
 ///     })
 /// }
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // At least as many seats as workers.
 /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).seats(4).open()?;
-/// std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| serve(&group)))));
+/// std::thread::scope(|scope| {
+///     let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| serve(&group))).collect();
+///     workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+/// })?;
 /// # Ok(()) }
 /// ```
+///
+/// [`AcceptedStream`](crate::listen::AcceptedStream) has a whole server with hyper.
 ///
 /// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept) and the runtime
 /// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read; at most one, which
@@ -313,8 +322,9 @@ impl AsyncAcceptor {
     ///
     /// # Errors
     ///
-    /// The same errors as [`Acceptor::next`], which do not include a lack of descriptors; [`ListenError::Drained`] after the group was
-    /// [drained](ListenerGroup::drain).
+    /// [`ListenError::Drained`] after the group was [drained](ListenerGroup::drain), the normal end of a worker; otherwise the errors of
+    /// [`Acceptor::next`], unexpected failures of a system call, after which the call can be repeated. Without descriptors the acceptor waits
+    /// and returns no error.
     ///
     /// # Panics
     ///

@@ -331,7 +331,12 @@ pub fn detach_group_selector(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Makes a TCP listener drop every SYN (SO_ATTACH_FILTER) without affecting its accept queue and handshakes in
 /// progress. The client retransmits a dropped SYN, after 1 s at first. Accepted sockets inherit the filter, which never
-/// matches their packets. Needs no privilege.
+/// matches their packets.
+///
+/// # Errors
+///
+/// EPERM without CAP_NET_ADMIN in the user namespace of the network namespace: upstream commit 5d39580f68e6 ("tcp: restrict SO_ATTACH_FILTER to
+/// priv users"), in stable kernels since June 2026. Earlier kernels need no privilege.
 pub fn drop_syns(listener: BorrowedFd<'_>) -> io::Result<()> {
     // The filter of a TCP socket sees a segment from the TCP header on (`tcp_filter`).
     const FLAGS: u32 = 13;

@@ -104,7 +104,8 @@ fn ctrl_c_ends_a_load_that_waits_for_a_name_server() {
             "--mount",
             "sh",
             "-c",
-            "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"",
+            // A shell that starts the tests in the background makes its children ignore SIGINT.
+            "mount --bind \"$0\" /etc/resolv.conf && exec env --default-signal=INT \"$@\"",
             &settings,
         ]);
         let mut load = Running::start(command.arg(load.get_program()).args(load.get_args()));

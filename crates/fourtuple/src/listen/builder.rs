@@ -1,6 +1,7 @@
 //! The settings of a group, and how it is opened.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -257,6 +258,7 @@ impl ListenerGroupBuilder {
             path: Mutex::new(path),
             wakers: Mutex::default(),
             known_listeners: Mutex::default(),
+            is_filter_refused: AtomicBool::new(false),
         };
         let group = ListenerGroup(Arc::new(inner));
         if let Listeners::Shared(listener) = &group.0.listeners {

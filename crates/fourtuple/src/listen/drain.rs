@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +47,9 @@ pub struct DrainReport {
     pub queued: u64,
     /// TCP handshakes in progress, whose connections will be reset. `None` if this kernel cannot list them (no tcp_diag).
     pub handshakes: Option<usize>,
+    /// Whether the kernel went on to queue new TCP connections, which were served too. A client that connects at the very end is reset.
+    /// Kernels since June 2026 refuse the filter that drops SYNs to a process without CAP_NET_ADMIN (EPERM; upstream commit 5d39580f68e6).
+    pub still_queued: bool,
     /// The duration of the drain.
     pub elapsed: Duration,
 }
@@ -144,6 +148,7 @@ impl ListenerGroup {
             open,
             queued,
             handshakes,
+            still_queued: self.0.is_filter_refused.load(Ordering::Relaxed),
             elapsed: begun.elapsed(),
         })
     }
@@ -207,6 +212,7 @@ impl ListenerGroup {
             open,
             queued: 0,
             handshakes: Some(0),
+            still_queued: false,
             elapsed: begun.elapsed(),
         })
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub(crate) struct Inner {
     pub(crate) wakers: Mutex<Vec<Weak<EventFd>>>,
     /// Listeners that this process has opened or received.
     pub(crate) known_listeners: Mutex<Vec<Weak<OwnedFd>>>,
+    /// Whether the kernel goes on to queue connections in a drain, because it refused the filter that drops SYNs.
+    pub(crate) is_filter_refused: AtomicBool,
 }
 
 /// A group of workers that accept from one address. Clones refer to the same group; dropping the last clone closes it.
@@ -207,13 +210,18 @@ impl ListenerGroup {
         if self.0.seats.phase() < Phase::Draining { Ok(()) } else { self.stop_queueing(listener) }
     }
 
-    /// Makes the kernel drop every further SYN for a TCP listener. A unix listener needs nothing: its path is removed.
+    /// Makes the kernel drop every further SYN for a TCP listener, if this process may do so. A unix listener needs nothing: its path is
+    /// removed.
     pub(crate) fn stop_queueing(&self, listener: &OwnedFd) -> Result<(), ListenError> {
-        match self.family() {
-            Family::Unix => Ok(()),
-            Family::Tcp4 | Family::Tcp6 => {
-                option::drop_syns(listener.as_fd()).map_err(self.failed("setsockopt(SO_ATTACH_FILTER)"))
+        if self.family() == Family::Unix {
+            return Ok(());
+        }
+        match option::drop_syns(listener.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.0.is_filter_refused.store(true, Ordering::Relaxed);
+                Ok(())
             }
+            dropped => dropped.map_err(self.failed("setsockopt(SO_ATTACH_FILTER)")),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use fourtuple::listen::{
 };
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{option, sock_diag};
+use fourtuple_syscalls::{option, privileges, sock_diag};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
@@ -266,6 +266,36 @@ fn without_sock_diag_handshakes_are_unknown() {
         let report = group.drain(DEADLINE).unwrap();
         assert_eq!(report.handshakes, None, "{report:?}");
         assert!((Duration::from_secs(1)..DEADLINE).contains(&report.elapsed), "{report:?}");
+    });
+}
+
+/// Kernels since June 2026 refuse the filter of a drain.
+#[test]
+fn a_server_without_privileges_drains() {
+    in_namespace(|| {
+        let open = || {
+            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap()
+        };
+        let drain = |group: &ListenerGroup| {
+            thread::scope(|scope| {
+                let acceptor = group.join().unwrap();
+                scope.spawn(move || work(acceptor));
+                let mut stream = connect(group);
+                stream.write_all(b"?").unwrap();
+                stream.read_exact(&mut [9]).unwrap();
+                drop(stream);
+                group.drain(DEADLINE).unwrap()
+            })
+        };
+        let report = drain(&open());
+        assert!(report.is_complete() && !report.still_queued, "{report:?}");
+        let group = open();
+        privileges::keep_only(&[]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let is_refused = option::drop_syns(listener.as_fd()).is_err();
+        let report = drain(&group);
+        assert!(report.is_complete(), "{report:?}");
+        assert_eq!(report.still_queued, is_refused, "{report:?}");
     });
 }
 

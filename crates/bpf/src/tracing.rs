@@ -432,11 +432,8 @@ mod tests {
         if nested > 0 && missed == 0 {
             return skip(test, "recursion-misses", "this kernel runs a program within itself");
         }
-        // An interrupt may cause a page fault too.
-        assert!(
-            (runs..2 * runs).contains(&(missed + nested)),
-            "{runs} runs, {missed} missed, {nested} nested"
-        );
+        // One fault may be more than one event, as on 6.12.
+        assert!(missed >= runs, "{runs} runs, {missed} missed");
         assert_eq!(nested, 0);
     }
 }

@@ -43,7 +43,7 @@ struct Page {
     failed: Option<Instant>,
     /// Whether the last search of the kernel was slow.
     was_slow: bool,
-    /// Whether `taken` began with the ports in use that the kernel listed.
+    /// Whether `taken` began with the ports in use that the kernel listed, and no search has shown that there are many more.
     is_read: bool,
 }
 
@@ -253,9 +253,9 @@ impl PortLedger {
         self.pages[page].was_slow
     }
 
-    /// Counts half of the ports of `page` as in use by other programs, without their numbers.
+    /// Records that other programs hold ports of `page` that the ledger does not know.
     pub(super) fn note_crowd(&mut self, page: usize) {
-        self.set_room(page, self.room(page).min(self.empty / 2));
+        self.pages[page].is_read = false;
     }
 
     /// Draws a free port of `page` at random, because a port that can be guessed makes blind attacks easier (RFC 6056), and marks it
@@ -389,11 +389,6 @@ mod tests {
         ledger.note_search(0, true);
         ledger.note_search(0, true);
         assert_eq!([0, 1].map(|page| ledger.is_sparse(page)), [false, true]);
-        // A quarter of the ports must be released first.
-        for released in 1..=26 {
-            ledger.free_unknown(0);
-            assert_eq!(ledger.is_sparse(0), released == 26, "{released} released");
-        }
     }
 
     #[test]

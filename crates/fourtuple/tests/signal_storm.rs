@@ -153,31 +153,6 @@ fn drain_and_retire_keep_their_deadlines_under_signals() {
     });
 }
 
-/// The handoff queue has no room for all connections, and no worker takes any.
-#[test]
-fn leave_waits_for_room_under_signals() {
-    const IDLE: usize = 400;
-    in_namespace(|| {
-        let _storm = storm();
-        let group = at(AcceptPolicy::Exclusive).open().unwrap();
-        let mut acceptor = group.join().unwrap();
-        let mut streams = Vec::new();
-        for _ in 0..IDLE {
-            let mut stream = connect(&group);
-            stream.write_all(b"?").unwrap();
-            let mut connection = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
-            connection.read_exact(&mut [0]).unwrap();
-            acceptor.keep(connection).unwrap();
-            streams.push(stream);
-        }
-        let (begun, before) = (Instant::now(), IntervalTimer::signals());
-        let report = acceptor.leave().unwrap();
-        assert!(report.kept.len() > 60 && report.waiting + report.kept.len() == IDLE, "{report:?}");
-        assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
-        assert!(IntervalTimer::signals() > before + 100);
-    });
-}
-
 #[test]
 fn a_runtime_accepts_drains_and_leaves_under_signals() {
     in_namespace(|| {

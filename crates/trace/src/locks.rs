@@ -356,6 +356,7 @@ mod tests {
             assert!(!session.is_full().unwrap());
         });
     }
+
     #[test]
     fn missed_events_are_part_of_lost() {
         let test = "locks::tests::missed_events_are_part_of_lost";

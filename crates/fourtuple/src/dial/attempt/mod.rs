@@ -31,7 +31,7 @@ const MOST_TRIED: u32 = 16;
 /// little harm: the back-off of a source only prefers the other sources of the pool.
 const UNANSWERED: Duration = Duration::from_millis(100);
 
-/// Time of a connect() after which the kernel must have searched many ports: thousands at about 20 ns each.
+/// Time of a connect() after which the kernel must have searched many ports: more than a thousand, at 20 to 140 ns each.
 const SLOW_SEARCH: Duration = Duration::from_micros(200);
 
 /// Largest window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
@@ -175,8 +175,8 @@ impl<'a> Attempt<'a> {
         self.source = ledger.source(page);
         self.steps = 0;
         let choice = &self.dialer.choice;
-        // The kernel's search is then as fast as setsockopt(IP_LOCAL_PORT_RANGE), or faster.
-        // In a pool each dial takes its port at once, so that dials in progress spread over the sources.
+        // The kernel's short search then costs less than setsockopt(IP_LOCAL_PORT_RANGE). In a pool each dial takes its port at once
+        // instead, so that dials in progress spread over the sources.
         self.is_sparse = choice.steered && self.is_timed && !ledger.is_pool() && ledger.is_sparse(page);
         self.was_slow = self.is_sparse && ledger.was_slow(page);
         // Without IP_LOCAL_PORT_RANGE a port from the ledger must be bound by number, and no automatic choice takes such a port.

@@ -41,7 +41,7 @@ pub(crate) fn set_range(low: u16, high: u16) {
 }
 
 /// Runs `doctor` in the namespace and returns its record. Two rules have other thresholds: P03, because the ranges of tests are small on
-/// purpose, and L01, because the waits for locks are those of the whole host, with all other tests.
+/// purpose, and L01, because it counts the waits for locks of the whole host, with all other tests.
 pub(crate) fn diagnose(room: &Room) -> Value {
     let thresholds = room.file("thresholds.toml", "P03 = 1\nL01 = 1000\n");
     let flags = format!("doctor --for 500ms --json --thresholds {thresholds}");

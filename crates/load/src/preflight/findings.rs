@@ -113,6 +113,7 @@ fn ports(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Findin
         return Some(finding("ports", Severity::Refuse, message, remedies));
     }
     let after = match (stall.at, course.basis) {
+        _ if stall.after_connections == 0 => "no connection would find a port".to_owned(),
         (Some(at), _) => format!("it would stall after {}", format_time(at)),
         (None, RateSource::Assumed) if course.leaves_time_wait() && need.operations.is_none() => {
             let seconds = stall.after_connections.saturating_sub(course.at_once) as f64 / course.rate;

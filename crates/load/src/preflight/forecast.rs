@@ -158,6 +158,8 @@ impl TupleUsage {
         }
         if !self.leaves_time_wait() {
             let free = self.free_now().max(0);
+            // An open loop needs a tuple for its first connection, however soon the tuple is free again.
+            let in_flight = in_flight.max(self.at_most.min(1));
             return (i128::from(in_flight) > free)
                 .then(|| Stall { at: at(0.0), after_connections: free as u64 });
         }

@@ -179,6 +179,39 @@ fn tuples_of_other_sockets_are_subtracted_until_free() {
 }
 
 #[test]
+fn a_run_without_a_free_tuple_is_refused() {
+    let taken = Taken { time_wait: 28_232, time_wait_back: vec![0; 42], ..Taken::default() };
+    let full = Snapshot { taken, ..host() };
+    let open = Need { rate_per_s: Some(200.0), length: Some(MINUTE), connections: 100, ..run() };
+    let closed = Need { rate_per_s: None, pause: Duration::from_secs(1), ..open };
+    for need in [open, closed] {
+        for closer in [Closer::Client, Closer::Server, Closer::Reset] {
+            for requests_per_connection in [0, 1] {
+                let need = Need { closer, requests_per_connection, ..need };
+                let judged = judge(&full, &need);
+                assert!(
+                    judged.refuses() && judged.stall.unwrap().after_connections == 0,
+                    "{need:?}: {judged:?}"
+                );
+                let text = judged.findings[0].to_string();
+                let expected =
+                    "28,232 of them taken: no connection would find a port; wait 42.0s or use --source";
+                assert!(text.contains(expected) && !text.contains("--close server"), "{need:?}: {text}");
+                let reused = Snapshot { tcp_tw_reuse: 1, ..full.clone() };
+                assert!(!judge(&reused, &Need { rate_per_s: Some(200.0), ..need }).refuses(), "{need:?}");
+            }
+        }
+    }
+    let one = Snapshot { taken: Taken { time_wait: 28_231, ..full.taken.clone() }, ..full };
+    let server = Need { closer: Closer::Server, ..open };
+    assert_eq!(
+        ids(&judge(&one, &server)),
+        ["ports-tight", "ports-taken"],
+        "100 at once are possible, not certain"
+    );
+}
+
+#[test]
 fn hold_and_churn_must_fit_together() {
     let need = Need {
         hold: 20_000,

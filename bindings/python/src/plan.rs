@@ -6,7 +6,7 @@ use std::time::Duration;
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
 use fourtuple::ports::{Closer, Plan, PortRange, PortSet, WindowSearch};
-use fourtuple_plan::{self as planned, CostSource};
+use fourtuple_plan::{self as planned, CostSource, Reuse};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -15,12 +15,9 @@ use crate::record;
 /// Greatest number of connections at a time that is accepted, as for the command.
 const MOST_OPEN: f64 = 1e15;
 
-/// Duration of TIME_WAIT in seconds.
-const TIME_WAIT_S: f64 = 60.0;
-
 /// Computes a plan and returns its record as JSON. Range and kernel are by default taken from this host.
 #[pyfunction]
-#[pyo3(signature = (started, *, range, reserved, sources, destinations, rate, hold, closer, kernel, strategy, seed))]
+#[pyo3(signature = (started, *, range, reserved, sources, destinations, rate, hold, closer, time_wait, kernel, strategy, seed))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -32,6 +29,7 @@ pub(crate) fn plan(
     rate: Option<f64>,
     hold: f64,
     closer: &str,
+    time_wait: f64,
     kernel: &str,
     strategy: &str,
     seed: u64,
@@ -54,7 +52,9 @@ pub(crate) fn plan(
     }
     let hold = Duration::try_from_secs_f64(hold)
         .map_err(|error| errors::invalid(py, format!("hold = {hold}: {error}")))?;
-    let open = rate.unwrap_or(0.0) * (hold.as_secs_f64() + TIME_WAIT_S);
+    let time_wait = Duration::try_from_secs_f64(time_wait)
+        .map_err(|error| errors::invalid(py, format!("time_wait = {time_wait}: {error}")))?;
+    let open = rate.unwrap_or(0.0) * (hold.as_secs_f64() + time_wait.as_secs_f64());
     if open > MOST_OPEN {
         let message = format!("hold: {open:.0} connections would be open at a time, at most {MOST_OPEN:e}");
         return Err(errors::invalid(py, message));
@@ -87,16 +87,17 @@ pub(crate) fn plan(
         arrival_per_s: rate,
         hold,
         closer,
+        time_wait,
         search,
         seed,
         ..Plan::new(strategy)
     };
-    // The simulation takes up to a second.
-    let results = py.detach(|| planned::results(&plan)).map_err(|error| errors::invalid(py, error))?;
     let capabilities: BTreeMap<String, String> =
         found.iter().map(|found| ("ip_local_port_range".to_owned(), found.name().to_owned())).collect();
-    let host =
-        record::host(&["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"], capabilities);
+    let host = record::host(&planned::SYSCTLS, capabilities);
+    let reuse = Reuse::of(&host.sysctls).filter(|_| kernel == "this");
+    // The simulation takes up to a second.
+    let results = py.detach(|| planned::results(&plan, reuse)).map_err(|error| errors::invalid(py, error))?;
     let settings = planned::settings(&plan, false, CostSource::Reference);
     record::json("plan", started, host, settings, Vec::new(), results).map_err(record::unwritable)
 }

@@ -60,7 +60,7 @@ pub use load::{
     Held, Latency, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Second,
     Slow,
 };
-pub use plan::{PlanPoint, PlanRecord, PlanResults, PlanSettings};
+pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,

@@ -23,8 +23,10 @@ pub struct PlanSettings {
     pub arrival_per_s: Option<f64>,
     /// Lifetime of a connection.
     pub hold_ns: u64,
-    /// Side that closes first: `us` (the TIME_WAIT socket stays here for 60 s) or `them`.
+    /// Side that closes first: `us` (the TIME_WAIT socket stays here) or `them`.
     pub closer: String,
+    /// Time in TIME_WAIT of the side that closes first.
+    pub time_wait_ns: u64,
     /// Port search of the kernel: `parity` (before 6.8, and later without the option) or `linear`.
     pub kernel: String,
     /// Port strategy by name.
@@ -56,6 +58,11 @@ pub struct PlanResults {
     pub failed_dials: u64,
     /// Cost of a connect() by fill.
     pub by_fill: Vec<PlanPoint>,
+    /// The same ports with other strategies: that of an ordinary program (`kernel-default`), and the one that fourtuple chooses for
+    /// this kernel; without the strategy of the plan.
+    pub others: Vec<PlanOther>,
+    /// Ports in use over time at this rate, from an empty table; straight lines between the points. Empty without a rate.
+    pub over_time: Vec<PlanMoment>,
     /// Number of simulated connections, over all destinations.
     pub simulated: u64,
     /// Advice, one sentence per entry.
@@ -71,4 +78,30 @@ pub struct PlanPoint {
     pub probes: f64,
     /// Predicted mean time in connect().
     pub mean_ns: u64,
+}
+
+/// The plan with another strategy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanOther {
+    /// Port strategy by name.
+    pub strategy: String,
+    /// Number of connections at which connect() begins to search half of the range; absent: never.
+    pub cliff_connections: Option<u64>,
+    /// Time from an empty table to the cliff at this rate; absent: never.
+    pub cliff_after_ns: Option<u64>,
+    /// Number of source addresses with which the ports never run out at this rate and the cliff, if any, is never
+    /// reached.
+    pub sources_needed: u64,
+    /// Predicted mean time in connect() while the last sixteenth of the ports fills; absent: these costs were measured for
+    /// another kind of strategy.
+    pub last_mean_ns: Option<u64>,
+}
+
+/// The ports in use at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanMoment {
+    /// Time since the first connection.
+    pub at_ns: u64,
+    /// Tuples in use, TIME_WAIT included.
+    pub tuples: u64,
 }

@@ -378,6 +378,28 @@ const kinds = {
     });
   },
 
+  // The straight lines between the moments of the record.
+  "plan-over-time"(figure) {
+    const results = resultsOf(figure);
+    const SECOND = 1e9;
+    const x = results.over_time.map((moment) => moment.at_ns / SECOND), tuples = results.over_time.map((moment) => moment.tuples);
+    const level = (value) => x.map(() => value);
+    const cliff = results.cliff_connections, exhausted = results.exhausted_after_ns;
+    const full = { x: [0, Math.max(x[x.length - 1], 1e-9)], y: [0, Math.max(results.capacity, 1) * 1.05] };
+    return plot(figure, full, [x, tuples, level(results.capacity), ...(cliff == null ? [] : [level(cliff)])], {
+      scales: { x: horizontal(full.x), y: vertical(full.y) },
+      series: [
+        { label: "time", value: or((value) => duration(value * SECOND)) },
+        line("ports in use", 0, { value: or(count) }),
+        limit("ports", count),
+        ...(cliff == null ? [] : [{ ...limit("connect() turns slow", count), dash: [2, 4] }]),
+      ],
+      axes: [axis("since the first connect()", (value) => tick(value * SECOND)), upright("ports in use", count)],
+      cursor: lines,
+      hooks: { drawAxes: [(u) => exhausted != null && band(u, [exhausted / SECOND, exhausted / SECOND], css("--failed"))] },
+    });
+  },
+
   ...loadKinds,
   ...acceptKinds,
   ...planesKinds,

@@ -57,12 +57,12 @@ fn the_page_embeds_the_record() {
 fn every_kind_of_record_has_its_charts_and_tables() {
     let charts = |saved: Saved| {
         let page = page(&[saved]);
-        let kinds = ["scatter", "distribution", "fill", "time-wait", "plan"];
+        let kinds = ["scatter", "distribution", "fill", "time-wait", "plan", "plan-over-time"];
         kinds.into_iter().filter(|kind| page.contains(&format!("data-chart=\"{kind}\""))).collect::<Vec<_>>()
     };
     assert_eq!(charts(Saved::Ports(samples::ports(&["auto"], 1, 64))), ["scatter", "distribution", "fill"]);
     assert_eq!(charts(Saved::TimeWait(samples::time_wait())), ["time-wait"]);
-    assert_eq!(charts(Saved::Plan(samples::plan())), ["plan"]);
+    assert_eq!(charts(Saved::Plan(samples::plan())), ["plan", "plan-over-time"]);
     assert_eq!(charts(Saved::Lab(samples::lab())), ["scatter", "distribution", "fill", "time-wait"]);
     let mut plain = samples::ports(&["auto", "random-window:500"], 1, 64);
     plain.results.strategies.iter_mut().for_each(|strategy| strategy.scatter = None);

@@ -46,6 +46,7 @@ def plan(
     rate: float | None,
     hold: float,
     closer: str,
+    time_wait: float,
     kernel: str,
     strategy: str,
     seed: int,

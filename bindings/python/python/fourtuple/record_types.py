@@ -290,6 +290,7 @@ class PlanSettings(TypedDict):
     arrival_per_s: NotRequired[float]
     hold_ns: int
     closer: Literal["us", "them"]
+    time_wait_ns: int
     kernel: Literal["parity", "linear"]
     strategy: str
     windows: bool
@@ -302,6 +303,19 @@ class PlanPoint(TypedDict):
     mean_ns: int
 
 
+class PlanOther(TypedDict):
+    strategy: str
+    cliff_connections: int | None
+    cliff_after_ns: int | None
+    sources_needed: int
+    last_mean_ns: int | None
+
+
+class PlanMoment(TypedDict):
+    at_ns: int
+    tuples: int
+
+
 class PlanResults(TypedDict):
     capacity: int
     cliff_connections: int | None
@@ -311,6 +325,8 @@ class PlanResults(TypedDict):
     sources_needed: int
     failed_dials: int
     by_fill: list[PlanPoint]
+    others: list[PlanOther]
+    over_time: list[PlanMoment]
     simulated: int
     advice: list[str]
 

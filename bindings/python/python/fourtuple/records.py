@@ -70,14 +70,16 @@ def plan(
     rate: float | None = None,
     hold: float = 0.0,
     closer: Literal["us", "them"] = "us",
+    time_wait: float = 60.0,
     kernel: Literal["this", "parity", "linear"] = "this",
-    strategy: str = "auto",
+    strategy: str = "kernel-default",
     seed: int = 0,
 ) -> PlanRecord:
     """Plans capacity as `fourtuple plan --costs reference` does, and returns its record.
 
     `range`, `reserved` (as net.ipv4.ip_local_reserved_ports lists ports) and `kernel` are by default those of this host. `rate`: new
     connections per second over all destinations. `hold`: lifetime of a connection in seconds. `closer`: the side that closes first.
+    `time_wait`: seconds in TIME_WAIT of the side that closes first. `strategy`: by default that of an ordinary program.
     The costs are the reference figures of fourtuple; the command measures them on the host. Raises `SettingsError`.
     """
     text = _native.plan(
@@ -89,6 +91,7 @@ def plan(
         rate=rate,
         hold=hold,
         closer=closer,
+        time_wait=time_wait,
         kernel=kernel,
         strategy=strategy,
         seed=seed,

@@ -5,7 +5,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, WindowSearch};
+use fourtuple::ports::{
+    self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, TIME_WAIT, WindowSearch,
+};
 use fourtuple_lab::Watch;
 use fourtuple_plan as plan;
 use fourtuple_record::Saved;
@@ -40,14 +42,17 @@ pub(crate) struct Plan {
     /// Lifetime of a connection
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
     hold: Duration,
-    /// Side that closes first (active close): with us, the port is in TIME_WAIT for 60 s
+    /// Side that closes first (active close): with us, the port is in TIME_WAIT afterwards
     #[arg(long, value_enum, default_value_t = ClosingSide::Us)]
     closer: ClosingSide,
+    /// Time in TIME_WAIT; 15s for OS X, 1s where net.ipv4.tcp_tw_reuse applies [default: 60s, a constant of Linux]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    time_wait: Option<Duration>,
     /// Search of the kernel: this host's, parity (before 6.8; later without IP_LOCAL_PORT_RANGE), or linear (6.8 and later)
     #[arg(long, value_enum, default_value_t = Kernel::This)]
     kernel: Kernel,
-    /// Port strategy: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    /// Port strategy: kernel-default (any ordinary program), select-test-repeat, random-window:WIDTH, full-range, auto
+    #[arg(long, value_name = "NAME", default_value = "kernel-default")]
     strategy: Strategy,
     /// Random windows with a single attempt each and no fallback
     #[arg(long)]
@@ -131,6 +136,7 @@ impl Plan {
             arrival_per_s: self.rate,
             hold: self.hold,
             closer: self.closer.into(),
+            time_wait: self.time_wait.unwrap_or(TIME_WAIT),
             search,
             costs: match costs {
                 CostSource::Calibrated => self.calibrate(range, strategy, found)?,
@@ -140,10 +146,10 @@ impl Plan {
             ..ports::Plan::new(strategy)
         };
         let refuse = |error: PlanError| UsageError(error.to_string());
-        let results = plan::results(&planned).map_err(refuse)?;
         let capabilities: Vec<_> = found.iter().map(|found| ("ip_local_port_range", found.name())).collect();
-        let sysctls = ["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"];
-        let host = output::host(&sysctls, &capabilities);
+        let host = output::host(&plan::SYSCTLS, &capabilities);
+        let reuse = plan::Reuse::of(&host.sysctls).filter(|_| self.kernel == Kernel::This);
+        let results = plan::results(&planned, reuse).map_err(refuse)?;
         let settings = plan::settings(&planned, self.windows, costs.into());
         let record = output::record("plan", started, host, settings, Vec::new(), results);
         self.output.finish(&Saved::Plan(record))
@@ -176,7 +182,14 @@ impl Plan {
                 "invalid value '{range}' for '--range': 0 is no port; expected a range from port 1 on"
             )));
         }
-        let open = self.rate.unwrap_or(0.0) * (self.hold.as_secs_f64() + TIME_WAIT_S);
+        if let (Some(time), ClosingSide::Them) = (self.time_wait, self.closer) {
+            return Err(UsageError(format!(
+                "invalid value '{}s' for '--time-wait': with '--closer them' no connection is in TIME_WAIT here",
+                time.as_secs_f64()
+            )));
+        }
+        let time_wait = self.time_wait.unwrap_or(TIME_WAIT);
+        let open = self.rate.unwrap_or(0.0) * (self.hold.as_secs_f64() + time_wait.as_secs_f64());
         if open > MOST_OPEN {
             return Err(UsageError(format!(
                 "invalid value '{}s' for '--hold': with this '--rate' {open:.0} connections would be open at a time; \
@@ -187,7 +200,7 @@ impl Plan {
         if reserved.count_in(range) == range.len() {
             let flag = if self.reserved.is_some() { "--reserved" } else { "--range" };
             return Err(UsageError(format!(
-                "invalid value for '{flag}': all {} ports of {range} are reserved; expected at least one free port",
+                "invalid value for '{flag}': all ports of {range} are reserved ({}); expected at least one free port",
                 range.len()
             )));
         }
@@ -211,8 +224,6 @@ impl Plan {
     }
 }
 
-/// Duration of TIME_WAIT in seconds.
-const TIME_WAIT_S: f64 = 60.0;
 /// Greatest number of connections at a time that is accepted.
 const MOST_OPEN: f64 = 1e15;
 

@@ -80,6 +80,7 @@ fn numbers() {
         refused("plan", "--rate", value, "such as 2000/s or 20k/s");
     }
     refused("plan --rate 1e12 --kernel linear", "--hold", "9999999s", "at most 1e15");
+    refused("plan --closer them", "--time-wait", "15s", "no connection is in TIME_WAIT here");
 }
 
 #[test]
@@ -135,7 +136,10 @@ fn reserved_ports() {
         let ended =
             run(&mut fourtuple(&format!("plan --kernel {kernel} --range 20000-20007 --reserved {reserved}")));
         let line = usage(&ended);
-        assert!(line.contains("'--reserved'") && line.contains("all 8 ports of 20000-20007"), "{line}");
+        assert!(
+            line.contains("'--reserved'") && line.contains("all ports of 20000-20007 are reserved (8)"),
+            "{line}"
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const PORTS: &str = "lab ports --range 20000-20127";
 const TIME_WAIT: &str = "lab time-wait --patience 200ms --range 20000-20127";
-const PLAN: &str = "plan --kernel linear --rate 20k/s --hold 1s";
+const PLAN: &str = "plan --kernel linear --strategy full-range --rate 20k/s --hold 1s";
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap_or_else(|| panic!("no object: {value}")).keys().map(String::as_str).collect()
@@ -113,6 +113,15 @@ fn plan() {
     // The run needs 20,000/s x 61 s tuples, and each source has 128.
     assert_eq!(number(results, "sources_needed"), (20_000_u64 * 61).div_ceil(128));
     assert_eq!(list(&record, "/results/by_fill").len(), 16);
+    let others = list(&record, "/results/others");
+    let ordinary = &others[0];
+    assert_eq!(
+        (text(ordinary, "strategy"), number(ordinary, "cliff_connections"), others.len()),
+        ("kernel-default", 64, 1)
+    );
+    let over_time: Vec<_> =
+        list(&record, "/results/over_time").iter().map(|moment| number(moment, "tuples")).collect();
+    assert_eq!(over_time, [0, 128, 128]);
 }
 
 #[test]

@@ -15,8 +15,8 @@ pub const TIME_WAIT: Duration = Duration::from_secs(60);
 /// assert_eq!((Closer::Us.time_wait(), Closer::Them.time_wait()), (TIME_WAIT, Duration::ZERO));
 /// // 100 new connections per second, each open for 2 s: 200 tuples in use, and 6,000 more in TIME_WAIT of the end that closes first.
 /// let hold = Duration::from_secs(2);
-/// assert_eq!(steady_tuples(100.0, hold, Closer::Them), 200);
-/// assert_eq!(steady_tuples(100.0, hold, Closer::Us), 6_200);
+/// assert_eq!(steady_tuples(100.0, hold + Closer::Them.time_wait()), 200);
+/// assert_eq!(steady_tuples(100.0, hold + Closer::Us.time_wait()), 6_200);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Closer {
@@ -53,7 +53,7 @@ impl Closer {
 pub enum BudgetError {
     /// All ports of the range are reserved.
     #[error(
-        "all {ports} ports of {range} are reserved: widen ip_local_port_range or shorten ip_local_reserved_ports"
+        "all ports of {range} are reserved ({ports}): widen ip_local_port_range or shorten ip_local_reserved_ports"
     )]
     AllReserved {
         /// The range.
@@ -78,7 +78,7 @@ pub enum BudgetError {
 /// let budget = Budget::new(PortRange::KERNEL_DEFAULT, &PortSet::new(), true, 1, 1)?;
 /// assert_eq!((budget.capacity(), budget.before_the_cliff()), (28_232, 14_116));
 /// // Closing first, one source address cannot dial one server more often than this.
-/// assert_eq!(budget.ceiling_per_s(Duration::ZERO, Closer::Us) as u32, 470);
+/// assert_eq!(budget.ceiling_per_s(Closer::Us.time_wait()) as u32, 470);
 ///
 /// let three_servers = Budget::new(PortRange::KERNEL_DEFAULT, &PortSet::new(), true, 2, 3)?;
 /// assert_eq!((three_servers.ports(), three_servers.pairs()), (28_232, 6));
@@ -150,18 +150,18 @@ impl Budget {
         self.pairs().saturating_mul(u64::from(self.first_half))
     }
 
-    /// Returns the sustainable rate of new connections per second when each is open for `hold`: the capacity divided by the time that
-    /// a tuple is in use (Little's law). Infinite if that time is 0.
-    pub fn ceiling_per_s(&self, hold: Duration, closer: Closer) -> f64 {
-        self.capacity() as f64 / (hold.as_secs_f64() + closer.time_wait().as_secs_f64())
+    /// Returns the sustainable rate of new connections per second when each uses its tuple for `in_use`, TIME_WAIT included: the
+    /// capacity divided by this time (Little's law). Infinite if it is 0.
+    pub fn ceiling_per_s(&self, in_use: Duration) -> f64 {
+        self.capacity() as f64 / in_use.as_secs_f64()
     }
 }
 
-/// Returns the tuples in use in the steady state, at `arrival_per_s` new connections per second (Little's law), each open for `hold`.
-/// The result saturates; a rate below 0 or NaN gives 0.
+/// Returns the tuples in use in the steady state, at `arrival_per_s` new connections per second, each of which uses its tuple for
+/// `in_use`, TIME_WAIT included (Little's law). The result saturates; a rate below 0 or NaN gives 0.
 ///
 /// Example: [`Closer`].
-pub fn steady_tuples(arrival_per_s: f64, hold: Duration, closer: Closer) -> u64 {
+pub fn steady_tuples(arrival_per_s: f64, in_use: Duration) -> u64 {
     // `as` saturates, and converts NaN to 0.
-    (arrival_per_s * (hold.as_secs_f64() + closer.time_wait().as_secs_f64())).ceil() as u64
+    (arrival_per_s * in_use.as_secs_f64()).ceil() as u64
 }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use crate::dial::Strategy;
 use crate::ports::{
-    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, Fleet, PortRange, PortSet, WindowSearch,
-    halves, steady_tuples,
+    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, Fleet, PortRange, PortSet, TIME_WAIT,
+    WindowSearch, halves, steady_tuples,
 };
 
 /// Number of parts of the fill in a plan.
@@ -34,6 +34,7 @@ const SAMPLE: u64 = 20_000_000;
 /// assert!(last.fill == 1.0 && last.mean_ns > 100 * first.mean_ns, "{last:?}");
 /// assert_eq!((outcome.fleet.pairs, outcome.fleet.connected), (1, 28_232));
 /// assert_eq!(plan.budget().unwrap().capacity(), outcome.capacity);
+/// assert_eq!(plan.in_use(), Duration::from_secs(60));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -51,6 +52,8 @@ pub struct Plan {
     pub hold: Duration,
     /// The end that closes first.
     pub closer: Closer,
+    /// Time in TIME_WAIT, if this end closes first: [`TIME_WAIT`] on Linux; 15 s on OS X, 1 s where net.ipv4.tcp_tw_reuse applies.
+    pub time_wait: Duration,
     /// The kernel's search of a window.
     pub search: WindowSearch,
     /// Strategy of all dials; not [`Strategy::Auto`].
@@ -157,11 +160,24 @@ impl Plan {
             arrival_per_s: None,
             hold: Duration::ZERO,
             closer: Closer::Them,
+            time_wait: TIME_WAIT,
             search: WindowSearch::Linear,
             strategy,
             costs: Costs::reference().into(),
             simulate_at_most: 1_000_000_000,
             seed: 0,
+        }
+    }
+
+    /// Returns the time for which a connection uses its tuple: its duration, and its time in TIME_WAIT if this end closes first.
+    pub fn in_use(&self) -> Duration {
+        self.hold.saturating_add(self.time_in_time_wait())
+    }
+
+    fn time_in_time_wait(&self) -> Duration {
+        match self.closer {
+            Closer::Us => self.time_wait,
+            Closer::Them => Duration::ZERO,
         }
     }
 
@@ -196,7 +212,7 @@ impl Plan {
         let budget = self.budget()?;
         let capacity = budget.capacity();
         let cliff_connections = by_parity.then(|| budget.before_the_cliff());
-        let steady = self.arrival_per_s.map(|rate| steady_tuples(rate, self.hold, self.closer));
+        let steady = self.arrival_per_s.map(|rate| steady_tuples(rate, self.in_use()));
 
         let one = self.fleet(REPEATS, REPEATS * u64::from(budget.ports())).simulate();
         let (pairs, connections) = self.sample(&budget, steady.unwrap_or(capacity).min(capacity));
@@ -232,7 +248,7 @@ impl Plan {
 
     /// Returns the simultaneous connections of one pair if closed connections stay in TIME_WAIT, else `None`.
     fn open_in_a_pair(&self) -> Option<u32> {
-        let rate = self.arrival_per_s.filter(|_| self.closer == Closer::Us)?;
+        let rate = self.arrival_per_s.filter(|_| !self.time_in_time_wait().is_zero())?;
         let pairs = self.sources as f64 * self.destinations as f64;
         // `as` saturates, and a number above the ports of the range means all ports.
         Some((rate * self.hold.as_secs_f64() / pairs).ceil() as u32)

@@ -296,6 +296,7 @@ pub(crate) fn plan() -> PlanRecord {
         arrival_per_s: Some(850_000.0),
         hold_ns: 4 * SECOND,
         closer: "us".into(),
+        time_wait_ns: 60 * SECOND,
         kernel: "parity".into(),
         strategy: "kernel-default".into(),
         windows: false,
@@ -315,6 +316,16 @@ pub(crate) fn plan() -> PlanRecord {
         sources_needed: 2,
         failed_dials: 0,
         by_fill: by_fill.collect(),
+        others: vec![PlanOther {
+            strategy: "random-window:500".into(),
+            cliff_connections: None,
+            cliff_after_ns: None,
+            sources_needed: 1,
+            last_mean_ns: Some(18_400),
+        }],
+        over_time: [(0, 0), (64 * SECOND, 54_400_000), (80 * SECOND, 54_400_000)]
+            .map(|(at_ns, tuples)| PlanMoment { at_ns, tuples })
+            .to_vec(),
         simulated: 113_000_000,
         advice: vec![
             "Two source addresses are enough, with 3.7% to spare before connect() turns slow.".into(),
@@ -328,6 +339,7 @@ fn bare_plan() -> PlanRecord {
     let mut record = plan();
     (record.results.cliff_connections, record.results.exhausted_after_ns) = (None, Some(133 * SECOND));
     (record.settings.arrival_per_s, record.results.steady_tuples) = (None, None);
+    (record.results.others, record.results.over_time) = (Vec::new(), Vec::new());
     record
 }
 

@@ -122,7 +122,7 @@ pub struct FoundSocket {
     socket: u64,
     queue_at: u64,
     young_at: u64,
-    /// Number that identifies its SO_REUSEPORT group while the group exists; `None` without a group.
+    /// Number that identifies its SO_REUSEPORT group while the group exists, also when the group grows; `None` without a group.
     pub group: Option<u64>,
     /// Number of sockets in the group.
     pub members: u32,
@@ -150,13 +150,67 @@ pub struct AcceptCounts {
     pub open: u64,
 }
 
+/// Asks the kernel about sockets and their groups, without a trace and without a change of any socket.
+pub struct Learner {
+    programs: Programs,
+    answer: Array<MapData, Answer>,
+    learn: OwnedFd,
+}
+
+impl fmt::Debug for Learner {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Learner").finish_non_exhaustive()
+    }
+}
+
+impl Learner {
+    /// Loads the program.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FixAccept::attach`].
+    pub fn load() -> Result<Learner, BpfError> {
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("fix_accept_counts.o"))?;
+        let answer = programs.map("answer")?;
+        let learn = programs.runnable("learn")?;
+        Ok(Learner { programs, answer, learn })
+    }
+
+    /// Asks the kernel about a socket of this process.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if bpf(2) fails, or with ENOTSOCK for another file.
+    pub fn learn(&self, socket: BorrowedFd<'_>) -> Result<FoundSocket, BpfError> {
+        let call = |source| BpfError::of("bpf(BPF_PROG_TEST_RUN)", source);
+        loop {
+            match call::run(self.learn.as_fd(), socket.as_raw_fd() as u64) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                result => break result.map_err(call)?,
+            }
+        }
+        let answer =
+            self.answer.get(&0, 0).map_err(|error| failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
+        if answer.socket == 0 {
+            return Err(call(std::io::Error::from_raw_os_error(libc::ENOTSOCK)));
+        }
+        let name = thread_name(&answer.program_name);
+        Ok(FoundSocket {
+            socket: answer.socket,
+            queue_at: answer.queue_at,
+            young_at: answer.young_at,
+            group: (answer.group != 0).then_some(answer.group),
+            members: answer.members,
+            program: (answer.has_program != 0).then_some(FoundProgram { id: answer.program, name }),
+        })
+    }
+}
+
 /// The maps and the counting programs, which all groups share. The kernel detaches the programs when this value is dropped or the
 /// process ends; a [`GroupSelector`] without heartbeat chooses no more.
 pub struct FixAccept {
-    programs: Programs,
+    learner: Learner,
     marks: SkStorage<MapData, Mark>,
-    answer: Array<MapData, Answer>,
-    learn: OwnedFd,
     /// The programs need the map when they are loaded.
     _array: MapData,
     listeners: OwnedFd,
@@ -192,7 +246,8 @@ impl FixAccept {
     /// [`BpfError::NotPermitted`] without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; [`BpfError::Absent`] on a kernel without BTF;
     /// [`BpfError::Refused`] by a kernel without socket storage in tracing programs (Linux 5.11).
     pub fn attach() -> Result<FixAccept, BpfError> {
-        let mut programs = Programs::load(NAME, include_bytes_aligned!("fix_accept_counts.o"))?;
+        let mut learner = Learner::load()?;
+        let programs = &mut learner.programs;
         let array = match programs.map("listeners")? {
             Map::Array(array) => array,
             _ => return Err(BpfError::Object { program: NAME, what: "listeners is no array".to_owned() }),
@@ -204,13 +259,12 @@ impl FixAccept {
         let sockets = call::create_map(MapKind::Sockets, 8, LISTENERS, 0, "sockets").map_err(|source| {
             BpfError::or_absent("bpf(BPF_MAP_CREATE)", "REUSEPORT_SOCKARRAY (Linux 4.19)", source)
         })?;
-        let (marks, answer) = (programs.map("marks")?, programs.map("answer")?);
-        let learn = programs.runnable("learn")?;
+        let marks = programs.map("marks")?;
         for (program, tracepoint) in PROGRAMS {
             programs.attach(program, tracepoint)?;
         }
         let state = Arc::new(state);
-        Ok(FixAccept { programs, marks, answer, learn, _array: array, listeners, sockets, state })
+        Ok(FixAccept { learner, marks, _array: array, listeners, sockets, state })
     }
 
     /// Returns the heartbeat of all selectors.
@@ -218,33 +272,9 @@ impl FixAccept {
         Heartbeat(Arc::clone(&self.state))
     }
 
-    /// Asks the kernel about a socket of this process.
-    ///
-    /// # Errors
-    ///
-    /// [`BpfError::Call`] if bpf(2) fails, or with ENOTSOCK for another file.
-    pub fn learn(&self, socket: BorrowedFd<'_>) -> Result<FoundSocket, BpfError> {
-        let call = |source| BpfError::of("bpf(BPF_PROG_TEST_RUN)", source);
-        loop {
-            match call::run(self.learn.as_fd(), socket.as_raw_fd() as u64) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                result => break result.map_err(call)?,
-            }
-        }
-        let answer =
-            self.answer.get(&0, 0).map_err(|error| failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
-        if answer.socket == 0 {
-            return Err(call(std::io::Error::from_raw_os_error(libc::ENOTSOCK)));
-        }
-        let name = thread_name(&answer.program_name);
-        Ok(FoundSocket {
-            socket: answer.socket,
-            queue_at: answer.queue_at,
-            young_at: answer.young_at,
-            group: (answer.group != 0).then_some(answer.group),
-            members: answer.members,
-            program: (answer.has_program != 0).then_some(FoundProgram { id: answer.program, name }),
-        })
+    /// Returns the part that asks about sockets.
+    pub fn learner(&self) -> &Learner {
+        &self.learner
     }
 
     /// Gives a free entry to a socket: counts its connections, and with `is_choice` makes it eligible for selectors. The kernel
@@ -312,7 +342,7 @@ impl FixAccept {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn missed(&self) -> Result<u64, BpfError> {
-        self.programs.missed()
+        self.learner.programs.missed()
     }
 
     /// Loads a selector for one group. It has no members yet, so that the kernel's hash chooses.

@@ -33,7 +33,7 @@ struct found {
 	u64 socket;
 	u64 queue_at;
 	u64 young_at;
-	u64 group; /* kernel address of its SO_REUSEPORT group; 0: no group */
+	u64 group; /* 1 + the id of its SO_REUSEPORT group; 0: no group */
 	u32 members;
 	u32 has_program;
 	u32 program; /* id; 0 for classic BPF */
@@ -90,6 +90,7 @@ struct bpf_prog {
 	struct bpf_prog_aux *aux;
 };
 struct sock_reuseport___program {
+	unsigned int reuseport_id;
 	struct bpf_prog *prog;
 };
 #pragma clang attribute pop
@@ -204,11 +205,15 @@ int learn(u64 *context)
 	found->young_at = protocol == TCP ? (u64)&connections->icsk_accept_queue.young : found->queue_at;
 	READ(group, socket->sk_reuseport_cb);
 	/* The lowest bit of the pointer is a flag of sockets that share it. */
-	found->group = (u64)group & ~3ULL;
-	if (found->group) {
-		group = (const struct sock_reuseport *)found->group;
+	group = (const struct sock_reuseport *)((u64)group & ~3ULL);
+	if (group) {
+		const struct sock_reuseport___program *its = (const void *)group;
+		u32 group_id = 0;
 		READ(members, group->num_socks);
-		READ(program, ((const struct sock_reuseport___program *)group)->prog);
+		READ(program, its->prog);
+		/* The address changes when the group grows (reuseport_grow()), the id does not. */
+		READ(group_id, its->reuseport_id);
+		found->group = 1 + (u64)group_id;
 		found->members = members;
 		found->has_program = program != NULL;
 	}

@@ -63,7 +63,7 @@ impl Server {
         listeners.extend((1..count).map(|_| Some(listen("127.0.0.1", address.port()).0)));
         let selector = fix.selector(selection, None).unwrap();
         for (entry, listener) in listeners.iter().flatten().enumerate() {
-            let found = fix.learn(listener.as_fd()).unwrap();
+            let found = fix.learner().learn(listener.as_fd()).unwrap();
             assert_eq!((found.members as usize, found.program.as_ref()), (count, None));
             fix.enter(entry, listener.as_fd(), &found, true).unwrap();
         }
@@ -204,7 +204,7 @@ fn a_closed_listener_leaves_by_itself() {
         assert_eq!((chosen[1], chosen[0] + chosen[2]), (0, 30), "{chosen:?}");
         // Another listener gets the entry, with counts from 0.
         let (listener, _) = listen("127.0.0.1", server.address.port());
-        let found = server.fix.learn(listener.as_fd()).unwrap();
+        let found = server.fix.learner().learn(listener.as_fd()).unwrap();
         assert_eq!(found.program.as_ref().map(|program| program.name.as_str()), Some(SELECTOR));
         assert_eq!(found.program.as_ref().map(|program| program.id), Some(server.selector.id().unwrap()));
         server.fix.leave(1);
@@ -232,7 +232,7 @@ fn a_detached_group_has_the_hash_again() {
         let first = server.listeners[0].as_ref().unwrap();
         option::detach_group_selector(first.as_fd()).unwrap();
         assert!(option::detach_group_selector(first.as_fd()).is_err(), "ENOENT");
-        assert_eq!(server.fix.learn(first.as_fd()).unwrap().program, None);
+        assert_eq!(server.fix.learner().learn(first.as_fd()).unwrap().program, None);
         let _more: Vec<_> = (0..100).map(|_| server.connect()).collect();
         let entered = |entry: usize| server.fix.counts(entry).unwrap().connections;
         until("all entered", || (0..16).map(entered).sum::<u64>() == 140);
@@ -260,7 +260,7 @@ fn datagrams_go_by_key_queue_and_control_filter() {
         let by_key = fix.selector(Selection::Place(key), Some(Control::SourcePort(9_999))).unwrap();
         let by_queue = fix.selector(Selection::LeastBusy, None).unwrap();
         for (entry, member) in sockets.iter().enumerate() {
-            let found = fix.learn(member.as_fd()).unwrap();
+            let found = fix.learner().learn(member.as_fd()).unwrap();
             fix.enter(entry, member.as_fd(), &found, true).unwrap();
         }
         let chosen = |fix: &FixAccept| [0, 1, 2, 3].map(|entry| fix.counts(entry).unwrap().chosen);
@@ -291,8 +291,8 @@ fn a_socket_without_a_group_is_known_as_such() {
             return;
         };
         let (alone, _) = fourtuple_testing::listener("127.0.0.1", 1);
-        assert_eq!(fix.learn(alone.as_fd()).unwrap().group, None);
+        assert_eq!(fix.learner().learn(alone.as_fd()).unwrap().group, None);
         let file = std::fs::File::open("/proc/self/status").unwrap();
-        assert!(fix.learn(file.as_fd()).is_err(), "no socket");
+        assert!(fix.learner().learn(file.as_fd()).is_err(), "no socket");
     });
 }

@@ -12,12 +12,13 @@ use crate::program::fixing::{self, attached};
 use crate::program::limited::Limited;
 use crate::program::{fourtuple, is_root, queues, run, stat, until};
 use fourtuple_bpf::FixAccept;
+use fourtuple_bpf::fix_accept::{FoundProgram, Learner};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{StopOnDrop, in_namespace};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Time without an answer after which a worker counts as blocked.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -392,7 +393,7 @@ fn a_refused_group_keeps_no_other_from_its_selector() {
         let number = server.number("more(4130, 2); print(groups[4130][1].fileno())");
         let taken = Pidfd::of_process(server.pid()).unwrap().duplicate(number as i32).unwrap();
         let mut other = FixAccept::attach().unwrap();
-        let found = other.learn(taken.as_fd()).unwrap();
+        let found = other.learner().learn(taken.as_fd()).unwrap();
         other.enter(0, taken.as_fd(), &found, true).unwrap();
         drop(taken);
         server.run(&format!("more(4131, 2); more(4116); os.kill({}, signal.SIGCONT)", fix.id()));
@@ -565,6 +566,110 @@ fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
             ended.line().contains("has 1025 listeners, and a selector compares at most 1024"),
             "{ended:?}"
         );
+    });
+}
+
+/// The kernel moves a group to another place in memory when it gets its 129th socket, its 257th and so on (`reuseport_grow`).
+#[test]
+fn a_group_that_grows_keeps_its_selector_through_reloads() {
+    in_namespace(|| {
+        let test = "fix_accept::a_group_that_grows_keeps_its_selector_through_reloads";
+        const LISTENERS: usize = 1_000;
+        if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 8_192 {
+            return fourtuple_testing::skip(test, "python3", "too few descriptors");
+        }
+        let address: SocketAddr = "127.0.0.1:4116".parse().unwrap();
+        let mut server = Python::start();
+        server.run(&format!(
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n\
+             def one():\n  s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n  \
+             s.bind(('127.0.0.1', {})); s.listen(8); s.setblocking(False); return s\n\
+             def reload():\n  for i in range(len(held)):\n    old = held[i]; held[i] = one(); old.close()\n\
+             def drain():\n  for s in held:\n    try:\n      while True: s.accept()[0].close()\n    except BlockingIOError: pass\n\
+             held.extend(one() for _ in range(100))",
+            address.port()
+        ));
+        let flags = format!("fix accept --listen {address} --select least-busy --json");
+        let Some(fix) = attached(test, &flags) else { return };
+        server.run(&format!("held.extend(one() for _ in range({} - 100))", LISTENERS));
+        for round in 0..=3 {
+            if round > 0 {
+                server.run("reload()");
+            }
+            // Only the selector gives each listener one connection.
+            until("the selector knows all listeners", || {
+                let held: Vec<TcpStream> =
+                    (0..LISTENERS).map(|_| TcpStream::connect(address).unwrap()).collect();
+                let queues = queues(address.port());
+                drop(held);
+                server.run("drain()");
+                queues.len() == LISTENERS && queues.iter().all(|queue| *queue == 1)
+            });
+        }
+        let record = fixing::record_of(fix);
+        let results = &record["results"];
+        assert_eq!((&results["groups"], &record["validity"]), (&1.into(), &json!([])), "{record}");
+        assert_eq!(program_of(&mut server, "held[0]"), None);
+    });
+}
+
+/// Returns the program of the group of a socket.
+fn program_of(server: &mut Python, socket: &str) -> Option<FoundProgram> {
+    let number = server.number(&format!("print({socket}.fileno())"));
+    let socket = Pidfd::of_process(server.pid()).unwrap().duplicate(number as i32).unwrap();
+    Learner::load().unwrap().learn(socket.as_fd()).unwrap().program
+}
+
+#[test]
+fn listeners_of_the_last_moment_lose_the_selector_at_the_end() {
+    in_namespace(|| {
+        let test = "fix_accept::listeners_of_the_last_moment_lose_the_selector_at_the_end";
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut server = Python::start();
+        server.run(GROUPS);
+        // The end by a signal, and the end that the guard sees.
+        for (port, signal) in [(4134, "SIGTERM"), (4135, "SIGKILL")] {
+            server.run(&format!("more({port}, 2)"));
+            let flags = format!("fix accept --pid {} --select flow:0:1 --json", server.pid());
+            let Some(mut fix) = attached(test, &flags) else { return };
+            let guard = guard_of(&fix);
+            server.run(&format!("os.kill({}, signal.SIGSTOP)", fix.id()));
+            until("the fix is stopped", || stat(fix.id()).is_some_and(|(state, _)| state == 'T'));
+            server.run(&format!(
+                "old = groups.pop({port}); more({port}, 200); [s.close() for s in old]\n\
+                 os.kill({0}, signal.{signal}); os.kill({0}, signal.SIGCONT)",
+                fix.id()
+            ));
+            fix.wait().unwrap();
+            until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+            assert_eq!(program_of(&mut server, &format!("groups[{port}][0]")), None, "{signal}");
+        }
+    });
+}
+
+#[test]
+fn a_selector_that_the_server_attached_meanwhile_stays() {
+    in_namespace(|| {
+        let test = "fix_accept::a_selector_that_the_server_attached_meanwhile_stays";
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut server = Python::start();
+        server.run(GROUPS);
+        for (port, signal) in [(4136, "SIGTERM"), (4137, "SIGKILL")] {
+            server.run(&format!("more({port}, 4)"));
+            let flags = format!("fix accept --listen 127.0.0.1:{port} --select random --json");
+            let Some(mut fix) = attached(test, &flags) else { return };
+            let guard = guard_of(&fix);
+            server.run(&format!("select_first({port}); os.kill({}, signal.{signal})", fix.id()));
+            fix.wait().unwrap();
+            until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+            // A classic program has no id.
+            let program = program_of(&mut server, &format!("groups[{port}][0]"));
+            assert_eq!(program.map(|program| program.id), Some(0), "{signal}");
+        }
     });
 }
 

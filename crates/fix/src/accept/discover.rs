@@ -56,25 +56,40 @@ impl Scope {
         Ok(())
     }
 
+    /// Returns the addresses at which the server listens.
+    pub(super) fn addresses(&self) -> &BTreeSet<(Transport, SocketAddr)> {
+        &self.addresses
+    }
+
     /// Returns the sockets at the addresses of the server, of all processes.
     pub(super) fn members(&self) -> io::Result<Vec<Member>> {
-        let mut all = self.list()?;
-        all.retain(|member| self.addresses.contains(&(member.transport, member.local)));
-        all.sort_by_key(|member| member.cookie);
-        Ok(all)
+        self.within(|| members(&self.addresses))
     }
 
     fn list(&self) -> io::Result<Vec<Member>> {
-        let list = || {
-            let mut all = Vec::new();
-            sock_diag::each_member(|member| all.push(member))?;
-            Ok(all)
-        };
+        self.within(list)
+    }
+
+    fn within<T: Send>(&self, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         match &self.namespace {
-            Some(namespace) => within(namespace.as_fd(), list),
-            None => list(),
+            Some(namespace) => within(namespace.as_fd(), run),
+            None => run(),
         }
     }
+}
+
+/// Returns the sockets at addresses in the network namespace of this thread, of all processes.
+pub(super) fn members(addresses: &BTreeSet<(Transport, SocketAddr)>) -> io::Result<Vec<Member>> {
+    let mut all = list()?;
+    all.retain(|member| addresses.contains(&(member.transport, member.local)));
+    all.sort_by_key(|member| member.cookie);
+    Ok(all)
+}
+
+fn list() -> io::Result<Vec<Member>> {
+    let mut all = Vec::new();
+    sock_diag::each_member(|member| all.push(member))?;
+    Ok(all)
 }
 
 /// Returns the addresses that stand for an address: itself, or else the unspecified address with its port.

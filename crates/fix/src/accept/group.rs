@@ -1,11 +1,12 @@
 //! A SO_REUSEPORT group of the server with its selector.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_bpf::FixAccept;
-use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector};
+use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector, Learner};
 use fourtuple_record::FixAcceptListener;
 use fourtuple_syscalls::errno::{EBADF, ESRCH};
 use fourtuple_syscalls::option;
@@ -30,7 +31,7 @@ pub(super) struct Listener {
 
 /// A group. Two groups may have the same address: the old one and the new one of a restarted server.
 pub(super) struct Group {
-    /// Number that identifies the group in the kernel.
+    /// Number that identifies the group in the kernel, also when it grows.
     pub(super) key: u64,
     pub(super) transport: Transport,
     pub(super) local: SocketAddr,
@@ -98,21 +99,11 @@ impl Group {
         socket.group == Some(self.key) && own.is_some() && own == program
     }
 
-    /// Detaches the selector. Returns false if the group has another selector, which stays.
-    pub(super) fn detach(&self, fix: &FixAccept) -> Result<bool, AcceptError> {
-        let Some(selector) = &self.selector else { return Ok(true) };
-        // Until the selector is detached, and if it cannot be.
-        selector.set_members(&[]);
-        for handle in self.handles() {
-            let Some(socket) = handle.duplicate().ok().flatten() else { continue };
-            let found = fix.learn(socket.as_fd())?;
-            return match self.is_group_of(&found) {
-                true => Ok(option::detach_group_selector(socket.as_fd()).is_ok()),
-                false => Ok(found.program.is_none()),
-            };
+    /// Leaves the choice to the kernel's hash, until the selector is detached, and if it cannot be.
+    pub(super) fn rest(&self) {
+        if let Some(selector) = &self.selector {
+            selector.set_members(&[]);
         }
-        // No process holds a socket of the group any more, so that the group is gone with its selector.
-        Ok(true)
     }
 
     /// Returns the row of a listener for the record.
@@ -136,6 +127,32 @@ impl Group {
             queue: (!is_closed).then_some(listener.queue),
         })
     }
+}
+
+/// Detaches the programs from all groups of these sockets that have one of them; a socket is a list of its handles. Returns the groups
+/// with another program, which stays.
+pub(super) fn detach(
+    learner: &Learner,
+    sockets: &[Vec<Handle>],
+    programs: &BTreeSet<u32>,
+) -> Result<BTreeSet<u64>, AcceptError> {
+    let (mut seen, mut others) = (BTreeSet::new(), BTreeSet::new());
+    for handles in sockets {
+        let Some(socket) = handles.iter().find_map(|handle| handle.duplicate().ok().flatten()) else {
+            continue;
+        };
+        let found = learner.learn(socket.as_fd())?;
+        let Some(group) = found.group.filter(|group| seen.insert(*group)) else { continue };
+        match found.program {
+            Some(program) if programs.contains(&program.id) => {
+                // An error: the group has lost its program since.
+                let _ = option::detach_group_selector(socket.as_fd());
+            }
+            Some(_) => _ = others.insert(group),
+            None => {}
+        }
+    }
+    Ok(others)
 }
 
 /// Duplicates the descriptor of a socket by the first of its handles that still refers to it. `None`: the socket is closed.

@@ -3,15 +3,22 @@
 //! A group keeps its selector when the process that attached the selector is killed. Without a heartbeat the selector leaves the
 //! choice to the kernel's hash, but it stays attached; the guard removes it as well.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use fourtuple_bpf::fix_accept::Learner;
 use fourtuple_syscalls::fork::{self, Process};
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{netns, option};
 
-/// The line that ends a list.
+use crate::accept::settings::AcceptTarget;
+use crate::accept::{discover, group};
+
+/// The line that ends a text.
 const END: &str = ".";
 
 /// A descriptor of a process that refers to a socket.
@@ -37,6 +44,15 @@ impl Handle {
     }
 }
 
+/// The programs and the addresses that the guard needs to find the groups with selectors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Attached {
+    /// Ids of the selectors' programs.
+    pub(super) programs: BTreeSet<u32>,
+    /// The addresses of the server. The sockets there are listed at the end, since a group may have others by then.
+    pub(super) addresses: BTreeSet<(Transport, SocketAddr)>,
+}
+
 /// The guard process.
 pub(super) struct Guard {
     process: Process,
@@ -45,71 +61,76 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Starts the guard, before this process has a second thread and before it holds BPF objects.
-    pub(super) fn start() -> io::Result<Guard> {
-        let (process, pipe) = fork::run_beside(c"fourtuple-guard", watch)?;
+    pub(super) fn start(target: AcceptTarget) -> io::Result<Guard> {
+        let (process, pipe) = fork::run_beside(c"fourtuple-guard", |pipe| watch(target, pipe))?;
         Ok(Guard { process, pipe })
     }
 
-    /// Replaces the list of groups with a selector. A group is a list of its sockets.
-    pub(super) fn tell(&mut self, groups: &[Vec<Handle>]) -> io::Result<()> {
-        self.pipe.write_all(list(groups).as_bytes())
+    /// Replaces what the guard knows.
+    pub(super) fn tell(&mut self, attached: &Attached) -> io::Result<()> {
+        self.pipe.write_all(attached.text().as_bytes())
     }
 
     /// Ends the guard.
     pub(super) fn end(mut self) {
         // The guard may have been killed.
-        let _ = self.tell(&[]);
+        let _ = self.tell(&Attached::default());
         drop(self.pipe);
         let _ = self.process.wait();
     }
 }
 
-fn list(groups: &[Vec<Handle>]) -> String {
-    let mut text = String::new();
-    for (number, group) in groups.iter().enumerate() {
-        for Handle { process, descriptor, cookie } in group {
-            text.push_str(&format!("{number} {process} {descriptor} {cookie}\n"));
+/// Reads until the pipe ends, and detaches the selectors that are attached then, but no program that the server attached meanwhile.
+fn watch(target: AcceptTarget, pipe: PipeReader) -> i32 {
+    if let AcceptTarget::Process(process) = target {
+        // A process that is gone has no namespace, and this process reports that.
+        let Ok(namespace) = File::open(format!("/proc/{process}/ns/net")) else { return 1 };
+        if netns::enter(namespace.as_fd()).is_err() {
+            return 1;
         }
     }
-    text.push_str(END);
-    text.push('\n');
-    text
-}
-
-/// Reads lists until the pipe ends, and detaches the selectors of the last complete list.
-fn watch(pipe: PipeReader) -> i32 {
-    for group in last(BufReader::new(pipe)) {
-        // One socket stands for the group.
-        let detached = |handle: &Handle| {
-            let socket = handle.duplicate().ok().flatten();
-            socket.is_some_and(|socket| option::detach_group_selector(socket.as_fd()).is_ok())
-        };
-        group.iter().any(detached);
+    let attached = Attached::last(BufReader::new(pipe));
+    if attached.programs.is_empty() {
+        return 0;
     }
-    0
+    // Loaded only now: until then the guard holds nothing of BPF.
+    let Ok(learner) = Learner::load() else { return 1 };
+    let Ok(members) = discover::members(&attached.addresses) else { return 1 };
+    let sockets: Vec<Vec<Handle>> = discover::handles(&members).into_values().collect();
+    i32::from(group::detach(&learner, &sockets, &attached.programs).is_err())
 }
 
-/// Returns the last complete list of groups.
-fn last(lines: impl BufRead) -> Vec<Vec<Handle>> {
-    let (mut complete, mut next) = (Vec::new(), Vec::new());
-    for line in lines.lines().map_while(Result::ok) {
-        if line == END {
-            complete = std::mem::take(&mut next);
-        } else if let Some((group, handle)) = parse(&line) {
-            if next.len() <= group {
-                next.resize_with(group + 1, Vec::new);
+impl Attached {
+    fn text(&self) -> String {
+        let programs = self.programs.iter().map(|program| format!("{program}\n"));
+        let addresses = self.addresses.iter();
+        let addresses =
+            addresses.map(|(transport, address)| format!("{} {address}\n", group::transport(*transport)));
+        programs.chain(addresses).chain([format!("{END}\n")]).collect()
+    }
+
+    /// Returns the last complete text.
+    fn last(lines: impl BufRead) -> Attached {
+        let (mut complete, mut next) = (Attached::default(), Attached::default());
+        for line in lines.lines().map_while(Result::ok) {
+            if line == END {
+                complete = std::mem::take(&mut next);
+            } else if let Ok(program) = line.parse() {
+                next.programs.insert(program);
+            } else if let Some(address) = parse(&line) {
+                next.addresses.insert(address);
             }
-            next[group].push(handle);
         }
+        complete
     }
-    complete
 }
 
-fn parse(line: &str) -> Option<(usize, Handle)> {
-    let mut words = line.split(' ');
-    let group = words.next()?.parse().ok().filter(|group| *group < fourtuple_bpf::fix_accept::LISTENERS)?;
-    let (process, descriptor) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    Some((group, Handle { process, descriptor, cookie: words.next()?.parse().ok()? }))
+fn parse(line: &str) -> Option<(Transport, SocketAddr)> {
+    let (name, address) = line.split_once(' ')?;
+    let transport = [Transport::Tcp, Transport::Udp]
+        .into_iter()
+        .find(|transport| group::transport(*transport) == name)?;
+    Some((transport, address.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -117,14 +138,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_complete_list_counts() {
-        let handle = |process| Handle { process, descriptor: 7, cookie: 99 };
-        let groups = vec![vec![handle(1), handle(2)], vec![handle(3)]];
-        let text = list(&groups);
-        assert_eq!(last(text.as_bytes()), groups);
-        let cut = format!("{text}0 9 9 9\n");
-        assert_eq!(last(cut.as_bytes()), groups, "an incomplete list does not count");
-        assert!(last(format!("{cut}.\n.\n").as_bytes()).is_empty());
-        assert!(last("word\n5000 1 1 1\n.\n".as_bytes()).is_empty());
+    fn the_last_complete_text_counts() {
+        let attached = Attached {
+            programs: [7, 9].into(),
+            addresses: [
+                (Transport::Tcp, "127.0.0.1:80".parse().unwrap()),
+                (Transport::Udp, "[fe80::1%3]:53".parse().unwrap()),
+            ]
+            .into(),
+        };
+        let text = attached.text();
+        assert_eq!(Attached::last(text.as_bytes()), attached);
+        let cut = format!("{text}8\nudp 127.0.0.1:81\n");
+        assert_eq!(Attached::last(cut.as_bytes()), attached, "an incomplete text does not count");
+        assert_eq!(Attached::last(format!("{cut}.\n.\n").as_bytes()), Attached::default());
+        assert_eq!(Attached::last("word\nsctp 1.1.1.1:1\n.\n".as_bytes()), Attached::default());
     }
 }

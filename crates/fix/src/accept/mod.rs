@@ -43,7 +43,8 @@ impl Accept {
         attached: impl FnOnce(&[String]),
         mut progress: impl FnMut(&AcceptProgress),
     ) -> Result<AcceptOutcome, AcceptError> {
-        let guard = if self.dry_run { None } else { Some(Guard::start().map_err(AcceptError::Guard)?) };
+        let guard =
+            if self.dry_run { None } else { Some(Guard::start(self.target).map_err(AcceptError::Guard)?) };
         let mut session = Session::attach(self, guard)?;
         let start = Instant::now();
         attached(&session.addresses());

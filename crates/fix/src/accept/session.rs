@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::fix_accept::{LISTENERS, MEMBERS, Selection};
+use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
 use fourtuple_syscalls::errno::EBUSY;
@@ -17,8 +17,8 @@ use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::accept::discover::{self, Scope};
 use crate::accept::error::AcceptError;
-use crate::accept::group::{Candidate, Group, Listener, duplicate};
-use crate::accept::guard::{Guard, Handle};
+use crate::accept::group::{self, Candidate, Group, Listener, duplicate};
+use crate::accept::guard::{Attached, Guard, Handle};
 use crate::accept::heart::Heart;
 use crate::accept::settings::{Accept, AcceptProgress, AcceptTarget};
 use crate::processes;
@@ -36,6 +36,8 @@ pub(super) struct Session<'a> {
     process: Option<Pidfd>,
     guard: Option<Guard>,
     groups: Vec<Group>,
+    /// Ids of all selectors of this session.
+    programs: BTreeSet<u32>,
     /// Free entries of the maps. The entry that was free for the longest time is used first.
     free: Vec<usize>,
     /// Cookies of sockets that get no choice: without a group, without what the selector reads, or of a refused group.
@@ -72,6 +74,7 @@ impl<'a> Session<'a> {
             process,
             guard,
             groups: Vec::new(),
+            programs: BTreeSet::new(),
             free: (0..LISTENERS).collect(),
             excluded: BTreeSet::new(),
             deadline: Instant::now() + RELEASE_TIME,
@@ -104,13 +107,22 @@ impl<'a> Session<'a> {
 
     /// Follows the listeners: some were closed, others joined. `looks`: also for new addresses of the process.
     pub(super) fn follow(&mut self, looks: bool) -> Result<(), AcceptError> {
-        if looks && matches!(self.settings.target, AcceptTarget::Process(_)) {
-            self.scope.look().map_err(AcceptError::List)?;
-        }
-        let members = self.scope.members().map_err(AcceptError::List)?;
+        let is_look = looks && matches!(self.settings.target, AcceptTarget::Process(_));
+        let looked = if is_look { self.scope.look() } else { Ok(()) };
+        let members = match looked.and_then(|()| self.scope.members()) {
+            Ok(members) => members,
+            // No descriptor or no thread is left: the next listing follows soon, and the selectors choose meanwhile.
+            Err(error) => {
+                let message = format!("the sockets could not be listed at one time: {error}");
+                self.remarks.insert("not-followed", message);
+                return Ok(());
+            }
+        };
         self.release(&members)?;
         if looks {
-            self.refresh(&members)?;
+            self.refresh(&members);
+            // Says whether the guard lives.
+            self.tell()?;
         }
         let known: BTreeSet<u64> = self.listeners().map(|listener| listener.cookie).collect();
         let others: Vec<Member> =
@@ -151,7 +163,6 @@ impl<'a> Session<'a> {
     fn release(&mut self, members: &[Member]) -> Result<(), AcceptError> {
         let queues: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.queue)).collect();
         self.excluded.retain(|cookie| queues.contains_key(cookie));
-        let mut has_changed = false;
         for group in &mut self.groups {
             let (open, closed): (Vec<_>, Vec<_>) =
                 group.listeners.drain(..).partition(|listener| queues.contains_key(&listener.cookie));
@@ -162,7 +173,6 @@ impl<'a> Session<'a> {
             if closed.is_empty() {
                 continue;
             }
-            has_changed = true;
             group.update();
             for listener in closed {
                 self.closed.push(group.row(&listener, true, &self.fix)?);
@@ -170,7 +180,7 @@ impl<'a> Session<'a> {
                 self.free.push(listener.entry);
             }
         }
-        if has_changed { self.tell() } else { Ok(()) }
+        Ok(())
     }
 
     /// Removes groups without listeners, except a group whose selector a candidate has: its listeners were all replaced since the
@@ -186,9 +196,9 @@ impl<'a> Session<'a> {
     }
 
     /// Finds the processes of the sockets again if one of them has ended: a reload may leave the sockets to other processes.
-    fn refresh(&mut self, members: &[Member]) -> Result<(), AcceptError> {
+    fn refresh(&mut self, members: &[Member]) {
         if !self.listeners().any(|listener| listener.handles.iter().any(Handle::is_stale)) {
-            return Ok(());
+            return;
         }
         let inodes: BTreeMap<u64, u32> = members.iter().map(|member| (member.cookie, member.inode)).collect();
         let mut handles = discover::handles(members);
@@ -200,7 +210,6 @@ impl<'a> Session<'a> {
                 listener.handles = found;
             }
         }
-        self.tell()
     }
 
     /// Asks the kernel about the groups of sockets. Sockets that were closed in the meantime are left out.
@@ -210,7 +219,7 @@ impl<'a> Session<'a> {
             let handles = handles.remove(&member.inode).unwrap_or_default();
             // The duplicate is closed before the next step, because the server's close() has no effect as long as it is open.
             let Some(found) =
-                duplicate(&handles)?.map(|socket| self.fix.learn(socket.as_fd())).transpose()?
+                duplicate(&handles)?.map(|socket| self.fix.learner().learn(socket.as_fd())).transpose()?
             else {
                 return Ok(None);
             };
@@ -276,9 +285,9 @@ impl<'a> Session<'a> {
         if members as usize > MEMBERS {
             return Err(AcceptError::TooLarge { socket: candidate.describe(), members });
         }
-        let Some(program) = candidate.found.program.as_ref().filter(|_| !self.settings.dry_run) else {
-            return Ok(());
-        };
+        let is_foreign = |program: &&FoundProgram| !self.programs.contains(&program.id);
+        let program = candidate.found.program.as_ref().filter(|_| !self.settings.dry_run);
+        let Some(program) = program.filter(is_foreign) else { return Ok(()) };
         let program = match program.id {
             0 => "a classic BPF program".to_owned(),
             id => format!("BPF program {id} {}", program.name),
@@ -329,13 +338,12 @@ impl<'a> Session<'a> {
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        let told = self.tell();
         let group = &self.groups[position];
         group.update();
         if group.listeners.len() > MEMBERS {
             result = result.and(Err(AcceptError::TooMany(format!("{MEMBERS} listeners of one group"))));
         }
-        result.and(told)
+        result
     }
 
     /// Adds a group and attaches its selector; without both the group is not added.
@@ -348,9 +356,13 @@ impl<'a> Session<'a> {
             true => None,
             false => Some(self.fix.selector(self.settings.selection, self.settings.control)?),
         };
+        if let Some(selector) = &selector {
+            // The guard knows the selector before the group has it.
+            self.programs.insert(selector.id()?);
+            self.tell()?;
+        }
         let Candidate { transport, local, .. } = candidates[0];
         self.groups.push(Group { key, transport, local, selector, listeners: Vec::new() });
-        // The guard knows the group before the group has a selector.
         let joined = self.join(self.groups.len() - 1, candidates);
         let attached = joined.and_then(|()| self.groups.last().map_or(Ok(false), Group::attach));
         if let Ok(true) = attached {
@@ -360,7 +372,7 @@ impl<'a> Session<'a> {
             self.fix.leave(entry);
             self.free.push(entry);
         }
-        self.tell().and(attached.map(drop))
+        attached.map(drop)
     }
 
     /// Gives an entry of the maps to a socket; `None` if the socket was closed in the meantime.
@@ -405,10 +417,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Tells the guard which groups have selectors.
+    /// Tells the guard which programs are selectors, and where.
     fn tell(&mut self) -> Result<(), AcceptError> {
-        let groups: Vec<Vec<Handle>> = self.groups.iter().map(Group::handles).collect();
-        match self.guard.as_mut().map(|guard| guard.tell(&groups)) {
+        let attached =
+            Attached { programs: self.programs.clone(), addresses: self.scope.addresses().clone() };
+        match self.guard.as_mut().map(|guard| guard.tell(&attached)) {
             // The guard was killed. The heartbeat still protects the server.
             Some(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
                 let message = "the guard process was killed; after SIGKILL of fourtuple the selector would stay attached, without a \
@@ -458,10 +471,18 @@ impl<'a> Session<'a> {
         if self.settings.dry_run { row.connections } else { row.choices }
     }
 
-    /// Detaches the selectors, and frees the sockets from the maps at once. The kernel would do so in the background.
+    /// Detaches the selectors wherever they are, and frees the sockets from the maps at once. The kernel would do so in the
+    /// background.
     fn detach(&mut self) -> Result<(), AcceptError> {
+        self.groups.iter().for_each(Group::rest);
+        let sockets: Vec<Vec<Handle>> = match self.scope.members() {
+            Ok(members) => discover::handles(&members).into_values().collect(),
+            // No descriptor or no thread is left.
+            Err(_) => self.listeners().map(|listener| listener.handles.clone()).collect(),
+        };
+        let others = group::detach(self.fix.learner(), &sockets, &self.programs)?;
         for group in &self.groups {
-            if !group.detach(&self.fix)? {
+            if group.selector.is_some() && others.contains(&group.key) {
                 let message =
                     format!("the selector of the group at {} was replaced by another program", group.local);
                 self.remarks.insert("selector-replaced", message);
@@ -482,7 +503,7 @@ impl<'a> Session<'a> {
         if let Ok(members) = self.scope.members() {
             self.release(&members)?;
             self.forget(&[]);
-            self.refresh(&members)?;
+            self.refresh(&members);
         }
         let mut rows = self.rows()?;
         let mut left = self.left;

@@ -65,7 +65,7 @@ pub enum EndpointError {
 }
 
 /// A running HTTP endpoint: `GET /metrics` returns the metrics as OpenMetrics text, with one request per connection; `GET /` returns the
-/// live page if there is one, else the metrics too. Drop ends its thread and closes its connections.
+/// live page if there is one, else the metrics too. A request over loopback whose field Host names another host gets the status 421. Drop ends its thread and closes its connections.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -81,7 +81,7 @@ impl Endpoint {
     ///
     /// [`EndpointError`]
     pub fn start(address: SocketAddr, limits: Limits, registry: Registry) -> Result<Endpoint, EndpointError> {
-        Endpoint::serve(address, limits, Content { registry, page: None })
+        Endpoint::serve(address, limits, Content::new(registry, None))
     }
 
     /// Like [`Endpoint::start`], with a live page at `/` whose updates are at `/events`.
@@ -95,7 +95,7 @@ impl Endpoint {
         registry: Registry,
         page: Page,
     ) -> Result<Endpoint, EndpointError> {
-        Endpoint::serve(address, limits, Content { registry, page: Some(page) })
+        Endpoint::serve(address, limits, Content::new(registry, Some(page)))
     }
 
     fn serve(address: SocketAddr, limits: Limits, content: Content) -> Result<Endpoint, EndpointError> {

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -57,7 +59,7 @@ fn ask(address: SocketAddr, request: &str) -> String {
 
 #[track_caller]
 fn scrape(address: SocketAddr) -> String {
-    let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("test_ones_total{a=\"b\"} 1\n"), "{answer}");
     answer
@@ -132,9 +134,11 @@ fn wrong_requests_get_their_status() {
     for (request, status) in [
         ("nonsense\r\n\r\n", "400"),
         ("GET /metrics SMTP/9\r\n\r\n", "400"),
-        ("GET /other HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
-        ("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405"),
-        ("HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "200"),
+        ("GET /other HTTP/1.1\r\nHost: localhost\r\n\r\n", "404"),
+        ("POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", "405"),
+        ("HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", "200"),
+        ("GET /metrics HTTP/1.1\r\nHost: rebound.example\r\n\r\n", "421"),
+        ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", "200"),
         (&long, "200"),
         (&endless, "431"),
     ] {
@@ -147,7 +151,12 @@ fn wrong_requests_get_their_status() {
 
 #[test]
 fn a_live_page_gets_events_until_its_deadline() {
-    let (page, publisher) = Page::new(|| "<p>page</p>".to_owned());
+    let rendered = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&rendered);
+    let (page, publisher) = Page::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        "<p>page</p>".to_owned()
+    });
     let limits = Limits {
         deadline: Duration::from_secs(2),
         stream_deadline: Duration::from_secs(1),
@@ -157,9 +166,16 @@ fn a_live_page_gets_events_until_its_deadline() {
     registry.register_collector(Box::new(One));
     let endpoint = Endpoint::start_with_page(([127, 0, 0, 1], 0).into(), limits, registry, page).unwrap();
     assert!(!publisher.has_readers());
-    assert!(ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n").ends_with("<p>page</p>"));
+    assert!(ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").ends_with("<p>page</p>"));
+    for _ in 0..3 {
+        ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    }
+    assert_eq!(rendered.load(Ordering::Relaxed), 1, "one rendering for a reading");
+    publisher.renew();
+    assert!(ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").ends_with("<p>page</p>"));
+    assert_eq!(rendered.load(Ordering::Relaxed), 2);
     let mut stream = connect(endpoint.address());
-    stream.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let begun = Instant::now();
     while !publisher.has_readers() {
         assert!(begun.elapsed() < LONG, "the stream never began");
@@ -207,7 +223,7 @@ fn without_descriptors() {
     held.pop();
     let begun = Instant::now();
     let mut client = connect(endpoint.address());
-    client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     while endpoint.accept_failures() < 3 {
         assert!(begun.elapsed() < LONG, "accept() never failed");
         thread::sleep(Duration::from_millis(10));

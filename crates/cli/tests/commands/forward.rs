@@ -298,7 +298,7 @@ fn prometheus_gets_its_counters() {
         client.send_to(b"abc", &forwarder.address).unwrap();
         let get = |path: &str| {
             let mut stream = TcpStream::connect(address).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
             answer
@@ -384,7 +384,7 @@ fn watch_each_other(
 /// Returns the response with the metrics.
 fn page(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer

@@ -136,6 +136,7 @@ impl Live<'_> {
             self.publisher.send(update.unwrap_or_default());
         }
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        self.publisher.renew();
     }
 
     fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {

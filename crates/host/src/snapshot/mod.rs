@@ -30,7 +30,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_record::snapshot::{Connections, EphemeralPorts, Listener, Part, Snapshot, UdpSockets};
+use fourtuple_record::snapshot::{
+    Connections, EphemeralPorts, Listener, Part, Process, Snapshot, UdpSockets,
+};
 use fourtuple_syscalls::resource;
 
 use crate::snapshot::connections::Pass;
@@ -87,6 +89,10 @@ struct Census {
     /// Handshakes in progress, by the address and port of this side.
     handshakes: HashMap<SocketAddr, u32>,
     in_use: connections::Before,
+    processes: Part<Vec<Process>>,
+    ticks: processes::Before,
+    /// Time since the pass before, during which the processes have used their processor time; zero for the first pass.
+    since: Duration,
 }
 
 /// Counts to be compared with the next reading.
@@ -96,7 +102,6 @@ struct Counted {
     conntrack: BTreeMap<String, u64>,
     listeners: listeners::Before,
     udp: udp::Before,
-    processes: processes::Before,
 }
 
 impl Reader {
@@ -118,8 +123,8 @@ impl Reader {
         Reader { peer: Some((peer, port)), ..self }
     }
 
-    /// Limits the share of a processor that the pass over all sockets uses, for readings at short intervals: 0.01 is 1%. A reading within
-    /// this limit repeats the connections of an earlier pass, whose age is in [`Connections::age_ns`].
+    /// Limits the share of a processor that the pass over all sockets and processes uses, for readings at short intervals: 0.01 is 1%. A
+    /// reading within this limit repeats the connections and the processes of an earlier pass, whose age is in [`Connections::age_ns`].
     #[must_use]
     pub fn limited_to(self, share: f64) -> Reader {
         Reader { share: Some(share), ..self }
@@ -134,7 +139,7 @@ impl Reader {
         let root = &self.root;
         let mut counted = Counted::default();
         let ports = ports::read(root);
-        let census = match self.census.take() {
+        let mut census = match self.census.take() {
             Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
             earlier => Census::read(root, &mut self.source, self.peer, ports.as_ref().ok(), now, earlier),
         };
@@ -147,6 +152,10 @@ impl Reader {
         let udp = udp::read(sockets, &before.udp, is_first, &mut counted.udp);
         let named = named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
         let addresses = addresses::read();
+        let lost_sources = addresses::lost_sources(&connections, &addresses).into();
+        if census.began == now {
+            census.read_processes(root, &named);
+        }
         let snapshot = Snapshot {
             processors: processors(root),
             interval_ns: interval.as_nanos() as u64,
@@ -156,19 +165,11 @@ impl Reader {
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
             configured: configured::read(root).into(),
-            lost_sources: addresses::lost_sources(&connections, &addresses).into(),
+            lost_sources,
             connections: census.connections.clone(),
             listeners: listeners.into(),
             udp: udp.into(),
-            processes: processes::read(
-                root,
-                sockets,
-                &named,
-                &before.processes,
-                is_first,
-                &mut counted.processes,
-            )
-            .into(),
+            processes: census.processes_in(interval),
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
             memory: memory::read(root).into(),
             conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
@@ -226,13 +227,14 @@ impl Census {
                 Err(_) => (pass, find().0, Duration::ZERO),
             }
         });
-        let (interval, before) = earlier
-            .map_or_else(Default::default, |earlier| (began.duration_since(earlier.began), earlier.in_use));
+        let (since, before, ticks) = earlier.map_or_else(Default::default, |earlier| {
+            (began.duration_since(earlier.began), earlier.in_use, earlier.ticks)
+        });
         let mut in_use = connections::Before::default();
         let mut handshakes = HashMap::new();
         let connections = pass.and_then(|mut pass| {
             handshakes = mem::take(&mut pass.handshakes);
-            pass.finish(&sockets, &before, interval, &mut in_use)
+            pass.finish(&sockets, &before, since, &mut in_use)
         });
         Census {
             began,
@@ -241,7 +243,35 @@ impl Census {
             connections: connections.into(),
             handshakes,
             in_use,
+            processes: Part::Hidden("not read".to_owned()),
+            ticks,
+            since,
         }
+    }
+
+    /// Reads the processes with sockets, as a part of this pass.
+    fn read_processes(&mut self, root: &Path, named: &BTreeSet<u32>) {
+        let start = resource::thread_cpu_time();
+        let (mut ticks, is_first) = (processes::Before::default(), self.since.is_zero());
+        let processes = processes::read(root, &self.sockets, named, &self.ticks, is_first, &mut ticks);
+        self.processes = processes.into();
+        self.ticks = ticks;
+        self.used += resource::thread_cpu_time().saturating_sub(start);
+    }
+
+    /// Returns the processes with the processor time that they would have used in this interval.
+    fn processes_in(&self, interval: Duration) -> Part<Vec<Process>> {
+        let mut processes = self.processes.clone();
+        if let Part::Seen(processes) = &mut processes
+            && interval != self.since
+            && !self.since.is_zero()
+        {
+            let share = interval.as_secs_f64() / self.since.as_secs_f64();
+            for cpu_ns in processes.iter_mut().filter_map(|process| process.cpu_ns.as_mut()) {
+                *cpu_ns = (*cpu_ns as f64 * share) as u64;
+            }
+        }
+        processes
     }
 
     /// Returns whether another pass now would use more than this share of a processor.

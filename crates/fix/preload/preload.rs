@@ -33,7 +33,9 @@ const EADDRNOTAVAIL: c_int = 99;
 const CLOCK_MONOTONIC: c_int = 1;
 const O_RDWR: c_int = 2;
 const O_CLOEXEC: c_int = 0o2_000_000;
-const SEEK_END: c_int = 2;
+const F_GET_SEALS: c_int = 1034;
+/// F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW: the size of the file, which its owner has set, stays.
+const SEALS: c_int = 7;
 const PROT_READ_WRITE: c_int = 3;
 const MAP_SHARED: c_int = 1;
 const SIZE: usize = COUNTERS * mem::size_of::<AtomicU64>();
@@ -63,7 +65,8 @@ unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     fn close(descriptor: c_int) -> c_int;
-    fn lseek(descriptor: c_int, offset: c_long, from: c_int) -> c_long;
+    fn readlink(path: *const c_char, target: *mut c_char, length: usize) -> isize;
+    fn fcntl(descriptor: c_int, command: c_int, ...) -> c_int;
     fn mmap(
         address: *mut c_void,
         length: usize,
@@ -143,9 +146,9 @@ extern "C" fn initialise() {
     // SAFETY: the path is a string of the environment. The descriptor is used and closed here only. The mapping is at an address of
     // the kernel's choice, and is kept until the process ends.
     unsafe {
-        let file = open(path, O_RDWR | O_CLOEXEC);
+        let file = if is_counters(path) { open(path, O_RDWR | O_CLOEXEC) } else { -1 };
         if file >= 0 {
-            if lseek(file, 0, SEEK_END) >= SIZE as c_long {
+            if fcntl(file, F_GET_SEALS) & SEALS == SEALS {
                 let address = mmap(ptr::null_mut(), SIZE, PROT_READ_WRITE, MAP_SHARED, file, 0);
                 if address as isize != -1 {
                     SHARED.store(address.cast(), Ordering::Release);
@@ -155,6 +158,20 @@ extern "C" fn initialise() {
         }
     }
     set_errno(errno);
+}
+
+/// Returns whether the path leads to counters of `run`, before it is opened: the process whose descriptor it names may have ended, and
+/// its number may belong to another process.
+///
+/// # Safety
+///
+/// The path is a string that ends in NUL.
+unsafe fn is_counters(path: *const c_char) -> bool {
+    const NAME: &[u8] = b"/memfd:fourtuple-counters";
+    let mut target = [0u8; NAME.len()];
+    // SAFETY: the caller passes a string; there is room for this many bytes.
+    let length = unsafe { readlink(path, target.as_mut_ptr().cast(), target.len()) };
+    length == NAME.len() as isize && target == NAME
 }
 
 #[used]

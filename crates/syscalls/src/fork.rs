@@ -190,38 +190,59 @@ impl Process {
 }
 
 /// Makes this process the parent of descendants whose parent ends (PR_SET_CHILD_SUBREAPER). The process must reap them: see
-/// [`change_of_any`].
+/// [`each_change`].
 pub fn adopt_orphans() -> io::Result<()> {
     // SAFETY: this operation takes numbers only.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
 }
 
-/// Returns the next change of the state of any child, with the child's number; `None` if there was none, or no child exists.
-pub fn change_of_any() -> io::Result<Option<(u32, Change)>> {
-    match change_of(-1) {
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
-        result => result,
+/// Passes each change of the state of any child to `told`, with the child's number, until there is no further one.
+///
+/// The kernel keeps a change until `told` has returned: if this process ends before that, the process that becomes the parent of the
+/// child ([`adopt_orphans`]) gets the change.
+pub fn each_change(mut told: impl FnMut(u32, Change)) -> io::Result<()> {
+    while let Some((process, change)) = next_change(libc::P_ALL, 0)? {
+        told(process, change);
+        reap(process, change)?;
     }
+    Ok(())
 }
 
-fn change_of(process: libc::pid_t) -> io::Result<Option<(u32, Change)>> {
-    let mut status = 0;
-    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
-    // SAFETY: the status is writable for the length of the call.
-    let found = check(unsafe { libc::waitpid(process, &raw mut status, options) })?;
-    if found == 0 {
-        return Ok(None);
-    }
-    let change = if libc::WIFEXITED(status) {
-        Change::Ended(End::Exited(libc::WEXITSTATUS(status)))
-    } else if libc::WIFSIGNALED(status) {
-        Change::Ended(End::Killed(libc::WTERMSIG(status)))
-    } else if libc::WIFSTOPPED(status) {
-        Change::Stopped(libc::WSTOPSIG(status))
-    } else {
-        Change::Continued
+/// Returns a change of the state of a child, which stays with the kernel; `None` if there is none, or no child exists.
+fn next_change(kind: libc::idtype_t, id: u32) -> io::Result<Option<(u32, Change)>> {
+    const ANY: libc::c_int = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED;
+    // SAFETY: all zeroes is a value of the struct.
+    let mut found: libc::siginfo_t = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one siginfo_t.
+    match check(unsafe { libc::waitid(kind, id, &raw mut found, ANY | libc::WNOHANG | libc::WNOWAIT) }) {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(None),
+        result => result?,
     };
-    Ok(Some((found.cast_unsigned(), change)))
+    // SAFETY: waitid() fills in these fields, or leaves zeroes.
+    let (process, status) = unsafe { (found.si_pid(), found.si_status()) };
+    let change = match found.si_code {
+        _ if process == 0 => return Ok(None),
+        libc::CLD_EXITED => Change::Ended(End::Exited(status)),
+        libc::CLD_KILLED | libc::CLD_DUMPED => Change::Ended(End::Killed(status)),
+        libc::CLD_CONTINUED => Change::Continued,
+        _ => Change::Stopped(status),
+    };
+    Ok(Some((process.cast_unsigned(), change)))
+}
+
+/// Takes a change from the kernel. The state of the child may have changed once more since; that change stays.
+fn reap(process: u32, change: Change) -> io::Result<()> {
+    let kind = match change {
+        Change::Ended(_) => libc::WEXITED,
+        Change::Stopped(_) => libc::WSTOPPED,
+        Change::Continued => libc::WCONTINUED,
+    };
+    // SAFETY: the kernel writes no information if the pointer is null.
+    match check(unsafe { libc::waitid(libc::P_PID, process, ptr::null_mut(), kind | libc::WNOHANG) }) {
+        // Another thread of this process has waited for it.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(()),
+        result => result.map(drop),
+    }
 }
 
 /// Closes the descriptors that this process inherited for use by programs: standard input, output and, on demand, error become
@@ -321,8 +342,10 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
+        let id = child.cast_unsigned();
         let wait = || loop {
-            if let Some((_, change)) = change_of(child).unwrap() {
+            if let Some((_, change)) = next_change(libc::P_PID, id).unwrap() {
+                reap(id, change).unwrap();
                 return change;
             }
             thread::sleep(Duration::from_millis(1));
@@ -334,6 +357,58 @@ mod tests {
         });
         let ended = Change::Ended(End::Killed(libc::SIGKILL));
         assert_eq!(sent, [Change::Stopped(libc::SIGSTOP), Change::Continued, ended]);
+    }
+
+    /// The processes are: one that adopts orphans, its child that dies while it tells of its own child, and that one.
+    #[test]
+    fn a_parent_that_dies_while_it_tells_leaves_the_change() {
+        let fork = || {
+            // SAFETY: the child only makes async-signal-safe calls.
+            check(unsafe { libc::fork() }).unwrap_or(-1)
+        };
+        let exit = |code| {
+            // SAFETY: _exit takes no pointers and does not return.
+            unsafe { libc::_exit(code) }
+        };
+        let end = exit_code(|| {
+            if adopt_orphans().is_err() {
+                return 1;
+            }
+            let parent = fork();
+            if parent == 0 {
+                if fork() == 0 {
+                    exit(7);
+                }
+                loop {
+                    if each_change(|_, _| exit(8)).is_err() {
+                        exit(9);
+                    }
+                }
+            }
+            let mut ends = [0; 2];
+            while ends.contains(&0) {
+                let told = each_change(|process, change| {
+                    if let Change::Ended(End::Exited(code)) = change {
+                        ends[usize::from(process == parent.cast_unsigned())] = code;
+                    }
+                });
+                // Without a child left, the change of one was lost.
+                // SAFETY: the kernel writes no information if the pointer is null.
+                let no_child = unsafe {
+                    libc::waitid(
+                        libc::P_ALL,
+                        0,
+                        ptr::null_mut(),
+                        libc::WEXITED | libc::WNOHANG | libc::WNOWAIT,
+                    )
+                } == -1;
+                if told.is_err() || no_child && ends.contains(&0) {
+                    return 2;
+                }
+            }
+            if ends == [7, 8] { 42 } else { 3 }
+        });
+        assert_eq!(end, End::Exited(42));
     }
 
     #[test]

@@ -13,6 +13,15 @@ const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 #[derive(Debug)]
 pub struct Pidfd(OwnedFd);
 
+/// The object of a descriptor for a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// The thread: the descriptor is of no use once the thread has ended.
+    Thread,
+    /// The process of the thread. The number of the thread may belong to a thread of another process while this process lives.
+    ItsProcess,
+}
+
 impl Pidfd {
     /// Opens a process by its number.
     ///
@@ -28,10 +37,10 @@ impl Pidfd {
     /// # Errors
     ///
     /// ESRCH: no such thread.
-    pub fn of_thread(id: u32) -> io::Result<Pidfd> {
+    pub fn of_thread(id: u32) -> io::Result<(Pidfd, Opened)> {
         match open(id, PIDFD_THREAD) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(process_of(id)?, 0),
-            result => result,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => of_process_of(id),
+            result => result.map(|thread| (thread, Opened::Thread)),
         }
     }
 
@@ -76,6 +85,13 @@ fn open(id: u32, flags: libc::c_uint) -> io::Result<Pidfd> {
     Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(descriptor) }))
 }
 
+/// Opens the process of a thread. The number of its first thread belongs to the process as long as it exists.
+fn of_process_of(thread: u32) -> io::Result<(Pidfd, Opened)> {
+    let process = process_of(thread)?;
+    let opened = if process == thread { Opened::Thread } else { Opened::ItsProcess };
+    Ok((open(process, 0)?, opened))
+}
+
 /// Returns the process of a thread (Tgid in proc_pid_status(5)).
 fn process_of(thread: u32) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
@@ -110,6 +126,8 @@ mod tests {
             let id = unsafe { libc::gettid() } as u32;
             Pidfd::of_thread(id).unwrap();
             assert_eq!(process_of(id).unwrap(), std::process::id());
+            assert_eq!(of_process_of(id).unwrap().1, Opened::ItsProcess);
+            assert_eq!(of_process_of(std::process::id()).unwrap().1, Opened::Thread);
         })
         .join()
         .unwrap();

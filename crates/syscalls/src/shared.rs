@@ -1,10 +1,16 @@
 //! Counters in memory that forked processes share.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+
+use crate::check;
+
+/// Name of a sealed file of counters in /proc/PID/fd.
+const SEALED: &CStr = c"fourtuple-counters";
 
 /// 64-bit counters in anonymous memory mapped with MAP_SHARED, visible to all threads and to processes that are forked
 /// later. All start at 0.
@@ -29,15 +35,33 @@ impl Counters {
         Counters::map(count, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// Maps room for `count` numbers, at least one, at the start of a file, which gets the necessary length. Other processes can
-    /// map the same numbers.
+    /// Maps room for `count` numbers, at least one, of a file without a name (memfd_create(2)), which is returned too. Other processes
+    /// can map the same numbers. The file is sealed: no process can change its size, after which access would end in SIGBUS.
     ///
     /// # Errors
     ///
-    /// The errors of ftruncate(2) and mmap(2); ENOMEM, without a change of the file, for more numbers than an address space has room for.
-    pub fn in_file(file: &File, count: usize) -> io::Result<Counters> {
-        file.set_len(length(count.max(1))? as u64)?;
-        Counters::map(count, libc::MAP_SHARED, file.as_raw_fd())
+    /// The errors of memfd_create(2), ftruncate(2), mmap(2) and fcntl(2); ENOMEM for more numbers than an address space has room for.
+    pub fn in_sealed_file(count: usize) -> io::Result<(Counters, File)> {
+        let length = length(count.max(1))? as u64;
+        let create = |flags| {
+            // SAFETY: the name ends in NUL.
+            check(unsafe {
+                libc::memfd_create(SEALED.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags)
+            })
+        };
+        // MFD_NOEXEC_SEAL exists since Linux 6.3, and the sysctl vm.memfd_noexec=2 requires it.
+        let descriptor = match create(libc::MFD_NOEXEC_SEAL) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(0),
+            result => result,
+        }?;
+        // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(length)?;
+        let counters = Counters::map(count, libc::MAP_SHARED, file.as_raw_fd())?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: the call takes numbers only.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+        Ok((counters, file))
     }
 
     fn map(count: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<Counters> {
@@ -96,24 +120,28 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::FromRawFd;
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::check;
 
     #[test]
     fn counters_larger_than_the_address_space_are_refused() {
         // The size in bytes wraps to 8, room for one number.
-        // SAFETY: the name ends in NUL; on success the call returns a new descriptor, which has no other owner.
-        let file = unsafe {
-            File::from_raw_fd(check(libc::memfd_create(c"counters".as_ptr(), libc::MFD_CLOEXEC)).unwrap())
-        };
         for count in [usize::MAX / 8 + 2, usize::MAX / 16 + 1, usize::MAX] {
             assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
-            assert_eq!(Counters::in_file(&file, count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
-            assert_eq!(file.metadata().unwrap().len(), 0);
+            assert_eq!(Counters::in_sealed_file(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
         }
+    }
+
+    #[test]
+    fn no_process_can_change_the_size_of_a_sealed_file() {
+        let (counters, file) = Counters::in_sealed_file(3).unwrap();
+        let again = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        for length in [0, 1 << 20] {
+            assert_eq!(again.set_len(length).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        }
+        counters.all()[2].fetch_add(7, Ordering::Relaxed);
+        assert_eq!((file.metadata().unwrap().len(), counters.all()[2].load(Ordering::Relaxed)), (24, 7));
     }
 
     #[test]

@@ -33,6 +33,7 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::errno::{EBUSY, EINVAL, SIGCHLD};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::privileges;
 use fourtuple_syscalls::shared::Counters;
 use fourtuple_syscalls::signals::{self, SignalFd};
 use fourtuple_syscalls::socket::{self, Transport};
@@ -109,12 +110,13 @@ impl Run {
         chosen: impl FnOnce(&Choice),
     ) -> Result<RunOutcome, RunError> {
         let way = choice.way;
-        let mut environment = Vec::new();
         let counters = if way == Way::Preload {
-            let (directory, counters) = LibraryDirectory::create()
+            let directory = LibraryDirectory::create()
                 .map_err(|error| RunError::way(way, format!("no directory for the library: {error}")))?;
-            environment = directory.environment();
             files.directory = Some(directory);
+            let (counters, file) =
+                Counters::in_sealed_file(COUNTERS).map_err(at("memfd_create() of counters"))?;
+            files.counters = Some(file);
             counters
         } else {
             Counters::new(COUNTERS).map_err(at("mmap() of counters"))?
@@ -132,7 +134,6 @@ impl Run {
             drop(ours.take());
             let launch = Launch {
                 command: &self.command,
-                environment: &environment,
                 mask: &mask,
                 is_supervised: way == Way::Supervise,
                 counters: &counters,
@@ -348,14 +349,15 @@ impl Session<'_> {
             }
             if waiting.is_alone {
                 // The program is a child of this process since the supervisor has ended.
-                while let Some((process, change)) = fork::change_of_any().map_err(at("waitpid()"))? {
-                    match change {
-                        Change::Ended(end) if process == waiting.number => {
-                            self.leave(waiting);
-                            return Ok(end);
-                        }
-                        _ => {}
-                    }
+                let mut ended = None;
+                fork::each_change(|process, change| match change {
+                    Change::Ended(end) if process == waiting.number => ended = Some(end),
+                    _ => {}
+                })
+                .map_err(at("waitid()"))?;
+                if let Some(end) = ended {
+                    self.leave(waiting);
+                    return Ok(end);
                 }
             }
             self.check_binds(waiting);
@@ -379,6 +381,10 @@ impl Session<'_> {
         let inbox = &mut self.inbox;
         let _ = fork::run_in_process(|| {
             let _ = fork::release_inherited_descriptors(true);
+            // To let calls proceed takes no right.
+            if privileges::keep_only(&[]).and_then(|()| privileges::forbid_new()).is_err() {
+                return 1;
+            }
             let Ok(epoll) = Epoll::new() else { return 1 };
             if epoll.add(listener.as_fd(), LISTENER, Interest::READ).is_err() {
                 return 1;

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use fourtuple_syscalls::errno::{EBADF, EMFILE};
-use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::pidfd::{Opened, Pidfd};
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::shared::Counters;
 use fourtuple_syscalls::user_notification::{Call, Inbox, Listener, Notification};
@@ -166,24 +166,35 @@ impl<'a> Answers<'a> {
     }
 
     fn duplicate(&mut self, notification: &Notification) -> io::Result<OwnedFd> {
-        if let Some(thread) = self.threads.get(&notification.thread) {
-            match thread.duplicate(notification.descriptor) {
-                Err(error) if error.raw_os_error() != Some(EBADF) => {
-                    // The thread of this number has ended, and another thread has the number now.
-                    self.threads.remove(&notification.thread);
-                }
-                result => return result,
+        let known =
+            self.threads.get(&notification.thread).map(|thread| thread.duplicate(notification.descriptor));
+        let result = match known {
+            // The thread of this number has ended, and another thread has the number now.
+            Some(Err(error)) if error.raw_os_error() != Some(EBADF) => {
+                self.threads.remove(&notification.thread);
+                self.open(notification)
             }
+            Some(result) => result,
+            None => self.open(notification),
+        };
+        // A call that does not wait any more: its thread may have another socket by this number, or have ended.
+        match self.listener.is_valid(notification.id) {
+            true => result,
+            false => Err(io::Error::from(io::ErrorKind::NotFound)),
         }
-        let thread = Pidfd::of_thread(notification.thread)?;
+    }
+
+    fn open(&mut self, notification: &Notification) -> io::Result<OwnedFd> {
+        let (thread, opened) = Pidfd::of_thread(notification.thread)?;
         let socket = thread.duplicate(notification.descriptor);
-        if !self.listener.is_valid(notification.id) {
-            return Err(io::Error::from(io::ErrorKind::NotFound));
+        // A descriptor of the process is not kept: the number of the thread can come to belong to another process. Nor is one of
+        // a thread that may have ended before it was opened.
+        if opened == Opened::Thread && self.listener.is_valid(notification.id) {
+            if self.threads.len() >= THREADS {
+                self.threads.clear();
+            }
+            self.threads.insert(notification.thread, thread);
         }
-        if self.threads.len() >= THREADS {
-            self.threads.clear();
-        }
-        self.threads.insert(notification.thread, thread);
         socket
     }
 

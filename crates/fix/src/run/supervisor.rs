@@ -26,7 +26,6 @@ use crate::run::supervise::Answers;
 pub(super) struct Launch<'a> {
     /// The program and its arguments.
     pub(super) command: &'a [OsString],
-    pub(super) environment: &'a [(OsString, OsString)],
     /// The signal mask of the program.
     pub(super) mask: &'a Mask,
     /// Whether the supervisor answers calls.
@@ -66,12 +65,13 @@ pub(super) fn run(launch: &Launch<'_>, inbox: &mut Inbox, main: UnixStream) -> i
 /// take the listener, and the program is executed.
 fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<Listener>), Failure> {
     fork::adopt_orphans().map_err(at(Step::Prepare))?;
+    let environment = launch.files.environment().map_err(at(Step::Prepare))?;
     let (ours, theirs) = UnixStream::pair().map_err(at(Step::Prepare))?;
     let mut ours = Some(ours);
     let program = fork::run_in_process(|| {
         // Otherwise the program would not see the end of the supervisor.
         drop(ours.take());
-        execute(launch, theirs)
+        execute(launch, &environment, theirs)
     });
     let program = program.map_err(at(Step::Fork))?;
     let Some(mut ours) = ours else { return Err((Step::Fork, io::ErrorKind::BrokenPipe.into())) };
@@ -93,7 +93,10 @@ fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<
     // CAP_SYS_PTRACE duplicates sockets of a program that has more capabilities or another user, CAP_KILL continues the main
     // process. Without CAP_SYS_PTRACE, the kernel requires all capabilities that the program has (`cap_ptrace_access_check`).
     if privileges::has(privileges::CAP_SYS_PTRACE) {
-        let mut kept = vec![privileges::CAP_SYS_PTRACE, privileges::CAP_KILL];
+        let mut kept = vec![privileges::CAP_KILL];
+        if launch.is_supervised {
+            kept.push(privileges::CAP_SYS_PTRACE);
+        }
         if launch.files.cgroup.is_some() {
             // The root of cgroup2 has no write permission.
             kept.push(privileges::CAP_DAC_OVERRIDE);
@@ -125,7 +128,7 @@ fn read_number(mut from: &UnixStream) -> io::Result<i32> {
 }
 
 /// Runs in the program's process: installs the filter and executes the program.
-fn execute(launch: &Launch<'_>, mut supervisor: UnixStream) -> i32 {
+fn execute(launch: &Launch<'_>, environment: &[(OsString, OsString)], mut supervisor: UnixStream) -> i32 {
     let listener = match launch.is_supervised.then(user_notification::install).transpose() {
         Ok(listener) => listener,
         Err(error) => {
@@ -140,7 +143,7 @@ fn execute(launch: &Launch<'_>, mut supervisor: UnixStream) -> i32 {
         return 1;
     }
     drop(listener);
-    let error = match launch.mask.restore().map(|()| replace(launch)) {
+    let error = match launch.mask.restore().map(|()| replace(launch, environment)) {
         Err(error) | Ok(Err(error)) => error,
         Ok(Ok(never)) => match never {},
     };
@@ -148,9 +151,9 @@ fn execute(launch: &Launch<'_>, mut supervisor: UnixStream) -> i32 {
     1
 }
 
-fn replace(launch: &Launch<'_>) -> io::Result<Infallible> {
+fn replace(launch: &Launch<'_>, environment: &[(OsString, OsString)]) -> io::Result<Infallible> {
     let (name, arguments) = launch.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let variables = launch.environment.iter().map(|(name, value)| (name, value));
+    let variables = environment.iter().map(|(name, value)| (name, value));
     Err(Command::new(name).args(arguments).envs(variables).exec())
 }
 
@@ -190,12 +193,13 @@ fn serve(
                 }
                 _ => {
                     while launch.signals.next()?.is_some() {}
-                    while let Some((process, change)) = fork::change_of_any()? {
+                    // The main process gets the end of the program from the kernel if this process dies before it has told.
+                    fork::each_change(|process, change| {
                         if process == program.id() && is_running {
                             is_running = !matches!(change, Change::Ended(_));
                             report(launch, change, main.as_ref());
                         }
-                    }
+                    })?;
                 }
             }
         }

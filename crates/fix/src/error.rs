@@ -43,9 +43,6 @@ pub enum FixError {
     /// The caller stopped the fix before the programs were attached.
     #[error("cannot fix ports: interrupted before the programs were attached")]
     Interrupted,
-    /// A thread could not be started.
-    #[error("cannot fix ports: cannot start a thread: {0}")]
-    Thread(io::Error),
 }
 
 impl FixError {

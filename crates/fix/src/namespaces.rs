@@ -8,10 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 use fourtuple_host::sysctl;
-use fourtuple_syscalls::{netns, route, sock_diag};
+use fourtuple_syscalls::errno::{EMFILE, ENFILE};
+use fourtuple_syscalls::{netns, resource, route, sock_diag};
 use ipnet::IpNet;
 
 use crate::connected::Connected;
@@ -44,7 +46,7 @@ impl Namespaces {
     pub(crate) fn discover(&mut self, cgroup: &Path) -> Vec<u64> {
         let mut files = Vec::new();
         files.extend(netns::current().ok().map(File::from));
-        for process in processes(cgroup) {
+        for process in processes(cgroup).unwrap_or_default() {
             files.extend(File::open(format!("/proc/{process}/ns/net")).ok());
         }
         let mut fresh = Vec::new();
@@ -72,8 +74,10 @@ impl Namespaces {
     /// cookies.
     pub(crate) fn release(&mut self, cgroup: &Path) -> Vec<u64> {
         let inode = |path: &str| fs::metadata(path).ok().map(|metadata| metadata.ino());
+        // Without a descriptor for the list of processes nothing is released.
+        let Ok(processes) = processes(cgroup) else { return Vec::new() };
         let mut live: BTreeSet<u64> = inode("/proc/thread-self/ns/net").into_iter().collect();
-        live.extend(processes(cgroup).iter().filter_map(|process| inode(&format!("/proc/{process}/ns/net"))));
+        live.extend(processes.iter().filter_map(|process| inode(&format!("/proc/{process}/ns/net"))));
         self.seen.retain(|inode, _| live.contains(inode));
         let cookies: BTreeSet<u64> = self.seen.values().copied().collect();
         let gone: Vec<u64> = self.known.keys().copied().filter(|cookie| !cookies.contains(cookie)).collect();
@@ -97,11 +101,17 @@ impl Namespaces {
         self.known.iter().map(|(cookie, namespace)| (*cookie, namespace))
     }
 
-    /// Returns the source address of each destination in a namespace; `None` for a destination without one.
-    pub(crate) fn sources(&self, cookie: u64, destinations: &[IpAddr]) -> io::Result<Vec<Option<IpAddr>>> {
+    /// Returns the source address of each destination in a namespace, `None` for a destination without one, and the processor time of
+    /// the answers. An error, of all or of one, may be transient: no descriptor or no thread is left.
+    pub(crate) fn sources(
+        &self,
+        cookie: u64,
+        destinations: &[IpAddr],
+    ) -> io::Result<(Vec<io::Result<Option<IpAddr>>>, Duration)> {
         let namespace = self.known.get(&cookie).ok_or(io::ErrorKind::NotFound)?;
         within(namespace.file.as_fd(), || {
-            Ok(destinations.iter().map(|destination| route::source_for(*destination).ok()).collect())
+            let sources = destinations.iter().map(|destination| route::find_source(*destination)).collect();
+            Ok((sources, resource::thread_cpu_time()))
         })
     }
 
@@ -174,11 +184,17 @@ pub(crate) fn local_addresses(prefix: IpNet, limit: usize) -> Vec<IpAddr> {
 
 /// Returns the sysctls of the calling thread's namespace.
 pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
-    let read = |name: &str| sysctl(Path::new("/"), name).unwrap_or_default();
+    // A sysctl that exists and cannot be read now (EMFILE) is not taken for an empty one.
+    let read = |name: &str| match sysctl(Path::new("/"), name) {
+        None if Path::new("/proc/sys").join(name.replace('.', "/")).exists() => {
+            Err(io::Error::other(format!("{name} cannot be read")))
+        }
+        value => Ok(value.unwrap_or_default()),
+    };
     let ports = ranges::ports(
-        &read("net.ipv4.ip_local_port_range"),
-        &read("net.ipv4.ip_local_reserved_ports"),
-        &read("net.ipv4.tcp_tw_reuse"),
+        &read("net.ipv4.ip_local_port_range")?,
+        &read("net.ipv4.ip_local_reserved_ports")?,
+        &read("net.ipv4.tcp_tw_reuse")?,
     );
     ports.ok_or_else(|| io::Error::other("net.ipv4.ip_local_port_range cannot be read"))
 }
@@ -197,16 +213,24 @@ pub(crate) fn within<T: Send>(
     })
 }
 
-/// Returns the processes in a cgroup and the cgroups below it.
-fn processes(cgroup: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+/// Returns the processes in a cgroup and the cgroups below it. An error: no descriptor is left.
+fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
+    // A cgroup may be removed in the meantime.
+    let is_exhausted = |error: &io::Error| matches!(error.raw_os_error(), Some(EMFILE | ENFILE));
+    let text = match fs::read_to_string(cgroup.join("cgroup.procs")) {
+        Err(error) if is_exhausted(&error) => return Err(error),
+        text => text.unwrap_or_default(),
+    };
     let mut found: Vec<u32> =
         text.lines().filter_map(|line| line.parse().ok()).filter(|&process| process != 0).collect();
-    // A cgroup may be removed in the meantime.
-    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+    let entries = match fs::read_dir(cgroup) {
+        Err(error) if is_exhausted(&error) => return Err(error),
+        entries => entries.into_iter().flatten().flatten(),
+    };
+    for entry in entries {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.extend(processes(&entry.path()));
+            found.extend(processes(&entry.path())?);
         }
     }
-    found
+    Ok(found)
 }

@@ -13,6 +13,7 @@ use fourtuple_bpf::fix_ports::{
 };
 use fourtuple_bpf::{BpfError, FixPorts};
 use fourtuple_record::{FixNamespace, FixPortsResults, FixPortsTuple, Remark};
+use fourtuple_syscalls::resource;
 use ipnet::IpNet;
 
 use crate::calibrate::{Calibration, calibrate};
@@ -25,6 +26,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which port ranges and the processes of the cgroup are read again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// The greatest share of a processor that repeats answers after changes of routes. A routing daemon changes unrelated routes all the time,
+/// and the answers for thousands of destinations take tens of milliseconds.
+const REPEAT_SHARE: f64 = 0.01;
 /// The greatest number of tuples in a record.
 const TUPLES: usize = 1_000;
 
@@ -145,8 +149,12 @@ struct Session<'a> {
     calibration: Option<Calibration>,
     /// Inode of the cgroup's directory.
     inode: u64,
-    /// Destinations in namespaces that are not known yet.
+    /// Destinations whose source could not be asked: in a namespace that is not known yet, or without a descriptor or a thread.
     unresolved: Vec<Destination>,
+    /// Namespaces whose routes have changed since their answers.
+    rerouted: BTreeSet<u64>,
+    /// When the answers of such namespaces may be repeated.
+    repeat_from: Instant,
     connects: u64,
 }
 
@@ -184,9 +192,18 @@ impl<'a> Session<'a> {
             unless_full(fix.set_namespace(cookie, &namespace.ports))?;
         }
         let cookies: Vec<u64> = namespaces.iter().map(|(cookie, _)| cookie).collect();
-        let unresolved = Vec::new();
-        let mut session =
-            Session { settings, fix, namespaces, sources, calibration, inode, unresolved, connects: 0 };
+        let mut session = Session {
+            settings,
+            fix,
+            namespaces,
+            sources,
+            calibration,
+            inode,
+            unresolved: Vec::new(),
+            rerouted: BTreeSet::new(),
+            repeat_from: Instant::now(),
+            connects: 0,
+        };
         // A busy destination is known before the first connect.
         for cookie in cookies {
             let connected = session.namespaces.connected(cookie);
@@ -199,39 +216,53 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers requests for source addresses, and repeats all answers of a namespace whose routes have changed.
+    /// Answers requests for source addresses, and repeats all answers of a namespace whose routes have changed, at once after a quiet
+    /// time, otherwise as soon as the budget allows.
     fn poll(&mut self) -> Result<(), FixError> {
         let mut wanted = Vec::new();
         self.fix.requested(|destination| wanted.push(destination));
         if wanted.iter().any(|destination| !self.namespaces.contains(destination.namespace)) {
             self.discover()?;
         }
-        let rerouted = self.namespaces.rerouted();
-        if !rerouted.is_empty() {
+        self.answer(wanted)?;
+        self.rerouted.extend(self.namespaces.rerouted());
+        let now = Instant::now();
+        if !self.rerouted.is_empty() && now >= self.repeat_from {
+            let start = resource::thread_cpu_time();
             let known = self.fix.destinations();
-            wanted.extend(known.into_iter().filter(|destination| rerouted.contains(&destination.namespace)));
+            let is_of = |destination: &Destination| self.rerouted.contains(&destination.namespace);
+            let again: Vec<Destination> = known.into_iter().filter(is_of).collect();
+            self.rerouted.clear();
+            let used = self.answer(again)? + resource::thread_cpu_time().saturating_sub(start);
+            self.repeat_from = now + used.div_f64(REPEAT_SHARE);
         }
-        self.answer(wanted)
+        Ok(())
     }
 
-    fn answer(&mut self, wanted: Vec<Destination>) -> Result<(), FixError> {
+    /// Looks up sources. Returns the processor time of the look-ups, which other threads make.
+    fn answer(&mut self, wanted: Vec<Destination>) -> Result<Duration, FixError> {
+        let mut used = Duration::ZERO;
         let mut by_namespace: BTreeMap<u64, Vec<Destination>> = BTreeMap::new();
         for destination in wanted {
             by_namespace.entry(destination.namespace).or_default().push(destination);
         }
         for (cookie, destinations) in by_namespace {
             let addresses: Vec<IpAddr> = destinations.iter().map(Destination::address).collect();
+            // What cannot be answered now is left alone, and is requested again after the next refresh.
             match self.namespaces.sources(cookie, &addresses) {
-                Ok(sources) => {
-                    for (destination, source) in destinations.iter().zip(sources) {
-                        unless_full(self.fix.set_route(destination, source))?;
+                Ok((sources, time)) => {
+                    used += time;
+                    for (destination, source) in destinations.into_iter().zip(sources) {
+                        match source {
+                            Ok(source) => unless_full(self.fix.set_route(&destination, source))?,
+                            Err(_) => self.unresolved.push(destination),
+                        }
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.unresolved.extend(destinations),
-                Err(error) => return Err(FixError::Thread(error)),
+                Err(_) => self.unresolved.extend(destinations),
             }
         }
-        Ok(())
+        Ok(used)
     }
 
     fn discover(&mut self) -> Result<(), FixError> {

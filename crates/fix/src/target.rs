@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use fourtuple_host::cgroup;
@@ -163,7 +164,7 @@ impl Target {
                 only(
                     "unit",
                     name,
-                    found,
+                    &found,
                     "no cgroup has the name of the unit; `systemctl status` shows whether it runs",
                 )
             }
@@ -172,7 +173,7 @@ impl Target {
                 only(
                     "container",
                     id,
-                    found,
+                    &found,
                     "no cgroup has this container ID; expected at least 6 digits of the ID",
                 )
             }
@@ -219,32 +220,101 @@ fn mount(root: &Path) -> Result<PathBuf, TargetError> {
     cgroup::mount_point(root).map_err(TargetError::NoMount)
 }
 
+/// A cgroup with the name that was searched for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Match {
+    path: PathBuf,
+    /// A user other than root and the user of this process. This user may make cgroups there and choose their names (delegation).
+    chosen_by: Option<u32>,
+}
+
 /// Returns the cgroups with an accepted name. Does not search below them.
-fn search(directory: &Path, accepts: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+fn search(mount: &Path, accepts: &dyn Fn(&str) -> bool) -> Vec<Match> {
+    let owner = |directory: &Path| fs::metadata(directory).map(|directory| directory.uid()).ok();
+    // In a user namespace, the root of the file system may belong to a user that has no number there.
+    let trusted: Vec<u32> =
+        [Some(0), owner(Path::new("/proc/self")), owner(mount)].into_iter().flatten().collect();
     let mut found = Vec::new();
-    // A cgroup may be removed during the search.
-    let Ok(entries) = fs::read_dir(directory) else { return found };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        match entry.file_name().to_str() {
-            Some(name) if accepts(name) => found.push(entry.path()),
-            _ => found.extend(search(&entry.path(), accepts)),
+    let mut waiting = vec![(mount.to_owned(), None)];
+    while let Some((directory, above)) = waiting.pop() {
+        // A cgroup may be removed during the search.
+        let Ok(entries) = fs::read_dir(&directory) else { continue };
+        let chosen_by = above.or_else(|| owner(&directory).filter(|user| !trusted.contains(user)));
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            match entry.file_name().to_str() {
+                Some(name) if accepts(name) => found.push(Match { path: entry.path(), chosen_by }),
+                _ => waiting.push((entry.path(), chosen_by)),
+            }
         }
     }
     found.sort();
     found
 }
 
-fn only(flag: &'static str, name: &str, found: Vec<PathBuf>, absent: &str) -> Result<PathBuf, TargetError> {
-    match found.as_slice() {
-        [one] => Ok(one.clone()),
-        [] => Err(value(flag, name, absent)),
-        several => {
-            let paths: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
-            Err(value(
-                flag,
-                name,
-                format!("several cgroups match; name one with --cgroup: {}", paths.join(", ")),
-            ))
+/// Returns the only match. Names that other users have chosen neither count nor make another one ambiguous.
+fn only(flag: &'static str, name: &str, found: &[Match], absent: &str) -> Result<PathBuf, TargetError> {
+    let paths = |matches: &[&Match]| {
+        let paths: Vec<String> = matches.iter().map(|found| found.path.display().to_string()).collect();
+        paths.join(", ")
+    };
+    let (own, foreign): (Vec<&Match>, Vec<&Match>) =
+        found.iter().partition(|found| found.chosen_by.is_none());
+    match (own.as_slice(), foreign.as_slice()) {
+        ([one], _) => Ok(one.path.clone()),
+        ([], []) => Err(value(flag, name, absent)),
+        ([], [first, ..]) => {
+            let user = first.chosen_by.unwrap_or_default();
+            let reason = format!(
+                "only cgroups match whose name user {user} may have chosen; name one with --cgroup if it is meant: {}",
+                paths(&foreign)
+            );
+            Err(value(flag, name, reason))
         }
+        (several, _) => Err(value(
+            flag,
+            name,
+            format!("several cgroups match; name one with --cgroup: {}", paths(several)),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(cgroups: &[(&str, Option<u32>)]) -> Result<PathBuf, String> {
+        let found: Vec<Match> = cgroups
+            .iter()
+            .map(|(path, chosen_by)| Match { path: path.into(), chosen_by: *chosen_by })
+            .collect();
+        only("unit", "nginx", &found, "no cgroup").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_name_that_another_user_chose_is_not_taken() {
+        let (system, user) =
+            ("/cg/system.slice/nginx.service", "/cg/user.slice/user@1000.service/nginx.service");
+        assert_eq!(found(&[(system, None), (user, Some(1000))]), Ok(system.into()));
+        let refused = found(&[(user, Some(1000))]).unwrap_err();
+        assert!(refused.contains("user 1000") && refused.ends_with(user), "{refused}");
+        let several = found(&[(system, None), ("/cg/nginx.service", None), (user, Some(1000))]).unwrap_err();
+        assert!(several.contains("several") && several.ends_with("/cg/nginx.service"), "{several}");
+        assert!(found(&[]).unwrap_err().ends_with("no cgroup"));
+    }
+
+    #[test]
+    fn the_user_of_a_delegated_cgroup_chooses_the_names_below_it() {
+        let mount = std::env::temp_dir().join(format!("fourtuple-target-{}", std::process::id()));
+        let delegated = mount.join("user@1000.service");
+        fs::create_dir_all(delegated.join("app/web.service")).unwrap();
+        fs::create_dir_all(mount.join("system.slice/web.service")).unwrap();
+        // Only root can give a directory away.
+        let is_given = std::os::unix::fs::chown(&delegated, Some(1000), None).is_ok();
+        let matches = search(&mount, &|name| name == "web.service");
+        let own = search(&mount, &|name| name == "user@1000.service");
+        fs::remove_dir_all(&mount).unwrap();
+        let chosen: Vec<Option<u32>> = matches.iter().map(|found| found.chosen_by).collect();
+        assert_eq!(chosen, [None, is_given.then_some(1000)], "{matches:?}");
+        assert_eq!(own[0].chosen_by, None, "the name of the delegated cgroup itself");
     }
 }

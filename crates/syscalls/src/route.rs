@@ -23,6 +23,19 @@ pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
     source_by(destination, None)
 }
 
+/// Returns the source address of the route to `destination`; `None` if there is no route, or none that names a source.
+///
+/// # Errors
+///
+/// The question could not be asked, and may be answered later: EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM.
+pub fn find_source(destination: IpAddr) -> io::Result<Option<IpAddr>> {
+    match source_for(destination) {
+        Ok(source) => Ok(Some(source)),
+        Err(error) if is_no_route(&error) || error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the source address of the route through the device with this index, as IPv6 link-local destinations need it.
 ///
 /// # Errors
@@ -177,6 +190,19 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_question_that_cannot_be_asked_is_no_missing_route() {
+        // A filter holds for a thread of its own.
+        std::thread::spawn(|| {
+            let loopback = IpAddr::from([127, 0, 0, 1]);
+            assert_eq!(find_source(loopback).unwrap(), Some(loopback));
+            crate::seccomp::install(&[libc::SYS_socket], &[], libc::EMFILE).unwrap();
+            assert_eq!(find_source(loopback).unwrap_err().raw_os_error(), Some(libc::EMFILE));
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn local_addresses_are_recognised() {

@@ -92,7 +92,11 @@ pub(crate) const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// Installs a filter that returns `errno` from each of the calls for which all conditions hold, and allows everything
 /// else.
-fn install(calls: &[libc::c_long], conditions: &[Condition], errno: libc::c_int) -> io::Result<()> {
+pub(crate) fn install(
+    calls: &[libc::c_long],
+    conditions: &[Condition],
+    errno: libc::c_int,
+) -> io::Result<()> {
     let mut program = Vec::new();
     // A failed comparison skips to the next call: over two instructions per further condition, and the return.
     for &call in calls {

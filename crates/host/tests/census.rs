@@ -189,10 +189,19 @@ fn a_limited_reader_repeats_connections_with_their_age() {
         let mut free = Reader::new(Path::new("/"));
         let number = |snapshot: &Snapshot| snapshot.connections.seen().unwrap().tuples.len();
         assert_eq!((number(&limited.read()), number(&free.read())), (0, 0));
+        let descriptors = |snapshot: &Snapshot| {
+            let processes = snapshot.processes.seen().unwrap();
+            processes.iter().find(|found| found.pid == process::id()).unwrap().descriptors
+        };
+        let before = descriptors(&limited.read());
         let _connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // Other tests of this process open and close sockets too.
+        let _more: Vec<UdpSocket> = (0..200).map(|_| UdpSocket::bind((LOOPBACK, 0)).unwrap()).collect();
         let (repeated, fresh) = (limited.read(), free.read());
         assert_eq!((number(&repeated), number(&fresh)), (0, 1));
         assert!(repeated.connections.seen().unwrap().age_ns > 0);
+        // The processes are a part of the pass.
+        assert_eq!(descriptors(&repeated), before);
         let fresh = fresh.connections.seen().unwrap();
         assert_eq!(fresh.age_ns, 0);
         assert!(fresh.tuples[0].growth_per_s > 0.0, "a new tuple grows from 0");

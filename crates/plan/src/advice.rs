@@ -188,7 +188,7 @@ fn wider(plan: &Plan, outcome: &PlanOutcome) -> Option<String> {
     ))
 }
 
-/// Returns what net.ipv4.tcp_tw_reuse does, unless the plan is for another TIME_WAIT than that of Linux.
+/// Returns what net.ipv4.tcp_tw_reuse does, unless the plan has another TIME_WAIT than Linux.
 fn tcp_tw_reuse(plan: &Plan, budget: &Budget, reuse: Option<Reuse>) -> Option<String> {
     let rate = plan.arrival_per_s?;
     if plan.closer != Closer::Us || plan.time_wait != TIME_WAIT {

@@ -109,7 +109,7 @@ pub fn settings(plan: &Plan, windows: bool, costs: CostSource) -> PlanSettings {
     }
 }
 
-/// Computes the plan and returns the results of the record. `reuse`: that of the host of the plan; `None`: another host.
+/// Computes the plan and returns the results of the record. `reuse`: of the host to plan for, `None` if it is not this host.
 ///
 /// # Errors
 ///
@@ -139,7 +139,7 @@ pub fn results(plan: &Plan, reuse: Option<Reuse>) -> Result<PlanResults, PlanErr
     })
 }
 
-/// Plans with the strategy of an ordinary program and with the one that fourtuple chooses for this kernel.
+/// Plans with the strategy of an ordinary program and with the choice of fourtuple for this kernel.
 fn others(plan: &Plan) -> Result<Vec<PlanOther>, PlanError> {
     let by_number = matches!(plan.strategy, Strategy::SelectTestRepeat { .. });
     let strategies = [Strategy::KernelDefault, strategy(Strategy::Auto, plan.search, false)];

@@ -58,7 +58,7 @@ pub struct PlanResults {
     pub failed_dials: u64,
     /// Cost of a connect() by fill.
     pub by_fill: Vec<PlanPoint>,
-    /// The same ports with other strategies: that of an ordinary program (`kernel-default`), and the one that fourtuple chooses for
+    /// The same ports with other strategies: `kernel-default`, which every ordinary program has, and the choice of fourtuple for
     /// this kernel; without the strategy of the plan.
     pub others: Vec<PlanOther>,
     /// Ports in use over time at this rate, from an empty table; straight lines between the points. Empty without a rate.

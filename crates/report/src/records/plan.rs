@@ -62,7 +62,7 @@ fn over_time(document: &mut Document, results: &PlanResults) {
     let marked =
         if results.exhausted_after_ns.is_some() { " Dashed: the moment at which none is left." } else { "" };
     let caption = format!(
-        "Ports in use from an empty table, with those in TIME_WAIT, and all ports there are.{turn}{marked}"
+        "Ports in use from an empty table, TIME_WAIT included, and all ports there are.{turn}{marked}"
     );
     document.chart("plan-over-time", caption);
 }

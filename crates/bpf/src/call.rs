@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_syscalls::signals;
+use fourtuple_syscalls::{Errno, signals};
 
 /// Pauses before BPF_PROG_LOAD is repeated double up to this one: one second together.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -349,7 +349,7 @@ pub(crate) fn load(
         match loaded {
             // Other pending work of this thread has the same effect: the end of an io_uring that the thread has just closed, which a
             // kernel worker may take long to complete.
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && pause < LONGEST_PAUSE => {
+            Err(error) if Errno::of(&error) == Some(Errno::EAGAIN) && pause < LONGEST_PAUSE => {
                 thread::sleep(pause);
                 pause *= 2;
             }

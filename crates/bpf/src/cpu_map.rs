@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use fourtuple_syscalls::Errno;
+
 use crate::call::{self, MapKind};
 use crate::error::BpfError;
 use crate::group_map::Chooser;
@@ -104,8 +106,8 @@ fn load(
     let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
         .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
     // The map is larger than the kernel allows, or this machine has fewer processors.
-    let refused = |call, source: std::io::Error| match source.raw_os_error() {
-        Some(libc::E2BIG | libc::ENODEV | libc::EINVAL) => {
+    let refused = |call, source: std::io::Error| match Errno::of(&source) {
+        Some(Errno::E2BIG | Errno::ENODEV | Errno::EINVAL) => {
             BpfError::Processors { wanted: processors, call, source }
         }
         _ => BpfError::of(call, source),

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{Errno, errno_name};
 
 use crate::permission;
 
@@ -108,17 +108,19 @@ impl BpfError {
 
     /// Maps the error of a call to a missing permission, a missing bpf(2), or any other failure.
     pub(crate) fn of(call: &'static str, source: io::Error) -> BpfError {
-        match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => BpfError::NotPermitted { call, source },
-            Some(libc::ENOSYS) => BpfError::Absent { call, what: "bpf(2)", source },
+        match Errno::of(&source) {
+            Some(Errno::EPERM | Errno::EACCES) => BpfError::NotPermitted { call, source },
+            Some(Errno::ENOSYS) => BpfError::Absent { call, what: "bpf(2)", source },
             _ => BpfError::Call { call, source },
         }
     }
 
     /// Like [`BpfError::of`], for calls that return EINVAL if the kernel lacks the feature (E2BIG: it knows a shorter attribute).
     pub(crate) fn or_absent(call: &'static str, what: &'static str, source: io::Error) -> BpfError {
-        match source.raw_os_error() {
-            Some(libc::EINVAL | libc::E2BIG | libc::ENOPROTOOPT) => BpfError::Absent { call, what, source },
+        match Errno::of(&source) {
+            Some(Errno::EINVAL | Errno::E2BIG | Errno::ENOPROTOOPT) => {
+                BpfError::Absent { call, what, source }
+            }
             _ => BpfError::of(call, source),
         }
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aya::maps::{Array, Map, MapData, SkStorage};
 use aya::{Pod, include_bytes_aligned};
+use fourtuple_syscalls::Errno;
 
 use crate::call::{self, MapKind};
 use crate::error::BpfError;
@@ -192,7 +193,7 @@ impl Learner {
         let answer =
             self.answer.get(&0, 0).map_err(|error| failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
         if answer.socket == 0 {
-            return Err(call(std::io::Error::from_raw_os_error(libc::ENOTSOCK)));
+            return Err(call(Errno::ENOTSOCK.into()));
         }
         let name = thread_name(&answer.program_name);
         Ok(FoundSocket {

@@ -4,6 +4,8 @@ use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use fourtuple_syscalls::Errno;
+
 use crate::call::{self, MapKind};
 use crate::error::BpfError;
 use crate::object::Program;
@@ -196,7 +198,7 @@ impl GroupMap {
     /// [`BpfError::NoSuchSeat`]; [`BpfError::Call`]. An empty seat is no error.
     pub fn leave(&self, seat: usize) -> Result<(), BpfError> {
         match call::take_socket(self.sockets.as_fd(), number(seat)?) {
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+            Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {
                 Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
             }
             _ => Ok(()),

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fourtuple_syscalls::option;
+use fourtuple_syscalls::{Errno, option};
 
 use crate::call::{self, MapKind};
 use crate::error::BpfError;
@@ -207,7 +207,7 @@ impl LeastBusy {
     pub fn seat_left(&self, seat: usize) -> Result<(), BpfError> {
         self.seat(seat)?.listener.store(0, Ordering::Release);
         match call::take_socket(self.listeners.as_fd(), seat as u32) {
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+            Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {
                 Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
             }
             _ => Ok(()),

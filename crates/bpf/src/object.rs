@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use fourtuple_syscalls::Errno;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, elf};
 
@@ -60,8 +61,7 @@ impl Program {
         object: &[u8],
         kernel: &TypeInfo,
     ) -> Result<Program, BpfError> {
-        let absent =
-            |what| BpfError::Absent { call: CALL, what, source: io::Error::from_raw_os_error(libc::ENOENT) };
+        let absent = |what| BpfError::Absent { call: CALL, what, source: io::Error::from(Errno::ENOENT) };
         let function = section.replacen(ITERATOR[0], ITERATOR[1], 1);
         let function = kernel.function(&function).ok_or_else(|| absent(section))?;
         let sections = [(section, ProgramKind::iterator(function), section)];
@@ -140,7 +140,7 @@ impl Program {
         let code = self.linked(&maps)?;
         match call::load(self.kind, self.name, LICENSE, &code, &mut []) {
             Ok(program) => Ok(program),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
+            Err(error) if matches!(Errno::of(&error), Some(Errno::EPERM | Errno::ENOSYS)) => {
                 Err(BpfError::of(CALL, error))
             }
             Err(error) => self.load_aloud(&code, error),

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
+use fourtuple_syscalls::Errno;
+
 use crate::call::{self, ObjectKind};
 use crate::error::BpfError;
 
@@ -52,7 +54,7 @@ impl Objects {
                     Ok(_) => {
                         there.insert(number);
                     }
-                    Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                    Err(error) if Errno::of(&error) == Some(Errno::ENOENT) => {}
                     Err(error) => return Err(BpfError::of(kind.call(), error)),
                 }
             }

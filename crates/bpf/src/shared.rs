@@ -7,6 +7,8 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
+use fourtuple_syscalls::Errno;
+
 /// A type that the kernel, BPF programs and forked processes may change at any time.
 ///
 /// # Safety
@@ -43,8 +45,7 @@ impl<T: AllAtomic> Shared<T> {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let value =
-            NonNull::new(start.cast::<T>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+        let value = NonNull::new(start.cast::<T>()).ok_or_else(|| io::Error::from(Errno::EFAULT))?;
         Ok(Shared { value, owns: PhantomData })
     }
 }

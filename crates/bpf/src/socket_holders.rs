@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::include_bytes_aligned;
+use fourtuple_syscalls::Errno;
 
 use crate::call;
 use crate::error::BpfError;
@@ -53,7 +54,7 @@ impl SocketHolders {
         let absent = |call, what, source| BpfError::Absent { call, what, source };
         let namespace = fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino());
         if namespace.as_ref().ok() != Some(&INITIAL) {
-            let source = namespace.err().unwrap_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+            let source = namespace.err().unwrap_or_else(|| io::Error::from(Errno::EOPNOTSUPP));
             return Err(absent("stat(/proc/self/ns/pid)", "the initial PID namespace", source));
         }
         let kernel = TypeInfo::read().map_err(|error| {
@@ -81,7 +82,7 @@ impl SocketHolders {
                 Ok(0) => return Ok(()),
                 Ok(length) => filled += length,
                 // EAGAIN: the kernel has looked at many objects without output and lets other tasks run (bpf_seq_read).
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => continue,
+                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR | Errno::EAGAIN)) => continue,
                 Err(error) => return Err(BpfError::of("read() of a BPF iterator", error)),
             }
             let (records, rest) = self.buffer[..filled].as_chunks::<RECORD>();

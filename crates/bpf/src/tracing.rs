@@ -15,14 +15,13 @@ use aya::programs::{
     RawTracePoint,
 };
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use fourtuple_syscalls::Errno;
 
 use crate::call;
 use crate::error::BpfError;
 
 const LOAD: &str = "bpf(BPF_PROG_LOAD)";
 const ATTACH: &str = "bpf(BPF_RAW_TRACEPOINT_OPEN)";
-/// The errno of a kernel that cannot attach to functions; libc has no name for it.
-const ENOTSUPP: i32 = 524;
 const TRAMPOLINES: &str = "fentry and fexit (CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)";
 
 /// Octaves of the histograms, which reach 2^36 ns (69 s).
@@ -93,7 +92,7 @@ impl Programs {
             call: "open(/sys/kernel/btf/vmlinux)",
             what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
                    kernels of the large distributions have it",
-            source: io_error(&error).unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
+            source: io_error(&error).unwrap_or_else(|| io::Error::from(Errno::ENOENT)),
         })?;
         let mut loader = EbpfLoader::new();
         for (map, size) in sizes {
@@ -249,7 +248,7 @@ fn no_trampoline(error: BpfError, may_trace: bool) -> BpfError {
         // The kernel may load the program even so. Then ftrace does not know the function, the kernel has no ftrace, or
         // another program has changed the call.
         BpfError::Call { call, source }
-            if matches!(source.raw_os_error(), Some(ENOTSUPP | libc::EINVAL | libc::EBUSY)) =>
+            if matches!(Errno::of(&source), Some(Errno::ENOTSUPP | Errno::EINVAL | Errno::EBUSY)) =>
         {
             BpfError::Absent { call, what: TRAMPOLINES, source }
         }
@@ -268,16 +267,14 @@ fn refusal(
     error: ProgramError,
 ) -> BpfError {
     match error {
-        ProgramError::Btf(_) => BpfError::Absent {
-            call: LOAD,
-            what: tracepoint,
-            source: io::Error::from_raw_os_error(libc::ENOENT),
-        },
+        ProgramError::Btf(_) => {
+            BpfError::Absent { call: LOAD, what: tracepoint, source: io::Error::from(Errno::ENOENT) }
+        }
         ProgramError::LoadError { io_error, verifier_log } => {
             let log = verifier_log.to_string();
             // Without CAP_PERFMON the verifier forbids pointer arithmetic that speculation could misuse.
             let needs_permission =
-                io_error.raw_os_error() == Some(libc::EPERM) || log.contains("prohibited for !root");
+                Errno::of(&io_error) == Some(Errno::EPERM) || log.contains("prohibited for !root");
             if log.trim().is_empty() || needs_permission {
                 return BpfError::of(LOAD, io_error);
             }
@@ -373,10 +370,6 @@ mod tests {
     // SAFETY: integers without holes, in the layout of the map's values.
     unsafe impl Pod for Counts {}
 
-    fn errno(number: i32) -> io::Error {
-        io::Error::from_raw_os_error(number)
-    }
-
     #[test]
     fn a_missing_tracepoint_is_named() {
         let missing = BtfError::UnknownBtfTypeName { type_name: "btf_trace_fib_table_lookup".to_owned() };
@@ -386,19 +379,19 @@ mod tests {
 
     #[test]
     fn a_function_that_cannot_be_attached_to_is_absent() {
-        for number in [ENOTSUPP, libc::EINVAL, libc::EBUSY] {
-            let error = no_trampoline(BpfError::of(ATTACH, errno(number)), true);
+        for errno in [Errno::ENOTSUPP, Errno::EINVAL, Errno::EBUSY] {
+            let error = no_trampoline(BpfError::of(ATTACH, errno.into()), true);
             assert!(matches!(error, BpfError::Absent { what: TRAMPOLINES, .. }), "{error:?}");
         }
-        let error = no_trampoline(BpfError::of(ATTACH, errno(libc::ENOMEM)), true);
+        let error = no_trampoline(BpfError::of(ATTACH, Errno::ENOMEM.into()), true);
         assert!(matches!(error, BpfError::Call { .. }), "{error:?}");
     }
 
     #[test]
     fn a_refusal_is_a_missing_permission_unless_others_attached() {
-        let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), false);
+        let error = no_trampoline(BpfError::of(LOAD, Errno::EPERM.into()), false);
         assert!(matches!(error, BpfError::NotPermitted { .. }), "{error:?}");
-        let error = no_trampoline(BpfError::of(LOAD, errno(libc::EPERM)), true);
+        let error = no_trampoline(BpfError::of(LOAD, Errno::EPERM.into()), true);
         assert!(matches!(error, BpfError::Barred { .. }), "{error:?}");
     }
     /// Each page fault in the kernel runs a program that causes another one.

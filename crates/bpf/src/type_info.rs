@@ -4,6 +4,8 @@
 use std::fs;
 use std::io;
 
+use fourtuple_syscalls::Errno;
+
 /// The type information of the kernel.
 #[derive(Debug)]
 pub(crate) struct TypeInfo {
@@ -31,7 +33,7 @@ const FUNCTION: u32 = 12;
 impl TypeInfo {
     /// Reads the type information of the running kernel.
     pub(crate) fn read() -> io::Result<TypeInfo> {
-        TypeInfo::parse(fs::read(FILE)?).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG))
+        TypeInfo::parse(fs::read(FILE)?).ok_or_else(|| io::Error::from(Errno::EBADMSG))
     }
 
     fn parse(bytes: Vec<u8>) -> Option<TypeInfo> {

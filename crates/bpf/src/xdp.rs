@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use fourtuple_syscalls::Errno;
+
 use crate::call;
 use crate::error::BpfError;
 
@@ -126,15 +128,15 @@ pub(crate) fn attach(program: BorrowedFd<'_>, device: u32, wish: ModeRequest) ->
         ModeRequest::Only(mode) => attach(mode),
         ModeRequest::Either => match attach(Mode::Native) {
             // The driver has no XDP. Other errors occur in generic mode too, or the caller must see them.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => attach(Mode::Generic),
+            Err(error) if Errno::of(&error) == Some(Errno::EOPNOTSUPP) => attach(Mode::Generic),
             result => result,
         },
     };
     result.map_err(|source| {
         const CALL: &str = "bpf(BPF_LINK_CREATE)";
-        match source.raw_os_error() {
-            Some(libc::EBUSY | libc::EEXIST) => BpfError::Busy { call: CALL, source },
-            Some(libc::EOPNOTSUPP) => {
+        match Errno::of(&source) {
+            Some(Errno::EBUSY | Errno::EEXIST) => BpfError::Busy { call: CALL, source },
+            Some(Errno::EOPNOTSUPP) => {
                 BpfError::Absent { call: CALL, what: "XDP in the driver of this device", source }
             }
             _ => BpfError::or_absent(CALL, "links for XDP (Linux 5.9)", source),

@@ -13,7 +13,7 @@ use cgroup::Cgroup;
 use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::{Destination, FixPortsSettings, LeftAlone, NamespacePorts};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{netns, option};
+use fourtuple_syscalls::{Errno, netns, option};
 use fourtuple_testing::{StopOnDrop, in_namespace, listener, set_sysctl};
 
 const LOW: u16 = 20_000;
@@ -111,7 +111,7 @@ fn fills_every_port(test: &str, address: &str, name: &str) {
     assert!(drawn > u64::from(PORTS) / 4, "{counters:?}");
     assert!(below > u64::from(PORTS) / 20, "{counters:?}");
     let error = connect(named(first)).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(99), "EADDRNOTAVAIL: {error}");
+    assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL), "{error}");
     // Another destination uses the same ports again.
     let _shared = fill(named(second));
     let again = fix.counters().unwrap();

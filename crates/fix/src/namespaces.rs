@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 use fourtuple_host::sysctl;
-use fourtuple_syscalls::errno::{EMFILE, ENFILE};
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::{netns, resource, route, sock_diag};
 use ipnet::IpNet;
 
@@ -216,7 +216,7 @@ pub(crate) fn within<T: Send>(
 /// Returns the processes in a cgroup and the cgroups below it. An error: no descriptor is left.
 fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
     // A cgroup may be removed in the meantime.
-    let is_exhausted = |error: &io::Error| matches!(error.raw_os_error(), Some(EMFILE | ENFILE));
+    let is_exhausted = |error: &io::Error| matches!(Errno::of(error), Some(Errno::EMFILE | Errno::ENFILE));
     let text = match fs::read_to_string(cgroup.join("cgroup.procs")) {
         Err(error) if is_exhausted(&error) => return Err(error),
         text => text.unwrap_or_default(),

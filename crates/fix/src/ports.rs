@@ -13,7 +13,7 @@ use fourtuple_bpf::fix_ports::{
 };
 use fourtuple_bpf::{BpfError, FixPorts};
 use fourtuple_record::{FixNamespace, FixPortsResults, FixPortsTuple, Remark};
-use fourtuple_syscalls::resource;
+use fourtuple_syscalls::{Errno, resource};
 use ipnet::IpNet;
 
 use crate::calibrate::{Calibration, calibrate};
@@ -335,9 +335,8 @@ impl<'a> Session<'a> {
 
 /// Ignores that a table is full: what has no entry is left alone and counted.
 fn unless_full(result: Result<(), BpfError>) -> Result<(), BpfError> {
-    const E2BIG: i32 = 7;
     match result {
-        Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(E2BIG) => Ok(()),
+        Err(BpfError::Call { source, .. }) if Errno::of(&source) == Some(Errno::E2BIG) => Ok(()),
         other => other,
     }
 }

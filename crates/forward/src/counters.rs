@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fourtuple_syscalls::Errno;
+
 /// The reason why a packet was not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Drop {
@@ -74,18 +76,14 @@ impl Drop {
                 Drop::Unreachable
             }
             // The standard library has no kinds for ENOBUFS and EMSGSIZE.
-            _ => match error.raw_os_error() {
-                Some(NO_BUFFER) => Drop::QueueFull,
-                Some(TOO_LONG) => Drop::TooLong,
+            _ => match Errno::of(error) {
+                Some(Errno::ENOBUFS) => Drop::QueueFull,
+                Some(Errno::EMSGSIZE) => Drop::TooLong,
                 _ => Drop::Other,
             },
         }
     }
 }
-
-/// ENOBUFS and EMSGSIZE on Linux, on all architectures of Rust except MIPS and SPARC.
-const NO_BUFFER: i32 = 105;
-const TOO_LONG: i32 = 90;
 
 /// The counters of one plane. Only the thread of the plane writes them.
 #[derive(Debug, Default)]

@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_failed_route_lookup_is_an_error() {
-        let mut fails = |_| Err(io::Error::from_raw_os_error(24));
+        let mut fails = |_| Err(fourtuple_syscalls::Errno::EMFILE.into());
         let here = address("0.0.0.0:1");
         let result = refuse_where(&[here], &[vec![address("192.0.2.1:1")]], &mut fails);
         assert!(matches!(result, Err(ForwardError::Call { .. })));

@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn check_reports_a_failed_plane_once() {
         let forward = Forward::new(Link::new(([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into()), 1);
-        let broken = || Err(io::Error::from_raw_os_error(9));
+        let broken = || Err(fourtuple_syscalls::Errno::EBADF.into());
         let thread = thread::spawn(broken);
         while !thread.is_finished() {
             thread::yield_now();

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::datagram::{LONGEST, Outgoing, SEGMENTS};
 use fourtuple_syscalls::socket::{self, Transport};
 
@@ -389,12 +390,8 @@ impl Targets {
 /// Returns whether socket(2) or connect(2) failed for lack of a resource that each client takes. connect(2) returns EAGAIN when no
 /// ephemeral port is free.
 fn is_exhausted(error: &io::Error) -> bool {
-    const ENOMEM: i32 = 12;
-    const ENFILE: i32 = 23;
-    const EMFILE: i32 = 24;
-    const ENOBUFS: i32 = 105;
     error.kind() == io::ErrorKind::WouldBlock
-        || matches!(error.raw_os_error(), Some(ENOMEM | ENFILE | EMFILE | ENOBUFS))
+        || matches!(Errno::of(error), Some(Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::ENOBUFS))
 }
 
 #[cfg(test)]

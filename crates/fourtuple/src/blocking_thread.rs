@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fourtuple_syscalls::errno;
+use fourtuple_syscalls::Errno;
 use tokio::runtime::Handle;
 
 /// Runs `work` on a blocking thread of the current runtime. A panic of `work` continues in the caller.
@@ -38,5 +38,5 @@ pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 }
 
 fn no_thread() -> io::Error {
-    io::Error::from_raw_os_error(errno::EAGAIN)
+    io::Error::from(Errno::EAGAIN)
 }

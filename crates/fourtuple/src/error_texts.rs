@@ -5,15 +5,15 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use fourtuple_syscalls::Errno;
+
 use crate::dial::{BuildError, DialError, SourcePool, Strategy, Uncounted};
 use crate::listen::{AcceptPolicy, Family, ListenError};
 use crate::ports::{PortRange, PortSet};
 use crate::spread::{ControlFilter, DeviceName, Selector, UdpGroupError};
 
-const EACCES: i32 = 13;
-
 fn io_error() -> io::Error {
-    io::Error::from_raw_os_error(EACCES)
+    io::Error::from(Errno::EACCES)
 }
 
 fn address() -> SocketAddr {
@@ -176,9 +176,6 @@ fn errors_become_io_errors_of_a_fitting_kind() {
 
 #[test]
 fn errors_of_servers_tell_a_retry_from_a_change() {
-    const ENOSPC: i32 = 28;
-    const EMFILE: i32 = 24;
-    const EADDRINUSE: i32 = 98;
     let policy = AcceptPolicy::Dispatcher;
     let is_exceptional = |error: &ListenError| {
         matches!(error, ListenError::Full { .. }) || matches!(error, ListenError::PathInUse { .. })
@@ -192,13 +189,13 @@ fn errors_of_servers_tell_a_retry_from_a_change() {
     }
     assert!(ListenError::NoDispatcher { policy, why: "why" }.is_retryable());
     let selector = Selector::Random;
-    for errno in [EADDRINUSE, EMFILE, ENOSPC] {
-        let cause = || io::Error::from_raw_os_error(errno);
+    for errno in [Errno::EADDRINUSE, Errno::EMFILE, Errno::ENOSPC] {
+        let cause = || io::Error::from(errno);
         for (call, port) in [("bind()", 0), ("bind()", 80), ("socket()", 0)] {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             let listen = ListenError::Call { call, endpoint: address.into(), error: cause() };
             let group = UdpGroupError::Call { call, address, error: cause() };
-            let is_exhausted = (errno, call, port) == (EADDRINUSE, "bind()", 0);
+            let is_exhausted = (errno, call, port) == (Errno::EADDRINUSE, "bind()", 0);
             assert!(listen.is_retryable() && group.is_retryable(), "{listen}, {group}");
             assert_eq!([listen.is_exhausted(), group.is_exhausted()], [is_exhausted; 2], "{listen}, {group}");
         }

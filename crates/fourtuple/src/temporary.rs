@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::Errno;
 
 /// Returns whether the same system call may succeed later: the host may get descriptors, memory or a route.
 pub(crate) fn is_temporary(error: &io::Error) -> bool {
@@ -16,14 +16,14 @@ pub(crate) fn is_temporary(error: &io::Error) -> bool {
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::OutOfMemory
         | io::ErrorKind::WouldBlock => true,
-        _ => matches!(errno_name(error).as_str(), "EMFILE" | "ENFILE" | "ENOBUFS"),
+        _ => matches!(Errno::of(error), Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS)),
     }
 }
 
 /// Returns whether the same system call of a server may succeed later: as [`is_temporary`], or another process may give up the address
 /// (EADDRINUSE), the device (EBUSY) or watches of epoll (ENOSPC).
 pub(crate) fn is_temporary_for_server(error: &io::Error) -> bool {
-    is_temporary(error) || matches!(errno_name(error).as_str(), "EADDRINUSE" | "EBUSY" | "ENOSPC")
+    is_temporary(error) || matches!(Errno::of(error), Some(Errno::EADDRINUSE | Errno::EBUSY | Errno::ENOSPC))
 }
 
 /// Returns whether [`is_temporary_for_server`] is true for the error of a system call in this chain of errors.

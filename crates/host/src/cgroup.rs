@@ -4,8 +4,9 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fourtuple_syscalls::Errno;
+
 /// No file system of this type is mounted.
-const ENODEV: i32 = 19;
 
 /// Returns the mount point of the root of the cgroup2 file system that this process sees: in a cgroup namespace, of the root of
 /// the namespace.
@@ -15,7 +16,7 @@ const ENODEV: i32 = 19;
 /// ENODEV: none is mounted; an error of reading /proc/self/mountinfo.
 pub fn mount_point(root: &Path) -> io::Result<PathBuf> {
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo"))?;
-    let found = mounts.lines().find_map(of_line).ok_or_else(|| io::Error::from_raw_os_error(ENODEV))?;
+    let found = mounts.lines().find_map(of_line).ok_or_else(|| io::Error::from(Errno::ENODEV))?;
     Ok(PathBuf::from(found))
 }
 

@@ -72,7 +72,7 @@ impl Datagrams {
                     Ok(_) => batch.iter().for_each(|datagram| self.replies.answer(datagram)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => self.replies.counts.error(&errno_name(&error)),
+                    Err(error) => self.replies.counts.error(&errno_name(&error).to_string()),
                 }
             }
         }
@@ -97,7 +97,7 @@ impl Replies {
         self.work.serve();
         match self.send(datagram.bytes, client, hops) {
             Ok(count) => self.counts.sent_bytes.add(count as u64),
-            Err(error) => self.counts.error(&errno_name(&error)),
+            Err(error) => self.counts.error(&errno_name(&error).to_string()),
         }
     }
 

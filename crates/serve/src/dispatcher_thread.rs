@@ -50,6 +50,7 @@ impl DispatcherThread {
             ("dispatcher accept: EMFILE", stats.out_of_process_descriptors),
             ("dispatcher accept: ENFILE", stats.out_of_host_descriptors),
             ("dispatcher accept: ENOMEM", stats.out_of_memory),
+            ("dispatcher accept: other", stats.other_failed_accepts),
             ("dispatcher epoll_ctl: ENOSPC", stats.unwatched),
             ("dispatcher lost: EMFILE", stats.lost),
             ("idle-closed", stats.idle_closed),

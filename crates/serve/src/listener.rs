@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fourtuple::listen::{AcceptPolicy, SocketPath, bind_path};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{Endpoint, errno_name};
+use fourtuple_syscalls::{Endpoint, Errno};
 
 use crate::error::ServeError;
 
@@ -118,10 +118,10 @@ fn set(call: &'static str, endpoint: &Endpoint, answer: io::Result<Answer>) -> R
 }
 
 fn listen_error(call: &'static str, endpoint: &Endpoint, source: io::Error) -> ServeError {
-    let hint = match errno_name(&source).as_str() {
-        "EADDRINUSE" => "; stop the program that has it, or take another port",
-        "EADDRNOTAVAIL" => "; the address must be one of this host",
-        "EACCES" => {
+    let hint = match Errno::of(&source) {
+        Some(Errno::EADDRINUSE) => "; stop the program that has it, or take another port",
+        Some(Errno::EADDRNOTAVAIL) => "; the address must be one of this host",
+        Some(Errno::EACCES) => {
             "; ports below net.ipv4.ip_unprivileged_port_start (1024) need root, a path a directory to write in"
         }
         _ => "",

@@ -105,7 +105,7 @@ impl PolicyWorker {
                 return Next::Keep;
             }
             Err(error) => {
-                self.counts.error(&errno_name(&error));
+                self.counts.error(&errno_name(&error).to_string());
                 return Next::Close;
             }
         };
@@ -131,7 +131,7 @@ impl PolicyWorker {
                 Next::Close
             }
             Err(error) => {
-                self.counts.error(&errno_name(&error));
+                self.counts.error(&errno_name(&error).to_string());
                 Next::Close
             }
         }
@@ -187,7 +187,7 @@ impl PolicyWorker {
             && u64::from(connection.served()) >= every
         {
             if let Err(error) = option::set_reset_on_close(connection.as_fd()) {
-                self.counts.error(&errno_name(&error));
+                self.counts.error(&errno_name(&error).to_string());
             }
             return Next::Close;
         }
@@ -200,11 +200,12 @@ impl PolicyWorker {
 }
 
 /// Returns the failures since `before`, by name.
-fn failures(now: &SeatStats, before: &SeatStats) -> [(&'static str, u64); 5] {
+fn failures(now: &SeatStats, before: &SeatStats) -> [(&'static str, u64); 6] {
     [
         ("accept: EMFILE", now.out_of_process_descriptors - before.out_of_process_descriptors),
         ("accept: ENFILE", now.out_of_host_descriptors - before.out_of_host_descriptors),
         ("accept: ENOMEM", now.out_of_memory - before.out_of_memory),
+        ("accept: other", now.other_failed_accepts - before.other_failed_accepts),
         ("epoll_ctl: ENOSPC", now.unwatched - before.unwatched),
         ("idle-closed", now.idle_closed - before.idle_closed),
     ]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::{errno_name, option, socket};
+use fourtuple_syscalls::socket::AcceptFailure;
+use fourtuple_syscalls::{Errno, errno_name, option, socket};
 
 use crate::connection::{Connection, Next};
 use crate::counts::Counts;
@@ -167,17 +168,19 @@ impl Worker {
     }
 
     fn not_accepted(&mut self, error: &io::Error) -> io::Result<()> {
-        let name = errno_name(error);
-        match name.as_str() {
-            "EAGAIN" | "EINTR" => return Ok(()),
-            "EMFILE" | "ENFILE" | "ENOBUFS" | "ENOMEM" => {
+        match AcceptFailure::of(error) {
+            AcceptFailure::Wait => return Ok(()),
+            AcceptFailure::Retry => {}
+            AcceptFailure::Pause => {
                 // The listener stays readable: without the removal epoll_wait() would return at once in a busy loop.
                 self.epoll.remove(self.listener.socket.as_fd())?;
                 self.accept_after = Some(Instant::now() + BACK_OFF);
             }
-            _ => {}
+            // The thread that stops the worker may have shut the listener down.
+            AcceptFailure::Fatal if self.stop.is_set() => return Ok(()),
+            AcceptFailure::Fatal => return Err(Errno::of(error).map_or(error.kind().into(), io::Error::from)),
         }
-        self.counts.error(&format!("accept: {name}"));
+        self.counts.error(&format!("accept: {}", errno_name(error)));
         Ok(())
     }
 
@@ -189,7 +192,7 @@ impl Worker {
         match added {
             Ok(()) => drop(self.connections.insert(connection)),
             // The limit fs.epoll.max_user_watches, or no memory: only this connection is closed.
-            Err(error) if matches!(errno_name(&error).as_str(), "ENOSPC" | "ENOMEM") => {
+            Err(error) if matches!(Errno::of(&error), Some(Errno::ENOSPC | Errno::ENOMEM)) => {
                 self.counts.error(&format!("epoll_ctl: {}", errno_name(&error)));
             }
             Err(error) => return Err(error),
@@ -259,7 +262,7 @@ impl Worker {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Wait,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    self.counts.error(&errno_name(&error));
+                    self.counts.error(&errno_name(&error).to_string());
                     return Next::Close;
                 }
             };
@@ -349,7 +352,7 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.counts.error(&errno_name(&error));
+                    self.counts.error(&errno_name(&error).to_string());
                     return SendOutcome::Failed;
                 }
             }
@@ -362,7 +365,7 @@ impl Worker {
             && connection.responses >= every
         {
             if let Err(error) = option::set_reset_on_close(connection.socket.as_fd()) {
-                self.counts.error(&errno_name(&error));
+                self.counts.error(&errno_name(&error).to_string());
             }
             return Next::Close;
         }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::Errno;
+
 /// The address of a socket: an IP address with a port, or a path in the file system.
 ///
 /// The enum is exhaustive on purpose: a program that matches it handles every family that this library knows, and another family would
@@ -195,7 +197,7 @@ impl RawAddress {
             libc::AF_INET6 => SHORTEST_IPV6,
             _ => usize::MAX,
         };
-        if length < least { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { self.to_std() }
+        if length < least { Err(io::Error::from(Errno::EINVAL)) } else { self.to_std() }
     }
 }
 

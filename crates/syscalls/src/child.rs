@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::seccomp::{self, Facility};
-use crate::{check, resource};
+use crate::{Errno, check, resource};
 
 /// Makes `command` start with RLIMIT_NOFILE, soft and hard, at `limit`.
 pub fn limit_descriptors(command: &mut Command, limit: u64) {
@@ -74,7 +74,7 @@ pub fn end_with_this_thread(command: &mut Command) {
             Ok(())
         } else {
             // The parent ended before prctl(2), so the kernel will send no signal.
-            Err(io::Error::from_raw_os_error(libc::ESRCH))
+            Err(io::Error::from(Errno::ESRCH))
         }
     };
     // SAFETY: the closure runs in the forked child before exec; it makes two system calls and allocates nothing.

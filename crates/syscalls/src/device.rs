@@ -6,9 +6,9 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::check;
 use crate::netlink;
 use crate::socket::{self, Transport};
+use crate::{Errno, check};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
@@ -34,7 +34,7 @@ const ADDRESS_HEADER: usize = 8;
 
 /// Returns the index of a device in the calling thread's network namespace. ENODEV: there is no device with this name.
 pub fn index(name: &str) -> io::Result<u32> {
-    let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    let name = CString::new(name).map_err(|_| io::Error::from(Errno::ENODEV))?;
     // SAFETY: the name is terminated and outlives the call.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
         0 => Err(io::Error::last_os_error()),
@@ -203,8 +203,7 @@ fn set_flags(name: &str, flags: libc::c_int) -> io::Result<()> {
 /// EINVAL: the device does not support this MTU. EPERM without CAP_NET_ADMIN.
 pub fn set_mtu(name: &str, mtu: u32) -> io::Result<()> {
     let mut request = request(name)?;
-    request.ifr_ifru.ifru_mtu =
-        libc::c_int::try_from(mtu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    request.ifr_ifru.ifru_mtu = libc::c_int::try_from(mtu).map_err(|_| io::Error::from(Errno::EINVAL))?;
     let control = control_socket()?;
     // SAFETY: SIOCSIFMTU reads one ifreq with a terminated name.
     check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSIFMTU as _, &raw mut request) }).map(drop)
@@ -234,7 +233,7 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: ifreq is plain data for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
-        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        return Err(io::Error::from(Errno::ENODEV));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::check;
+use crate::{Errno, check};
 
 /// The events of a descriptor to report, and the mode of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +141,7 @@ impl Epoll {
                 0_usize,
             ) as libc::c_int
         });
-        if result
-            .as_ref()
-            .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)))
+        if result.as_ref().is_err_and(|error| matches!(Errno::of(error), Some(Errno::ENOSYS | Errno::EPERM)))
         {
             let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             let timeout =

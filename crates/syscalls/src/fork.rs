@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{check, signals};
+use crate::{Errno, check, signals};
 
 /// Returns a number that is the same for all threads of this process and differs from the parent's number.
 ///
@@ -215,7 +215,7 @@ fn next_change(kind: libc::idtype_t, id: u32) -> io::Result<Option<(u32, Change)
     let mut found: libc::siginfo_t = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one siginfo_t.
     match check(unsafe { libc::waitid(kind, id, &raw mut found, ANY | libc::WNOHANG | libc::WNOWAIT) }) {
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(None),
+        Err(error) if Errno::of(&error) == Some(Errno::ECHILD) => return Ok(None),
         result => result?,
     };
     // SAFETY: waitid() fills in these fields, or leaves zeroes.
@@ -240,7 +240,7 @@ fn reap(process: u32, change: Change) -> io::Result<()> {
     // SAFETY: the kernel writes no information if the pointer is null.
     match check(unsafe { libc::waitid(libc::P_PID, process, ptr::null_mut(), kind | libc::WNOHANG) }) {
         // Another thread of this process has waited for it.
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(()),
+        Err(error) if Errno::of(&error) == Some(Errno::ECHILD) => Ok(()),
         result => result.map(drop),
     }
 }

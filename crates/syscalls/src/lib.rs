@@ -58,6 +58,7 @@ pub mod user_notification;
 pub mod veth;
 
 pub use address::{Endpoint, EndpointParseError};
+pub use errno::{Errno, errno_name};
 
 /// Converts the result of a call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -76,52 +77,4 @@ pub fn is_of_source(error: &io::Error, took: Duration) -> bool {
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => took < AT_ONCE,
         _ => false,
     }
-}
-
-/// Returns the name of an errno that dialing, binding or namespaces may return, or `errno N` for other numbers.
-pub fn errno_name(error: &io::Error) -> String {
-    let Some(errno) = error.raw_os_error() else {
-        return error.kind().to_string();
-    };
-    let name = match errno {
-        libc::EACCES => "EACCES",
-        libc::EADDRINUSE => "EADDRINUSE",
-        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL",
-        libc::EAFNOSUPPORT => "EAFNOSUPPORT",
-        libc::EAGAIN => "EAGAIN",
-        libc::EALREADY => "EALREADY",
-        libc::EBADF => "EBADF",
-        libc::ECONNABORTED => "ECONNABORTED",
-        libc::EBUSY => "EBUSY",
-        libc::EEXIST => "EEXIST",
-        libc::EOPNOTSUPP => "EOPNOTSUPP",
-        libc::E2BIG => "E2BIG",
-        libc::ECONNREFUSED => "ECONNREFUSED",
-        libc::ECONNRESET => "ECONNRESET",
-        libc::EHOSTUNREACH => "EHOSTUNREACH",
-        libc::EINPROGRESS => "EINPROGRESS",
-        libc::EINTR => "EINTR",
-        libc::EINVAL => "EINVAL",
-        libc::EIO => "EIO",
-        libc::EMSGSIZE => "EMSGSIZE",
-        libc::EISCONN => "EISCONN",
-        libc::EMFILE => "EMFILE",
-        libc::ENETDOWN => "ENETDOWN",
-        libc::ENETUNREACH => "ENETUNREACH",
-        libc::ENFILE => "ENFILE",
-        libc::ENOBUFS => "ENOBUFS",
-        libc::ENODEV => "ENODEV",
-        libc::ENOENT => "ENOENT",
-        libc::ENOMEM => "ENOMEM",
-        libc::ENOPROTOOPT => "ENOPROTOOPT",
-        libc::ENOSPC => "ENOSPC",
-        libc::ENOSYS => "ENOSYS",
-        libc::EPERM => "EPERM",
-        libc::EPROTONOSUPPORT => "EPROTONOSUPPORT",
-        libc::EPIPE => "EPIPE",
-        libc::EROFS => "EROFS",
-        libc::ETIMEDOUT => "ETIMEDOUT",
-        _ => return format!("errno {errno}"),
-    };
-    name.to_owned()
 }

@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use crate::{Endpoint, check, option, socket};
+use crate::{Endpoint, Errno, check, option, socket};
 
 /// Opens a connected pair of SOCK_SEQPACKET sockets, close-on-exec and non-blocking. They preserve message boundaries.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -16,9 +16,6 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     // SAFETY: the call above returned two new descriptors, which have no other owner.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
-
-/// Errno of [`send`] if the user has more descriptors in flight than RLIMIT_NOFILE.
-pub const TOO_MANY: i32 = libc::ETOOMANYREFS;
 
 /// The maximum number of descriptors in one message (SCM_MAX_FD, include/net/scm.h).
 pub const MOST: usize = 253;
@@ -109,7 +106,7 @@ pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize
         return Err(io::Error::other("the message is longer than the room for it"));
     }
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        return Err(io::Error::from(Errno::EMFILE));
     }
     Ok((count, descriptors))
 }

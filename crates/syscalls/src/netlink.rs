@@ -4,7 +4,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::{check, socket};
+use crate::{Errno, check, socket};
 
 /// Sends a dump request of `kind` with `body` and passes the body of each reply to `answer` until the dump ends.
 ///
@@ -31,7 +31,7 @@ pub(crate) fn ask_again(
     const TRIES: u32 = 10;
     for _ in 1..TRIES {
         match ask(protocol, kind, true, body, &mut answer) {
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+            Err(error) if Errno::of(&error) == Some(Errno::EAGAIN) => {}
             result => return result,
         }
     }
@@ -76,7 +76,7 @@ fn request(
         is_inconsistent |= has_changed(&buffer[..length]);
         if read_datagram(&buffer[..length], &mut answer)? {
             // The table changed during the dump, so that entries may be missing. The caller may repeat the request.
-            return if is_inconsistent { Err(io::Error::from_raw_os_error(libc::EAGAIN)) } else { Ok(()) };
+            return if is_inconsistent { Err(io::Error::from(Errno::EAGAIN)) } else { Ok(()) };
         }
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn read_datagram(mut datagram: &[u8], answer: &mut impl FnMut(&[u8]))
         let length = header.nlmsg_len as usize;
         if !(HEADER..=datagram.len()).contains(&length) {
             // The rest of the message is missing.
-            return Err(io::Error::from_raw_os_error(libc::EBADMSG));
+            return Err(io::Error::from(Errno::EBADMSG));
         }
         let body = &datagram[HEADER..length];
         match i32::from(header.nlmsg_type) {

@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use crate::check;
+use crate::{Errno, check};
 
 /// IP_LOCAL_PORT_RANGE (include/uapi/linux/in.h, Linux 6.3), which libc does not define.
 pub const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
@@ -73,7 +73,7 @@ fn set<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, v
 fn answer(result: io::Result<()>) -> io::Result<Answer> {
     match result {
         Ok(()) => Ok(Answer::Done),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(Answer::Absent),
+        Err(error) if Errno::of(&error) == Some(Errno::ENOPROTOOPT) => Ok(Answer::Absent),
         Err(error) => Err(error),
     }
 }
@@ -363,7 +363,7 @@ pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Res
 fn attach(socket: BorrowedFd<'_>, name: libc::c_int, program: &[Instruction]) -> io::Result<()> {
     let mut filter: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let length = u16::try_from(filter.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let length = u16::try_from(filter.len()).map_err(|_| io::Error::from(Errno::EINVAL))?;
     let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
     // SAFETY: the program describes `filter`, which outlives the call; the kernel copies it.
     check(unsafe {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use io_uring::IoUring;
 
 use crate::netlink::uninterrupted;
-use crate::{check, fork, resource, socket};
+use crate::{Errno, check, fork, resource, socket};
 
 /// Number of descriptors per call, below the limit of one SCM_RIGHTS message (SCM_MAX_FD is 253).
 const BATCH: usize = 250;
@@ -47,8 +47,8 @@ impl Parking {
             // no sparse tables (IORING_RSRC_REGISTER_SPARSE).
             Err(error)
                 if matches!(
-                    error.raw_os_error(),
-                    Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL)
+                    Errno::of(&error),
+                    Some(Errno::ENOSYS | Errno::EPERM | Errno::EACCES | Errno::EINVAL)
                 ) =>
             {
                 Parking::with(PlaceKind::Holders)

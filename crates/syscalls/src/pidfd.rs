@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::check;
+use crate::{Errno, check};
 
 /// PIDFD_THREAD (include/uapi/linux/pidfd.h, Linux 6.9), which has the value of O_EXCL.
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
@@ -39,7 +39,7 @@ impl Pidfd {
     /// ESRCH: no such thread.
     pub fn of_thread(id: u32) -> io::Result<(Pidfd, Opened)> {
         match open(id, PIDFD_THREAD) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => of_process_of(id),
+            Err(error) if Errno::of(&error) == Some(Errno::EINVAL) => of_process_of(id),
             result => result.map(|thread| (thread, Opened::Thread)),
         }
     }
@@ -96,7 +96,7 @@ fn of_process_of(thread: u32) -> io::Result<(Pidfd, Opened)> {
 fn process_of(thread: u32) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
     let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-    id.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
+    id.ok_or_else(|| io::Error::from(Errno::ESRCH))
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
         match this.duplicate(file.as_raw_fd()) {
             Ok(copy) => assert_ne!(copy.as_raw_fd(), file.as_raw_fd()),
             // A sandbox may refuse ptrace(2).
-            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+            Err(error) => assert_eq!(Errno::of(&error), Some(Errno::EPERM)),
         }
         assert_eq!(this.duplicate(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
         this.signal(0).unwrap();

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use crate::{check, netlink, option, socket};
+use crate::{Errno, check, netlink, option, socket};
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
@@ -31,7 +31,7 @@ pub fn source_for(destination: IpAddr) -> io::Result<IpAddr> {
 pub fn find_source(destination: IpAddr) -> io::Result<Option<IpAddr>> {
     match source_for(destination) {
         Ok(source) => Ok(Some(source)),
-        Err(error) if is_no_route(&error) || error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) if is_no_route(&error) || Errno::of(&error) == Some(Errno::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -50,7 +50,7 @@ fn source_by(destination: IpAddr, device: Option<u32>) -> io::Result<IpAddr> {
     look_up(destination, device, |route| {
         source = source.or_else(|| preferred_source(route.get(HEADER..)?));
     })?;
-    source.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+    source.ok_or_else(|| io::Error::from(Errno::ENOENT))
 }
 
 /// Returns whether packets to `destination` are delivered to this host, in the calling thread's network namespace: to
@@ -89,16 +89,18 @@ pub(crate) fn has_local_route(address: IpAddr) -> io::Result<bool> {
 
 /// Returns whether a route lookup failed because there is no route; EAFNOSUPPORT and EOPNOTSUPP: a kernel without IPv6.
 fn is_no_route(error: &io::Error) -> bool {
-    let errnos = [
-        libc::ENETUNREACH,
-        libc::EHOSTUNREACH,
-        libc::EACCES,
-        libc::EINVAL,
-        libc::EAFNOSUPPORT,
-        libc::EOPNOTSUPP,
-        libc::ENETDOWN,
-    ];
-    error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
+    matches!(
+        Errno::of(error),
+        Some(
+            Errno::ENETUNREACH
+                | Errno::EHOSTUNREACH
+                | Errno::EACCES
+                | Errno::EINVAL
+                | Errno::EAFNOSUPPORT
+                | Errno::EOPNOTSUPP
+                | Errno::ENETDOWN
+        )
+    )
 }
 
 /// Adds the rule `prohibit` for packets from `source` (ip-rule(8)) in the calling thread's network namespace: connect()
@@ -180,7 +182,7 @@ impl Changes {
         loop {
             match netlink::uninterrupted(|| socket::receive(self.0.as_fd(), &mut buffer)) {
                 Ok(_) => changed = true,
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
+                Err(error) if Errno::of(&error) == Some(Errno::ENOBUFS) => changed = true,
                 Err(_) => return changed,
             }
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem;
 
-use crate::check;
+use crate::{Errno, check};
 
 /// Returns the processors that the calling thread may run on, in ascending order (sched_getaffinity(2)).
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
@@ -32,7 +32,7 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
 /// EINVAL: this thread may use none of them, or a number is too large for a cpu_set_t.
 pub fn pin_among(cpus: &[usize]) -> io::Result<()> {
     if cpus.iter().any(|cpu| *cpu >= libc::CPU_SETSIZE as usize) {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        return Err(io::Error::from(Errno::EINVAL));
     }
     // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
@@ -90,7 +90,7 @@ mod tests {
         assert!(thread::spawn(|| pin_among(&[])).join().unwrap().is_err(), "on none it could not run");
         for nowhere in [libc::CPU_SETSIZE as usize - 1, usize::MAX] {
             let error = thread::spawn(move || pin_to(nowhere)).join().unwrap().unwrap_err();
-            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+            assert_eq!(Errno::of(&error), Some(Errno::EINVAL));
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
         let before = nice();
         match thread::spawn(move || go_first().map(|()| nice())).join().unwrap() {
             Ok(after) => assert_eq!(after, -20),
-            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EACCES)),
+            Err(error) => assert_eq!(Errno::of(&error), Some(Errno::EACCES)),
         }
         assert_eq!(nice(), before, "other threads stay as they were");
     }

@@ -7,8 +7,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::check;
 use crate::option::IP_LOCAL_PORT_RANGE;
+use crate::{Errno, check};
 
 /// A facility that a host may disable, or that older kernels lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,41 @@ pub fn exhaust_watches() -> io::Result<()> {
 pub fn refuse_watches_from(first: BorrowedFd<'_>) -> io::Result<()> {
     let conditions = [equal(1, libc::EPOLL_CTL_ADD), at_least(2, first.as_raw_fd())];
     install(&[libc::SYS_epoll_ctl], &conditions, libc::ENOSPC)
+}
+
+/// A call that [`fail`] makes fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailingCall {
+    /// accept4(2).
+    Accept,
+    /// connect(2).
+    Connect,
+    /// recvmsg(2).
+    ReceiveMessage,
+    /// recvmmsg(2).
+    ReceiveMessages,
+    /// sendmsg(2).
+    SendMessage,
+    /// sendmmsg(2).
+    SendMessages,
+    /// epoll_ctl(EPOLL_CTL_ADD).
+    AddWatch,
+}
+
+/// Makes each such call fail with `errno` from now on.
+pub fn fail(call: FailingCall, errno: Errno) -> io::Result<()> {
+    let number = match call {
+        FailingCall::Accept => libc::SYS_accept4,
+        FailingCall::Connect => libc::SYS_connect,
+        FailingCall::ReceiveMessage => libc::SYS_recvmsg,
+        FailingCall::ReceiveMessages => libc::SYS_recvmmsg,
+        FailingCall::SendMessage => libc::SYS_sendmsg,
+        FailingCall::SendMessages => libc::SYS_sendmmsg,
+        FailingCall::AddWatch => {
+            return install(&[libc::SYS_epoll_ctl], &[equal(1, libc::EPOLL_CTL_ADD)], errno.number());
+        }
+    };
+    install(&[number], &[], errno.number())
 }
 
 /// A condition on an argument of the call: position, comparison, value.

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use crate::check;
+use crate::{Errno, check};
 
 /// Name of a sealed file of counters in /proc/PID/fd.
 const SEALED: &CStr = c"fourtuple-counters";
@@ -51,7 +51,7 @@ impl Counters {
         };
         // MFD_NOEXEC_SEAL exists since Linux 6.3, and the sysctl vm.memfd_noexec=2 requires it.
         let descriptor = match create(libc::MFD_NOEXEC_SEAL) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(0),
+            Err(error) if Errno::of(&error) == Some(Errno::EINVAL) => create(0),
             result => result,
         }?;
         // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
@@ -79,7 +79,7 @@ impl Counters {
 /// Returns the bytes of `count` numbers. ENOMEM: an address space has no room for them.
 fn length(count: usize) -> io::Result<usize> {
     let length = count.checked_mul(size_of::<AtomicU64>()).filter(|length| isize::try_from(*length).is_ok());
-    length.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+    length.ok_or_else(|| io::Error::from(Errno::ENOMEM))
 }
 
 /// Maps anonymous memory, which processes forked later share.

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+pub use libc::{SIGCHLD, SIGCONT};
+
 use crate::check;
 
 /// A signal mask of a thread.

@@ -5,8 +5,8 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::netlink;
 use crate::socket::Transport;
+use crate::{Errno, netlink};
 
 /// TCP states with their numbers in sock_diag (include/net/tcp_states.h); UDP uses `ESTABLISHED` and `CLOSE`.
 pub mod state {
@@ -128,7 +128,7 @@ pub fn each_member(mut found: impl FnMut(Member)) -> io::Result<()> {
     };
     each(Transport::Tcp, 1 << state::LISTEN)?;
     match each(Transport::Udp, 1 << state::CLOSE) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(error) if Errno::of(&error) == Some(Errno::ENOENT) => Ok(()),
         result => result,
     }
 }
@@ -270,8 +270,8 @@ impl Request {
         if self.transport == Transport::Tcp {
             return match ask(TCPDIAG_GETSOCK, &self.of_both_families(), &mut found) {
                 // The answer to this request if the kernel has no inet_diag.
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    Err(io::Error::from_raw_os_error(libc::ENOENT))
+                Err(error) if Errno::of(&error) == Some(Errno::EOPNOTSUPP) => {
+                    Err(io::Error::from(Errno::ENOENT))
                 }
                 result => result,
             };
@@ -279,7 +279,7 @@ impl Request {
         for family in self.families {
             match ask(SOCK_DIAG_BY_FAMILY, &self.of_family(*family as u8), &mut found) {
                 // A kernel without IPv6 has no handler for the family.
-                Err(error) if *family == libc::AF_INET6 && error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) if *family == libc::AF_INET6 && Errno::of(&error) == Some(Errno::ENOENT) => {}
                 result => result?,
             }
         }
@@ -327,7 +327,7 @@ fn ask(kind: u16, body: &[u8], found: &mut impl FnMut(&Reply, &[u8])) -> io::Res
         Some((reply, attributes)) => found(&reply, attributes),
         None => is_short = true,
     })?;
-    if is_short { Err(io::Error::from_raw_os_error(libc::EBADMSG)) } else { Ok(()) }
+    if is_short { Err(io::Error::from(Errno::EBADMSG)) } else { Ok(()) }
 }
 
 /// Parses a reply. Returns it with the bytes of its attributes.

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::address::{Endpoint, RawAddress};
-use crate::check;
+use crate::{Errno, check};
 
 /// The transport protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,8 +108,8 @@ fn connect_raw(socket: BorrowedFd<'_>, raw: &RawAddress) -> io::Result<Connect> 
     // SAFETY: pointer and length describe one initialised address that outlives the call.
     match check(unsafe { libc::connect(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }) {
         Ok(_) => Ok(Connect::Done),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EINPROGRESS | libc::EINTR) => Ok(Connect::Pending),
+        Err(error) => match Errno::of(&error) {
+            Some(Errno::EINPROGRESS | Errno::EINTR) => Ok(Connect::Pending),
             _ => Err(error),
         },
     }
@@ -147,6 +147,46 @@ pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     })?;
     // SAFETY: the call above returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What a server does after accept(2) has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptFailure {
+    /// It waits for a connection: the queue is empty (EAGAIN), or a signal arrived (EINTR).
+    Wait,
+    /// It calls accept(2) again: the connection is gone from the queue, and the error was of this connection (accept(2), "Error handling").
+    Retry,
+    /// It pauses. Descriptors or memory are lacking, or a filter forbids the call (EPERM, EACCES): the queue keeps the connection, and an
+    /// immediate call would fail too. Also each errno that accept(2) does not document.
+    Pause,
+    /// It ends: the descriptor is not a socket that listens, or the kernel lacks the call.
+    Fatal,
+}
+
+impl AcceptFailure {
+    /// Classifies an error of accept(2). EINVAL, [`AcceptFailure::Fatal`], is also the error of a listener that was shut down.
+    pub fn of(error: &io::Error) -> AcceptFailure {
+        match Errno::of(error) {
+            Some(Errno::EAGAIN | Errno::EINTR) => AcceptFailure::Wait,
+            Some(
+                Errno::ECONNABORTED
+                | Errno::ECONNRESET
+                | Errno::EPROTO
+                | Errno::ENOPROTOOPT
+                | Errno::EOPNOTSUPP
+                | Errno::ENETDOWN
+                | Errno::ENETUNREACH
+                | Errno::EHOSTDOWN
+                | Errno::EHOSTUNREACH
+                | Errno::ENONET
+                | Errno::ETIMEDOUT,
+            ) => AcceptFailure::Retry,
+            Some(Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOTSOCK | Errno::ENOSYS) => {
+                AcceptFailure::Fatal
+            }
+            _ => AcceptFailure::Pause,
+        }
+    }
 }
 
 /// Sends bytes without SIGPIPE (send(2)): EPIPE if the peer has closed.
@@ -248,7 +288,7 @@ pub fn has_peer(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let result = check(unsafe { libc::getpeername(socket.as_raw_fd(), raw.as_mut_ptr(), raw.length_mut()) });
     match result {
         Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(false),
+        Err(error) if Errno::of(&error) == Some(Errno::ENOTCONN) => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::netlink;
+use crate::{Errno, netlink};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
@@ -49,7 +49,7 @@ pub fn create(name: &str, peer: &str, peer_namespace: BorrowedFd<'_>, mtu: u32) 
 ///
 /// ENODEV: there is no device with this name. EPERM without CAP_NET_ADMIN.
 pub fn set_up(name: &str, address: Ipv4Addr, bits: u8) -> io::Result<()> {
-    let zeroed = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let zeroed = CString::new(name).map_err(|_| io::Error::from(Errno::EINVAL))?;
     // SAFETY: the name is a terminated string, which the call only reads.
     let index = unsafe { libc::if_nametoindex(zeroed.as_ptr()) };
     if index == 0 {

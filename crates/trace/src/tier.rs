@@ -57,12 +57,12 @@ impl Reasons {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use fourtuple_syscalls::Errno;
 
     use super::*;
 
     fn absent(what: &'static str) -> BpfError {
-        BpfError::Absent { call: "bpf(BPF_PROG_LOAD)", what, source: io::Error::from_raw_os_error(2) }
+        BpfError::Absent { call: "bpf(BPF_PROG_LOAD)", what, source: Errno::ENOENT.into() }
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
         let attached = attach(None, |tier| match tier {
             Tier::TpBtf => Err(BpfError::Refused {
                 program: "set_state",
-                source: io::Error::from_raw_os_error(22),
+                source: Errno::EINVAL.into(),
                 log: "R1 invalid mem access".to_owned(),
             }),
             Tier::Fexit => Ok(()),
@@ -101,10 +101,7 @@ mod tests {
         let mut tried = Vec::new();
         let refused = attach(None, |tier| {
             tried.push(tier);
-            Err::<(), _>(BpfError::NotPermitted {
-                call: "bpf(BPF_PROG_LOAD)",
-                source: io::Error::from_raw_os_error(1),
-            })
+            Err::<(), _>(BpfError::NotPermitted { call: "bpf(BPF_PROG_LOAD)", source: Errno::EPERM.into() })
         });
         assert!(matches!(refused, Err(TraceError::Bpf(BpfError::NotPermitted { .. }))), "{refused:?}");
         assert_eq!(tried, [Tier::TpBtf]);

@@ -9,13 +9,12 @@ use std::process;
 use std::thread;
 
 use fourtuple_record::{TraceConnectResults, TraceTuple};
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use fourtuple_trace::{Connect, Outcome};
 use traced::{count, to, traced, until_none_missed};
-
-const EADDRNOTAVAIL: i32 = 99;
 
 fn dial(destination: SocketAddr) -> OwnedFd {
     let stream = socket::open(Transport::Tcp, destination, false).unwrap();
@@ -129,7 +128,7 @@ fn connects_after_a_full_range_count_as_retries() {
                 let fail = || {
                     let stream = socket::open(Transport::Tcp, destination, false).unwrap();
                     let error = socket::connect(stream.as_fd(), destination).unwrap_err();
-                    assert_eq!(error.raw_os_error(), Some(EADDRNOTAVAIL));
+                    assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL));
                 };
                 (0..3).for_each(|_| fail());
                 option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();

@@ -6,13 +6,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use fourtuple_trace::{Connect, Protocol};
 use traced::{count, to, traced, tuple, until_none_missed};
 
 const PORTS: u64 = 600;
-const EAGAIN: i32 = 11;
 
 fn udp(destination: SocketAddr) -> Connect {
     Connect { protocol: Protocol::Udp, ..to(destination) }
@@ -25,7 +25,7 @@ fn connect(destination: SocketAddr) -> io::Result<OwnedFd> {
 
 fn refused(destination: SocketAddr) {
     let error = connect(destination).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(EAGAIN), "{error}");
+    assert_eq!(Errno::of(&error), Some(Errno::EAGAIN), "{error}");
 }
 
 fn ports(sockets: &[OwnedFd]) -> Vec<u16> {

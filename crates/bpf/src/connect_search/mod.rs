@@ -1,14 +1,13 @@
 //! Measures on a live system how long connect() searches for a source port, with counts and histograms made in the kernel.
 
 use std::fmt;
-use std::io;
 use std::mem;
 use std::net::IpAddr;
 use std::ptr;
 
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use aya::{Pod, include_bytes_aligned};
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::Errno;
 
 use crate::error::BpfError;
 use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_PORT, HAS_PROCESS, flag};
@@ -242,7 +241,7 @@ impl Totals {
         let numbers = self.errnos.iter().enumerate().map(|(errno, number)| match errno {
             UNKNOWN => ("unknown".to_owned(), *number),
             CLOSED_EARLY => ("closed".to_owned(), *number),
-            errno => (errno_name(&io::Error::from_raw_os_error(errno as i32)), *number),
+            errno => (Errno::new(errno as i32).to_string(), *number),
         });
         numbers.filter(|(_, number)| *number > 0)
     }

@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use fourtuple_bpf::FixAccept;
 use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector, Learner};
 use fourtuple_record::FixAcceptListener;
-use fourtuple_syscalls::errno::{EBADF, ESRCH};
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{Errno, option};
 
 use crate::accept::discover;
 use crate::accept::error::AcceptError;
@@ -171,5 +170,5 @@ pub(super) fn duplicate(handles: &[Handle]) -> Result<Option<OwnedFd>, AcceptErr
 
 /// Returns whether the process or its descriptor is gone.
 fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(EBADF | ESRCH))
+    matches!(Errno::of(error), Some(Errno::EBADF | Errno::ESRCH))
 }

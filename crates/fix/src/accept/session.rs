@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
-use fourtuple_syscalls::errno::EBUSY;
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::Member;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -406,7 +406,7 @@ impl<'a> Session<'a> {
             let entered = self.fix.enter(entry, socket.as_fd(), &candidate.found, is_choice);
             drop(socket);
             match entered {
-                Err(BpfError::Call { source, .. }) if source.raw_os_error() == Some(EBUSY) => {
+                Err(BpfError::Call { source, .. }) if Errno::of(&source) == Some(Errno::EBUSY) => {
                     if Instant::now() > self.deadline {
                         return Err(AcceptError::InUse(candidate.describe()));
                     }

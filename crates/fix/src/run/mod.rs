@@ -29,12 +29,13 @@ use std::time::{Duration, Instant};
 use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::FixPortsSettings;
 use fourtuple_record::{Remark, RunResults};
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::errno::{EBUSY, EINVAL, SIGCHLD};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::privileges;
 use fourtuple_syscalls::shared::Counters;
+use fourtuple_syscalls::signals::SIGCHLD;
 use fourtuple_syscalls::signals::{self, SignalFd};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::user_notification::{Inbox, Listener};
@@ -231,7 +232,7 @@ impl Session<'_> {
     fn run(mut self, chosen: impl FnOnce(&Choice)) -> Result<RunOutcome, RunError> {
         let (number, listener_number) = match self.next()? {
             Message::Ready { process, listener } => (process, listener),
-            Message::Failed(step, errno) => return Err(self.failure(step, errno)),
+            Message::Failed(step, errno) => return Err(self.failure(step, Errno::new(errno))),
             _ => return Err(at("the start of the supervisor")(io::ErrorKind::InvalidData.into())),
         };
         let program = Pidfd::of_process(number).map_err(at("pidfd_open() of the program"))?;
@@ -253,7 +254,7 @@ impl Session<'_> {
         self.stream.write_all(&[1]).map_err(at("write() to the supervisor"))?;
         match self.next() {
             Ok(Message::Running) => {}
-            Ok(Message::Failed(step, errno)) => return Err(self.failure(step, errno)),
+            Ok(Message::Failed(step, errno)) => return Err(self.failure(step, Errno::new(errno))),
             Ok(_) => return Err(at("execve()")(io::ErrorKind::InvalidData.into())),
             // The supervisor was killed. The program may run already, and wait() lets its calls proceed; otherwise it ends.
             Err(_) => {}
@@ -282,14 +283,14 @@ impl Session<'_> {
         Message::read(&self.stream).map_err(at("read() from the supervisor"))
     }
 
-    fn failure(&self, step: Step, errno: i32) -> RunError {
-        let error = io::Error::from_raw_os_error(errno);
+    fn failure(&self, step: Step, errno: Errno) -> RunError {
+        let error = io::Error::from(errno);
         match step {
-            Step::Filter if errno == EBUSY => RunError::way(
+            Step::Filter if errno == Errno::EBUSY => RunError::way(
                 self.choice.way,
                 "this process is supervised already, and the kernel allows one listener (seccomp: EBUSY); use --via preload",
             ),
-            Step::Filter if errno == EINVAL => RunError::way(
+            Step::Filter if errno == Errno::EINVAL => RunError::way(
                 self.choice.way,
                 "this kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19)",
             ),

@@ -9,12 +9,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use fourtuple_syscalls::errno::{EBADF, EMFILE};
 use fourtuple_syscalls::pidfd::{Opened, Pidfd};
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::shared::Counters;
 use fourtuple_syscalls::user_notification::{Call, Inbox, Listener, Notification};
-use fourtuple_syscalls::{option, process_memory, socket};
+use fourtuple_syscalls::{Errno, option, process_memory, socket};
 
 use crate::run::layout::*;
 
@@ -151,8 +150,8 @@ impl<'a> Answers<'a> {
         match result {
             Ok(socket) => return Some(socket),
             // The call will fail.
-            Err(error) if error.raw_os_error() == Some(EBADF) => {}
-            Err(error) if error.raw_os_error() == Some(EMFILE) && !self.threads.is_empty() => {
+            Err(error) if Errno::of(&error) == Some(Errno::EBADF) => {}
+            Err(error) if Errno::of(&error) == Some(Errno::EMFILE) && !self.threads.is_empty() => {
                 self.threads.clear();
                 return self.socket(notification);
             }
@@ -170,7 +169,7 @@ impl<'a> Answers<'a> {
             self.threads.get(&notification.thread).map(|thread| thread.duplicate(notification.descriptor));
         let result = match known {
             // The thread of this number has ended, and another thread has the number now.
-            Some(Err(error)) if error.raw_os_error() != Some(EBADF) => {
+            Some(Err(error)) if Errno::of(&error) != Some(Errno::EBADF) => {
                 self.threads.remove(&notification.thread);
                 self.open(notification)
             }

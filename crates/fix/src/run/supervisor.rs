@@ -10,11 +10,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::errno::SIGCONT;
 use fourtuple_syscalls::fork::{self, Change, End, Process};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::privileges;
 use fourtuple_syscalls::shared::Counters;
+use fourtuple_syscalls::signals::SIGCONT;
 use fourtuple_syscalls::signals::{Mask, SignalFd};
 use fourtuple_syscalls::user_notification::{self, Inbox, Listener};
 

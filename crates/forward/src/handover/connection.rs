@@ -9,9 +9,8 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::errno::{ECONNRESET, EPIPE};
 use fourtuple_syscalls::message::{self, Peer};
-use fourtuple_syscalls::socket;
+use fourtuple_syscalls::{Errno, socket};
 
 use crate::handover::error::HandoverError;
 
@@ -53,8 +52,8 @@ impl PeerConnection {
 
     fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> HandoverError {
         let path = self.path.clone();
-        move |source| match source.raw_os_error() {
-            Some(EPIPE | ECONNRESET) => HandoverError::Gone { path: path.clone() },
+        move |source| match Errno::of(&source) {
+            Some(Errno::EPIPE | Errno::ECONNRESET) => HandoverError::Gone { path: path.clone() },
             _ => HandoverError::Call { call, path: path.clone(), source },
         }
     }
@@ -75,7 +74,7 @@ impl PeerConnection {
                         .map_err(self.failed("poll()"))?;
                 }
                 // The kernel limits descriptors in flight: retry until the peer has received some.
-                Err(error) if error.raw_os_error() == Some(message::TOO_MANY) => {
+                Err(error) if Errno::of(&error) == Some(Errno::ETOOMANYREFS) => {
                     thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(self.failed("sendmsg()")(error)),

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{message, socket};
 
 use crate::handover::connection::PeerConnection;
@@ -118,7 +119,11 @@ impl TakeoverSocket {
         if self.request.is_none() {
             let socket = match socket::accept_nonblocking(self.listener.as_fd()) {
                 Ok(socket) => socket,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error)
+                    if matches!(AcceptFailure::of(&error), AcceptFailure::Wait | AcceptFailure::Retry) =>
+                {
+                    return Ok(None);
+                }
                 Err(source) => {
                     return Err(HandoverError::Call { call: "accept4()", path: self.path.clone(), source });
                 }

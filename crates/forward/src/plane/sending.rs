@@ -4,8 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
-use fourtuple_syscalls::errno::{EBADF, EINVAL, EIO, EMSGSIZE, ENOSYS, ENOTSOCK, EPERM};
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{Errno, errno_name};
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
@@ -28,15 +27,12 @@ pub(super) fn receive(batch: &mut Batch, listener: BorrowedFd<'_>) -> io::Result
 
 /// Adds the name of the failed call to an error.
 pub(super) fn refused(call: &'static str) -> impl Fn(io::Error) -> io::Error {
-    move |error| {
-        let name = errno_name(&error);
-        io::Error::new(error.kind(), format!("{call}: {name} ({error})"))
-    }
+    move |error| io::Error::new(error.kind(), format!("{call}: {} ({error})", errno_name(&error)))
 }
 
 /// Returns whether every further call would fail too: none of these errors reports an ICMP message.
 fn is_lasting(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(EPERM | EBADF | ENOSYS | ENOTSOCK))
+    matches!(Errno::of(error), Some(Errno::EPERM | Errno::EBADF | Errno::ENOSYS | Errno::ENOTSOCK))
 }
 
 /// Sends the output that [`Path::take`] has added to each target.
@@ -118,7 +114,7 @@ fn may_be_earlier(error: &io::Error) -> bool {
 /// Returns whether the kernel refused UDP_SEGMENT. EINVAL: the datagrams are longer than the path MTU, or the kernel lacks UDP_SEGMENT;
 /// EIO: the device cannot compute checksums.
 fn is_segmentation_refused(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(EIO | EINVAL | EMSGSIZE))
+    matches!(Errno::of(error), Some(Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE))
 }
 
 /// Sends the datagrams of one message as single messages.

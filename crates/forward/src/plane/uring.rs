@@ -2,9 +2,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::datagram_ring::DatagramRing;
-use fourtuple_syscalls::errno_name;
 
 use crate::error::ForwardError;
 use crate::path::Path;
@@ -33,16 +33,18 @@ pub(super) fn probe() -> Result<(), ForwardError> {
             what: "a request of io_uring that receives one message after the other (Linux 6.0)",
             source: io::ErrorKind::Unsupported.into(),
         }),
-        Err(source) => Err(match errno_name(&source).as_str() {
-            "EPERM" | "EACCES" => ForwardError::NotPermitted {
+        Err(source) => Err(match Errno::of(&source) {
+            Some(Errno::EPERM | Errno::EACCES) => ForwardError::NotPermitted {
                 kind,
                 call: "io_uring_setup()",
                 needs: "it takes the sysctl kernel.io_uring_disabled at 0 (or 1 with the group of kernel.io_uring_group) and \
                         a seccomp profile that allows io_uring",
                 source,
             },
-            "ENOSYS" => ForwardError::Absent { kind, what: "a kernel with io_uring", source },
-            "EINVAL" => ForwardError::Absent { kind, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", source },
+            Some(Errno::ENOSYS) => ForwardError::Absent { kind, what: "a kernel with io_uring", source },
+            Some(Errno::EINVAL) => {
+                ForwardError::Absent { kind, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", source }
+            }
             _ => ForwardError::Call { call: "io_uring", source },
         }),
     }

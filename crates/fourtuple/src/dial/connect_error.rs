@@ -170,13 +170,14 @@ impl fmt::Display for List<'_> {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_syscalls::Errno;
+
     use super::*;
 
     #[test]
     fn a_build_without_descriptors_is_retryable() {
-        const EMFILE: i32 = 24;
         let range = |error| ConnectError::from(BuildError::Range { error });
-        assert!(range(io::Error::from_raw_os_error(EMFILE)).is_retryable());
+        assert!(range(io::Error::from(Errno::EMFILE)).is_retryable());
         assert!(!range(io::ErrorKind::NotFound.into()).is_retryable());
         assert!(!ConnectError::from(BuildError::SourcePort).is_retryable());
     }

@@ -3,7 +3,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fourtuple_syscalls::{errno, errno_name};
+use fourtuple_syscalls::{Errno, errno_name};
 
 use crate::capabilities::ProbeError;
 use crate::temporary::is_temporary;
@@ -56,20 +56,18 @@ pub struct Unseen {
 impl Unseen {
     pub(super) fn new(call: &'static str, error: &io::Error) -> Self {
         // An error without an errno: a file in /proc with unexpected content.
-        Unseen { call, errno: error.raw_os_error().unwrap_or(errno::EPROTO) }
+        Unseen { call, errno: error.raw_os_error().unwrap_or(Errno::EPROTO.number()) }
     }
 }
 
 impl fmt::Display for Unseen {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = errno_name(&io::Error::from_raw_os_error(self.errno));
-        write!(formatter, "{}: {name}", self.call)?;
-        match name.as_str() {
-            "ENOENT" if self.call == SOCK_DIAG => {
-                write!(formatter, "; is the module tcp_diag or udp_diag loaded?")
-            }
-            _ => Ok(()),
+        let errno = Errno::new(self.errno);
+        write!(formatter, "{}: {errno}", self.call)?;
+        if errno == Errno::ENOENT && self.call == SOCK_DIAG {
+            write!(formatter, "; is the module tcp_diag or udp_diag loaded?")?;
         }
+        Ok(())
     }
 }
 
@@ -233,11 +231,13 @@ impl DialError {
     /// EADDRINUSE for a busy tuple, ECONNREFUSED for a connection of the socket to itself.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
-            DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => Some(errno::EADDRNOTAVAIL),
-            DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => Some(errno::EADDRINUSE),
-            DialError::Refused { .. } | DialError::SelfConnect { .. } => Some(errno::ECONNREFUSED),
-            DialError::TimedOut { .. } => Some(errno::ETIMEDOUT),
-            DialError::NotSupported { .. } => Some(errno::ENOPROTOOPT),
+            DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => {
+                Some(Errno::EADDRNOTAVAIL.number())
+            }
+            DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => Some(Errno::EADDRINUSE.number()),
+            DialError::Refused { .. } | DialError::SelfConnect { .. } => Some(Errno::ECONNREFUSED.number()),
+            DialError::TimedOut { .. } => Some(Errno::ETIMEDOUT.number()),
+            DialError::NotSupported { .. } => Some(Errno::ENOPROTOOPT.number()),
             DialError::CannotSee { unseen, .. } => Some(unseen.errno),
             DialError::Call { error, .. } => error.raw_os_error(),
         }
@@ -429,12 +429,12 @@ mod tests {
         }
     }
 
-    fn call(errno: i32) -> DialError {
+    fn call(errno: Errno) -> DialError {
         DialError::Call {
             call: "connect",
             address: ([127, 0, 0, 1], 80).into(),
             source_address: None,
-            error: io::Error::from_raw_os_error(errno),
+            error: errno.into(),
         }
     }
 
@@ -442,33 +442,33 @@ mod tests {
     fn exhaustion_becomes_addr_not_available_and_back() {
         let error = io::Error::from(exhausted());
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
-        assert_eq!(exhausted().raw_os_error(), Some(errno::EADDRNOTAVAIL));
+        assert_eq!(exhausted().raw_os_error(), Some(Errno::EADDRNOTAVAIL.number()));
         assert!(error.downcast::<DialError>().unwrap().is_exhausted());
     }
 
     #[test]
     fn lack_of_descriptors_is_retryable_and_eacces_is_not() {
-        const EACCES: i32 = 13;
-        const EMFILE: i32 = 24;
-        const ENETUNREACH: i32 = 101;
         let retryable = [
             exhausted(),
-            call(EMFILE),
-            call(ENETUNREACH),
+            call(Errno::EMFILE),
+            call(Errno::ENETUNREACH),
             DialError::SelfConnect { destination: ([127, 0, 0, 1], 1).into() },
         ];
         assert!(retryable.iter().all(DialError::is_retryable));
-        let permanent = [call(EACCES), DialError::SourceNotLocal { source_address: [192, 0, 2, 1].into() }];
+        let permanent =
+            [call(Errno::EACCES), DialError::SourceNotLocal { source_address: [192, 0, 2, 1].into() }];
         assert!(!permanent.iter().any(DialError::is_retryable));
-        assert!(!call(EACCES).is_exhausted() && call(EACCES).kind() == io::ErrorKind::PermissionDenied);
+        assert!(
+            !call(Errno::EACCES).is_exhausted()
+                && call(Errno::EACCES).kind() == io::ErrorKind::PermissionDenied
+        );
     }
 
     #[test]
     fn display_does_not_repeat_the_source() {
-        const EACCES: i32 = 13;
-        let error = || io::Error::from_raw_os_error(EACCES);
+        let error = || io::Error::from(Errno::EACCES);
         let errors: [Box<dyn Error>; 2] =
-            [Box::new(call(EACCES)), Box::new(BuildError::Range { error: error() })];
+            [Box::new(call(Errno::EACCES)), Box::new(BuildError::Range { error: error() })];
         for error in errors {
             let (text, source) = (error.to_string(), error.source().expect("a source").to_string());
             assert!(text.ends_with(": EACCES") && !text.contains(&source), "{text}");

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::event_fd::EventFd;
-use fourtuple_syscalls::{errno_name, message, socket};
+use fourtuple_syscalls::socket::AcceptFailure;
+use fourtuple_syscalls::{Errno, message, socket};
 
 use crate::listen::acceptor::AcceptWaker;
 use crate::listen::channels::{self, DONE, FRESH, JOINED, KEPT_AND_DONE, LEFT, WorkerChannels, WorkerState};
@@ -23,7 +24,7 @@ use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
 use crate::listen::idle::Idle;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::{Count, Phase, Seats};
-use crate::listen::wait::seat::{is_out_of_watches, out_of};
+use crate::listen::wait::seat::{cause_of, is_out_of_watches};
 use crate::listen::wait::shared_state::SharedState;
 
 const WAKER: u64 = u64::MAX;
@@ -91,7 +92,7 @@ impl AsFd for PendingConnection {
 pub struct DispatcherStats {
     /// Connections accepted.
     pub accepts: u64,
-    /// accept(2) calls that failed: the sum of the next three counters.
+    /// accept(2) calls that failed: the sum of the next four counters.
     pub failed_accepts: u64,
     /// EMFILE: this process may have no more descriptors (RLIMIT_NOFILE).
     pub out_of_process_descriptors: u64,
@@ -99,6 +100,9 @@ pub struct DispatcherStats {
     pub out_of_host_descriptors: u64,
     /// ENOBUFS or ENOMEM: no memory for a socket.
     pub out_of_memory: u64,
+    /// Any other error: of a connection that was gone (ECONNABORTED, EPROTO, EHOSTUNREACH and others; the worker goes on), or of a filter
+    /// that forbids the call (EPERM; the worker pauses).
+    pub other_failed_accepts: u64,
     /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
     pub unwatched: u64,
     /// Connections that were closed because they exceeded the limit of
@@ -384,34 +388,40 @@ impl Dispatcher {
                     let connection = HandoffConnection::new(socket, self.seats());
                     self.arrive(PendingConnection::new(connection, None, true, self.seats()))?;
                 }
-                Err(error) => match errno_name(&error).as_str() {
-                    "EAGAIN" => break,
-                    "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => {}
-                    // A drain has shut the unix listener down.
-                    "EINVAL" if self.seats().phase() != Phase::Serving => break,
-                    name => {
-                        self.count_failure(name, error)?;
+                Err(error) => match AcceptFailure::of(&error) {
+                    AcceptFailure::Wait if Errno::of(&error) == Some(Errno::EINTR) => {}
+                    AcceptFailure::Wait => break,
+                    AcceptFailure::Retry => self.count_failure(&error),
+                    AcceptFailure::Pause => {
+                        self.count_failure(&error);
                         let removed = self.epoll.remove(self.listener.as_fd());
                         removed.map_err(self.group.failed("epoll_ctl()"))?;
                         self.accept_after = Some(Instant::now() + BACK_OFF);
                         break;
                     }
+                    // A drain has shut the unix listener down.
+                    AcceptFailure::Fatal
+                        if Errno::of(&error) == Some(Errno::EINVAL)
+                            && self.seats().phase() != Phase::Serving =>
+                    {
+                        break;
+                    }
+                    AcceptFailure::Fatal => return Err(self.group.failed("accept()")(error)),
                 },
             }
         }
         Ok(())
     }
 
-    /// Counts a failure of accept(2) for lack of descriptors or memory; returns any other failure.
-    fn count_failure(&mut self, errno: &str, error: io::Error) -> Result<(), ListenError> {
-        match out_of(errno) {
-            Some(Count::ProcessDescriptors) => self.stats.out_of_process_descriptors += 1,
-            Some(Count::HostDescriptors) => self.stats.out_of_host_descriptors += 1,
-            Some(_) => self.stats.out_of_memory += 1,
-            None => return Err(self.group.failed("accept()")(error)),
+    /// Counts a failure of accept(2) by its cause.
+    fn count_failure(&mut self, error: &io::Error) {
+        match cause_of(error) {
+            Count::ProcessDescriptors => self.stats.out_of_process_descriptors += 1,
+            Count::HostDescriptors => self.stats.out_of_host_descriptors += 1,
+            Count::SocketMemory => self.stats.out_of_memory += 1,
+            _ => self.stats.other_failed_accepts += 1,
         }
         self.stats.failed_accepts += 1;
-        Ok(())
     }
 
     /// Adds the listener to the epoll again after a pause, if there are descriptors for all connections in messages.
@@ -482,7 +492,7 @@ impl Dispatcher {
                 self.arrive(PendingConnection::new(connection, None, false, self.seats()))
             }
             Ok(Some(Arrival::Listener(_) | Arrival::Nudge) | None) => Ok(()),
-            Err(error) if errno_name(&error) == "EMFILE" => {
+            Err(error) if Errno::of(&error) == Some(Errno::EMFILE) => {
                 self.stats.lost += 1;
                 Ok(())
             }
@@ -497,10 +507,10 @@ impl Dispatcher {
         let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut room));
         let result = match received {
             Ok((count, socket)) => self.handle_message(seat, &room[..count], socket),
-            Err(error) => match errno_name(&error).as_str() {
-                "EAGAIN" => Ok(()),
+            Err(error) => match Errno::of(&error) {
+                Some(Errno::EAGAIN) => Ok(()),
                 // The kernel has closed the connection in the message; only a message with a connection fails with EMFILE.
-                "EMFILE" => {
+                Some(Errno::EMFILE) => {
                     self.stats.lost += 1;
                     self.seats().sub_in_transit();
                     self.is_done(seat);
@@ -564,7 +574,7 @@ impl Dispatcher {
                 }
                 Ok((_, None)) => break,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if errno_name(&error) == "EMFILE" => {
+                Err(error) if Errno::of(&error) == Some(Errno::EMFILE) => {
                     self.stats.lost += 1;
                     self.seats().sub_in_transit();
                 }

@@ -15,7 +15,8 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{errno_name, option, sock_diag, socket};
+use fourtuple_syscalls::socket::AcceptFailure;
+use fourtuple_syscalls::{Errno, option, sock_diag, socket};
 
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
@@ -310,6 +311,8 @@ impl ListenerGroup {
                         found += 1;
                     }
                     Err(error) if ends_queue(&error) => break,
+                    // The connection is gone from the queue.
+                    Err(error) if AcceptFailure::of(&error) == AcceptFailure::Retry => {}
                     Err(error) => return Err(self.failed("accept()")(error)),
                 }
             }
@@ -320,7 +323,7 @@ impl ListenerGroup {
 
 /// Returns whether accept(2) failed because the queue is empty. After shutdown(2) the error is EINVAL.
 fn ends_queue(error: &io::Error) -> bool {
-    matches!(errno_name(error).as_str(), "EAGAIN" | "EINVAL")
+    matches!(Errno::of(error), Some(Errno::EAGAIN | Errno::EINVAL))
 }
 
 #[cfg(feature = "tokio")]

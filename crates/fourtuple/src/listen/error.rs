@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
-use fourtuple_syscalls::{Endpoint, errno_name};
+use fourtuple_syscalls::{Endpoint, Errno, errno_name};
 
 use crate::listen::policy::{AcceptPolicy, Family};
 use crate::temporary::{has_temporary_cause, is_temporary_for_server};
@@ -254,10 +254,10 @@ impl From<ListenError> for io::Error {
 }
 
 fn hint(error: &io::Error) -> &'static str {
-    match errno_name(error).as_str() {
-        "EADDRINUSE" => "; stop the process that uses the address, or choose another port",
-        "EADDRNOTAVAIL" => "; choose an address of this host",
-        "EACCES" => {
+    match Errno::of(error) {
+        Some(Errno::EADDRINUSE) => "; stop the process that uses the address, or choose another port",
+        Some(Errno::EADDRNOTAVAIL) => "; choose an address of this host",
+        Some(Errno::EACCES) => {
             "; a port below net.ipv4.ip_unprivileged_port_start (1024) needs root, and a path needs write permission on its directory"
         }
         _ => "",

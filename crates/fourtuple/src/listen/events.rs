@@ -10,6 +10,7 @@ pub(super) fn counted(seat: usize, count: Count) {
         Count::ProcessDescriptors => tracing::debug!(seat, errno = "EMFILE", "accept failed"),
         Count::HostDescriptors => tracing::debug!(seat, errno = "ENFILE", "accept failed"),
         Count::SocketMemory => tracing::debug!(seat, errno = "ENOBUFS or ENOMEM", "accept failed"),
+        Count::OtherAccepts => tracing::debug!(seat, "accept failed"),
         Count::Unwatched => tracing::debug!(seat, "connection closed: epoll cannot watch it"),
         Count::IdleClosed => tracing::debug!(seat, "connection closed: idle limit"),
         _ => {}

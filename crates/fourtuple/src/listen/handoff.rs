@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{errno_name, message, option, socket};
+use fourtuple_syscalls::{Errno, message, option, socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::seats::Seats;
@@ -150,7 +150,7 @@ pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connect
 /// Returns whether a later retry may succeed: the channel has no room, or too many descriptors of this user are in transit
 /// (ETOOMANYREFS).
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(message::TOO_MANY)
+    error.kind() == io::ErrorKind::WouldBlock || Errno::of(error) == Some(Errno::ETOOMANYREFS)
 }
 
 /// Receives a message without waiting. `room` has [`ROOM`] bytes.
@@ -160,7 +160,7 @@ fn receive(from: BorrowedFd<'_>, room: &mut [u8], seats: &Arc<Seats>) -> io::Res
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => {
             // The kernel has closed the connection in the message.
-            if errno_name(&error) == "EMFILE" && room[0] == CONNECTION {
+            if Errno::of(&error) == Some(Errno::EMFILE) && room[0] == CONNECTION {
                 seats.sub_in_transit();
             }
             Err(error)

@@ -21,6 +21,7 @@ pub(crate) enum Count {
     ProcessDescriptors,
     HostDescriptors,
     SocketMemory,
+    OtherAccepts,
     Unwatched,
     IdleClosed,
     Leaked,
@@ -53,7 +54,7 @@ pub struct SeatStats {
     pub wakeups: u64,
     /// accept(2) calls that found an empty queue (EAGAIN): another worker was faster.
     pub empty_accepts: u64,
-    /// accept(2) calls that failed: the sum of the next three counters.
+    /// accept(2) calls that failed: the sum of the next four counters.
     pub failed_accepts: u64,
     /// EMFILE: this process may have no more descriptors (RLIMIT_NOFILE).
     pub out_of_process_descriptors: u64,
@@ -61,6 +62,9 @@ pub struct SeatStats {
     pub out_of_host_descriptors: u64,
     /// ENOBUFS or ENOMEM: no memory for a socket.
     pub out_of_memory: u64,
+    /// Any other error: of a connection that was gone (ECONNABORTED, EPROTO, EHOSTUNREACH and others; the worker goes on), or of a filter
+    /// that forbids the call (EPERM; the worker pauses).
+    pub other_failed_accepts: u64,
     /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
     pub unwatched: u64,
     /// Connections that were closed because they exceeded the limit of
@@ -265,8 +269,9 @@ impl Seats {
     }
 
     pub(crate) fn stats_of(&self, seat: usize) -> SeatStats {
-        let failures = [Count::ProcessDescriptors, Count::HostDescriptors, Count::SocketMemory]
-            .map(|count| self.get(seat, count));
+        let failures =
+            [Count::ProcessDescriptors, Count::HostDescriptors, Count::SocketMemory, Count::OtherAccepts]
+                .map(|count| self.get(seat, count));
         SeatStats {
             accepts: self.get(seat, Count::Accepts),
             requests: self.get(seat, Count::Requests),
@@ -276,6 +281,7 @@ impl Seats {
             out_of_process_descriptors: failures[0],
             out_of_host_descriptors: failures[1],
             out_of_memory: failures[2],
+            other_failed_accepts: failures[3],
             unwatched: self.get(seat, Count::Unwatched),
             idle_closed: self.get(seat, Count::IdleClosed),
             leaked: self.get(seat, Count::Leaked),

@@ -9,7 +9,7 @@ use fourtuple::dial::{
     BuildError, ConnectError, Connector, DialError, Dialer, Sharing, Strategy, UdpDialer, Uncounted,
 };
 use fourtuple::listen::{AcceptPolicy, ListenError, ListenerGroupBuilder};
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use tokio::runtime::{Builder, Runtime};
@@ -29,7 +29,7 @@ fn without_threads<T: Send>(runtime: &Runtime, future: impl Future<Output = T> +
 }
 
 fn assert_no_thread(call: &str, error: &io::Error) {
-    assert_eq!((call, errno_name(error).as_str()), ("spawn_blocking", "EAGAIN"));
+    assert_eq!((call, Errno::of(error)), ("spawn_blocking", Some(Errno::EAGAIN)));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn exhaustion_is_reported_without_a_census() {
         let DialError::PortsExhausted { census: Err(Uncounted::Unseen(unseen)), .. } = error else {
             panic!("{error:?}")
         };
-        assert_no_thread(unseen.call, &io::Error::from_raw_os_error(unseen.errno));
+        assert_no_thread(unseen.call, &Errno::new(unseen.errno).into());
     });
 }
 
@@ -75,7 +75,7 @@ fn builds_udp_dials_and_names_fail_with_eagain() {
         let connector = Connector::builder().build();
         let error = without_threads(&runtime(), connector.connect("localhost", 4000)).unwrap_err();
         let ConnectError::Resolve { error, .. } = error else { panic!("{error:?}") };
-        assert_eq!(errno_name(&error), "EAGAIN");
+        assert_eq!(Errno::of(&error), Some(Errno::EAGAIN));
     });
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fourtuple::dial::{DialError, DialReport, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{device, netns, option, route};
+use fourtuple_syscalls::{Errno, device, netns, option, route};
 use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
@@ -294,14 +294,13 @@ fn a_source_without_answers_fails_at_a_limit_of_the_caller() {
 /// connect() of a blocking socket fails after 3 s if a neighbour does not answer: the caller must not wait for it again.
 #[test]
 fn a_late_error_of_a_prepared_socket_ends_the_dial() {
-    const EHOSTUNREACH: i32 = 113;
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 64);
         let dialer = Dialer::to(destination).sources("127.0.0.2,127.0.0.3".parse().unwrap()).build().unwrap();
         let socket = socket::open(Transport::Tcp, destination, false).unwrap();
         let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
         std::thread::sleep(Duration::from_millis(101));
-        let late = attempt.failed(socket.as_fd(), io::Error::from_raw_os_error(EHOSTUNREACH));
+        let late = attempt.failed(socket.as_fd(), io::Error::from(Errno::EHOSTUNREACH));
         assert!(matches!(late, Err(DialError::Call { call: "connect", .. })), "{late:?}");
     });
 }

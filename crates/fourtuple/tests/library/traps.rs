@@ -10,8 +10,8 @@ use std::time::Duration;
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{BuildError, DialError, Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;
-use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{Errno, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
 fn range(text: &str) {
@@ -455,7 +455,7 @@ fn windows_outside_of_the_range_are_clamped_bound_by_bound() {
             assert!((20060..=20063).contains(&port(20060, 60000)), "the upper bound is clamped");
         }
         let backwards = connect_within(destination, 20009, 20000).unwrap_err();
-        assert_eq!(backwards.raw_os_error(), Some(22), "EINVAL");
+        assert_eq!(Errno::of(&backwards), Some(Errno::EINVAL));
     });
 }
 

@@ -6,27 +6,31 @@ use std::os::fd::AsFd;
 use fourtuple::dial::{DialError, Dialer, Sharing, UdpDialer, Uncounted, Unseen};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{errno_name, option};
+use fourtuple_syscalls::{Errno, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
-/// Refuses sock_diag on this thread, and returns the errno name. A kernel that lacks only tcp_diag and udp_diag answers ENOENT.
-fn without_sock_diag() -> &'static str {
+/// Refuses sock_diag on this thread, and returns the errno. A kernel that lacks only tcp_diag and udp_diag answers ENOENT.
+fn without_sock_diag() -> Errno {
     seccomp::refuse(Facility::SocketDiag).unwrap();
-    "EPROTONOSUPPORT"
+    Errno::EPROTONOSUPPORT
 }
 
-fn assert_unseen(unseen: Unseen, errno: &str) {
+fn assert_unseen(unseen: Unseen, errno: Errno) {
     assert_eq!(unseen.call, "sock_diag");
-    assert_eq!(errno_name(&std::io::Error::from_raw_os_error(unseen.errno)), errno);
+    assert_eq!(Errno::new(unseen.errno), errno);
 }
 
-fn exhaustion_names_what_cannot_be_seen(errno: &str) {
+fn exhaustion_names_what_cannot_be_seen(errno: Errno) {
     set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
     let (_listener, destination) = listener("127.0.0.1", 64);
     let dialer = Dialer::to(destination).build().unwrap();
     assert_unseen(dialer.choice().unseen.expect("the ledger was not read"), errno);
-    assert!(dialer.choice().to_string().ends_with("loaded?)") == (errno == "ENOENT"), "{}", dialer.choice());
-    assert_eq!(errno_name(&dialer.refresh().unwrap_err()), errno);
+    assert!(
+        dialer.choice().to_string().ends_with("loaded?)") == (errno == Errno::ENOENT),
+        "{}",
+        dialer.choice()
+    );
+    assert_eq!(Errno::of(&dialer.refresh().unwrap_err()), Some(errno));
     let held: Vec<_> = (0..8).map(|_| dialer.dial().unwrap()).collect();
     let error = dialer.dial().unwrap_err();
     let said = error.to_string();
@@ -38,7 +42,7 @@ fn exhaustion_names_what_cannot_be_seen(errno: &str) {
     drop(held);
 }
 
-fn a_shared_tuple_is_not_risked(errno: &str) {
+fn a_shared_tuple_is_not_risked(errno: Errno) {
     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
     let destination = server.local_addr().unwrap();
     // The owner of the 4-tuple has SO_REUSEADDR, so a dialer that does not see it could take over the 4-tuple.
@@ -72,11 +76,11 @@ fn udp_without_sock_diag_shares_nothing() {
 #[test]
 #[ignore = "needs a kernel without tcp_diag: cargo xtask kernels boots one"]
 fn exhaustion_without_tcp_diag_is_reported() {
-    in_namespace(|| exhaustion_names_what_cannot_be_seen("ENOENT"));
+    in_namespace(|| exhaustion_names_what_cannot_be_seen(Errno::ENOENT));
 }
 
 #[test]
 #[ignore = "needs a kernel without udp_diag: cargo xtask kernels boots one"]
 fn udp_without_udp_diag_shares_nothing() {
-    in_namespace(|| a_shared_tuple_is_not_risked("ENOENT"));
+    in_namespace(|| a_shared_tuple_is_not_risked(Errno::ENOENT));
 }

@@ -3,6 +3,7 @@
 mod adopt;
 mod dispatcher;
 mod drain;
+mod errnos;
 mod examples;
 mod limits;
 mod policies;

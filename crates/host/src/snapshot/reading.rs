@@ -19,5 +19,5 @@ pub(super) fn text(root: &Path, path: &str) -> Result<String, String> {
 
 /// Returns the name of an error: `EACCES`.
 pub(super) fn reason(error: &io::Error) -> String {
-    fourtuple_syscalls::errno_name(error)
+    fourtuple_syscalls::errno_name(error).to_string()
 }

@@ -176,14 +176,14 @@ fn query(dialer: &Dialer) -> Result<(), String> {
     let (mut stream, _) = dialer.dial().map_err(|error| match error {
         DialError::PortsExhausted { .. } => "EADDRNOTAVAIL".to_owned(),
         DialError::Refused { .. } => "ECONNREFUSED".to_owned(),
-        DialError::Call { error, .. } => errno_name(&error),
+        DialError::Call { error, .. } => errno_name(&error).to_string(),
         other => other.to_string(),
     })?;
     exchange(&mut stream).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => "closed without an answer".to_owned(),
         // SO_RCVTIMEO expires with EAGAIN.
         io::ErrorKind::WouldBlock => "timeout".to_owned(),
-        _ => errno_name(&error),
+        _ => errno_name(&error).to_string(),
     })
 }
 

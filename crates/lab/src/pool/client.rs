@@ -80,7 +80,7 @@ impl Failure {
         match self {
             // SO_RCVTIMEO expires with EAGAIN.
             Failure::Call(error) if error.kind() == io::ErrorKind::WouldBlock => "timeout".to_owned(),
-            Failure::Call(error) => errno_name(error),
+            Failure::Call(error) => errno_name(error).to_string(),
             Failure::Ended => "closed without an answer".to_owned(),
             Failure::Malformed(why) => (*why).to_owned(),
         }

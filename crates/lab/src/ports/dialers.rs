@@ -10,7 +10,7 @@ use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, Ud
 use fourtuple::ports::{PortRange, Random};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{errno, errno_name};
+use fourtuple_syscalls::{Errno, errno_name};
 
 use crate::LabError;
 
@@ -123,7 +123,7 @@ fn udp_steps(
             Step::Window(window) => {
                 let set = option::set_local_port_range(socket.as_fd(), window.low(), window.high());
                 if set.map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))? == Answer::Absent {
-                    let absent = io::Error::from_raw_os_error(errno::ENOPROTOOPT);
+                    let absent = io::Error::from(Errno::ENOPROTOOPT);
                     return Err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE")(absent));
                 }
                 0

@@ -221,7 +221,7 @@ impl<E: Engine> Driver<'_, E> {
         if is_gone && !slot.has_first_byte && self.may_retry(number) {
             return self.retry_request(number);
         }
-        self.give_up_on(number, Cow::Owned(errno_name(error)), now)
+        self.give_up_on(number, errno_name(error).into(), now)
     }
 
     pub(super) fn give_up_on(&mut self, number: u32, name: Cow<'static, str>, now: u64) -> io::Result<()> {

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use fourtuple::dial::ConnectRequest;
-use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Connect, Transport};
+use fourtuple_syscalls::{Endpoint, Errno};
 
 use crate::engine::{Engine, Event, Options, Stage};
 
@@ -297,7 +297,7 @@ impl Engine for EpollEngine {
                 State::Connecting { .. } => Stage::Connect,
                 _ => Stage::Exchange,
             };
-            self.fail(slot, stage, io::Error::from_raw_os_error(CANCELED));
+            self.fail(slot, stage, Errno::ECANCELED.into());
         }
         Ok(())
     }
@@ -326,6 +326,3 @@ impl Engine for EpollEngine {
         self.calls
     }
 }
-
-/// Errno of a cancelled call, on every Linux.
-const CANCELED: i32 = 125;

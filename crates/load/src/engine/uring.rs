@@ -196,7 +196,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
     };
     match test() {
         Ok(answer) => answer,
-        Err(error) => Err(fourtuple_syscalls::errno_name(&error)),
+        Err(error) => Err(fourtuple_syscalls::errno_name(&error).to_string()),
     }
 }
 

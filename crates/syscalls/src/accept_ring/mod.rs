@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
-use crate::{check, socket};
+use crate::{Errno, check, socket};
 
 /// Bit in the user data of an accept operation, whose result is a descriptor.
 const ACCEPT: u64 = 1 << 63;
@@ -107,7 +107,7 @@ impl AcceptRing {
     fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
             match self.ring.submit() {
-                Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
+                Err(error) if Errno::of(&error) != Some(Errno::EINTR) => return Err(error),
                 _ => {}
             }
         }
@@ -137,7 +137,7 @@ impl AcceptRing {
         };
         match result {
             Ok(_) => Ok(()),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {
+            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR | Errno::EBUSY)) => {
                 Ok(())
             }
             Err(error) => Err(error),

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::Errno;
 use crate::interval_timer::IntervalTimer;
 
 /// Returns a ring, or `None` if io_uring is disabled on this host.
@@ -12,7 +13,7 @@ fn ring() -> Option<AcceptRing> {
         Ok(ring) => Some(ring),
         Err(error) => {
             assert!(
-                matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)),
+                matches!(Errno::of(&error), Some(Errno::ENOSYS | Errno::EPERM | Errno::EINVAL)),
                 "{error}"
             );
             None

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 
+use crate::Errno;
 use crate::datagram::{Datagram, Messages, read_control};
 
 /// User data of the receive request.
@@ -228,7 +229,7 @@ impl DatagramRing {
         self.push(&cancel, CANCEL)?;
         let timeout = Timespec::from(Duration::from_millis(10));
         match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
+            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR)) => Ok(()),
             result => result.map(drop),
         }
     }
@@ -324,7 +325,7 @@ struct Buffers {
 
 impl Buffers {
     fn new(number: u16, room: usize) -> io::Result<Buffers> {
-        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let too_large = || io::Error::from(Errno::ENOMEM);
         let length =
             HEAD.checked_add(room).filter(|length| u32::try_from(*length).is_ok()).ok_or_else(too_large)?;
         // An odd number of cache lines, so that the starts of buffers are spread over all sets of the cache. Short

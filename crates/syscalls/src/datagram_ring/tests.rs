@@ -5,7 +5,7 @@ use std::thread;
 use super::*;
 use crate::datagram::Outgoing;
 use crate::epoll::{Epoll, Interest, Ready};
-use crate::option;
+use crate::{Errno, option};
 
 /// Returns a ring, or `None` if io_uring is disabled on this host.
 fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
@@ -13,7 +13,7 @@ fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
         Ok(ring) => Some(ring),
         Err(error) => {
             assert!(
-                matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)),
+                matches!(Errno::of(&error), Some(Errno::ENOSYS | Errno::EPERM | Errno::EINVAL)),
                 "{error}"
             );
             eprintln!("SKIPPED io_uring: {error}");
@@ -240,7 +240,7 @@ fn buffers_larger_than_the_address_space_are_refused() {
     // entry.
     for room in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
         let error = Buffers::new(32_768, room).err().unwrap();
-        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{room}");
+        assert_eq!(Errno::of(&error), Some(Errno::ENOMEM), "{room}");
     }
 }
 
@@ -250,7 +250,7 @@ fn a_ring_that_could_not_submit_stays_broken() {
     let (_, receiver) = pair();
     let (mut ring, receiver) = thread::spawn(move || {
         let error = ring.resume(receiver.as_fd()).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+        assert_eq!(Errno::of(&error), Some(Errno::EEXIST));
         (ring, receiver)
     })
     .join()

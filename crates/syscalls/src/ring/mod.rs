@@ -17,6 +17,7 @@ use io_uring::{IoUring, opcode, squeue};
 
 use chain::{Builder, Chain};
 
+use crate::Errno;
 use crate::address::{Endpoint, RawAddress};
 use crate::option::IP_LOCAL_PORT_RANGE;
 use crate::socket::Transport;
@@ -282,7 +283,7 @@ impl Ring {
         let arguments = SubmitArgs::new().timespec(&timeout);
         match self.ring.submitter().submit_with_args(1, &arguments) {
             Ok(_) => Ok(()),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {
+            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR | Errno::EBUSY)) => {
                 Ok(())
             }
             Err(error) => Err(error),
@@ -379,7 +380,7 @@ impl Ring {
             self.enters += 1;
             match self.ring.submit() {
                 Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR)) => {}
+                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -399,7 +400,7 @@ fn user_data(slot: u32, step: Step) -> u64 {
 }
 
 fn out_of_range() -> io::Error {
-    io::Error::from_raw_os_error(libc::EINVAL)
+    io::Error::from(Errno::EINVAL)
 }
 
 impl Drop for Ring {

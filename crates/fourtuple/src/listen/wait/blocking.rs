@@ -68,7 +68,7 @@ impl Blocking {
                 let readable = socket::wait_readable(self.listener.as_fd(), Some(left));
                 readable.map_err(seat.group.failed("poll()"))?;
             }
-            AcceptOutcome::OutOfResources => thread::sleep(BACK_OFF),
+            AcceptOutcome::Pause => thread::sleep(BACK_OFF),
         }
         Ok(None)
     }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::{errno_name, message};
+use fourtuple_syscalls::{Errno, message};
 
 use crate::listen::channels::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
 use crate::listen::connection::Connection;
@@ -131,10 +131,10 @@ impl Dispatched {
                 self.has_work |= ours;
                 Ok(Some(received.settle(seat.open_guard())))
             }
-            Err(error) => match errno_name(&error).as_str() {
-                "EAGAIN" => Ok(None),
+            Err(error) => match Errno::of(&error) {
+                Some(Errno::EAGAIN) => Ok(None),
                 // The kernel has closed the connection, because this process has no free descriptor.
-                "EMFILE" => {
+                Some(Errno::EMFILE) => {
                     seat.count(Count::ProcessDescriptors);
                     seat.group.0.seats.sub_in_transit();
                     self.unsent = Some(DONE);

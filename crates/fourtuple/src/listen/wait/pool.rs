@@ -150,7 +150,7 @@ impl Pool {
                 self.watch(seat, connection)?;
             }
             AcceptOutcome::Empty => {}
-            AcceptOutcome::OutOfResources => {
+            AcceptOutcome::Pause => {
                 // The listener stays ready. Without the pause epoll_wait(2) would return it at once, again and again.
                 self.stop_listening(seat)?;
                 self.accept_after = Some(Instant::now() + BACK_OFF);
@@ -164,7 +164,7 @@ impl Pool {
     fn accept_last(&mut self, seat: &Seat, listener: &OwnedFd) -> Result<(), ListenError> {
         match seat.accept(listener)? {
             AcceptOutcome::Connection(connection) => self.watch(seat, connection),
-            AcceptOutcome::Empty | AcceptOutcome::OutOfResources => Ok(()),
+            AcceptOutcome::Empty | AcceptOutcome::Pause => Ok(()),
         }
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::event_fd::EventFd;
-use fourtuple_syscalls::{errno_name, socket};
+use fourtuple_syscalls::socket::AcceptFailure;
+use fourtuple_syscalls::{Errno, socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
@@ -49,10 +50,11 @@ pub(crate) struct Seat {
 /// The outcome of accept4(2).
 pub(crate) enum AcceptOutcome {
     Connection(Connection),
-    /// Another worker was faster, or the client has reset the connection.
+    /// Another worker was faster, or the error was of a connection that is gone.
     Empty,
-    /// The kernel had no descriptor or no memory, or a drain has shut the unix listener down; an immediate retry would fail too.
-    OutOfResources,
+    /// An immediate retry would fail too: the kernel had no descriptor or no memory, a filter forbids the call, or a drain has shut the
+    /// unix listener down.
+    Pause,
 }
 
 impl Seat {
@@ -65,22 +67,36 @@ impl Seat {
     pub(crate) fn accept(&self, listener: &OwnedFd) -> Result<AcceptOutcome, ListenError> {
         match socket::accept_nonblocking(listener.as_fd()) {
             Ok(socket) => Ok(AcceptOutcome::Connection(self.new_connection(socket))),
-            Err(error) => match errno_name(&error).as_str() {
+            Err(error) => self.not_accepted(error),
+        }
+    }
+
+    /// Counts a failure of accept(2), and decides what follows.
+    pub(crate) fn not_accepted(&self, error: io::Error) -> Result<AcceptOutcome, ListenError> {
+        match AcceptFailure::of(&error) {
+            AcceptFailure::Wait => {
                 // A blocking listener returns EAGAIN when its timeout expires.
-                "EAGAIN" if self.group.policy() != AcceptPolicy::Blocking => {
+                if Errno::of(&error) == Some(Errno::EAGAIN) && self.group.policy() != AcceptPolicy::Blocking {
                     self.count(Count::EmptyAccepts);
-                    Ok(AcceptOutcome::Empty)
                 }
-                "EAGAIN" | "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => Ok(AcceptOutcome::Empty),
-                "EINVAL" if self.group.0.seats.phase() != Phase::Serving => Ok(AcceptOutcome::OutOfResources),
-                name => match out_of(name) {
-                    Some(count) => {
-                        self.count(count);
-                        Ok(AcceptOutcome::OutOfResources)
-                    }
-                    None => Err(self.group.failed("accept()")(error)),
-                },
-            },
+                Ok(AcceptOutcome::Empty)
+            }
+            AcceptFailure::Retry => {
+                self.count(Count::OtherAccepts);
+                Ok(AcceptOutcome::Empty)
+            }
+            AcceptFailure::Pause => {
+                self.count(cause_of(&error));
+                Ok(AcceptOutcome::Pause)
+            }
+            // A drain has shut the unix listener down.
+            AcceptFailure::Fatal
+                if Errno::of(&error) == Some(Errno::EINVAL)
+                    && self.group.0.seats.phase() != Phase::Serving =>
+            {
+                Ok(AcceptOutcome::Pause)
+            }
+            AcceptFailure::Fatal => Err(self.group.failed("accept()")(error)),
         }
     }
 
@@ -100,7 +116,7 @@ impl Seat {
     /// Takes the next message of the handoff queue. Without a free descriptor the kernel closes the connection in the message.
     pub(crate) fn take_handoff(&self) -> Result<Option<Arrival>, ListenError> {
         match self.group.0.handoff.take() {
-            Err(error) if errno_name(&error) == "EMFILE" => {
+            Err(error) if Errno::of(&error) == Some(Errno::EMFILE) => {
                 self.count(Count::ProcessDescriptors);
                 Ok(None)
             }
@@ -134,17 +150,17 @@ impl Seat {
     }
 }
 
-/// Returns the counter for an errno of accept(2) that means a lack of descriptors or memory.
-pub(crate) fn out_of(errno: &str) -> Option<Count> {
-    match errno {
-        "EMFILE" => Some(Count::ProcessDescriptors),
-        "ENFILE" => Some(Count::HostDescriptors),
-        "ENOBUFS" | "ENOMEM" => Some(Count::SocketMemory),
-        _ => None,
+/// Returns the counter for an error of accept(2).
+pub(crate) fn cause_of(error: &io::Error) -> Count {
+    match Errno::of(error) {
+        Some(Errno::EMFILE) => Count::ProcessDescriptors,
+        Some(Errno::ENFILE) => Count::HostDescriptors,
+        Some(Errno::ENOBUFS | Errno::ENOMEM) => Count::SocketMemory,
+        _ => Count::OtherAccepts,
     }
 }
 
 /// Returns whether epoll_ctl(2) failed for lack of watches (ENOSPC, fs.epoll.max_user_watches) or of memory (ENOMEM).
 pub(crate) fn is_out_of_watches(error: &io::Error) -> bool {
-    matches!(errno_name(error).as_str(), "ENOSPC" | "ENOMEM")
+    matches!(Errno::of(error), Some(Errno::ENOSPC | Errno::ENOMEM))
 }

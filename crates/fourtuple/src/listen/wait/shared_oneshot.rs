@@ -92,7 +92,7 @@ impl Wait for SharedOneshot {
             }
             let accepted = seat.accept(&shared.listener)?;
             // The listener is armed before the request is served, so that another worker gets the next connection.
-            if matches!(accepted, AcceptOutcome::OutOfResources) {
+            if matches!(accepted, AcceptOutcome::Pause) {
                 shared.pause();
             } else {
                 arm_listener(seat)?;
@@ -104,7 +104,7 @@ impl Wait for SharedOneshot {
                 AcceptOutcome::Connection(connection) => {
                     seat.watched(shared.put(connection))?;
                 }
-                AcceptOutcome::Empty | AcceptOutcome::OutOfResources => {}
+                AcceptOutcome::Empty | AcceptOutcome::Pause => {}
             }
         }
     }

@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::accept_ring::{AcceptRing, Outcome};
-use fourtuple_syscalls::{Endpoint, errno_name, socket};
+use fourtuple_syscalls::{Endpoint, Errno, socket};
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
@@ -19,8 +19,8 @@ use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::rounds::Rounds;
-use crate::listen::seats::{Count, Phase};
-use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, out_of};
+use crate::listen::seats::Count;
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
 use crate::listen::wait::shared_state::{Preparation, SharedState};
 
 /// The token of the accept. The token of a connection is its descriptor, which is smaller.
@@ -51,16 +51,18 @@ pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, List
 
 fn refused(endpoint: &Endpoint, error: io::Error) -> ListenError {
     let policy = AcceptPolicy::UringOneshot;
-    match errno_name(&error).as_str() {
-        "EPERM" | "EACCES" => ListenError::NotPermitted {
+    match Errno::of(&error) {
+        Some(Errno::EPERM | Errno::EACCES) => ListenError::NotPermitted {
             policy,
             call: "io_uring_setup()",
             needs: "it takes the sysctl kernel.io_uring_disabled at 0 (or 1 with the group of kernel.io_uring_group) and a \
                     seccomp profile that allows io_uring",
             error,
         },
-        "ENOSYS" => ListenError::Absent { policy, what: "a kernel with io_uring", error },
-        "EINVAL" => ListenError::Absent { policy, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", error },
+        Some(Errno::ENOSYS) => ListenError::Absent { policy, what: "a kernel with io_uring", error },
+        Some(Errno::EINVAL) => {
+            ListenError::Absent { policy, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", error }
+        }
         _ => ListenError::Call { call: "io_uring_setup()", endpoint: endpoint.clone(), error },
     }
 }
@@ -226,21 +228,9 @@ impl UringOneshot {
     }
 
     fn not_accepted(&mut self, seat: &Seat, error: io::Error) -> Result<(), ListenError> {
-        match errno_name(&error).as_str() {
-            "EAGAIN" => seat.count(Count::EmptyAccepts),
-            "EINTR" | "ECONNABORTED" | "EPROTO" | "EPERM" => {}
-            // A drain has shut the unix listener down.
-            "EINVAL" if seat.group.0.seats.phase() != Phase::Serving => {
-                self.accept_after = Some(Instant::now() + BACK_OFF);
-            }
-            // The kernel allocates the descriptor before it checks the accept queue, so this may repeat at once.
-            name => match out_of(name) {
-                Some(count) => {
-                    seat.count(count);
-                    self.accept_after = Some(Instant::now() + BACK_OFF);
-                }
-                None => return Err(seat.group.failed("accept()")(error)),
-            },
+        // The kernel allocates the descriptor before it checks the accept queue, so the failure may repeat at once.
+        if matches!(seat.not_accepted(error)?, AcceptOutcome::Pause) {
+            self.accept_after = Some(Instant::now() + BACK_OFF);
         }
         Ok(())
     }

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 
 use fourtuple_syscalls::Errno;
 
-/// No file system of this type is mounted.
-
 /// Returns the mount point of the root of the cgroup2 file system that this process sees: in a cgroup namespace, of the root of
 /// the namespace.
 ///

@@ -104,7 +104,9 @@ impl Wait for SharedOneshot {
                 AcceptOutcome::Connection(connection) => {
                     seat.watched(shared.put(connection))?;
                 }
-                AcceptOutcome::Empty | AcceptOutcome::Pause => {}
+                // The caller checks its deadline: a failure may repeat at once.
+                AcceptOutcome::Empty => return Ok(None),
+                AcceptOutcome::Pause => {}
             }
         }
     }

@@ -12,7 +12,7 @@ pub struct Errno(i32);
 macro_rules! errnos {
     ($($name:ident)*) => {
         /// The errnos of Linux. EWOULDBLOCK, ENOTSUP and EDEADLOCK are other names of EAGAIN, EOPNOTSUPP and EDEADLK.
-        #[allow(missing_docs, reason = "the names are those of errno(3)")]
+        #[allow(missing_docs, reason = "errno(3) describes them")]
         impl Errno {
             $(pub const $name: Errno = Errno(libc::$name);)*
             /// A number of the kernel's own that bpf(2) returns: the architecture has no trampolines.

@@ -149,7 +149,7 @@ pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What a server does after accept(2) has failed.
+/// The answer of a server to an error of accept(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptFailure {
     /// It waits for a connection: the queue is empty (EAGAIN), or a signal arrived (EINTR).

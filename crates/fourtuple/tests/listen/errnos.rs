@@ -14,7 +14,7 @@ use fourtuple_testing::{each_in_namespace, in_namespace};
 
 use crate::pool::endpoint;
 
-/// The errors of accept(2), including those that its section "Error handling" names, and those of other kernels.
+/// The errors in accept(2), also in its section "Error handling", and errors of other kernels.
 const ERRNOS: [Errno; 26] = [
     Errno::EAGAIN,
     Errno::EINTR,

@@ -223,15 +223,40 @@ fn a07_old_connections_in_a_queue_are_a_bound() {
         assert!(unchecked.reason.contains("fourtuple trace accept"), "{}", unchecked.reason);
         let (_listener, address) = listener("127.0.0.1", 100);
         let mut clients = connect(address, 5);
-        let mut wait = || {
+        let (_busy, other) = listener("127.0.0.2", 100);
+        // The times of packets are coarse.
+        thread::sleep(Duration::from_millis(30));
+        // More connections than wait here, so that the number of new ones says nothing.
+        let mut others = Vec::new();
+        let mut snapshot = snapshot(|| {
+            drop(clients.pop());
             clients.extend(connect(address, 2));
+            others.extend(connect(other, 20));
             thread::sleep(Duration::from_millis(110));
-        };
-        only(
-            &between("A07", &mut wait),
-            Severity::Warning,
-            &format!("3 connections at {address} have waited at least "),
-        );
+        });
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A07");
+        let verdict = format!("4 connections at {address} have waited at least ");
+        let found = only(&judged(&snapshot), Severity::Warning, &verdict);
+        assert!(found.evidence[0].starts_with("5 connections in the queue at the first reading, 7 at"));
+        // A trace that saw no accept() hides nothing, nor does one that saw short waits.
+        for (accepts, wait_p99_ns) in [(0, None), (100, Some(1_000))] {
+            snapshot.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            only(&judged(&snapshot), Severity::Warning, &verdict);
+        }
+        snapshot.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
+        assert_eq!(judged(&snapshot).len(), 2);
+    });
+}
+
+#[test]
+fn a07_connections_given_up_in_the_queue_are_counted() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 100);
+        drop(connect(address, 3));
+        thread::sleep(Duration::from_millis(30));
+        let found = between("A07", || thread::sleep(Duration::from_millis(110)));
+        let found = only(&found, Severity::Warning, &format!("3 connections at {address} have waited"));
+        assert!(found.evidence[1].starts_with("the peers of 3 of them have closed"), "{:?}", found.evidence);
     });
 }
 

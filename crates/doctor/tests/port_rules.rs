@@ -344,6 +344,9 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let evidence = &the_finding(&traced, "P08").evidence;
         assert!(evidence.iter().any(|fact| fact.contains("60 of 60 calls")), "{evidence:?}");
         connects.given_port = 0;
+        let other = TracedConnects { destination: "10.9.9.9:9".parse().unwrap(), ..connects.clone() };
+        traced.traced = Part::Seen(Traced { connects: vec![other], ..Traced::default() });
+        assert_eq!(findings_in(&traced, "P08").len(), 1, "calls to another destination say nothing");
         traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
         assert!(findings_in(&traced, "P08").is_empty(), "connect() searched");
         apply(advice(&finding, RANGE));

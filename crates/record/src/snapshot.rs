@@ -291,6 +291,13 @@ pub struct Listener {
     pub waiting: u32,
     /// Connections in the accept queue at the first reading; 0 for a listener that did not exist then.
     pub waiting_before: u32,
+    /// Connections in the accept queue that certainly were there at the first reading: their peers have sent nothing since.
+    pub standing: u32,
+    /// Connections among `standing` that the peer has closed (CLOSE_WAIT).
+    pub given_up: u32,
+    /// A lower bound of the time that the oldest connection in the accept queue has waited: the time since the last packet of its peer; 0: not
+    /// known.
+    pub waited_ns: u64,
     /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
     pub backlog: u32,
     /// Handshakes in progress (SYN_RECV) at this address and port; the listeners of a SO_REUSEPORT group have the same number.

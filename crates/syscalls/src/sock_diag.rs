@@ -246,7 +246,8 @@ pub(crate) struct Request {
     states: u32,
     /// Attributes of the replies (idiag_ext): bit N - 1 asks for attribute N.
     pub(crate) extensions: u8,
-    /// Port of the peer, which the kernel compares before it runs `program`; 0: any port.
+    /// Local port and port of the peer, which the kernel compares before it runs `program`; 0: any port.
+    pub(crate) port: u16,
     peer_port: u16,
     /// Conditions for the kernel's filter machine; empty: all sockets.
     program: Vec<u8>,
@@ -255,7 +256,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(transport: Transport, states: u32) -> Request {
         let families = &[libc::AF_INET, libc::AF_INET6];
-        Request { transport, families, states, extensions: 0, peer_port: 0, program: Vec::new() }
+        Request { transport, families, states, extensions: 0, port: 0, peer_port: 0, program: Vec::new() }
     }
 
     /// Limits the request to the sockets of a peer; without a port: any port of the address.
@@ -308,7 +309,7 @@ impl Request {
     }
 
     fn put_socket_id(&self, body: &mut Vec<u8>) {
-        body.extend_from_slice(&[0; 2]);
+        body.extend_from_slice(&self.port.to_be_bytes());
         body.extend_from_slice(&self.peer_port.to_be_bytes());
         body.extend_from_slice(&[0; mem::size_of::<SocketId>() - 4]);
     }

@@ -17,6 +17,8 @@ pub struct Query {
     pub states: u32,
     /// The only peer whose sockets are listed; without a port: any port of the address. `None`: all sockets.
     pub peer: Option<(IpAddr, Option<u16>)>,
+    /// The only local port whose sockets are listed; 0: all ports.
+    pub port: u16,
     /// Whether to ask for [`Socket::silent`]. The kernel then locks each socket and the replies are larger.
     pub times: bool,
 }
@@ -56,6 +58,7 @@ pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
     if let Some((address, port)) = query.peer {
         request = request.peer(address, port);
     }
+    request.port = query.port;
     if query.times && query.transport == Transport::Tcp {
         request.extensions = WITH_INFO;
     }

@@ -1053,6 +1053,9 @@ class DoctorListener(TypedDict):
     cookie: int
     waiting: int
     waiting_before: int
+    standing: int
+    given_up: int
+    waited_ns: int
     backlog: int
     handshakes: int
     drops: DoctorCounter | None

@@ -3,22 +3,23 @@ use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::accepting::{holders, subject, time};
 use crate::draft::{Draft, Remedy};
-use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::rule::{Checked, Rule, Threshold, joined};
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "A07",
     title: "connections wait long for accept()",
-    source: "the tracer of `fourtuple trace accept`; without it sock_diag(7) (sk_ack_backlog, read twice) and Tcp.PassiveOpens of \
-         /proc/net/snmp",
+    source: "sock_diag(7) (sk_ack_backlog, read twice, and the last packets of waiting connections), Tcp.PassiveOpens of /proc/net/snmp; the \
+         tracer of `fourtuple trace accept`",
     threshold: Some(Threshold { default: 100.0, unit: "ms" }),
     explanation: &[
         "The accept wait is the time from the end of the handshake to the return of accept(). The client counts it as the time of its \
          first answer; connect() does not contain it. No counter of the kernel has the accept wait; the tracer measures it for each \
          connection (sk_data_ready of the listener to the exit of accept).",
-        "Without the tracer the rule has a lower bound: the queue is served in order, so that with fewer new connections of the namespace \
-         (Tcp.PassiveOpens) than connections in the queue, some of the queue were there at the first reading and have waited for the \
-         whole interval. Shorter waits are not visible without the tracer, and the rule says then that it could not be checked.",
+        "The tracer measures only connections that are accepted. Connections that wait on are seen in the queue: those whose peers have \
+         sent nothing since the first reading (tcpi_last_data_recv, tcpi_last_ack_recv) have waited for the whole interval. Also, the queue is \
+         served in order, so that with fewer new connections of the namespace (Tcp.PassiveOpens) than connections in the queue, the others \
+         were there at the first reading. Shorter waits are not visible without the tracer, and the rule says then that it could not be checked.",
         "What helps: workers that are not blocked when a connection arrives. A SO_REUSEPORT group gives connections to blocked workers as \
          readily as to idle ones: fourtuple fix accept chooses the least busy. On a shared listener the next free worker accepts.",
         "What does not help: a greater backlog, with which more connections wait for longer.",
@@ -28,26 +29,32 @@ pub(super) const RULE: Rule = Rule {
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let limit_ns = limit * 1e6;
-    let untraced = match snapshot.accepts.seen() {
-        Ok(traced) => {
-            let wait = traced.wait_p99_ns.filter(|wait| *wait as f64 >= limit_ns);
-            return Ok(wait.map(|wait| measured(snapshot, wait, traced.accepts)).into_iter().collect());
-        }
-        Err(reason) => reason,
+    joined(in_queues(snapshot, limit_ns), in_trace(snapshot, limit_ns))
+}
+
+/// Looks for connections that were in a queue at both readings.
+fn in_queues(snapshot: &Snapshot, limit_ns: f64) -> Checked {
+    let listeners = snapshot.listeners.seen()?;
+    let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
+    let old = |listener: &Listener| {
+        // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
+        let both = u64::from(listener.waiting.min(listener.waiting_before));
+        let bound = opens.as_ref().map_or(0, |opens| both.saturating_sub(*opens));
+        bound.max(listener.standing.into())
     };
-    let opens = snapshot.counter("Tcp.PassiveOpens")?.during;
-    // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
-    let old =
-        |listener: &Listener| u64::from(listener.waiting.min(listener.waiting_before)).saturating_sub(opens);
     let is_long = snapshot.interval_ns as f64 >= limit_ns;
-    let listeners = snapshot.listeners.seen()?.iter().filter(|listener| is_long && old(listener) > 0);
-    let long: Vec<Draft> = listeners.map(|listener| estimated(snapshot, listener, old(listener))).collect();
-    if long.is_empty() {
-        return Err(format!(
-            "{untraced}; `fourtuple trace accept --for 10s`, as root, shows how long connections wait"
-        ));
-    }
-    Ok(long)
+    let found = listeners.iter().map(|listener| (listener, old(listener)));
+    let found = found.filter(|(_, old)| is_long && *old > 0);
+    Ok(found.map(|(listener, old)| standing(snapshot, listener, old)).collect())
+}
+
+/// Looks for long waits among the connections that were accepted.
+fn in_trace(snapshot: &Snapshot, limit_ns: f64) -> Checked {
+    let traced = snapshot.accepts.seen().map_err(|reason| {
+        format!("{reason}; `fourtuple trace accept --for 10s`, as root, shows how long connections wait")
+    })?;
+    let wait = traced.wait_p99_ns.filter(|wait| *wait as f64 >= limit_ns);
+    Ok(wait.map(|wait| measured(snapshot, wait, traced.accepts)).into_iter().collect())
 }
 
 fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
@@ -70,19 +77,28 @@ fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
     draft.proper(unblocked())
 }
 
-fn estimated(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
+fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
+    let waited = listener.waited_ns.max(snapshot.interval_ns);
     let verdict = format!(
-        "{} connections at {} have waited at least {} for accept() of {}",
-        count(old),
+        "{} at {} {} waited at least {} for accept() of {}",
+        counted(old, "connection"),
         listener.address,
+        if old == 1 { "has" } else { "have" },
         time(snapshot.interval_ns),
         holders(&listener.owners)
     );
-    let draft = Draft::new(Severity::Warning, subject(listener), verdict).because(format!(
-        "{} connections were in the queue at the first reading, {} at the second; the namespace accepted fewer new ones between",
-        count(listener.waiting_before.into()),
-        count(listener.waiting.into())
+    let mut draft = Draft::new(Severity::Warning, subject(listener), verdict).because(format!(
+        "{} in the queue at the first reading, {} at the second; the oldest has waited {} or longer",
+        counted(listener.waiting_before.into(), "connection"),
+        count(listener.waiting.into()),
+        time(waited)
     ));
+    if listener.given_up > 0 {
+        draft = draft.because(format!(
+            "the peers of {} of them have closed already (CLOSE_WAIT in the accept queue)",
+            count(listener.given_up.into())
+        ));
+    }
     advise(draft, listener).proper(unblocked())
 }
 

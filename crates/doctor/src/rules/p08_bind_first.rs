@@ -1,5 +1,5 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Snapshot, Source, Tuple};
+use fourtuple_record::snapshot::{Snapshot, Source, TracedConnects, Tuple};
 
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{print_name, wider_range};
@@ -64,12 +64,18 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     Ok(drafts.collect())
 }
 
-/// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source;
-/// `None`: no call was traced.
+/// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source to its
+/// destinations; `None`: no such call was traced. Calls to other destinations say nothing of this source.
 fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
     let owner = source.owners.first()?;
     let connects = snapshot.traced.seen().ok()?.connects.iter();
-    let of_owner = connects.filter(|connects| connects.owner.pid == owner.pid);
+    let tuples = &snapshot.connections.seen().ok()?.tuples;
+    let is_own = |connects: &&TracedConnects| {
+        let is_its =
+            |tuple: &Tuple| tuple.source == source.address && tuple.destination == connects.destination;
+        connects.owner.pid == owner.pid && tuples.iter().any(is_its)
+    };
+    let of_owner = connects.filter(is_own);
     let (given, calls) = of_owner.fold((0, 0), |(given, calls), connects| {
         (given + connects.given_port, calls + u64::from(connects.owner.sockets))
     });

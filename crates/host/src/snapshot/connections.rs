@@ -61,7 +61,13 @@ impl Pass {
         // Sockets without a peer are not in the table of connections.
         let others = 1 << state::CLOSE | 1 << state::BOUND;
         let mut pass = Pass {
-            query: Query { transport: Transport::Tcp, states: !(listen | others), peer, times: false },
+            query: Query {
+                transport: Transport::Tcp,
+                states: !(listen | others),
+                peer,
+                port: 0,
+                times: false,
+            },
             low: ports.map_or(0, |ports| ports.low),
             range: Ports::default(),
             held: Held::default(),
@@ -177,7 +183,7 @@ impl Pass {
 
     /// Adds the UDP sockets without a peer.
     fn hold_udp(&mut self) -> io::Result<()> {
-        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, times: false };
+        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, ..self.query };
         socket_census::each(&udp, |socket| self.hold("udp", socket))
     }
 }

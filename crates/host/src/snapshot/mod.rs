@@ -143,13 +143,19 @@ impl Reader {
             Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
             earlier => Census::read(root, &mut self.source, self.peer, ports.as_ref().ok(), now, earlier),
         };
-        let sockets = &census.sockets;
-        let connections = census.connections.seen();
-        let mut listeners = listeners::read(sockets, &before.listeners, is_first, &mut counted.listeners);
+        let mut listeners =
+            listeners::read(&census.sockets, &before.listeners, is_first, &mut counted.listeners);
         if let Ok(listeners) = &mut listeners {
             listeners::add_handshakes(listeners, &census.handshakes);
+            // A pass that is repeated says nothing of the queues of now.
+            if census.began == now {
+                let start = resource::thread_cpu_time();
+                listeners::add_waits(listeners, now, interval);
+                census.used += resource::thread_cpu_time().saturating_sub(start);
+            }
         }
-        let udp = udp::read(sockets, &before.udp, is_first, &mut counted.udp);
+        let connections = census.connections.seen();
+        let udp = udp::read(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let named = named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
         let addresses = addresses::read();
         let lost_sources = addresses::lost_sources(&connections, &addresses).into();

@@ -55,6 +55,7 @@ enum counter {
 	LEFT_NAMESPACE,
 	LEFT_BELOW,
 	LEFT_TABLE,
+	LEFT_FULL,
 	/* Past the share: */
 	DRAWN,
 	SPREAD,
@@ -116,10 +117,10 @@ struct tuple {
 	u64 connects;
 	u64 drawn;
 	u64 fallbacks;
-	u32 share; /* of the ports that the kernel's own search cannot use */
+	u32 share; /* of the ports that the kernel's own search cannot use; ONE: a search in order found none */
 	u32 samples;
 	u32 cursor;
-	u32 hole;
+	u32 looks; /* connects that asked for the share; some then use another source */
 };
 
 /* The last tuple that bound a port, and when. */
@@ -139,7 +140,7 @@ LAYOUT(struct namespace, 8 + PORTS / 8);
 LAYOUT(struct tuple_key, 48);
 LAYOUT(struct tuple, 40);
 LAYOUT(struct holder, 56);
-LAYOUT(struct counters, 8 * 25);
+LAYOUT(struct counters, 8 * 26);
 
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -368,10 +369,16 @@ NOINLINE u32 is_unusable(struct bpf_sock_addr *context, struct search *search, u
 	u32 at = port & (PORTS - 1);
 	struct holder *holder;
 	struct tuple_key other;
-	if (look(context, search->namespace, &search->key, at) != FREE)
+	enum answer answer = look(context, search->namespace, &search->key, at);
+	if (answer == TAKEN)
 		return 1;
 	holder = map_lookup(&holders, &at);
-	if (!holder || holder->key.namespace != search->key.namespace || same_tuple(&holder->key, &search->key))
+	if (!holder || holder->key.namespace != search->key.namespace)
+		return 0;
+	/* The search takes a TIME_WAIT socket over, unless its port was bound by number. */
+	if (answer == WAITING)
+		return 1;
+	if (same_tuple(&holder->key, &search->key))
 		return 0;
 	other = holder->key;
 	return look(context, search->namespace, &other, at) != FREE;
@@ -395,11 +402,12 @@ NOINLINE long sample(u32 index, struct search *search)
 	return 0;
 }
 
-/* The average follows 64 samples: of a range of 32,768 ports, a share changes by less than 2% meanwhile with each eighth connect. */
+/* The average follows 64 samples: of a range of 32,768 ports, a share changes by less than 2% meanwhile with each eighth connect. While no
+ * port is free, each connect looks whether one is free again. */
 INLINE int is_due(const struct tuple *tuple, u32 span)
 {
 	u32 every = span >> 12;
-	return every < 2 || !(tuple->connects % every);
+	return every < 2 || tuple->share >= ONE || !(tuple->looks % every);
 }
 
 /* Returns the tuple with an updated share, or NULL if there is no room. */
@@ -419,6 +427,7 @@ NOINLINE struct tuple *sampled(struct search *search)
 		search->tuple = tuple;
 		sample(0, search);
 	}
+	tuple->looks++;
 	return tuple;
 }
 
@@ -627,7 +636,6 @@ NOINLINE long compare_source(u32 index, struct search *search)
 NOINLINE struct tuple *other_source(struct search *search)
 {
 	struct address *address;
-	struct tuple *tuple;
 	u32 at;
 	search->least = ONE;
 	loop(search->sources + 1, compare_source, search, 0);
@@ -640,10 +648,7 @@ NOINLINE struct tuple *other_source(struct search *search)
 	else if (address)
 		copy_address(search->key.source, address->words);
 	search->waiting = search->takes_waiting = search->probes = search->refused = 0;
-	tuple = sampled(search);
-	if (tuple)
-		tuple->connects++;
-	return tuple;
+	return sampled(search);
 }
 
 NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct settings *wanted, struct counters *counters)
@@ -655,8 +660,8 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 		tuple = sampled(search);
 		if (!tuple)
 			return LEFT_TABLE;
-		tuple->connects++;
 		if (tuple->share <= wanted->past) {
+			tuple->connects++;
 			/* The kernel searches for the port; the address alone is bound (IP_BIND_ADDRESS_NO_PORT). */
 			return bind_to(search, 0) ? FALLBACKS : SPREAD;
 		}
@@ -664,6 +669,12 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 	if (tuple->share >= ONE && search->namespace->sources) {
 		other = other_source(search);
 		tuple = other ? other : tuple;
+	}
+	if (tuple->share >= ONE) {
+		/* To look at all ports again costs more than the search of the kernel, which ends at the first port that is free again. */
+		tuple->connects++;
+		let_share(search->context, wanted);
+		return LEFT_FULL;
 	}
 	result = draw(search, tuple, counters);
 	if (result == FALLBACKS && search->namespace->sources) {
@@ -673,6 +684,7 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 			result = draw(search, tuple, counters);
 		}
 	}
+	tuple->connects++;
 	if (result == DRAWN)
 		tuple->drawn++;
 	else
@@ -729,12 +741,13 @@ INLINE u32 decide(struct search *search, struct counters *counters)
 	tuple = sampled(search);
 	if (!tuple)
 		return LEFT_TABLE;
-	tuple->connects++;
 	if (tuple->share <= wanted->past) {
+		tuple->connects++;
 		let_share(context, wanted);
 		return LEFT_BELOW;
 	}
 	if (wanted->flags & DRY_RUN) {
+		tuple->connects++;
 		if (tuple->share >= ONE / 2)
 			count(counters, AVOIDED, search->span / 2);
 		return WOULD_DRAW;

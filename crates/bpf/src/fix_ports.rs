@@ -23,7 +23,7 @@ pub const SOURCES: usize = 64;
 pub const NAMESPACES: usize = 64;
 /// Shares have 16 bits after the point.
 const ONE: f64 = 65_536.0;
-const COUNTERS: usize = 25;
+const COUNTERS: usize = 26;
 const DRY_RUN: u32 = 1;
 const HAS_DESTINATION: u32 = 2;
 const KNOWN: u32 = 1;
@@ -136,7 +136,7 @@ pub struct FixTuple {
     share: u32,
     samples: u32,
     cursor: u32,
-    hole: u32,
+    looks: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -227,11 +227,13 @@ pub enum LeftAlone {
     Below,
     /// A table was full.
     Table,
+    /// No port was free for a connect before this one.
+    Full,
 }
 
 impl LeftAlone {
     /// All reasons, in the order of the counters.
-    pub const ALL: [LeftAlone; 14] = [
+    pub const ALL: [LeftAlone; 15] = [
         LeftAlone::Udp,
         LeftAlone::Protocol,
         LeftAlone::BoundPort,
@@ -246,6 +248,7 @@ impl LeftAlone {
         LeftAlone::Namespace,
         LeftAlone::Below,
         LeftAlone::Table,
+        LeftAlone::Full,
     ];
 
     /// Returns the name that records use.
@@ -265,6 +268,7 @@ impl LeftAlone {
             LeftAlone::Namespace => "namespace-unknown",
             LeftAlone::Below => "below",
             LeftAlone::Table => "table-full",
+            LeftAlone::Full => "none-free",
         }
     }
 }
@@ -567,9 +571,9 @@ mod tests {
         let numbers: [u64; COUNTERS] = std::array::from_fn(|index| index as u64 + 1);
         let counters = FixCounters::of(&numbers);
         assert_eq!(
-            (counters.connects, counters.left(LeftAlone::Udp), counters.left(LeftAlone::Table)),
-            (1, 2, 15)
+            (counters.connects, counters.left(LeftAlone::Udp), counters.left(LeftAlone::Full)),
+            (1, 2, 16)
         );
-        assert_eq!((counters.drawn, counters.would_draw, counters.avoided), (16, 19, 25));
+        assert_eq!((counters.drawn, counters.would_draw, counters.avoided), (17, 20, 26));
     }
 }

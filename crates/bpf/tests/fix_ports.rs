@@ -242,6 +242,34 @@ fn more_source_addresses_give_more_connections() {
         assert_eq!(sources.len(), 3, "{sources:?}");
         let counters = fix.counters().unwrap();
         assert!(counters.spread > 0 && counters.drawn > 0, "{counters:?}");
+        let by_tuple: u64 = fix.tuples().iter().map(|(_, tuple)| tuple.connects).sum();
+        assert_eq!(by_tuple, counters.connects, "each connect counts once");
+    });
+}
+
+#[test]
+fn a_full_tuple_is_left_alone() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let Some((fix, _cgroup)) =
+            attach("a_full_tuple_is_left_alone", &settings(), &ports(), &[destination])
+        else {
+            return;
+        };
+        let mut held = fill(destination);
+        let before = fix.counters().unwrap();
+        const CONNECTS: u64 = 50;
+        (0..CONNECTS).for_each(|_| assert!(connect(destination).is_err()));
+        let after = fix.counters().unwrap();
+        assert!(after.left(LeftAlone::Full) >= CONNECTS - 1, "{after:?}");
+        assert!(after.probes - before.probes <= u64::from(PORTS) + 32, "one look at all ports: {after:?}");
+        // The kernel finds a port that is free again.
+        let close = |socket: OwnedFd| option::set_reset_on_close(socket.as_fd()).unwrap();
+        held.pop().map(close);
+        held.push(connect(destination).unwrap());
+        held.drain(..usize::from(PORTS / 2)).for_each(close);
+        held.extend((0..PORTS / 4).map(|_| connect(destination).unwrap()));
+        assert!(fix.counters().unwrap().drawn > after.drawn, "draws go on once ports are free");
     });
 }
 

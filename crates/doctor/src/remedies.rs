@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fourtuple_record::snapshot::{EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Tuple, merged};
+use fourtuple_record::snapshot::{
+    EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Traced, TracedConnects, Tuple, merged,
+};
 
 use crate::budget::{Budget, delay_s};
 use crate::draft::{Draft, Remedy, set_sysctl};
@@ -84,8 +86,34 @@ pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
     Some(drawn_ports_to(tuple.owners.first()?, tuple.destination))
 }
 
+/// Adds what makes the longest of the traced searches shorter: draws where free ports are there to be drawn.
+pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &Traced) -> Draft {
+    let time = |connects: &&TracedConnects| connects.searches.saturating_mul(connects.search_mean_ns);
+    let Some(longest) = traced.connects.iter().max_by_key(time).filter(|longest| time(longest) > 0) else {
+        return draft;
+    };
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    // The first has the most ports in use.
+    let tuple = tuples.iter().find(|tuple| tuple.destination == longest.destination);
+    let budget = tuple.and_then(|tuple| Some((tuple, Budget::of(snapshot, tuple).ok()?)));
+    match budget {
+        Some((tuple, budget)) if !budget.draws_pay() => {
+            let (in_use, total) = (count(budget.in_use.into()), count(budget.total.into()));
+            draft = draft.because(format!(
+                "{tuple} uses {in_use} of {total} ports: there is no free port that `fix ports` could draw"
+            ));
+            if budget.time_wait * 2 > budget.in_use { draft.proper(keep_connections(tuple)) } else { draft }
+        }
+        _ => {
+            // How much shorter the searches become is not in a snapshot.
+            let remedy = drawn_ports_to(&longest.owner, longest.destination);
+            draft.now(Remedy { change: None, ..remedy })
+        }
+    }
+}
+
 /// `fourtuple fix ports` for a process and a destination.
-pub(crate) fn drawn_ports_to(owner: &Owner, destination: SocketAddr) -> Remedy {
+fn drawn_ports_to(owner: &Owner, destination: SocketAddr) -> Remedy {
     Remedy::command(
         format!("fourtuple fix ports --pid {} --to {}", owner.pid, quoted(destination)),
         format!(

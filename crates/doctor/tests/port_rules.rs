@@ -113,9 +113,59 @@ fn p02_a_parity_in_use_makes_searches_long() {
         let Part::Seen(search) = &mut linear.search else { panic!("set above") };
         search.default = "linear".to_owned();
         assert!(findings_in(&linear, "P02").is_empty());
+        no_draws_for_a_full_tuple(&snapshot);
         apply(advice(&finding, RANGE));
         assert!(findings("P02").is_empty());
     });
+}
+
+/// Fills the tuple of a snapshot whose searches are long: no rule may promise that they find a port.
+fn no_draws_for_a_full_tuple(long: &Snapshot) {
+    let connects = |snapshot: &Snapshot| {
+        let tuple = &snapshot.connections.seen().unwrap().tuples[0];
+        TracedConnects {
+            owner: tuple.owners[0].clone(),
+            destination: tuple.destination,
+            searches: 1_000,
+            search_mean_ns: 2_300_000,
+            search_p99_ns: 4_700_000,
+            given_port: 0,
+        }
+    };
+    let mut snapshot = long.clone();
+    snapshot.interval_ns = 1_000_000_000;
+    snapshot.traced = Part::Seen(Traced {
+        search_p99_ns: Some(4_700_000),
+        searches: 1_000,
+        search_ns: 2_300_000_000,
+        connects: vec![connects(&snapshot)],
+        ..Traced::default()
+    });
+    let draws = |snapshot: &Snapshot, id: &str| {
+        let found = findings_in(snapshot, id);
+        let all = found.iter().flat_map(|finding| &finding.now);
+        all.filter(|advice| advice.action.contains("fix ports") && advice.effect.contains("draw a free port"))
+            .count()
+    };
+    assert_eq!(["P02", "P09", "L03"].map(|id| draws(&snapshot, id)), [1, 1, 1]);
+    for time_wait in [0, 1_200] {
+        let mut full = snapshot.clone();
+        let Part::Seen(connections) = &mut full.connections else { panic!("{full:?}") };
+        let tuple = &mut connections.tuples[0];
+        tuple.in_use = 1_200;
+        if time_wait > 0 {
+            // All may be taken again.
+            tuple.states = [("time-wait".to_owned(), time_wait)].into();
+            full.sysctls.insert("net.ipv4.tcp_tw_reuse".to_owned(), "1".to_owned());
+        }
+        assert!(findings_in(&full, "P02").is_empty(), "{time_wait}");
+        assert_eq!(["P09", "L03"].map(|id| draws(&full, id)), [0, 0], "{time_wait}");
+        let fact = "uses 1,200 of 1,200 ports: there is no free port that `fix ports` could draw";
+        for id in ["P09", "L03"] {
+            let evidence = the_finding(&full, id).evidence;
+            assert!(evidence.iter().any(|line| line.ends_with(fact)), "{evidence:?}");
+        }
+    }
 }
 
 #[test]

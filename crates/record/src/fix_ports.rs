@@ -36,7 +36,7 @@ pub struct FixPortsResults {
     /// Connects that proceeded unchanged, by reason. `below`: the tuple used at most the given share. `udp`, `protocol` (neither TCP
     /// nor UDP), `bound-port`, `bound-address`, `device`, `mark`, `own-range`: the socket's settings. `destination`: unspecified or
     /// link-local. `filter`: not in `to`. `source-unknown`: the first connects to a destination. `no-route`, `namespace-unknown`,
-    /// `table-full`.
+    /// `table-full`. `none-free`: a connect before had found no free port, and none was free since.
     pub left: BTreeMap<String, u64>,
     /// Connects whose port was drawn.
     pub drawn: u64,

@@ -3,6 +3,7 @@ use fourtuple_record::snapshot::Snapshot;
 
 use crate::accepting::time;
 use crate::draft::{Draft, Remedy};
+use crate::remedies::shorter_searches;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
 
@@ -42,21 +43,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     if let Some(p99) = traced.search_p99_ns {
         draft = draft.because(format!("1% of the searches took {} or longer", time(p99)));
     }
-    // The tuple with the most ports in use is the first.
-    let busiest = snapshot.connections.seen().ok().and_then(|connections| connections.tuples.first());
-    if let Some((tuple, owner)) = busiest.and_then(|tuple| Some((tuple, tuple.owners.first()?))) {
-        draft = draft
-            .because(format!(
-                "{} ports in use from {} to {}",
-                count(tuple.in_use.into()),
-                tuple.source,
-                tuple.destination
-            ))
-            .now(Remedy::unproven(
-                format!("fourtuple fix ports --pid {}", owner.pid),
-                "connect() finds a port at once",
-            ));
-    }
+    let draft = shorter_searches(draft, snapshot, traced);
     Ok(vec![draft.now(Remedy::unproven("fourtuple trace connect --for 10s", "shows the searches by process and destination")).proper(
         Remedy::advice(
             "kept-alive connections, more source addresses, or IP_LOCAL_PORT_RANGE; `fourtuple fix --print` prints the setting of a program",

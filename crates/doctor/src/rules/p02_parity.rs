@@ -26,7 +26,8 @@ pub(super) const RULE: Rule = Rule {
          more source addresses and a wider range keep the use below half.",
         "What does not help: the option on Linux 6.3 to 6.7 (and 6.1 with the backport), where the search stays by parity; \
          net.ipv4.ip_local_port_step_width (Linux 7.1), which keeps the two halves; a faster network.",
-        "Ports in TIME_WAIT that connect() may take again (net.ipv4.tcp_tw_reuse) end the search; with them the rule has no finding.",
+        "Ports in TIME_WAIT that connect() may take again (net.ipv4.tcp_tw_reuse) end the search; with them the rule has no finding. It has \
+         none either if less than 1% of the ports are free: then ports are missing (P01), and no search finds one sooner.",
     ],
     check,
 };
@@ -57,10 +58,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let low = (ports.low..=ports.high).filter(|port| is_low(*port)).count() as u32;
     let low = low.saturating_sub(connections.held_tcp_low_parity);
     let is_long = |(tuple, budget): &(&Tuple, Budget)| {
-        // One port in 100 that connect() may take again ends a search after about 100 lookups.
         low >= LONG_SEARCH
             && f64::from(tuple.low_parity) >= f64::from(low) * limit / 100.0
-            && u64::from(budget.reusable) * 100 < tuple.in_use.into()
+            && budget.draws_pay()
     };
     let long = past_half.iter().filter(|past| is_long(past));
     Ok(long.map(|(tuple, budget)| draft(snapshot, tuple, low, budget)).collect())

@@ -1,8 +1,8 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Snapshot, TracedConnects};
+use fourtuple_record::snapshot::Snapshot;
 
 use crate::draft::{Draft, Remedy};
-use crate::remedies::drawn_ports_to;
+use crate::remedies::shorter_searches;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, process};
 
@@ -21,6 +21,7 @@ pub(super) const RULE: Rule = Rule {
         "The rule needs a trace, with at least 100 searches. It also wants a mean of a tenth of the threshold, because a thread that loses its processor \
          during a search gives a high percentile on a busy host.",
         "What helps: `fourtuple fix ports` for running programs, `fourtuple run`, IP_LOCAL_PORT_RANGE in the program (Linux 6.8), fewer ports in use. \
+         Where no port is free, only ports that become free help (P01). \
          Linux 6.15 searches under RCU, which removes the contention of processors, not the length.",
         "What does not help: more processors, non-blocking connect(), a faster network: the search comes before the handshake.",
     ],
@@ -51,7 +52,6 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let of_one_cpu = percent(traced.search_ns, snapshot.interval_ns);
     let mut draft = Draft::new(Severity::Warning, "connect()", verdict)
         .because(format!("the searches take {of_one_cpu} of one processor"));
-    let longest = |connects: &&TracedConnects| connects.searches.saturating_mul(connects.search_mean_ns);
     for connects in traced.connects.iter().filter(|connects| connects.searches > 0).take(3) {
         draft = draft.because(format!(
             "{} → {}: mean {:.2} ms of {} searches",
@@ -61,14 +61,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             count(connects.searches)
         ));
     }
-    if let Some(connects) =
-        traced.connects.iter().max_by_key(longest).filter(|connects| longest(connects) > 0)
-    {
-        // How much shorter the searches become is not in a snapshot.
-        let remedy = drawn_ports_to(&connects.owner, connects.destination);
-        draft.now.push(Remedy { change: None, ..remedy });
-    }
-    Ok(vec![draft.proper(Remedy::advice(
+    Ok(vec![shorter_searches(draft, snapshot, traced).proper(Remedy::advice(
         "in the program: IP_LOCAL_PORT_RANGE (51) with 0xFFFF0000 before connect(), or a start with `fourtuple run -- PROGRAM`",
         "the search goes port by port (Linux 6.8 and later)",
     ))])

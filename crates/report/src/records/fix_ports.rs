@@ -108,6 +108,7 @@ pub(super) fn meaning(reason: &str) -> &'static str {
         "no-route" => "no route",
         "namespace-unknown" => "the network namespace was not known",
         "table-full" => "a table was full",
+        "none-free" => "no port was free",
         _ => "unknown reason",
     }
 }

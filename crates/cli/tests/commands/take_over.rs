@@ -194,7 +194,7 @@ fn metrics(address: &str, what: &str) {
     loop {
         let mut answer = String::new();
         if let Ok(mut stream) = TcpStream::connect(address) {
-            write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
             // A server that ends in the middle of its response has sent part of it: this part is kept.
             let _ = stream.read_to_string(&mut answer);
         }

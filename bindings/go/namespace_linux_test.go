@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,16 +87,13 @@ func inNamespace(t *testing.T, body func()) {
 	}
 }
 
+// isRequired tells whether FOURTUPLE_REQUIRE demands a need: by its name, or by "all" without "-name".
 func isRequired(need string) bool {
-	for _, name := range strings.Split(os.Getenv("FOURTUPLE_REQUIRE"), ",") {
-		if name == need {
-			return true
-		}
-	}
-	return false
+	names := strings.Split(os.Getenv("FOURTUPLE_REQUIRE"), ",")
+	return slices.Contains(names, need) || slices.Contains(names, "all") && !slices.Contains(names, "-"+need)
 }
 
-// skip reports a skipped test on standard error, or fails the test if FOURTUPLE_REQUIRE names the need.
+// skip reports a skipped test on standard error, or fails the test if FOURTUPLE_REQUIRE demands the need.
 func skip(t *testing.T, need, reason string) {
 	t.Helper()
 	if isRequired(need) {

@@ -108,15 +108,18 @@ fn test_name(closure: &str) -> String {
     path.split_once("::").map_or(path, |(_, rest)| rest).to_owned()
 }
 
-/// Reports a skipped test on standard error, or fails the test if `FOURTUPLE_REQUIRE` names `need`.
+/// Reports a skipped test on standard error, or fails the test if `FOURTUPLE_REQUIRE` demands `need`.
 pub fn skip(test: &str, need: &str, reason: &str) {
     let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|name| name == need),
-        "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}"
-    );
+    assert!(!is_required(&required, need), "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}");
     // The test runner would capture the output of eprintln! if the test passes.
     writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
+}
+
+/// Returns whether a list demands `need`: by its name, or by `all` without `-NAME`.
+fn is_required(list: &str, need: &str) -> bool {
+    let has = |wanted: &str| list.split(',').any(|name| name == wanted);
+    has(need) || has("all") && !has(&format!("-{need}"))
 }
 
 /// Returns the mount point of a cgroup2 file system.
@@ -181,6 +184,20 @@ mod tests {
     fn the_test_name_comes_from_the_closure_type() {
         let closure = || ();
         assert_eq!(test_name(type_name_of_val(&closure)), "tests::the_test_name_comes_from_the_closure_type");
+    }
+
+    #[test]
+    fn a_minus_takes_a_need_out_of_all() {
+        for (list, is_demanded) in [
+            ("", false),
+            ("bpf,netns", true),
+            ("bpf", false),
+            ("all", true),
+            ("all,-bpf", true),
+            ("all,-netns", false),
+        ] {
+            assert_eq!(is_required(list, "netns"), is_demanded, "{list}");
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Server {
             text.trim().trim_start_matches('v').split('.').map(|word| word.parse().unwrap_or(0));
         let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         if version < (22, 12) {
-            skip(test, "node", "Node.js 22.12 is not in PATH");
+            skip(test, "node-22", "Node.js 22.12 is not in PATH");
             return None;
         }
         let program = room.file("server.js", NODE);

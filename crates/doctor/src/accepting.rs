@@ -43,6 +43,38 @@ pub(crate) fn drops(snapshot: &Snapshot, listener: &Listener) -> u64 {
     listener.drops.map_or(0, |drops| drops.during.min(during(snapshot, "TcpExt.ListenDrops")))
 }
 
+/// Returns the handshakes in progress that a listener takes (`inet_csk_reqsk_queue_is_full`); without SYN cookies the kernel keeps a quarter of
+/// net.ipv4.tcp_max_syn_backlog for clients that it knows (`tcp_conn_request`).
+pub(crate) fn handshakes_allowed(snapshot: &Snapshot, listener: &Listener) -> u64 {
+    let has_cookies = snapshot.number("net.ipv4.tcp_syncookies") != Ok(0);
+    match snapshot.number("net.ipv4.tcp_max_syn_backlog") {
+        Ok(most) if !has_cookies => (most - most / 4).min(listener.backlog.into()),
+        _ => listener.backlog.into(),
+    }
+}
+
+/// Returns the drops of the interval that are neither overflows of an accept queue nor of a full SYN queue.
+pub(crate) fn other_drops(snapshot: &Snapshot) -> u64 {
+    let counted = |name| during(snapshot, name);
+    let known = counted("TcpExt.ListenOverflows") + counted("TcpExt.TCPReqQFullDrop");
+    counted("TcpExt.ListenDrops").saturating_sub(known)
+}
+
+/// Returns the listener whose handshakes in progress are the cause of [`other_drops`]: SYN cookies are off, and the kernel drops SYNs of clients
+/// that it does not know.
+pub(crate) fn flooded(snapshot: &Snapshot) -> Option<&Listener> {
+    let is_full = |listener: &&Listener| {
+        // Handshakes end between the last drop and the reading.
+        u64::from(listener.handshakes) * 10 >= handshakes_allowed(snapshot, listener) * 9
+    };
+    let is_possible = snapshot.number("net.ipv4.tcp_syncookies") == Ok(0) && other_drops(snapshot) > 0;
+    let listeners = snapshot.listeners.seen().ok()?.iter().filter(|_| is_possible);
+    listeners
+        .filter(|listener| listener.handshakes > 0)
+        .filter(is_full)
+        .max_by_key(|listener| listener.handshakes)
+}
+
 /// Returns `up to ` if the drops of the interval may be of another listener.
 pub(crate) fn up_to(snapshot: &Snapshot) -> &'static str {
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
@@ -61,7 +93,7 @@ pub(crate) fn stopped<'a>(snapshot: &Snapshot, owners: &'a [Owner]) -> Option<&'
 }
 
 /// Returns the SO_REUSEPORT groups: the listeners of each address that has several.
-pub(crate) fn groups(listeners: &[Listener]) -> Vec<Vec<&Listener>> {
+pub(crate) fn groups<'a>(listeners: impl IntoIterator<Item = &'a Listener>) -> Vec<Vec<&'a Listener>> {
     let mut groups: BTreeMap<(SocketAddr, u32), Vec<&Listener>> = BTreeMap::new();
     for listener in listeners {
         groups.entry((listener.address, listener.interface)).or_default().push(listener);
@@ -119,12 +151,102 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
         ));
     }
-    let workers = "more workers, or no blocking work in the thread that calls accept()";
-    let backlog = "nginx: `listen ... backlog=N`, HAProxy: `backlog N`, Python: `listen(N)`; the kernel cuts N to net.core.somaxconn";
+    let settings = listener.owners.first().and_then(|owner| Settings::of(&owner.name));
+    let workers = settings.map_or("more workers", |settings| settings.workers);
+    let backlog = settings.map_or("a greater argument of listen()", |settings| settings.backlog);
     draft
-        .proper(Remedy::advice(format!("{server}: {workers}"), "a queue that is emptied as fast as it fills"))
         .proper(Remedy::advice(
-            format!("{server}: a greater backlog ({backlog})"),
+            format!("{server}: {workers}, or no blocking work in the thread that calls accept()"),
+            "a queue that is emptied as fast as it fills",
+        ))
+        .proper(Remedy::advice(
+            format!("{server}: {backlog}; the kernel cuts it to net.core.somaxconn, and it needs a restart"),
             "room for bursts, not for overload",
         ))
+}
+
+/// The settings of a server for its accept queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// The start of the name of its processes (comm).
+    name: &'static str,
+    /// What sets the backlog of listen().
+    pub(crate) backlog: &'static str,
+    /// What makes it accept, or serve, more at a time.
+    workers: &'static str,
+}
+
+/// From the documentation of each server. A name that starts with another one comes before it.
+const SETTINGS: [Settings; 22] = [
+    Settings::new("nginx", "`backlog=N` of `listen` (511 by default)", "more `worker_processes`"),
+    Settings::new(
+        "haproxy",
+        "`backlog N` of the frontend (`maxconn` by default)",
+        "a greater `nbthread`, and `maxconn`",
+    ),
+    Settings::new(
+        "redis",
+        "`tcp-backlog N` of redis.conf (511)",
+        "fewer slow commands: one thread serves all clients",
+    ),
+    Settings::new(
+        "valkey",
+        "`tcp-backlog N` of valkey.conf (511)",
+        "fewer slow commands: one thread serves all clients",
+    ),
+    Settings::new("gunicorn", "`--backlog N` (2,048)", "more `--workers` or `--threads`"),
+    Settings::new("uvicorn", "`--backlog N` (2,048)", "more `--workers`"),
+    Settings::new("uwsgi", "`listen = N` (100)", "more `processes` or `threads`"),
+    Settings::new("apache2", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
+    Settings::new("httpd", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
+    Settings::new("php-fpm", "`listen.backlog = N` of the pool (511)", "a greater `pm.max_children`"),
+    Settings::new("lighttpd", "`server.listen-backlog = N` (1,024)", "a greater `server.max-connections`"),
+    Settings::new("varnish", "the parameter `listen_depth` (1,024)", "greater `thread_pool_max`"),
+    Settings::new(
+        "squid",
+        "more `workers` (squid takes the backlog from its descriptor limit)",
+        "more `workers`",
+    ),
+    Settings::new(
+        "envoy",
+        "`tcp_backlog_size` of the listener (net.core.somaxconn)",
+        "a greater `--concurrency`",
+    ),
+    Settings::new("pgbouncer", "`listen_backlog = N` (128)", "more processes with `so_reuseport = 1`"),
+    Settings::new("mysqld", "`back_log = N`", "fewer new connections: a pool in the client"),
+    Settings::new("mariadbd", "`back_log = N`", "fewer new connections: a pool in the client"),
+    Settings::new("memcached", "`-b N` (1,024)", "a greater `-t`"),
+    Settings::new("puma", "`backlog=N` in the address of `bind` (1,024)", "more `workers` or `threads`"),
+    Settings::new("node", "`server.listen({ port, backlog: N })` (511)", "more processes (`node:cluster`)"),
+    Settings::new(
+        "java",
+        "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)",
+        "more threads that accept",
+    ),
+    Settings::new("python", "`listen(N)`, in asyncio `backlog=N` (100)", "more processes"),
+];
+
+impl Settings {
+    const fn new(name: &'static str, backlog: &'static str, workers: &'static str) -> Settings {
+        Settings { name, backlog, workers }
+    }
+
+    /// Returns the settings of a server that is known by the name of its process.
+    pub(crate) fn of(process: &str) -> Option<Settings> {
+        SETTINGS.into_iter().find(|settings| process.starts_with(settings.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_known_by_their_processes() {
+        let backlog = |process| Settings::of(process).map(|settings| settings.backlog);
+        assert!(backlog("redis-server").unwrap().contains("tcp-backlog"));
+        assert!(backlog("php-fpm8.2").unwrap().contains("listen.backlog"));
+        assert!(backlog("python3").unwrap().contains("listen(N)"));
+        assert_eq!(backlog("myserver"), None);
+    }
 }

@@ -4,7 +4,7 @@ use fourtuple_measure::balance::jain;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Service, Snapshot};
 
-use crate::accepting::process_of;
+use crate::accepting::{groups, process_of};
 
 /// Connections for each worker, on average, below which shares say nothing.
 const PER_WORKER: u64 = 10;
@@ -79,7 +79,9 @@ fn skew(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f
     let slack = total / 20;
     let falls = counts.windows(2).all(|pair| pair[0] + slack >= pair[1]);
     let rises = counts.windows(2).all(|pair| pair[0] <= pair[1] + slack);
-    let is_shared = own.len() == 1 && own[0].owners.len() > 1;
+    // Listeners of two families, as of `listen 80; listen [::]:80`, are no group: each is shared.
+    let is_shared =
+        groups(own.iter().copied()).is_empty() && own.iter().all(|listener| listener.owners.len() > 1);
     Some(Skew {
         port: service.port,
         workers,

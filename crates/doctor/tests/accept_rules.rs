@@ -115,6 +115,7 @@ fn a02_ignored_acks_are_no_drops() {
         assert!(judged(&snapshot).is_empty());
         let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
         counters.get_mut("TcpExt.ListenDrops").unwrap().during = 2;
+        counters.get_mut("TcpExt.ListenOverflows").unwrap().during = 2;
         only(&judged(&snapshot), Severity::Warning, " dropped 2 SYNs and ACKs in ");
     });
 }
@@ -133,8 +134,20 @@ fn a03_drops_without_overflow_are_told_apart() {
         set_sysctl("net.ipv4.tcp_max_syn_backlog", "16");
         let (_listener, address) = deferring(128);
         let _clients = attempt(address, 13);
-        let found = between("A03", || drop(attempt(address, 5)));
-        let found = only(&found, Severity::Warning, "5 SYNs and ACKs were dropped in ");
+        let mut flooded = snapshot(|| drop(attempt(address, 5)));
+        let judged = |snapshot: &Snapshot, id| of(diagnose(snapshot, &Limits::default()), id);
+        // One finding for one cause: neither more workers nor a greater backlog helps.
+        assert!(judged(&flooded, "A02").is_empty() && judged(&flooded, "A03").is_empty());
+        let found = only(&judged(&flooded, "A05"), Severity::Critical, "5 SYNs were dropped in ");
+        assert!(
+            found.verdict.contains(&format!("13 handshakes are in progress at {address}")),
+            "{}",
+            found.verdict
+        );
+        assert_eq!(found.now[0].action, "sysctl -w net.ipv4.tcp_syncookies=1");
+        let Part::Seen(listeners) = &mut flooded.listeners else { panic!("{:?}", flooded.listeners) };
+        listeners.iter_mut().for_each(|listener| listener.handshakes = 2);
+        let found = only(&judged(&flooded, "A03"), Severity::Warning, "5 SYNs and ACKs were dropped in ");
         assert!(found.evidence[0].contains("ListenDrops 5, ListenOverflows 0"), "{:?}", found.evidence);
         // An overflow of the accept queue has other rules.
         let (_full, address) = listener("127.0.0.2", 2);
@@ -278,10 +291,34 @@ fn a07_a_traced_wait_is_compared_with_the_threshold() {
     });
 }
 
+/// A connection that nobody accepts is no measurement of the trace.
+#[test]
+fn a07_a_trace_does_not_hide_a_queue_that_nobody_empties() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 200);
+        let _clients = connect(address, 80);
+        let mut seen = snapshot(|| thread::sleep(Duration::from_millis(110)));
+        let mut traced = |accepts, wait_p99_ns| {
+            seen.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            of(diagnose(&seen, &Limits::default()), "A07")
+        };
+        let words = format!("connections at {address} have waited at least ");
+        only(&traced(0, None), Severity::Warning, &format!("80 {words}"));
+        // Another server accepts.
+        only(&traced(1_000, Some(1_000)), Severity::Warning, &format!("80 {words}"));
+        assert_eq!(traced(1_000, Some(250_000_000)).len(), 2);
+    });
+}
+
 /// Starts a server whose workers share a listener and accept a number of connections each.
 fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
     python.run("listener = socket.socket(); listener.bind(('127.0.0.1', 4100)); listener.listen(500)");
-    let address: SocketAddr = "127.0.0.1:4100".parse().unwrap();
+    accepting(python, 4100, shares)
+}
+
+/// Starts the workers.
+fn accepting(python: &mut Python, port: u16, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut clients = Vec::new();
     for share in shares {
         clients.extend(connect(address, *share));
@@ -352,6 +389,31 @@ fn b02_a_ladder_on_a_shared_listener_is_named() {
         let found = only(&findings("B02"), Severity::Notice, "have 48, 10, 2, 0 connections in the order");
         assert!(found.verdict.contains("the 4 workers of python"), "{}", found.verdict);
         assert!(findings("B01").is_empty());
+    });
+}
+
+/// As Debian's nginx: `listen 80; listen [::]:80`.
+#[test]
+fn b02_listeners_of_two_families_are_no_group() {
+    in_namespace(|| {
+        if !python::is_installed("b02_listeners_of_two_families_are_no_group") {
+            return;
+        }
+        let start = |port: u16, shares: &[usize]| {
+            let mut python = Python::start();
+            python.run(&format!(
+                "listener = socket.socket(); listener.bind(('127.0.0.1', {port})); listener.listen(500)\n\
+                 other = socket.socket(socket.AF_INET6); other.bind(('::1', {port})); other.listen(500)"
+            ));
+            let (_, clients) = accepting(&mut python, port, shares);
+            (python, clients)
+        };
+        let _ladder = start(4100, &[48, 10, 2, 0]);
+        let _skewed = start(4101, &[2, 48, 10, 0]);
+        only(&findings("B02"), Severity::Notice, "have 48, 10, 2, 0 connections in the order");
+        let found = only(&findings("B01"), Severity::Notice, "has 48 of 60 connections");
+        let has_fix = found.now.iter().any(|advice| advice.action.contains("fix accept"));
+        assert!(!has_fix, "`fix accept` needs a group: {:?}", found.now);
     });
 }
 

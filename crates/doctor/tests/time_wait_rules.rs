@@ -293,5 +293,13 @@ fn t07_a_close_wait_leak_names_the_process() {
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
         connections.close_wait[0].old = 49;
         assert!(findings_in(&snapshot, "T07").is_empty());
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].settled = 60;
+        let finding = the_finding(&snapshot, "T07");
+        assert!(finding.verdict.contains("closed 5 s ago or more"), "{}", finding.verdict);
+        assert_eq!(
+            (finding.severity, finding.now[0].action.as_str()),
+            (Severity::Notice, "sleep 60; fourtuple doctor")
+        );
     });
 }

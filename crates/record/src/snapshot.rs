@@ -274,6 +274,8 @@ pub struct CloseWait {
     pub remote: SocketAddr,
     /// Time since the last packet of the peer on the oldest socket.
     pub oldest_ns: u64,
+    /// Sockets whose peer has been silent for 5 s or more.
+    pub settled: u32,
     /// Sockets whose peer has been silent for a minute or more.
     pub old: u32,
 }

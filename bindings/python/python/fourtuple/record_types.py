@@ -1015,6 +1015,7 @@ class DoctorCloseWait(TypedDict):
     owner: DoctorOwner
     remote: str
     oldest_ns: int
+    settled: int
     old: int
 
 

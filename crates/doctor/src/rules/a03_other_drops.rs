@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
-use crate::accepting::{drops as drops_of, during, time, up_to};
+use crate::accepting::{drops as drops_of, during, flooded, other_drops, time, up_to};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -30,8 +30,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let overflows = snapshot.counter("TcpExt.ListenOverflows")?.during;
     let full = during(snapshot, "TcpExt.TCPReqQFullDrop");
     // A05 has the drops of a full SYN queue.
-    let others = drops.saturating_sub(overflows).saturating_sub(full);
-    if (others as f64) < limit {
+    let others = other_drops(snapshot);
+    if (others as f64) < limit || flooded(snapshot).is_some() {
         return Ok(Vec::new());
     }
     let interval = time(snapshot.interval_ns);

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{drops, during, holders, subject};
+use crate::accepting::{Settings, drops, during, holders, subject};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -47,6 +47,10 @@ fn draft(listener: &Listener, somaxconn: u64) -> Draft {
         count(listener.waiting.into())
     );
     let wider = (somaxconn * 8).max(4096);
+    let settings = listener.owners.first().and_then(|owner| Settings::of(&owner.name));
+    // Programs in Go have no setting: the library reads net.core.somaxconn.
+    let backlog = settings
+        .map_or("the argument of listen() (Go takes net.core.somaxconn)", |settings| settings.backlog);
     Draft::new(Severity::Notice, subject(listener), verdict)
         .now(Remedy::sysctl(
             "net.core.somaxconn",
@@ -54,7 +58,7 @@ fn draft(listener: &Listener, somaxconn: u64) -> Draft {
             format!("a queue of up to {} connections, after a restart of {server}", count(wider)),
         ))
         .proper(Remedy::advice(
-            format!("net.core.somaxconn = {wider} in a file of /etc/sysctl.d, and the backlog that {server} needs in its configuration"),
+            format!("net.core.somaxconn = {wider} in a file of /etc/sysctl.d, and for {server} {backlog}"),
             "the limit is there before the server starts",
         ))
 }

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{during, holders, time};
+use crate::accepting::{during, flooded, handshakes_allowed, holders, other_drops, time};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -60,11 +60,21 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         );
         drafts.push(with_limits(Draft::new(Severity::Warning, "SYN queue", verdict), snapshot));
     }
+    if let Some(listener) = flooded(snapshot).filter(|_| drafts.is_empty()) {
+        let verdict = format!(
+            "{} SYNs were dropped in {interval}: {} handshakes are in progress at {} ({}), which takes {} from clients that the kernel does not \
+             know, and SYN cookies are off",
+            count(other_drops(snapshot)),
+            count(listener.handshakes.into()),
+            listener.address,
+            holders(&listener.owners),
+            count(handshakes_allowed(snapshot, listener))
+        );
+        let draft = Draft::new(Severity::Critical, "SYN queue", verdict);
+        drafts.push(with_limits(draft, snapshot).now(cookies_on()));
+    }
     let listeners = snapshot.listeners.seen()?;
-    let allowed = |listener: &Listener| match snapshot.number("net.ipv4.tcp_max_syn_backlog") {
-        Ok(most) if cookies == 0 => (most * 3 / 4).min(listener.backlog.into()),
-        _ => listener.backlog.into(),
-    };
+    let allowed = |listener: &Listener| handshakes_allowed(snapshot, listener);
     let is_near = |listener: &Listener| {
         listener.handshakes >= FEW
             && f64::from(listener.handshakes) >= allowed(listener) as f64 * limit / 100.0

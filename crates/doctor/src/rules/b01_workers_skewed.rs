@@ -1,5 +1,6 @@
 use fourtuple_record::snapshot::Snapshot;
 
+use crate::accepting::groups;
 use crate::balance::{Skew, load, shares, skews};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
@@ -55,10 +56,10 @@ fn draft(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
         "shows which worker accepts new connections, and how long they wait",
     ));
     let listeners = snapshot.listeners.seen().ok()?.iter().filter(|listener| listener.address.port() == port);
-    let addresses: Vec<_> = listeners.map(|listener| listener.address).collect();
-    if addresses.len() > 1 {
+    // `fix accept` needs a SO_REUSEPORT group.
+    for group in groups(listeners) {
         draft = draft.now(Remedy::unproven(
-            format!("fourtuple fix accept --listen {} --select least-busy", addresses[0]),
+            format!("fourtuple fix accept --listen {} --select least-busy", group[0].address),
             "gives each new connection to the least busy worker; connections that exist stay",
         ));
     }

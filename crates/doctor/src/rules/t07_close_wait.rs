@@ -3,7 +3,7 @@ use fourtuple_record::snapshot::{CloseWait, Process, Snapshot};
 
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, time};
+use crate::words::{count, counted, percent, process, time};
 
 pub(super) const RULE: Rule = Rule {
     id: "T07",
@@ -17,7 +17,7 @@ pub(super) const RULE: Rule = Rule {
          descriptor on an error path, a thread is blocked, or a pool of connections keeps closed ones until it needs one. A few sockets of a \
          pool are normal. At the end the program has no descriptor left (EMFILE, rule F01) or no source port (P01).",
         "The age is the time since the last packet of the peer, which is its FIN or later. The rule counts sockets with an age of a minute or more by \
-         process.",
+         process. As many sockets with an age of 5 s or more are a notice: a program may be slow to close, or have begun to leak.",
         "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below the server's). A restart of the process \
          frees the sockets.",
         "What does not help: net.ipv4.tcp_fin_timeout and net.ipv4.tcp_keepalive_time. Keepalives end such a connection only if the peer answers \
@@ -29,23 +29,27 @@ pub(super) const RULE: Rule = Rule {
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let connections = snapshot.connections.seen()?;
     let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
-    let is_leak = |leak: &&CloseWait| f64::from(leak.old) >= limit;
-    let drafts = connections.close_wait.iter().filter(is_leak).map(|leak| {
+    let drafts = connections.close_wait.iter().filter_map(|leak| {
         let process = processes.iter().find(|process| process.pid == leak.owner.pid);
-        draft(leak, process)
+        let (is_leak, may_be_leak) = (f64::from(leak.old) >= limit, f64::from(leak.settled) >= limit);
+        (is_leak || may_be_leak).then(|| draft(leak, is_leak, process))
     });
     Ok(drafts.collect())
 }
 
-fn draft(leak: &CloseWait, limits: Option<&Process>) -> Draft {
+fn draft(leak: &CloseWait, is_leak: bool, limits: Option<&Process>) -> Draft {
     let name = match leak.owner.pid {
         // The census cannot see the process.
         0 => "a process of another user or namespace".to_owned(),
         _ => process(&leak.owner),
     };
+    let (severity, sockets, ago) = match is_leak {
+        true => (Severity::Warning, leak.old, "a minute ago or more"),
+        false => (Severity::Notice, leak.settled, "5 s ago or more"),
+    };
     let verdict = format!(
-        "{name} has not closed {} connections that the peer closed a minute ago or more (CLOSE_WAIT), the oldest silent for {}, most with {}",
-        count(leak.old.into()),
+        "{name} has not closed {} that the peer closed {ago} (CLOSE_WAIT), the oldest silent for {}, most with {}",
+        counted(sockets.into(), "connection"),
         time(leak.oldest_ns as f64 / 1e9),
         leak.remote
     );
@@ -62,9 +66,16 @@ fn draft(leak: &CloseWait, limits: Option<&Process>) -> Draft {
         0 => "ss -tnp state close-wait".to_owned(),
         pid => format!("ss -tnp state close-wait | grep pid={pid},"),
     };
-    Draft::new(Severity::Warning, name, verdict)
-        .because(format!("{} sockets in CLOSE_WAIT in all", count(leak.owner.sockets.into())))
-        .because_if(fact)
+    let draft = Draft::new(severity, name, verdict)
+        .because(format!("{} in CLOSE_WAIT in all", counted(leak.owner.sockets.into(), "socket")))
+        .because_if(fact);
+    if !is_leak {
+        return draft.now(Remedy::unproven(
+            "sleep 60; fourtuple doctor",
+            "shows whether the sockets stay: after a minute the rule calls them a leak",
+        ));
+    }
+    draft
         .now(Remedy::unproven(
             list,
             "lists the connections, with the descriptors",

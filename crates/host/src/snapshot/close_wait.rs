@@ -14,6 +14,8 @@ use fourtuple_syscalls::socket_census::{self, Query};
 use crate::snapshot::processes::Sockets;
 use crate::snapshot::reading::LISTED;
 
+/// Silence of the peer from which a socket counts as settled: programs close sooner.
+const SETTLED: Duration = Duration::from_secs(5);
 /// Silence of the peer from which a socket counts as old.
 const OLD: Duration = Duration::from_secs(60);
 /// The greatest number of remote ends of a process that are counted.
@@ -24,6 +26,7 @@ struct Sums {
     sockets: u32,
     remotes: BTreeMap<SocketAddr, u32>,
     oldest: Duration,
+    settled: u32,
     old: u32,
 }
 
@@ -42,6 +45,7 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
             let silent = socket.silent.unwrap_or_default();
             sums.sockets += 1;
             sums.oldest = sums.oldest.max(silent);
+            sums.settled += u32::from(silent >= SETTLED);
             sums.old += u32::from(silent >= OLD);
             if sums.remotes.len() < REMOTES || sums.remotes.contains_key(&socket.remote) {
                 *sums.remotes.entry(socket.remote).or_default() += 1;
@@ -56,6 +60,7 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
                 owner: sockets.owner(pid, sums.sockets),
                 remote: *remote,
                 oldest_ns: sums.oldest.as_nanos() as u64,
+                settled: sums.settled,
                 old: sums.old,
             })
         })

@@ -90,6 +90,7 @@ fn connections() -> Connections {
             owner: owner(77, "python3", 70),
             remote: address("10.4.0.2:51320"),
             oldest_ns: 7_260_000_000_000,
+            settled: 65,
             old: 61,
         }],
     }

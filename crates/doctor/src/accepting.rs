@@ -170,9 +170,9 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
 pub(crate) struct Settings {
     /// The start of the name of its processes (comm).
     name: &'static str,
-    /// What sets the backlog of listen().
+    /// The setting of the backlog of listen().
     pub(crate) backlog: &'static str,
-    /// What makes it accept, or serve, more at a time.
+    /// The setting for more accepts, or more connections, at a time.
     workers: &'static str,
 }
 

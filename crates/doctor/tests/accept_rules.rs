@@ -291,9 +291,9 @@ fn a07_a_traced_wait_is_compared_with_the_threshold() {
     });
 }
 
-/// A connection that nobody accepts is no measurement of the trace.
+/// A connection in the queue is no measurement of the trace.
 #[test]
-fn a07_a_trace_does_not_hide_a_queue_that_nobody_empties() {
+fn a07_a_trace_hides_no_standing_queue() {
     in_namespace(|| {
         let (_listener, address) = listener("127.0.0.1", 200);
         let _clients = connect(address, 80);

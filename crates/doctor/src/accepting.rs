@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use fourtuple_record::snapshot::{Listener, Owner, Process, Snapshot};
 
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::words::process;
 
 /// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
@@ -73,6 +73,21 @@ pub(crate) fn flooded(snapshot: &Snapshot) -> Option<&Listener> {
         .filter(|listener| listener.handshakes > 0)
         .filter(is_full)
         .max_by_key(|listener| listener.handshakes)
+}
+
+/// Declares what a listener that drops explains: its drops, its queue, and the SYNs that clients of this host send again.
+pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    // A kernel that does not tell the drops of a listener has the sums only.
+    let amount = if listener.drops.is_some() { drops(snapshot, listener) } else { u64::MAX };
+    let address = Some(listener.address.to_string());
+    draft
+        .explains_up_to(What::Counter("TcpExt.ListenOverflows"), amount)
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), amount)
+        .explains(What::Drops(listener.cookie))
+        .explains(What::Queue(listener.cookie))
+        .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::Counter("Tcp.AttemptFails"))
+        .explains(What::Calls { call: "connect", errno: "ETIMEDOUT", process: None, address })
 }
 
 /// Returns `up to ` if the drops of the interval may be of another listener.

@@ -8,12 +8,15 @@ use crate::draft::{Draft, Remedy};
 use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
+use crate::rules::x01_unexplained::unexplained;
+use crate::symptom::Account;
 use crate::words::{process, tuple};
 
 /// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosis {
-    /// Findings, the most severe first; findings of equal severity in the order of cause and effect, then of the rules.
+    /// Findings, the most severe first; findings of equal severity in the order of cause and effect, then of the rules. Findings of X01,
+    /// failures without a known cause, come last.
     pub findings: Vec<Finding>,
     /// Rules that were checked, by id.
     pub checked: Vec<String>,
@@ -25,16 +28,28 @@ pub struct Diagnosis {
 /// does not empty its accept queue, and a search is long because of the ports that it passes over. The closest cause is the first.
 const CAUSES: [&str; 8] = ["F01", "B03", "B04", "A06", "P01", "P02", "P08", "P06"];
 
+/// The rule that reports what the findings of all others leave unexplained.
+const UNEXPLAINED: &str = "X01";
+
 /// Applies all rules to a snapshot.
 pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
     let attributed = with_callers(snapshot);
     let snapshot = attributed.as_ref().unwrap_or(snapshot);
     let mut diagnosis = Diagnosis::default();
+    let mut account = Account::of(snapshot);
+    // X01 is the last rule.
     for rule in ALL {
         let limit = limits.of(rule);
-        match (rule.check)(snapshot, limit) {
+        let drafts = match rule.id {
+            UNEXPLAINED => unexplained(snapshot, &account, &diagnosis.checked),
+            _ => (rule.check)(snapshot, limit),
+        };
+        match drafts {
             Ok(drafts) => {
                 diagnosis.checked.push(rule.id.to_owned());
+                for (what, amount) in drafts.iter().flat_map(|draft| &draft.explained) {
+                    account.explain(rule.id, what, *amount);
+                }
                 let findings = drafts.into_iter().map(|draft| finding(rule, limit, snapshot, draft));
                 diagnosis.findings.extend(findings);
             }
@@ -47,7 +62,9 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
     }
     absorb_failures(&mut diagnosis.findings, snapshot);
     // A stable sort keeps the order of the rules.
-    diagnosis.findings.sort_by_key(|finding| (finding.severity, cause(&finding.id)));
+    diagnosis
+        .findings
+        .sort_by_key(|finding| (finding.id == UNEXPLAINED, finding.severity, cause(&finding.id)));
     diagnosis
 }
 
@@ -82,7 +99,7 @@ fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
 }
 
 fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, draft: Draft) -> Finding {
-    let Draft { severity, subject, verdict, evidence, now, proper } = draft;
+    let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
     let helps = |remedy: &Remedy| match &remedy.change {
         None => true,
         Some(change) => {

@@ -18,6 +18,8 @@ pub(crate) struct Draft {
     pub(crate) now: Vec<Remedy>,
     /// Remedies that last.
     pub(crate) proper: Vec<Remedy>,
+    /// Symptoms that the fault explains, and how much of them.
+    pub(crate) explained: Vec<(What, u64)>,
 }
 
 impl Draft {
@@ -30,7 +32,19 @@ impl Draft {
             evidence: Vec::new(),
             now: Vec::new(),
             proper: Vec::new(),
+            explained: Vec::new(),
         }
+    }
+
+    /// Declares that the fault explains a symptom entirely, so that X01 does not report it.
+    pub(crate) fn explains(self, what: What) -> Draft {
+        self.explains_up_to(what, u64::MAX)
+    }
+
+    /// Declares that the fault explains at most this many events of a symptom.
+    pub(crate) fn explains_up_to(mut self, what: What, amount: u64) -> Draft {
+        self.explained.push((what, amount));
+        self
     }
 
     /// Adds a fact.
@@ -57,6 +71,28 @@ impl Draft {
     pub(crate) fn proper(mut self, remedy: Remedy) -> Draft {
         self.proper.push(remedy);
         self
+    }
+}
+
+/// A symptom, as a rule names it in `Draft::explains`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A counter of failures (`causes::COUNTERS`), such as `TcpExt.ListenOverflows` or `conntrack.drop`.
+    Counter(&'static str),
+    /// Failed calls; `None` stands for every process, or every address.
+    Calls { call: &'static str, errno: &'static str, process: Option<u32>, address: Option<String> },
+    /// sk_drops of a listener or a UDP socket, by cookie.
+    Drops(u64),
+    /// Connections that wait for accept() and were there at the first reading, by cookie of the listener.
+    Queue(u64),
+    /// Ports that a tuple takes, as it is displayed.
+    Growth(String),
+}
+
+impl What {
+    /// Failed calls of every process and every address.
+    pub(crate) fn calls(call: &'static str, errno: &'static str) -> What {
+        What::Calls { call, errno, process: None, address: None }
     }
 }
 

@@ -8,6 +8,7 @@ mod accepting;
 mod attribute;
 mod balance;
 mod budget;
+mod causes;
 mod datagram;
 mod diagnose;
 mod draft;
@@ -16,6 +17,7 @@ mod limits;
 mod remedies;
 mod rule;
 mod rules;
+mod symptom;
 mod words;
 
 pub use budget::Budget;

@@ -84,6 +84,8 @@ pub struct Snapshot {
     pub accepts: Part<TracedAccepts>,
     /// Waits for locks that a trace saw.
     pub locks: Part<TracedLocks>,
+    /// System calls on sockets that a trace saw fail during the interval.
+    pub failures: Part<Failures>,
 }
 
 impl Snapshot {
@@ -461,6 +463,36 @@ pub struct LockWaits {
     pub waits: u64,
     /// Time of the waits.
     pub waited_ns: u64,
+}
+
+/// System calls on sockets that returned an error. EINTR, and EAGAIN and EINPROGRESS of non-blocking sockets, are no failures.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failures {
+    /// Failed calls by call, errno, process and address, most first; bounded.
+    pub calls: Vec<FailedCall>,
+    /// Number of failed calls that are not listed.
+    pub left_out: u64,
+}
+
+/// Calls of a process for an address that failed with the same errno.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedCall {
+    /// `socket`, `bind`, `listen`, `connect`, `accept`, `send` or `recv`, each with its variants (`sendto`, `sendmsg`, `write`). An error of
+    /// connect() that the program reads by SO_ERROR is one of `connect`.
+    pub call: String,
+    /// Name of the errno: `EADDRNOTAVAIL`.
+    pub errno: String,
+    /// `tcp`, `udp` or `unix`; `other` for other protocols and families.
+    pub protocol: String,
+    /// The process; `sockets` is the number of failed calls. Of many short processes with this name, one of them.
+    pub owner: Owner,
+    /// Processes of this name that made the calls.
+    pub processes: u32,
+    /// Address of the peer (`connect`, `send`, `recv`) or of this side, such as `192.0.2.1:443`, or the path of a Unix socket; `null`:
+    /// not known.
+    pub address: Option<String>,
+    /// Number of failed calls.
+    pub failed: u64,
 }
 
 /// connect() calls that failed with EADDRNOTAVAIL.

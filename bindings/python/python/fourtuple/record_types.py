@@ -1194,6 +1194,25 @@ class DoctorSnapshotLocks1(TypedDict):
     seen: DoctorTracedLocks
 
 
+class FailedCall(TypedDict):
+    call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
+    errno: str
+    protocol: Literal["tcp", "udp", "unix", "other"]
+    owner: DoctorOwner
+    processes: int
+    address: str | None
+    failed: int
+
+
+class Failures(TypedDict):
+    calls: list[FailedCall]
+    left_out: int
+
+
+class DoctorSnapshotFailures1(TypedDict):
+    seen: Failures
+
+
 class DoctorSnapshot(TypedDict):
     interval_ns: int
     processors: int
@@ -1213,6 +1232,7 @@ class DoctorSnapshot(TypedDict):
     traced: DoctorSnapshotTraced1 | DoctorHidden
     accepts: DoctorSnapshotAccepts1 | DoctorHidden
     locks: DoctorSnapshotLocks1 | DoctorHidden
+    failures: DoctorSnapshotFailures1 | DoctorHidden
 
 
 class DoctorMoment(TypedDict):

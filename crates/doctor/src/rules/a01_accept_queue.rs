@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{drops, empty_faster, holders, is_full, subject, time, up_to};
+use crate::accepting::{drops, empty_faster, explains_listener, holders, is_full, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -65,5 +65,5 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
         let left = f64::from(backlog + 1 - waiting) / growth;
         draft = draft.because(format!("the queue grows by {growth:.0}/s and is full in {left:.0} s"));
     }
-    Some(empty_faster(draft, snapshot, listener))
+    Some(empty_faster(explains_listener(draft, snapshot, listener), snapshot, listener))
 }

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{drops, during, empty_faster, holders, subject, time, up_to};
+use crate::accepting::{drops, during, empty_faster, explains_listener, holders, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -64,5 +64,5 @@ fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
             "since the listener was created: sk_drops {}",
             count(listener.drops.map_or(0, |drops| drops.total))
         ));
-    empty_faster(draft, snapshot, listener)
+    empty_faster(explains_listener(draft, snapshot, listener), snapshot, listener)
 }

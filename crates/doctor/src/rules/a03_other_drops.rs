@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
 use crate::accepting::{drops as drops_of, during, flooded, other_drops, time, up_to};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
 
@@ -54,6 +54,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         count(overflows),
         count(full)
     ));
+    draft = draft
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), others)
+        .explains(What::Counter("TcpExt.TCPSynRetrans"));
+    for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
+        draft = draft.explains(What::Drops(listener.cookie));
+    }
     if !by_listener.is_empty() {
         draft = draft.because(by_listener.join(", "));
     }

@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::accepting::{during, flooded, handshakes_allowed, holders, other_drops, time};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
 
@@ -70,7 +70,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             holders(&listener.owners),
             count(handshakes_allowed(snapshot, listener))
         );
-        let draft = Draft::new(Severity::Critical, "SYN queue", verdict);
+        let draft = Draft::new(Severity::Critical, "SYN queue", verdict)
+            .explains_up_to(What::Counter("TcpExt.ListenDrops"), other_drops(snapshot))
+            .explains(What::Drops(listener.cookie));
         drafts.push(with_limits(draft, snapshot).now(cookies_on()));
     }
     let listeners = snapshot.listeners.seen()?;
@@ -124,6 +126,12 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
     };
     let value = |name| snapshot.sysctls.get(name).map_or("not readable", String::as_str);
     draft
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), during(snapshot, "TcpExt.TCPReqQFullDrop"))
+        .explains(What::Counter("TcpExt.TCPReqQFullDrop"))
+        .explains(What::Counter("TcpExt.TCPReqQFullDoCookies"))
+        .explains(What::Counter("TcpExt.SyncookiesFailed"))
+        .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::Counter("Tcp.AttemptFails"))
         .because(format!(
             "net.ipv4.tcp_syncookies {}, net.ipv4.tcp_max_syn_backlog {}, net.core.somaxconn {}",
             value("net.ipv4.tcp_syncookies"),

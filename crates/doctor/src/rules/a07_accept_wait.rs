@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::accepting::{holders, subject, time};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold, joined};
 use crate::words::{count, counted};
 
@@ -99,7 +99,7 @@ fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
             count(listener.given_up.into())
         ));
     }
-    advise(draft, listener).proper(unblocked())
+    advise(draft, listener).proper(unblocked()).explains(What::Queue(listener.cookie))
 }
 
 fn advise(draft: Draft, listener: &Listener) -> Draft {

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{groups, holders, is_full, is_left_behind, lags, stopped, subject};
+use crate::accepting::{explains_listener, groups, holders, is_full, is_left_behind, lags, stopped, subject};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
@@ -78,7 +78,7 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
             "shows which of the workers accepts nothing",
         ));
     }
-    draft
+    explains_listener(draft, snapshot, member)
         .now(Remedy::unproven(
             format!("fourtuple fix accept --listen {} --select least-busy", member.address),
             "gives new connections to listeners with short queues",

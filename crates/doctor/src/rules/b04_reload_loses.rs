@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::accepting::{during, groups, holders, is_left_behind, subject, time};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
 use crate::words::count;
 
@@ -38,7 +38,9 @@ fn check(snapshot: &Snapshot, _limit: f64) -> Checked {
             count(failed),
             time(snapshot.interval_ns)
         );
-        drafts.push(Draft::new(Severity::Warning, "migration", verdict).proper(Remedy::advice(
+        let draft = Draft::new(Severity::Warning, "migration", verdict)
+            .explains(What::Counter("TcpExt.TCPMigrateReqFailure"));
+        drafts.push(draft.proper(Remedy::advice(
             "let the server empty its accept queues before it closes its listeners, and raise the backlog of the new listeners",
             "the new queues have room",
         )));
@@ -64,6 +66,7 @@ fn draft(member: &Listener, group: &[&Listener]) -> Draft {
         successor.map_or_else(String::new, |other| holders(&other.owners))
     );
     Draft::new(Severity::Warning, subject(member), verdict)
+        .explains(What::Queue(member.cookie))
         .because(format!("its queue held {} at the first reading", count(member.waiting_before.into())))
         .now(Remedy::sysctl("net.ipv4.tcp_migrate_req", "1", "a closed listener passes its queue on to the others"))
         .proper(Remedy::advice(

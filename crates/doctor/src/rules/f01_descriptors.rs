@@ -1,7 +1,8 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Process, Snapshot};
 
-use crate::draft::{Draft, Remedy};
+use crate::accepting::explains_listener;
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
 
@@ -74,6 +75,15 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
             found.for_each(|process| process.descriptor_limit = Some(limit));
         }
     }));
+    for call in ["accept", "socket"] {
+        let (process, address) = (Some(pid), None);
+        draft = draft.explains(What::Calls { call, errno: "EMFILE", process, address });
+    }
+    // Without a descriptor accept() leaves the queue as it is.
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    for listener in listeners.iter().filter(|listener| listener.owners.iter().any(|owner| owner.pid == pid)) {
+        draft = explains_listener(draft, snapshot, listener);
+    }
     draft.proper(Remedy::advice(
         format!("LimitNOFILE={limit} in the unit of {} (nginx also: worker_rlimit_nofile)", process.name),
         "the limit holds after a restart",

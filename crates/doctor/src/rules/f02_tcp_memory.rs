@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Snapshot};
 
 use crate::accepting::{during, time};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
 
@@ -82,10 +82,28 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
                 )),
         );
     }
+    let drafts: Vec<Draft> = drafts.into_iter().map(explains_memory).collect();
     if drafts.is_empty() && (high == 0 || orphans.is_err()) {
         return Err("net.ipv4.tcp_mem and net.ipv4.tcp_max_orphans belong to the host; this network namespace does not show them".to_owned());
     }
     Ok(drafts)
+}
+
+/// Declares what a lack of memory explains.
+fn explains_memory(draft: Draft) -> Draft {
+    let counters = [
+        "TcpExt.TCPAbortOnMemory",
+        "TcpExt.TCPMemoryPressures",
+        "TcpExt.RcvPruned",
+        "TcpExt.TCPOFODrop",
+        "TcpExt.TCPRcvQDrop",
+        "TcpExt.TCPBacklogDrop",
+    ];
+    let draft = counters.into_iter().fold(draft, |draft, name| draft.explains(What::Counter(name)));
+    let calls = ["accept", "connect", "send", "socket"].into_iter();
+    calls.fold(draft, |draft, call| {
+        draft.explains(What::calls(call, "ENOMEM")).explains(What::calls(call, "ENOBUFS"))
+    })
 }
 
 fn more_memory(limits: [u64; 3]) -> Remedy {

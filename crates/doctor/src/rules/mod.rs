@@ -40,6 +40,7 @@ mod t07_close_wait;
 mod u01_udp_drops;
 mod u02_connected_member;
 mod u03_foreign_member;
+pub(crate) mod x01_unexplained;
 
 use crate::rule::Rule;
 
@@ -85,6 +86,7 @@ pub const ALL: &[Rule] = &[
     u01_udp_drops::RULE,
     u02_connected_member::RULE,
     u03_foreign_member::RULE,
+    x01_unexplained::RULE,
 ];
 
 /// Returns the rule of this name, in upper or lower case.

@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Conntrack, Part, Snapshot};
 
 use crate::accepting::time;
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
 
@@ -55,7 +55,13 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             time(snapshot.interval_ns)
         );
     }
-    Ok(vec![Draft::new(severity, "nf_conntrack", verdict).now(wider(conntrack)).proper(Remedy::advice(
+    let draft = Draft::new(severity, "nf_conntrack", verdict)
+        .explains_up_to(What::Counter("conntrack.drop"), dropped)
+        .explains(What::Counter("conntrack.early_drop"))
+        .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::calls("connect", "ETIMEDOUT"))
+        .explains(What::calls("send", "EPERM"));
+    Ok(vec![draft.now(wider(conntrack)).proper(Remedy::advice(
         "no tracking for traffic that needs no firewall state: a rule with `notrack` (nft) or `-t raw -j CT --notrack` (iptables)",
         "the connections take no entry",
     ))])

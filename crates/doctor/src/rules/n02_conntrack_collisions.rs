@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
 use crate::accepting::time;
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
 
@@ -45,6 +45,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     );
     let draft = Draft::new(Severity::Warning, "nf_conntrack collisions", verdict)
         .because(format!("{} more collisions were resolved without a drop (clashres)", count(resolved)))
+        .explains(What::Counter("conntrack.insert_failed"))
+        .explains_up_to(What::Counter("conntrack.drop"), failed.during)
+        .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::calls("send", "EPERM"))
         .because(format!("since boot: {} drops of this kind", count(failed.total)))
         .now(Remedy::unproven(
             "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",

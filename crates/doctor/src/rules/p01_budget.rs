@@ -3,7 +3,7 @@ use fourtuple_record::snapshot::{Snapshot, Tuple};
 
 use crate::attribute::left_behind;
 use crate::budget::{Budget, state};
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, process, rate, tuple};
@@ -76,6 +76,15 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         draft =
             draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
     }
+    let destination = subject.destination.to_string();
+    let failed = |errno| {
+        let address = Some(destination.clone());
+        What::Calls { call: "connect", errno, process: None, address }
+    };
+    let draft = draft
+        .explains(failed("EADDRNOTAVAIL"))
+        .explains(failed("EADDRINUSE"))
+        .explains(What::Growth(tuple(subject)));
     let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
     if subject.owners.is_empty() {
         return draft.now(Remedy::unproven(

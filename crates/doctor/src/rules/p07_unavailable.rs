@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple, Unavailable};
 
 use crate::budget::Budget;
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule};
 use crate::words::{count, counted, process, tuple};
@@ -45,6 +45,12 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
         counted(*failed, "call")
     );
     let subject = format!("{} → {destination}", process(owner));
+    let failed = What::Calls {
+        call: "connect",
+        errno: "EADDRNOTAVAIL",
+        process: Some(owner.pid),
+        address: Some(destination.to_string()),
+    };
     match full_tuple(snapshot, unavailable) {
         Some((full, budget)) => {
             let fact = format!(
@@ -55,9 +61,10 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
             );
             // The process that fails needs ports, not the process that has them.
             let full = Tuple { owners: vec![owner.clone()], ..full.clone() };
-            more_ports(Draft::new(Severity::Critical, subject, verdict).because(fact), snapshot, &full)
+            more_ports(Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact), snapshot, &full)
         }
         None => Draft::new(Severity::Warning, subject, verdict)
+            .explains(failed)
             .because("no source has all its ports to this destination in use now: the ports are free again, or the program binds ports by number")
             .proper(Remedy::advice(
                 "connect() without bind(), or bind() to port 0 with IP_BIND_ADDRESS_NO_PORT (24)",

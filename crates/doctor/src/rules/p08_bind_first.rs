@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Source, TracedConnects, Tuple};
 
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{print_name, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, process};
@@ -124,6 +124,10 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
             count(calls)
         );
         draft = draft.because(fact);
+    }
+    for owner in &source.owners {
+        let process = Some(owner.pid);
+        draft = draft.explains(What::Calls { call: "bind", errno: "EADDRINUSE", process, address: None });
     }
     for owner in source.owners.iter().take(3) {
         draft = draft.because(format!("{}: {} sockets", process(owner), count(owner.sockets.into())));

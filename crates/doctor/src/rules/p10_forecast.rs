@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
 use crate::budget::Budget;
-use crate::draft::Draft;
+use crate::draft::{Draft, What};
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process, rate, time, tuple};
@@ -74,5 +74,6 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) ->
     } else {
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);
     }
-    more_ports(Draft::new(Severity::Warning, tuple(subject), verdict), snapshot, subject)
+    let draft = Draft::new(Severity::Warning, tuple(subject), verdict).explains(What::Growth(tuple(subject)));
+    more_ports(draft, snapshot, subject)
 }

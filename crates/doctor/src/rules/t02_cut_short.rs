@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
-use crate::draft::Draft;
+use crate::draft::{Draft, What};
 use crate::rule::{Checked, Rule};
 use crate::rules::t01_buckets::{lasting, raise};
 use crate::words::count;
@@ -51,6 +51,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
     let severity = if overflow.during > 0 && is_full { Severity::Warning } else { Severity::Notice };
     Ok(vec![
         Draft::new(severity, "TIME_WAIT", verdict)
+            .explains(What::Counter("TcpExt.TCPTimeWaitOverflow"))
             .because(format!("{} sockets are in TIME_WAIT", count(time_wait)))
             .because(format!("{} such connections since the namespace was created", count(overflow.total)))
             .now(raise(time_wait, limit))

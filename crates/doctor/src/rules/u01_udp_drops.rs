@@ -1,8 +1,9 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, UdpSocketView};
 
-use crate::accepting::{during, holders, stopped, time};
-use crate::draft::{Draft, Remedy};
+use crate::accepting::{holders, stopped, time};
+use crate::datagram::Counted;
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, process};
 
@@ -36,28 +37,11 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let drops = |socket: &UdpSocketView| socket.drops.map_or(0, |drops| drops.during);
     let total: u64 = udp.sockets.iter().map(drops).sum();
     let counted = Counted::of(snapshot);
-    // Datagrams that a filter refused or whose checksum was wrong.
-    let refused = counted.errors.saturating_sub(counted.full + counted.memory);
-    if total <= refused {
+    if total <= counted.refused() {
         return Ok(Vec::new());
     }
     let dropping = udp.sockets.iter().filter(|socket| drops(socket) as f64 >= limit);
     Ok(dropping.map(|socket| draft(snapshot, socket, drops(socket), total, &counted)).collect())
-}
-
-/// Events of both IP versions during the interval.
-struct Counted {
-    errors: u64,
-    full: u64,
-    memory: u64,
-}
-
-impl Counted {
-    fn of(snapshot: &Snapshot) -> Counted {
-        let both =
-            |name: &str| during(snapshot, &format!("Udp.{name}")) + during(snapshot, &format!("Udp6.{name}"));
-        Counted { errors: both("InErrors"), full: both("RcvbufErrors"), memory: both("MemErrors") }
-    }
 }
 
 fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, counted: &Counted) -> Draft {
@@ -85,6 +69,10 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
                 count(counted.errors),
                 count(counted.full)
             ));
+    draft = draft.explains(What::Drops(socket.cookie));
+    for counter in ["Udp.RcvbufErrors", "Udp6.RcvbufErrors", "Udp.MemErrors", "Udp6.MemErrors"] {
+        draft = draft.explains_up_to(What::Counter(counter), drops);
+    }
     if let Some(owner) = stopped(snapshot, &socket.owners) {
         draft = draft
             .because(format!("{} is stopped by a signal (state T)", process(owner)))

@@ -183,6 +183,7 @@ impl Reader {
             traced: Part::Hidden(UNTRACED.to_owned()),
             accepts: Part::Hidden(UNTRACED.to_owned()),
             locks: Part::Hidden(UNTRACED.to_owned()),
+            failures: Part::Hidden(UNTRACED.to_owned()),
             ports: ports.into(),
         };
         self.previous = Some((now, counted));

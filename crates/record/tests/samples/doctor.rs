@@ -171,6 +171,19 @@ fn traced() -> Traced {
     }
 }
 
+/// Calls that found no port.
+pub(crate) fn failed_call() -> FailedCall {
+    FailedCall {
+        call: "connect".into(),
+        errno: "EADDRNOTAVAIL".into(),
+        protocol: "tcp".into(),
+        owner: owner(812, "envoy", 68),
+        processes: 1,
+        address: Some("10.1.2.3:443".into()),
+        failed: 68,
+    }
+}
+
 fn locks() -> TracedLocks {
     let wait = LockWaits { waits: 40, waited_ns: 90_000 };
     TracedLocks { interval_ns: 2_000_000_000, classes: BTreeMap::from([("bhash".into(), wait)]) }
@@ -211,6 +224,7 @@ fn snapshot() -> Snapshot {
         traced: Part::Seen(traced()),
         accepts: Part::Seen(TracedAccepts { accepts: 840, wait_p99_ns: Some(31_000_000) }),
         locks: Part::Seen(locks()),
+        failures: Part::Seen(Failures { calls: vec![failed_call()], left_out: 2 }),
     }
 }
 

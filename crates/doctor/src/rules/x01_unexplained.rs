@@ -1,0 +1,252 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{FailedCall, Snapshot};
+
+use crate::accepting::time;
+use crate::causes::{COUNTERS, Cause, Judged, When, row_of};
+use crate::draft::{Draft, Remedy};
+use crate::rule::{Checked, Rule};
+use crate::symptom::{Account, Item, Symptom};
+use crate::words::count;
+
+pub(super) const RULE: Rule = Rule {
+    id: "X01",
+    title: "failures that no other rule explains",
+    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat and stat/nf_conntrack; sock_diag(7); the tracepoint at the \
+             end of system calls (raw_syscalls:sys_exit)",
+    threshold: None,
+    explanation: &[
+        "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
+         listen(), connect(), accept(), send() and recv() that returned an error, drops of sockets, connections that wait for accept() all the \
+         time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
+         is a finding of this rule, after all others.",
+        "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
+         peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
+         a healthy host.",
+        "The evidence has the causes that this errno of this call can have in the kernel, what the snapshot excludes, and what it shows. An \
+         error of a non-blocking connect() counts when the program reads it by SO_ERROR. Calls by io_uring are not seen.",
+        "What helps: to look at the causes that remain. `fourtuple trace connect` and `fourtuple trace accept` show the same account for longer.",
+    ],
+    check,
+};
+
+/// Maximum number of findings.
+const MAX_FINDINGS: usize = 10;
+
+/// Without other rules the account has everything. `diagnose` subtracts what they explain.
+fn check(snapshot: &Snapshot, _: f64) -> Checked {
+    unexplained(snapshot, &Account::of(snapshot), &[])
+}
+
+/// Returns a finding for each symptom of which something remains. `checked`: the rules that were checked.
+pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &[String]) -> Checked {
+    let rest: Vec<&Item<'_>> = account.items.iter().filter(|item| item.rest > 0).collect();
+    if rest.is_empty() {
+        // Silence means something only if the calls were seen.
+        snapshot.counters.seen()?;
+        snapshot.failures.seen().map_err(|reason| {
+            format!("{reason}; `fourtuple trace connect --for 10s`, as root, counts the calls that fail")
+        })?;
+        return Ok(Vec::new());
+    }
+    let mut drafts: Vec<Draft> =
+        rest.iter().take(MAX_FINDINGS).map(|item| draft(snapshot, item, checked)).collect();
+    if let (Some(last), more @ 1..) = (drafts.last_mut(), rest.len().saturating_sub(MAX_FINDINGS)) {
+        let further: Vec<String> = rest[MAX_FINDINGS..].iter().take(5).map(|item| item.sentence()).collect();
+        last.evidence.push(format!("{} further symptoms: {}", count(more as u64), further.join("; ")));
+    }
+    Ok(drafts)
+}
+
+fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
+    let severity = match item.symptom {
+        Symptom::Counter { .. } => Severity::Notice,
+        _ => Severity::Warning,
+    };
+    let verdict = format!("unexplained: {} in {}", item.sentence(), time(snapshot.interval_ns));
+    let mut draft = Draft::new(severity, item.subject(), verdict);
+    if item.rest < item.amount {
+        let by = item.by.join(", ");
+        draft = draft.because(format!(
+            "{by} explains {} of {}",
+            count(item.amount - item.rest),
+            count(item.amount)
+        ));
+    }
+    match &item.symptom {
+        Symptom::Calls(call) => with_causes(draft, snapshot, call, checked),
+        Symptom::Counter { name, counter } => {
+            let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
+            draft
+                .because_if(means)
+                .because(format!("{} since the namespace was created", count(counter.total)))
+        }
+        Symptom::Queue { listener } => draft.now(Remedy::unproven(
+            format!("fourtuple trace accept --port {} --for 10s", listener.address.port()),
+            "shows which worker accepts",
+        )),
+        Symptom::Drops { .. } | Symptom::Growth { .. } => draft,
+    }
+}
+
+/// Adds the causes: what the snapshot shows, what is possible, and what is excluded.
+fn with_causes(mut draft: Draft, snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Draft {
+    let judge = |cause: &Cause| match cause.when {
+        When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
+        When::Rule(_) | When::Unknown => Judged::Perhaps,
+        When::Shown(judge) => judge(snapshot, call),
+    };
+    let causes = row_of(call).causes;
+    let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
+    if let Some(cause) = with(Judged::Yes).next() {
+        return draft.because(format!("the cause here: {}", cause.text));
+    }
+    for cause in with(Judged::Perhaps) {
+        draft = draft.because(format!("possible: {}", cause.text));
+    }
+    for cause in with(Judged::No) {
+        if let When::Rule(id) = cause.when {
+            draft = draft.because(format!("excluded by {id}: {}", cause.text));
+        }
+    }
+    draft
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use fourtuple_record::snapshot::{
+        Connections, Counter, EphemeralPorts, Failures, LocalAddress, Owner, Part, Traced, TracedConnects,
+        Tuple,
+    };
+
+    use super::*;
+    use crate::{Diagnosis, Limits, diagnose};
+
+    fn failed(call: &str, errno: &str, protocol: &str, address: &str, failed: u64) -> FailedCall {
+        FailedCall {
+            call: call.to_owned(),
+            errno: errno.to_owned(),
+            protocol: protocol.to_owned(),
+            owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: failed as u32 },
+            processes: 1,
+            address: Some(address.to_owned()),
+            failed,
+        }
+    }
+
+    fn snapshot(calls: Vec<FailedCall>, counters: &[(&str, u64)]) -> Snapshot {
+        let counter =
+            |(name, during): &(&str, u64)| ((*name).to_owned(), Counter { total: 7, during: *during });
+        Snapshot {
+            interval_ns: 2_000_000_000,
+            failures: Part::Seen(Failures { calls, left_out: 0 }),
+            counters: Part::Seen(counters.iter().map(counter).collect()),
+            ..Snapshot::default()
+        }
+    }
+
+    fn found(snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
+        let Diagnosis { findings, .. } = diagnose(snapshot, &Limits::default());
+        let own = findings.into_iter().filter(|finding| finding.id == "X01");
+        own.map(|finding| (finding.verdict, finding.evidence)).collect()
+    }
+
+    #[test]
+    fn a_failure_without_a_rule_is_named_with_its_causes() {
+        let mut snapshot = snapshot(vec![failed("connect", "EADDRNOTAVAIL", "tcp", "[::1]:6432", 320)], &[]);
+        let of = found(&snapshot);
+        let expected =
+            "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
+        assert_eq!(of[0].0, expected);
+        assert!(of[0].1.iter().any(|fact| fact.starts_with("possible: all ports")), "{of:?}");
+        let local = |address: IpAddr| LocalAddress { address, prefix: 8 };
+        snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
+        assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
+        snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);
+        assert!(!found(&snapshot)[0].1[0].starts_with("the cause here"));
+    }
+
+    #[test]
+    fn a_rule_without_a_finding_excludes_its_cause() {
+        let mut snapshot = snapshot(vec![failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 3)], &[]);
+        snapshot.ports = Part::Seen(EphemeralPorts { low: 32_768, high: 60_999, reserved: Vec::new() });
+        snapshot.connections = Part::Seen(Connections::default());
+        let evidence = &found(&snapshot)[0].1;
+        assert!(evidence.iter().any(|fact| fact.starts_with("excluded by P01: all ports")), "{evidence:?}");
+    }
+
+    #[test]
+    fn findings_take_what_they_explain() {
+        let mut snapshot = snapshot(
+            vec![
+                failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 300),
+                failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.3:80", 7),
+            ],
+            &[("TcpExt.ListenOverflows", 4)],
+        );
+        snapshot.ports = Part::Seen(EphemeralPorts { low: 32_768, high: 32_867, reserved: Vec::new() });
+        snapshot.connections = Part::Seen(Connections {
+            tuples: vec![Tuple {
+                source: [10, 0, 0, 1].into(),
+                destination: ([10, 0, 0, 2], 80).into(),
+                in_use: 100,
+                low_parity: 50,
+                states: BTreeMap::from([("established".to_owned(), 100)]),
+                closes_per_s: 0.0,
+                growth_per_s: 0.0,
+                owners: Vec::new(),
+            }],
+            ..Connections::default()
+        });
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        let ids: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.id.as_str()).collect();
+        assert!(ids.starts_with(&["P01"]) && ids.ends_with(&["X01", "X01"]), "{ids:?}");
+        let of = found(&snapshot);
+        assert!(of[0].0.contains("7 connect()") && of[0].0.contains("10.0.0.3:80"), "{of:?}");
+        assert!(of[1].0.contains("TcpExt.ListenOverflows grew by 4"), "{of:?}");
+    }
+
+    #[test]
+    fn honest_errors_are_silent() {
+        let calls = vec![
+            failed("connect", "ENETUNREACH", "udp", "[2001:db8::1]:53", 400),
+            failed("connect", "ENOENT", "unix", "/var/run/nscd/socket", 50),
+            failed("recv", "ECONNRESET", "tcp", "10.0.0.2:80", 900),
+            failed("socket", "EAFNOSUPPORT", "tcp", "", 9),
+            failed("connect", "ECONNREFUSED", "tcp", "10.0.0.2:80", 2),
+            failed("bind", "EADDRINUSE", "other", "", 9),
+        ];
+        let counters = [("Tcp.EstabResets", 900), ("Udp.NoPorts", 9), ("TcpExt.TCPSynRetrans", 3)];
+        let mut snapshot = snapshot(calls, &counters);
+        assert_eq!(found(&snapshot), Vec::new());
+        // A name with an IPv6 and an IPv4 address, of which only the latter has a server.
+        snapshot.failures = Part::Seen(Failures {
+            calls: vec![failed("connect", "ECONNREFUSED", "tcp", "[::1]:80", 500)],
+            left_out: 0,
+        });
+        assert_eq!(found(&snapshot).len(), 1);
+        snapshot.traced = Part::Seen(Traced {
+            connects: vec![TracedConnects {
+                owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: 500 },
+                destination: ([127, 0, 0, 1], 80).into(),
+                searches: 500,
+                search_mean_ns: 1,
+                search_p99_ns: 1,
+                given_port: 0,
+            }],
+            ..Traced::default()
+        });
+        assert_eq!(found(&snapshot), Vec::new());
+    }
+
+    #[test]
+    fn silence_without_a_trace_is_not_checked() {
+        let mut snapshot = snapshot(Vec::new(), &[]);
+        snapshot.failures = Part::Hidden("--no-trace".to_owned());
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        let unchecked = diagnosis.unchecked.iter().find(|unchecked| unchecked.id == "X01").unwrap();
+        assert!(unchecked.reason.starts_with("--no-trace; "), "{}", unchecked.reason);
+    }
+}

@@ -1,0 +1,190 @@
+//! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
+//! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
+
+use fourtuple_record::snapshot::{Counter, FailedCall, Listener, Snapshot, UdpSocketView};
+
+use crate::accepting::{drops, holders};
+use crate::budget::Budget;
+use crate::causes::{COUNTERS, is_failure_of_interest};
+use crate::datagram::Counted;
+use crate::draft::What;
+use crate::words::{count, counted};
+
+/// A symptom in a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Symptom<'a> {
+    Counter { name: &'static str, counter: Counter },
+    Calls(&'a FailedCall),
+    Drops { cookie: u64, socket: String },
+    Queue { listener: &'a Listener },
+    Growth { tuple: String, seconds: u64 },
+}
+
+/// A symptom with its events, and what no finding explains.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Item<'a> {
+    pub(crate) symptom: Symptom<'a>,
+    /// Events during the interval.
+    pub(crate) amount: u64,
+    /// Events that no finding explains.
+    pub(crate) rest: u64,
+    /// Rules whose findings explain events.
+    pub(crate) by: Vec<&'static str>,
+}
+
+/// All symptoms of a snapshot that are above the noise of a healthy host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Account<'a> {
+    pub(crate) items: Vec<Item<'a>>,
+}
+
+/// Time until the last port below which growth is a symptom. Connections that a program opens at its start grow, too.
+const SOON_S: f64 = 60.0;
+
+impl<'a> Account<'a> {
+    /// Collects the symptoms of a snapshot. A part that was not read has none.
+    pub(crate) fn of(snapshot: &'a Snapshot) -> Account<'a> {
+        let mut account = Account::default();
+        if let Ok(failures) = snapshot.failures.seen() {
+            for call in failures.calls.iter().filter(|call| is_failure_of_interest(snapshot, call)) {
+                account.add(Symptom::Calls(call), call.failed);
+            }
+        }
+        for row in COUNTERS {
+            let Some(counter) = row.read(snapshot) else { continue };
+            if row.noise.is_exceeded(snapshot, counter.during) {
+                account.add(Symptom::Counter { name: row.name, counter }, counter.during);
+            }
+        }
+        account.add_sockets(snapshot);
+        account.add_growth(snapshot);
+        account
+    }
+
+    fn add_sockets(&mut self, snapshot: &'a Snapshot) {
+        let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
+        for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
+            let socket = || format!("the listener {} of {}", listener.address, holders(&listener.owners));
+            self.add(Symptom::Drops { cookie: listener.cookie, socket: socket() }, drops(snapshot, listener));
+            // The queue is served in order: with fewer arrivals than connections in the queue, the others have waited all the time.
+            let Ok(opens) = opens else { continue };
+            let old = u64::from(listener.waiting.min(listener.waiting_before)).saturating_sub(opens);
+            if snapshot.interval_ns >= 1_000_000_000 {
+                self.add(Symptom::Queue { listener }, old);
+            }
+        }
+        let sockets = snapshot.udp.seen().map(|udp| udp.sockets.as_slice()).unwrap_or_default();
+        let during = |socket: &UdpSocketView| socket.drops.map_or(0, |drops| drops.during);
+        if sockets.iter().map(during).sum::<u64>() <= Counted::of(snapshot).refused() {
+            return;
+        }
+        for socket in sockets {
+            let name = format!("the UDP socket {} of {}", socket.local, holders(&socket.owners));
+            self.add(Symptom::Drops { cookie: socket.cookie, socket: name }, during(socket));
+        }
+    }
+
+    fn add_growth(&mut self, snapshot: &'a Snapshot) {
+        let Ok(connections) = snapshot.connections.seen() else { return };
+        for tuple in &connections.tuples {
+            let Ok(budget) = Budget::of(snapshot, tuple) else { continue };
+            let left = f64::from(budget.total.saturating_sub(budget.taken()));
+            let seconds = left / tuple.growth_per_s;
+            if tuple.growth_per_s > 1.0 && seconds < SOON_S {
+                let ports = tuple.growth_per_s * snapshot.interval_ns as f64 / 1e9;
+                let growth = Symptom::Growth { tuple: tuple.to_string(), seconds: seconds as u64 };
+                self.add(growth, ports as u64);
+            }
+        }
+    }
+
+    fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
+        if amount > 0 {
+            self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
+        }
+    }
+
+    /// Subtracts what a finding explains.
+    pub(crate) fn explain(&mut self, rule: &'static str, what: &What, amount: u64) {
+        let mut left = amount;
+        for item in self.items.iter_mut().filter(|item| includes(what, &item.symptom)) {
+            let explained = item.rest.min(left);
+            if explained > 0 && !item.by.contains(&rule) {
+                item.by.push(rule);
+            }
+            item.rest -= explained;
+            left -= if left == u64::MAX { 0 } else { explained };
+        }
+    }
+}
+
+impl Item<'_> {
+    /// Returns the symptom in one line, with the events that no finding explains.
+    pub(crate) fn sentence(&self) -> String {
+        let rest = self.rest;
+        match &self.symptom {
+            Symptom::Calls(call) => failed_calls(call, rest),
+            Symptom::Counter { name, .. } => format!("{name} grew by {}", count(rest)),
+            Symptom::Drops { socket, .. } => format!("{socket} dropped {}", counted(rest, "packet")),
+            Symptom::Queue { listener } => format!(
+                "{} at {} of {} waited for accept() all the time",
+                counted(rest, "connection"),
+                listener.address,
+                holders(&listener.owners)
+            ),
+            Symptom::Growth { tuple, seconds } => {
+                format!("{tuple} took {}; the last one is taken in {seconds} s", counted(rest, "port"))
+            }
+        }
+    }
+
+    /// Returns a name that no other symptom of the snapshot has.
+    pub(crate) fn subject(&self) -> String {
+        match &self.symptom {
+            Symptom::Calls(call) => format!(
+                "{} {} {} {}",
+                call.call,
+                call.errno,
+                call.owner,
+                call.address.as_deref().unwrap_or("")
+            ),
+            Symptom::Counter { name, .. } => (*name).to_owned(),
+            Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
+            Symptom::Queue { listener } => format!("queue of socket {:#x}", listener.cookie),
+            Symptom::Growth { tuple, .. } => tuple.clone(),
+        }
+    }
+}
+
+/// Returns `320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL`.
+pub(crate) fn failed_calls(call: &FailedCall, number: u64) -> String {
+    let process = match call.processes {
+        0 | 1 => call.owner.to_string(),
+        several => format!("{} ({} processes)", call.owner.name, count(several.into())),
+    };
+    let preposition = match call.call.as_str() {
+        "connect" | "send" | "bind" => "to",
+        "recv" => "from",
+        _ => "at",
+    };
+    let address =
+        call.address.as_ref().map_or_else(String::new, |address| format!(" {preposition} {address}"));
+    format!("{} {}() of {process}{address} failed with {}", count(number), call.call, call.errno)
+}
+
+/// Returns whether a rule means this symptom.
+fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
+    match (what, symptom) {
+        (What::Counter(name), Symptom::Counter { name: counted, .. }) => name == counted,
+        (What::Calls { call, errno, process, address }, Symptom::Calls(failed)) => {
+            failed.call == *call
+                && failed.errno == *errno
+                && process.is_none_or(|process| process == failed.owner.pid)
+                && address.as_ref().is_none_or(|address| failed.address.as_ref() == Some(address))
+        }
+        (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
+        | (What::Queue(cookie), Symptom::Queue { listener: Listener { cookie: of, .. } }) => cookie == of,
+        (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
+        _ => false,
+    }
+}

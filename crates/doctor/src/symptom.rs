@@ -3,7 +3,7 @@
 
 use fourtuple_record::snapshot::{Counter, FailedCall, Listener, Snapshot, UdpSocketView};
 
-use crate::accepting::{drops, holders};
+use crate::accepting::{drops, holders, kept_waiting};
 use crate::budget::Budget;
 use crate::causes::{COUNTERS, is_failure_of_interest};
 use crate::datagram::Counted;
@@ -62,15 +62,11 @@ impl<'a> Account<'a> {
     }
 
     fn add_sockets(&mut self, snapshot: &'a Snapshot) {
-        let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
         for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
             let socket = || format!("the listener {} of {}", listener.address, holders(&listener.owners));
             self.add(Symptom::Drops { cookie: listener.cookie, socket: socket() }, drops(snapshot, listener));
-            // The queue is served in order: with fewer arrivals than connections in the queue, the others have waited all the time.
-            let Ok(opens) = opens else { continue };
-            let old = u64::from(listener.waiting.min(listener.waiting_before)).saturating_sub(opens);
             if snapshot.interval_ns >= 1_000_000_000 {
-                self.add(Symptom::Queue { listener }, old);
+                self.add(Symptom::Queue { listener }, kept_waiting(snapshot, listener));
             }
         }
         let sockets = snapshot.udp.seen().map(|udp| udp.sockets.as_slice()).unwrap_or_default();

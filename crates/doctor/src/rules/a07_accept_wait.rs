@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{holders, subject, time};
+use crate::accepting::{holders, kept_waiting, subject, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold, joined};
 use crate::words::{count, counted};
@@ -35,15 +35,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 /// Looks for connections that were in a queue at both readings.
 fn in_queues(snapshot: &Snapshot, limit_ns: f64) -> Checked {
     let listeners = snapshot.listeners.seen()?;
-    let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
-    let old = |listener: &Listener| {
-        // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
-        let both = u64::from(listener.waiting.min(listener.waiting_before));
-        let bound = opens.as_ref().map_or(0, |opens| both.saturating_sub(*opens));
-        bound.max(listener.standing.into())
-    };
     let is_long = snapshot.interval_ns as f64 >= limit_ns;
-    let found = listeners.iter().map(|listener| (listener, old(listener)));
+    let found = listeners.iter().map(|listener| (listener, kept_waiting(snapshot, listener)));
     let found = found.filter(|(_, old)| is_long && *old > 0);
     Ok(found.map(|(listener, old)| standing(snapshot, listener, old)).collect())
 }

@@ -43,7 +43,6 @@ pub(crate) fn drops(snapshot: &Snapshot, listener: &Listener) -> u64 {
     listener.drops.map_or(0, |drops| drops.during.min(during(snapshot, "TcpExt.ListenDrops")))
 }
 
-<<<<<<< HEAD
 /// Returns the handshakes in progress that a listener takes (`inet_csk_reqsk_queue_is_full`); without SYN cookies the kernel keeps a quarter of
 /// net.ipv4.tcp_max_syn_backlog for clients that it knows (`tcp_conn_request`).
 pub(crate) fn handshakes_allowed(snapshot: &Snapshot, listener: &Listener) -> u64 {
@@ -74,14 +73,14 @@ pub(crate) fn flooded(snapshot: &Snapshot) -> Option<&Listener> {
         .filter(|listener| listener.handshakes > 0)
         .filter(is_full)
         .max_by_key(|listener| listener.handshakes)
-=======
+}
+
 /// Returns the connections in the accept queue that were there at the first reading, as a lower bound.
 pub(crate) fn kept_waiting(snapshot: &Snapshot, listener: &Listener) -> u64 {
     // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
     let both = u64::from(listener.waiting.min(listener.waiting_before));
     let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
     opens.map_or(0, |opens| both.saturating_sub(opens)).max(listener.standing.into())
->>>>>>> 62557b8 (doctor: one bound for the connections that wait all the time)
 }
 
 /// Declares what a listener that drops explains: its drops, its queue, and the SYNs that clients of this host send again.

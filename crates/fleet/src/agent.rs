@@ -24,7 +24,9 @@ use crate::error::FleetError;
 use crate::journal;
 use crate::nats::{Connection, binary_digest, discover, random_name, runtime};
 use crate::permission::{Permission, Permissions};
-use crate::protocol::{AgentInfo, Envelope, MOST_REQUEST, Reply, Request, SERVICE, agent_subject, is_token};
+use crate::protocol::{
+    AgentInfo, Envelope, MAX_AHEAD, MAX_REQUEST, MAX_RUN, Reply, Request, SERVICE, agent_subject, is_token,
+};
 use crate::request::LoadRequest;
 use crate::servers::Servers;
 use crate::session::Sessions;
@@ -41,6 +43,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Time that an agent has after its end to publish the last messages.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Maximum length of a time in RFC 3339 with nanoseconds and an offset.
+const MAX_STARTED: usize = 35;
 
 /// The name of a request to prepare a load, in the log.
 const PREPARE: &str = "prepare";
@@ -248,8 +253,8 @@ impl State {
 
     /// Reads a request and checks its session.
     fn accept(&mut self, payload: &[u8]) -> Result<Request, String> {
-        if payload.len() > MOST_REQUEST {
-            return Err(format!("a request of {} bytes is too large: at most {MOST_REQUEST}", payload.len()));
+        if payload.len() > MAX_REQUEST {
+            return Err(format!("a request of {} bytes is too large: at most {MAX_REQUEST}", payload.len()));
         }
         let envelope: Envelope =
             serde_json::from_slice(payload).map_err(|error| format!("the request is invalid: {error}"))?;
@@ -347,12 +352,26 @@ impl State {
             return Performed::refused(format!("the run {run} has started already"));
         }
         let now_ns = resource::monotonic_time().as_nanos() as i64;
-        let Some(ahead) = u64::try_from(at_ns.saturating_sub(now_ns)).ok().filter(|ahead| *ahead > 0) else {
+        let away = fourtuple_record::format_duration(at_ns.abs_diff(now_ns));
+        if at_ns <= now_ns {
             return Performed::refused(format!(
-                "the start of the run {run} passed {} before the request arrived",
-                fourtuple_record::format_duration((now_ns - at_ns) as u64)
+                "the start of the run {run} passed {away} before the request arrived"
             ));
-        };
+        }
+        let (ahead, deadline) =
+            (Duration::from_nanos(at_ns.abs_diff(now_ns)), Duration::from_nanos(deadline_ns));
+        if ahead > MAX_AHEAD {
+            let most = fourtuple_record::format_time(MAX_AHEAD);
+            return Performed::refused(format!("the start of the run {run} is {away} away: at most {most}"));
+        }
+        if deadline > MAX_RUN {
+            let (length, most) =
+                (fourtuple_record::format_time(deadline), fourtuple_record::format_time(MAX_RUN));
+            return Performed::refused(format!("the deadline of the run {run} is {length}: at most {most}"));
+        }
+        if started.len() > MAX_STARTED {
+            return Performed::refused(format!("the start of the run {run} is no time in RFC 3339"));
+        }
         let worker = Worker {
             run: run.to_owned(),
             slot: job.slot,
@@ -362,8 +381,8 @@ impl State {
             anyway: job.anyway,
             host: self.agent.host.clone(),
             started,
-            ahead: Duration::from_nanos(ahead),
-            deadline: Duration::from_nanos(deadline_ns),
+            ahead,
+            deadline,
             stop: Arc::clone(&job.stop),
             ended: Arc::clone(&job.ended),
         };

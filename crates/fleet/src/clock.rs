@@ -37,12 +37,17 @@ impl ClockEstimate {
         let rtt = (best.received - best.sent) as u64;
         let middle = best.sent + (best.received - best.sent) / 2;
         // Rounded up: the bound holds for an odd round-trip time too.
-        Some(ClockEstimate { offset_ns: best.answered - middle, rtt_ns: rtt, bound_ns: rtt.div_ceil(2) })
+        // An answer that is far off is a wrong clock, not a panic.
+        Some(ClockEstimate {
+            offset_ns: best.answered.saturating_sub(middle),
+            rtt_ns: rtt,
+            bound_ns: rtt.div_ceil(2),
+        })
     }
 
     /// Converts a local time to a time of the remote clock.
     pub fn to_remote(&self, local_ns: i64) -> i64 {
-        local_ns + self.offset_ns
+        local_ns.saturating_add(self.offset_ns)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::error::FleetError;
 use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
 use crate::overview::{HostReply, remark_early_end};
-use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, mismatch, plan_subject};
+use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, is_token, mismatch, plan_subject};
 use crate::request::LoadRequest;
 use crate::split;
 
@@ -231,10 +231,16 @@ impl Coordinator {
         self.runtime.block_on(async {
             let context = jetstream(&self.client);
             let stream = require_stream(&context).await?;
+            // A name with a wildcard would find any run.
+            if !is_token(run) {
+                return Err(FleetError::Setting(format!(
+                    "invalid value {run:?} for 'RUN': expected the name that fleet load printed"
+                )));
+            }
             let none = || FleetError::NoRun { run: run.to_owned() };
             let message =
                 stream.get_last_raw_message_by_subject(&plan_subject(run)).await.map_err(|_| none())?;
-            let plan: Plan = serde_json::from_slice(&message.payload).map_err(|_| none())?;
+            let plan = Plan::decode(run, &message.payload).ok_or_else(none)?;
             let since = started_at(plan.started_ns);
             let follow = Follow { plan: &plan, client: &self.client, context, collecting: true, log };
             follow.until_the_end(since, stop, progress).await

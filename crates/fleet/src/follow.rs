@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::client::Session;
 use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress, lead};
 use crate::error::FleetError;
-use crate::interval::Message;
+use crate::interval::{MAX_SECOND, Message, sum};
 use crate::merge::{Merge, Slot};
 use crate::merged;
 use crate::nats::{discover, publish};
@@ -329,8 +329,8 @@ impl Follow<'_> {
             run: &self.plan.run,
             elapsed,
             last: merge.last(),
-            operations: merge.slots().iter().map(|slot| slot.operations).sum(),
-            errors: merge.errors().values().sum(),
+            operations: sum(merge.slots().iter().map(|slot| slot.operations)),
+            errors: sum(merge.errors().values().copied()),
             hosts: workers
                 .map(|(worker, slot)| {
                     let last = slot.seconds.last_key_value().map(|(_, second)| second);
@@ -401,7 +401,9 @@ impl Reader<'_> {
         }
         if kind == "lost" {
             // This coordinator or another one has decided on it.
-            if let Ok(Lost { slot, second }) = serde_json::from_slice(payload) {
+            if let Ok(Lost { slot, second }) = serde_json::from_slice(payload)
+                && second <= MAX_SECOND
+            {
                 merge.lose_at(slot, second);
             }
         } else if let Ok(message) = Message::decode(payload) {

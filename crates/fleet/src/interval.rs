@@ -5,13 +5,26 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_load::Interval;
+use fourtuple_load::{Interval, MAX_TIME};
 use fourtuple_measure::Histogram;
 use fourtuple_record::{LoadRecord, Second};
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::MAX_RUN;
+
 /// Maximum size of a message of a worker in bytes: the default max_payload of nats-server.
 pub const MOST_BYTES: usize = 1 << 20;
+
+/// Maximum number of a second, of an interval and of a message, and of their counts: a run ends before.
+pub(crate) const MAX_SECOND: u64 = MAX_RUN.as_secs() + MAX_TIME.as_secs();
+
+/// Maximum of the counts of one second.
+const MAX_PER_SECOND: u64 = 1 << 40;
+
+/// Maximum number of kinds of failures, and maximum length of the name of one.
+const MAX_ERRORS: usize = 64;
+
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
 /// The number of histograms of an interval.
 const PARTS: usize = 5;
@@ -94,14 +107,41 @@ pub struct Counts {
     pub ports_left: Option<u64>,
 }
 
+/// Returns the sum of numbers, which may come from another host: it saturates.
+pub(crate) fn sum(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(0, u64::saturating_add)
+}
+
+/// Adds the failures of a worker to a sum.
+pub(crate) fn add_errors(to: &mut BTreeMap<String, u64>, errors: &BTreeMap<String, u64>) {
+    for (name, count) in errors {
+        let all = to.entry(name.clone()).or_default();
+        *all = all.saturating_add(*count);
+    }
+}
+
+/// Returns whether there are few names of failures, and all are short.
+pub(crate) fn are_names(errors: &BTreeMap<String, u64>) -> bool {
+    errors.len() <= MAX_ERRORS && errors.keys().all(|name| name.len() <= MAX_ERRORS)
+}
+
 impl Counts {
+    /// Returns whether a worker can have counted this.
+    fn is_possible(&self) -> bool {
+        let Counts { second, operations, connections, errors, ports_left } = self;
+        let counts = [*operations, *connections, ports_left.unwrap_or(0)];
+        *second <= MAX_SECOND
+            && are_names(errors)
+            && counts.into_iter().chain(errors.values().copied()).all(|count| count <= MAX_PER_SECOND)
+    }
+
     /// Returns the second for a record.
     pub fn second(&self, total: &Histogram) -> Second {
         Second {
-            at_ns: self.second * 1_000_000_000,
+            at_ns: self.second * SECOND_NS,
             operations: self.operations,
             connections: self.connections,
-            errors: self.errors.values().sum(),
+            errors: sum(self.errors.values().copied()),
             p50_ns: total.quantile(0.5),
             p99_ns: total.quantile(0.99),
             max_ns: total.max(),
@@ -123,6 +163,15 @@ pub struct WorkerEnd {
     pub intervals: u64,
     /// Number of intervals that the worker lost because its disk did not keep up.
     pub dropped: u64,
+}
+
+impl WorkerEnd {
+    /// Returns whether a worker can have ended so.
+    pub(crate) fn is_possible(&self) -> bool {
+        [self.intervals, self.dropped].into_iter().all(|count| count <= MAX_SECOND)
+            && self.start_error_ns <= MAX_RUN.as_nanos() as u64
+            && self.record.as_ref().is_none_or(|record| record.results.elapsed_ns <= MAX_SECOND * SECOND_NS)
+    }
 }
 
 /// The content of a message.
@@ -171,6 +220,9 @@ pub enum MessageError {
     /// The header is no JSON of this form.
     #[error("the header of a message is invalid: {0}")]
     Header(String),
+    /// A count, a second or a name is out of its range.
+    #[error("a number of a message is out of its range")]
+    Range,
     /// The histograms do not match the header, or are damaged.
     #[error("the histograms of a message are damaged")]
     Histograms,
@@ -237,6 +289,12 @@ impl Message {
         let header: Header =
             serde_json::from_slice(&bytes[..end]).map_err(|error| MessageError::Header(error.to_string()))?;
         let mut rest = bytes.get(end + 1..).unwrap_or_default();
+        let is_possible = header.interval.as_ref().is_none_or(Counts::is_possible)
+            && header.end.as_ref().is_none_or(|end| end.is_possible())
+            && header.sequence <= MAX_SECOND;
+        if !is_possible {
+            return Err(MessageError::Range);
+        }
         let content = match (header.interval, header.end) {
             (Some(counts), None) => {
                 Content::Interval(counts, Box::new(Parts::from_bytes(&header.parts, &mut rest)?))
@@ -297,6 +355,44 @@ pub(crate) mod tests {
             panic!()
         };
         assert_eq!(*back, end);
+    }
+
+    /// Numbers of another host: each at the end of its type and of its range.
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        let header = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut header = serde_json::json!({
+                "run": "r", "slot": 0, "sequence": 0, "parts": [0, 0, 0, 0, 0],
+                "interval": { "second": 0, "operations": 0, "connections": 0, "errors": {}, "ports_left": null },
+            });
+            change(&mut header);
+            Message::decode(header.to_string().as_bytes()).map(drop)
+        };
+        assert_eq!(header(&|_| ()), Ok(()));
+        for field in ["second", "operations", "connections", "ports_left"] {
+            for value in [u64::MAX, u64::MAX - 2, 1 << 63, MAX_PER_SECOND + 1] {
+                let refused = header(&|header| header["interval"][field] = value.into());
+                assert_eq!(refused, Err(MessageError::Range), "{field} {value}");
+            }
+        }
+        assert_eq!(header(&|header| header["sequence"] = u64::MAX.into()), Err(MessageError::Range));
+        let errors =
+            |errors: serde_json::Value| header(&|header| header["interval"]["errors"] = errors.clone());
+        assert_eq!(errors(serde_json::json!({ "timeout": MAX_PER_SECOND })), Ok(()));
+        assert_eq!(errors(serde_json::json!({ "timeout": u64::MAX })), Err(MessageError::Range));
+        assert_eq!(errors(serde_json::json!({ "x".repeat(65): 1 })), Err(MessageError::Range));
+        let many: BTreeMap<String, u64> = (0..65).map(|number| (number.to_string(), 1)).collect();
+        assert_eq!(errors(serde_json::json!(many)), Err(MessageError::Range));
+        for field in ["start_error_ns", "intervals", "dropped"] {
+            let refused = header(&|header| {
+                header["interval"] = serde_json::Value::Null;
+                header["end"] = serde_json::json!({
+                    "record": null, "failed": null, "start_error_ns": 0, "intervals": 0, "dropped": 0
+                });
+                header["end"][field] = u64::MAX.into();
+            });
+            assert_eq!(refused, Err(MessageError::Range), "{field}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fourtuple_measure::{Histogram, HistogramLog, LogLinear};
 use fourtuple_record::Second;
 
-use crate::interval::{Content, Message, Parts, WorkerEnd};
+use crate::interval::{Content, Message, Parts, SECOND_NS, WorkerEnd, add_errors};
 use crate::summary::{BITS, Summary};
 
 /// The outcome of adding a message.
@@ -119,11 +119,11 @@ impl OpenSecond {
     }
 
     fn count(&mut self, second: &Second) {
-        self.operations += second.operations;
-        self.connections += second.connections;
-        self.errors += second.errors;
+        self.operations = self.operations.saturating_add(second.operations);
+        self.connections = self.connections.saturating_add(second.connections);
+        self.errors = self.errors.saturating_add(second.errors);
         if let Some(left) = second.ports_left {
-            *self.ports_left.get_or_insert(0) += left;
+            self.ports_left = Some(self.ports_left.unwrap_or(0).saturating_add(left));
         }
     }
 }
@@ -183,12 +183,10 @@ impl Merge {
                     slot.next = second + 1;
                     slot.next_sequence += 1;
                 }
-                slot.operations += counts.operations;
-                slot.connections += counts.connections;
-                for (name, count) in &counts.errors {
-                    *slot.errors.entry(name.clone()).or_default() += count;
-                    *self.errors.entry(name.clone()).or_default() += count;
-                }
+                slot.operations = slot.operations.saturating_add(counts.operations);
+                slot.connections = slot.connections.saturating_add(counts.connections);
+                add_errors(&mut slot.errors, &counts.errors);
+                add_errors(&mut self.errors, &counts.errors);
                 let second = counts.second(&parts.total);
                 let total = parts.total.to_log_linear(BITS);
                 slot.seconds.insert(counts.second, second);
@@ -225,12 +223,10 @@ impl Merge {
             open.count(&second.second);
             let own = own.iter().map(|(bucket, count)| (usize::from(*bucket), u64::from(*count)));
             open.total.add_counted(own, second.sum_ns, second.second.max_ns);
-            slot.operations += second.second.operations;
-            slot.connections += second.second.connections;
+            slot.operations = slot.operations.saturating_add(second.second.operations);
+            slot.connections = slot.connections.saturating_add(second.second.connections);
         }
-        for (name, count) in &summary.errors {
-            *self.errors.entry(name.clone()).or_default() += count;
-        }
+        add_errors(&mut self.errors, &summary.errors);
         slot.errors = summary.errors;
         slot.seconds = summary.seconds.iter().map(|second| (second.number, second.second)).collect();
         slot.next = summary.seconds.last().map_or(0, |last| last.number + 1);
@@ -271,7 +267,7 @@ impl Merge {
             log.push(Duration::from_secs(number), Duration::from_secs(1), &open.log.unwrap_or_default());
         }
         self.seconds.push(Second {
-            at_ns: number * 1_000_000_000,
+            at_ns: number * SECOND_NS,
             operations: open.operations,
             connections: open.connections,
             errors: open.errors,
@@ -328,8 +324,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::interval::MAX_SECOND;
     use crate::interval::tests::message;
+    use crate::merged;
     use crate::summary::tests::encoded;
+    use crate::verdict::tests::plan;
 
     fn end(slot: u32, intervals: u64) -> Message {
         let end = WorkerEnd { record: None, failed: None, start_error_ns: 0, intervals, dropped: 0 };
@@ -510,6 +509,34 @@ mod tests {
         assert!(merge.is_complete());
         merge.lose_at(0, 2);
         assert_eq!(merge.slots()[0].lost_at, None, "a worker that ended is not lost");
+    }
+
+    /// Everything that `decode` accepts, as often as it accepts it, has a sum and a record.
+    #[test]
+    fn extreme_numbers_have_a_sum() {
+        let most = |slot: u32, second: u64| {
+            let mut message = message(slot, second, &[u64::MAX]);
+            let Content::Interval(counts, parts) = &mut message.content else { panic!() };
+            (counts.operations, counts.connections, counts.ports_left) = (1 << 40, 1 << 40, Some(1 << 40));
+            counts.errors.insert("timeout".into(), 1 << 40);
+            parts.late.record(u64::MAX);
+            Message::decode(&message.encode().unwrap()).unwrap()
+        };
+        let mut merge = Merge::new("r", 2, Some(Duration::MAX));
+        for second in [0, 1, MAX_SECOND] {
+            (0..2).for_each(|slot| assert_eq!(merge.add(most(slot, second)), Added::New));
+        }
+        // As many as there could be: they fit the sums only because these saturate.
+        for slot in &mut merge.slots {
+            slot.operations = u64::MAX;
+            slot.errors.insert("timeout".into(), u64::MAX);
+        }
+        merge.errors.insert("timeout".into(), u64::MAX);
+        merge.add(Message { sequence: 9, ..most(0, 2) });
+        merge.lose_at(0, MAX_SECOND);
+        merge.lose_at(1, MAX_SECOND);
+        let (record, _) = merged::record(&plan(2), merge, false);
+        assert_eq!((record.results.operations, record.results.errors["timeout"]), (u64::MAX, u64::MAX));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use fourtuple_record::{
     SCHEMA, Second,
 };
 
+use crate::interval::{self, SECOND_NS};
 use crate::merge::{Merge, Slot};
 use crate::protocol::{Plan, PlannedWorker};
 use crate::verdict::verdict;
@@ -48,9 +49,10 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
     let hosts = plan.workers.iter().enumerate().map(|(slot, worker)| host(worker, slot, merge)).collect();
     let merge = &*merge;
     let ended = ended(plan, merge);
-    let sum = |of: fn(&LoadResults) -> u64| ended.iter().map(|(_, results)| of(results)).sum::<u64>();
-    let operations = merge.slots().iter().map(|slot| slot.operations).sum::<u64>();
-    let connections = merge.slots().iter().map(|slot| slot.connections).sum::<u64>();
+    let sum = |of: fn(&LoadResults) -> u64| interval::sum(ended.iter().map(|(_, results)| of(results)));
+    let sum_of_slots = |of: fn(&Slot) -> u64| interval::sum(merge.slots().iter().map(of));
+    let operations = sum_of_slots(|slot| slot.operations);
+    let connections = sum_of_slots(|slot| slot.connections);
     let elapsed_ns = merge.slots().iter().map(elapsed).max().unwrap_or(0);
     let ramp = ended.iter().filter_map(|(_, results)| Some(results.hold?.ramp_ns)).max().unwrap_or(0);
     let rate_per_s = rate(operations, elapsed_ns.saturating_sub(ramp));
@@ -103,9 +105,9 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
 
 /// Returns the time that a worker measured: until its end, or its complete seconds if it was lost.
 fn elapsed(slot: &Slot) -> u64 {
-    let complete = slot.next_second() * 1_000_000_000;
+    let complete = slot.next_second() * SECOND_NS;
     match (slot.lost_at, &slot.end) {
-        (Some(lost), _) => lost * 1_000_000_000,
+        (Some(lost), _) => lost * SECOND_NS,
         (None, Some(end)) => end.record.as_ref().map_or(complete, |record| record.results.elapsed_ns),
         (None, None) => complete,
     }
@@ -134,12 +136,12 @@ fn engine(ended: &[(&str, &LoadResults)]) -> (String, Option<String>) {
 /// Returns the sum of the port budgets: every host has source ports of its own. The earliest stall counts.
 fn ports(ended: &[(&str, &LoadResults)]) -> Option<LoadPorts> {
     let all: Vec<&LoadPorts> = ended.iter().filter_map(|(_, results)| results.ports.as_ref()).collect();
-    let sum = |of: fn(&LoadPorts) -> u64| all.iter().map(|ports| of(ports)).sum::<u64>();
+    let sum = |of: fn(&LoadPorts) -> u64| interval::sum(all.iter().map(|ports| of(ports)));
     let least = |of: fn(&LoadPorts) -> Option<u64>| all.iter().filter_map(|ports| of(ports)).min();
     (!all.is_empty()).then(|| LoadPorts {
         budget: sum(|ports| ports.budget),
         taken_before: sum(|ports| ports.taken_before),
-        needed: all.iter().map(|ports| ports.needed).sum::<Option<u64>>(),
+        needed: all.iter().map(|ports| ports.needed).collect::<Option<Vec<u64>>>().map(interval::sum),
         used: sum(|ports| ports.used),
         kept_ns: all.iter().map(|ports| ports.kept_ns).max().unwrap_or(0),
         predicted_stall_ns: least(|ports| ports.predicted_stall_ns),
@@ -151,8 +153,8 @@ fn ports(ended: &[(&str, &LoadResults)]) -> Option<LoadPorts> {
 fn hold(ended: &[(&str, &LoadResults)]) -> Option<Held> {
     let all: Vec<Held> = ended.iter().filter_map(|(_, results)| results.hold).collect();
     (!all.is_empty()).then(|| Held {
-        opened: all.iter().map(|held| held.opened).sum(),
-        lost: all.iter().map(|held| held.lost).sum(),
+        opened: interval::sum(all.iter().map(|held| held.opened)),
+        lost: interval::sum(all.iter().map(|held| held.lost)),
         ramp_ns: all.iter().map(|held| held.ramp_ns).max().unwrap_or(0),
     })
 }
@@ -192,9 +194,9 @@ fn host(worker: &PlannedWorker, number: usize, merge: &mut Merge) -> LoadHost {
         clock_offset_ns: worker.clock.offset_ns,
         clock_bound_ns: worker.clock.bound_ns,
         start_error_ns: end.map(|end| end.start_error_ns),
-        lost_at_ns: slot.lost_at.map(|second| second * 1_000_000_000),
+        lost_at_ns: slot.lost_at.map(|second| second * SECOND_NS),
         intervals,
-        missing: end.map_or(0, |end| slot.missing() + end.dropped),
+        missing: end.map_or(0, |end| slot.missing().saturating_add(end.dropped)),
         operations: slot.operations,
         connections: slot.connections,
         errors: slot.errors.clone(),

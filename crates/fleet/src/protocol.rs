@@ -1,6 +1,7 @@
 //! The requests and replies between the coordinator and the agents, and the subjects of NATS.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings, exact_duration};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,16 @@ pub const STREAM: &str = "FOURTUPLE";
 pub const STREAM_SUBJECTS: &str = "fourtuple.run.>";
 
 /// Maximum size of a request in bytes.
-pub const MOST_REQUEST: usize = 256 << 10;
+pub const MAX_REQUEST: usize = 256 << 10;
+
+/// Maximum time from the start of a run to its deadline.
+pub const MAX_RUN: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Maximum time from the request to start a run until its start, during which the agent takes no other run.
+pub const MAX_AHEAD: Duration = Duration::from_secs(60);
+
+/// Maximum number of workers of a run.
+pub const MAX_WORKERS: u32 = 10_000;
 
 /// Returns the prefix of the subjects of one running agent.
 pub fn agent_subject(instance: &str) -> String {
@@ -129,7 +139,7 @@ impl AgentInfo {
             .filter_map(|(key, value)| Some((key.strip_prefix("label.")?.to_owned(), (*value).to_owned())));
         let info = AgentInfo {
             name: text("name")?,
-            instance: text("instance").filter(|instance| is_token(instance))?,
+            instance: text("instance")?,
             labels: labels.collect(),
             binary: text("binary")?,
             schema: text("schema")?,
@@ -137,7 +147,12 @@ impl AgentInfo {
             kernel: text("kernel")?,
             cpus: text("cpus")?.parse().ok()?,
         };
-        is_token(&info.name).then_some(info)
+        info.has_names().then_some(info)
+    }
+
+    /// Returns whether the names can be parts of a subject.
+    fn has_names(&self) -> bool {
+        is_token(&self.name) && is_token(&self.instance)
     }
 }
 
@@ -322,6 +337,18 @@ pub struct Plan {
     pub host: Host,
     /// The workers by slot.
     pub workers: Vec<PlannedWorker>,
+}
+
+impl Plan {
+    /// Reads the plan of a run. `None`: it is not one, or not of this run.
+    pub fn decode(run: &str, bytes: &[u8]) -> Option<Plan> {
+        let plan: Plan = serde_json::from_slice(bytes).ok()?;
+        let is_possible = plan.run == run
+            && (1..=MAX_WORKERS as usize).contains(&plan.workers.len())
+            && Duration::from_nanos(plan.deadline_ns) <= MAX_RUN
+            && plan.workers.iter().all(|worker| worker.agent.has_names());
+        is_possible.then_some(plan)
+    }
 }
 
 /// The loss of a worker, which the coordinator stores.

@@ -29,6 +29,9 @@ pub enum RequestError {
          --insecure"
     )]
     Certificates,
+    /// A setting is out of its range, or does not fit another setting.
+    #[error("{0}")]
+    Load(String),
     /// A field has a value that this version does not know.
     #[error("the setting {field} is invalid: {value:?}")]
     Field {
@@ -63,7 +66,7 @@ impl LoadRequest {
     ///
     /// # Errors
     ///
-    /// [`RequestError::Field`]
+    /// [`RequestError::Field`], [`RequestError::Load`]
     pub fn load(&self) -> Result<Load, RequestError> {
         let settings = &self.settings;
         let invalid = |field, value: &dyn ToString| RequestError::Field { field, value: value.to_string() };
@@ -108,10 +111,6 @@ impl LoadRequest {
             "epoll" => EngineChoice::Epoll,
             other => return Err(invalid("engine", &other)),
         };
-        let threads = settings.threads;
-        if !(1..=1024).contains(&threads) {
-            return Err(invalid("threads", &threads));
-        }
         let mut load = Load::new(target, workload);
         load.arrival = arrival;
         load.connections = narrow("connections", settings.connections)?;
@@ -124,7 +123,7 @@ impl LoadRequest {
         load.timeout = Duration::from_nanos(settings.timeout_ns);
         load.threshold = settings.threshold_ns.map(Duration::from_nanos);
         load.engine = engine;
-        load.threads = threads as usize;
+        load.threads = size("threads", settings.threads)?;
         load.pinned = settings.pinned;
         load.strategy = settings.strategy.parse().map_err(|_| invalid("strategy", &settings.strategy))?;
         if let Some(sources) = &settings.sources {
@@ -135,6 +134,7 @@ impl LoadRequest {
         }
         load.separate_ack = settings.separate_ack;
         load.seed = settings.seed;
+        load.check().map_err(|error| RequestError::Load(error.to_string()))?;
         Ok(load)
     }
 }
@@ -206,5 +206,59 @@ mod tests {
         assert!(with(|settings| settings.rate_per_s = None).contains("arrival"));
         assert!(with(|settings| settings.rate_per_s = Some(-1.0)).contains("arrival"));
         assert!(with(|settings| settings.target = "/etc/passwd".into()).contains("target"));
+        assert!(with(|settings| settings.method = "GET / HTTP/1.1\r\nX".into()).contains("--method"));
+    }
+
+    /// Every number of a request, at the ends of its type and of its range.
+    #[test]
+    fn numbers_have_the_ranges_of_the_command_line() {
+        let crr = Load::new("tcp://127.0.0.1:1".parse().unwrap(), Workload::Crr { request: 1, response: 1 });
+        let request = LoadRequest::new(&crr, None, false).unwrap();
+        type Set = fn(&mut LoadSettings, u64);
+        let fields: [(&str, u64, Set); 11] = [
+            ("connections", 1_000_000, |settings, value| settings.connections = value),
+            ("hold", 4_000_000, |settings, value| settings.hold = value),
+            ("threads", 1024, |settings, value| settings.threads = value),
+            ("request", 16 << 20, |settings, value| settings.request_bytes = value),
+            ("response", 16 << 20, |settings, value| settings.response_bytes = value),
+            ("operations", 1_000_000_000_000, |settings, value| settings.operations = Some(value)),
+            ("close-every", 1_000_000_000_000, |settings, value| settings.close_every = value),
+            ("pause", 31_622_400_999_999_999, |settings, value| settings.pause_ns = value),
+            ("timeout", 31_622_400_999_999_999, |settings, value| settings.timeout_ns = value),
+            ("for", 31_622_400_999_999_999, |settings, value| settings.for_ns = Some(value)),
+            ("threshold", 31_622_400_999_999_999, |settings, value| settings.threshold_ns = Some(value)),
+        ];
+        for (flag, most, set) in fields {
+            let with = |value: u64| {
+                let mut request = request.clone();
+                set(&mut request.settings, value);
+                request.load().map(drop).map_err(|error| error.to_string())
+            };
+            assert_eq!(with(most), Ok(()), "{flag}");
+            for value in [most + 1, 1 << 60, u64::MAX / 2, u64::MAX] {
+                let error = with(value).unwrap_err();
+                assert!(error.contains(flag), "{flag} {value}: {error}");
+            }
+        }
+        let mut many = request.clone();
+        (many.settings.connections, many.settings.request_bytes) = (1_000_000, 1 << 20);
+        assert!(many.load().unwrap_err().to_string().contains("bytes of memory"));
+        for rate in [0.0, -1.0, 1.1e9, f64::MAX, f64::INFINITY, f64::NAN] {
+            let mut request = request.clone();
+            (request.settings.arrival, request.settings.rate_per_s) = ("even".into(), Some(rate));
+            assert!(request.load().is_err(), "{rate}");
+        }
+    }
+
+    #[test]
+    fn a_header_ends_no_request() {
+        let mut request = LoadRequest::new(&http(), None, false).unwrap();
+        for (name, value) in
+            [("x", "a\r\nevil: b"), ("x", "a\nb"), ("x\r\n", "a"), ("x y", "a"), ("", "a"), ("x", "\0")]
+        {
+            request.headers = vec![(name.into(), value.into())];
+            let error = request.load().unwrap_err().to_string();
+            assert!(error.contains("--header") && !error.contains('\n'), "{error}");
+        }
     }
 }

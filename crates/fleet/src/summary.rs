@@ -10,7 +10,9 @@ use fourtuple_measure::LogLinear;
 use fourtuple_record::Second;
 use serde::{Deserialize, Serialize};
 
-use crate::interval::{Counts, MOST_BYTES, MessageError, Parts, WorkerEnd};
+use crate::interval::{
+    Counts, MAX_SECOND, MOST_BYTES, MessageError, Parts, SECOND_NS, WorkerEnd, add_errors, are_names,
+};
 
 /// The total times of a second are kept in 2^`BITS` buckets per octave: percentiles of a second of all workers are at most 0.8% off.
 pub const BITS: u32 = 6;
@@ -88,9 +90,7 @@ impl Totals {
     /// Adds an interval. Intervals come in order.
     pub fn add(&mut self, counts: &Counts, parts: &Parts) {
         self.parts.merge(parts);
-        for (name, count) in &counts.errors {
-            *self.errors.entry(name.clone()).or_default() += count;
-        }
+        add_errors(&mut self.errors, &counts.errors);
         if self.seconds.last().is_none_or(|bytes| bytes.len() > MOST_SECONDS) {
             self.seconds.push(Vec::new());
             // Each message can be read by itself.
@@ -186,6 +186,9 @@ impl Summary {
         }
         let wrong = |why: &str| MessageError::Header(why.to_owned());
         let whole = header.whole.ok_or_else(|| wrong("expected the end of a worker"))?;
+        if !whole.end.is_possible() || !are_names(&whole.errors) {
+            return Err(MessageError::Range);
+        }
         let histograms = Box::new(Parts::from_bytes(&whole.histograms, &mut rest)?);
         let mut summary = Summary {
             run: header.run,
@@ -216,14 +219,14 @@ impl Summary {
             }
             let [gap, operations, connections, errors, p50_ns, p99_ns, max_ns, left, sum_ns, buckets] =
                 fields;
-            let number = after.checked_add(gap).filter(|number| *number < u64::MAX / 1_000_000_000);
-            let number = number.ok_or(MessageError::Histograms)?;
+            let number = after.checked_add(gap).filter(|number| *number <= MAX_SECOND);
+            let number = number.ok_or(MessageError::Range)?;
             if self.seconds.last().is_some_and(|last| number <= last.number) {
                 return Err(MessageError::Histograms);
             }
             after = number + 1;
             let second = Second {
-                at_ns: number * 1_000_000_000,
+                at_ns: number * SECOND_NS,
                 operations,
                 connections,
                 errors,

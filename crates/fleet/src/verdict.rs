@@ -32,7 +32,7 @@ pub fn verdict(plan: &Plan, slots: &[Slot], interrupted: bool) -> Vec<Remark> {
         if let Some(failed) = &end.failed {
             add("worker-failed", failed.clone());
         }
-        let skew = end.start_error_ns + worker.clock.bound_ns;
+        let skew = end.start_error_ns.saturating_add(worker.clock.bound_ns);
         if skew > plan.most_skew_ns && end.failed.is_none() {
             add(
                 "start-skew",
@@ -45,7 +45,7 @@ pub fn verdict(plan: &Plan, slots: &[Slot], interrupted: bool) -> Vec<Remark> {
                 ),
             );
         }
-        let absent = end.dropped + slot.missing();
+        let absent = end.dropped.saturating_add(slot.missing());
         if absent > 0 {
             add("intervals-missing", format!("{absent} of its intervals are missing from the result"));
         }

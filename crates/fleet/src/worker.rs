@@ -125,19 +125,16 @@ impl Worker {
         let failed = |error| format!("cannot create a thread: {error}");
         thread("recorder").spawn(move || recorder.record(intervals, &end)).map_err(failed)?;
         thread("deadline").spawn(move || stop_at(deadline)).map_err(failed)?;
-        let ended = Arc::clone(&self.ended);
+        let at_end = SetAtEnd(Arc::clone(&self.ended));
         let run = move || {
+            let _at_end = at_end;
             let result = self.prepared.run(&self.stop, Some(coordination), |progress: &RunProgress| {
                 ports_left.store(progress.ports_left.unwrap_or(UNKNOWN), Ordering::Relaxed);
             });
             let _ = ends.send(self.end(result, dropped.load(Ordering::Relaxed)));
-            self.ended.store(true, Ordering::Relaxed);
         };
-        thread("load").spawn(run).map_err(|error| {
-            // The other threads end without an interval and without an end.
-            ended.store(true, Ordering::Relaxed);
-            failed(error)
-        })?;
+        // Without a thread the others end without an interval and without an end, because `run` is dropped.
+        thread("load").spawn(run).map_err(failed)?;
         Ok(())
     }
 
@@ -167,6 +164,15 @@ impl Worker {
                 WorkerEnd { record: Some(record), failed: None, start_error_ns, intervals: 0, dropped }
             }
         }
+    }
+}
+
+/// Sets its flag when it is dropped: after a panic the agent takes other runs too.
+struct SetAtEnd(Arc<AtomicBool>);
+
+impl Drop for SetAtEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -28,7 +28,9 @@ pub use error::LoadError;
 pub use interval::{Coordination, Interval, IntervalSink};
 pub use prepared::{Measured, Prepared, SYSCTLS};
 pub use run::{Outcome, RunProgress};
-pub use settings::{Close, Load};
+pub use settings::{
+    Close, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
+};
 pub use target::{Scheme, Target, TargetError};
 #[doc(hidden)]
 pub use workload::fuzzing;

@@ -85,6 +85,30 @@ pub struct Load {
     pub log: bool,
 }
 
+/// Maximum number of connections besides the held ones.
+pub const MAX_CONNECTIONS: u32 = 1_000_000;
+
+/// Maximum number of held connections.
+pub const MAX_HELD: u32 = 4_000_000;
+
+/// Maximum number of threads.
+pub const MAX_THREADS: u32 = 1024;
+
+/// Maximum length of a request, a response and a body in bytes.
+pub const MAX_BYTES: u32 = 16 << 20;
+
+/// Maximum length of the requests of all connections together, each of which has its own, in bytes.
+const MAX_ALL_BYTES: u64 = 1 << 30;
+
+/// Maximum rate of an open loop, per second.
+pub const MAX_RATE: f64 = 1e9;
+
+/// Maximum number of operations, and of requests on a connection.
+pub const MAX_COUNT: u64 = 1_000_000_000_000;
+
+/// Maximum of each time: further ones are mistakes, and sums of two of them fit every clock.
+pub const MAX_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+
 impl Load {
     /// Returns a closed loop of one thread with 64 connections, and the other settings as the command line has them by default,
     /// without an end.
@@ -132,12 +156,70 @@ impl Load {
         }
     }
 
-    /// Checks that the settings are compatible. Makes no system call.
+    /// Checks that each setting is within its range: a request to an agent has passed no command line.
+    fn check_ranges(&self) -> Result<(), LoadError> {
+        let (request, response) = self.workload.sizes();
+        let (bytes, count) = (MAX_BYTES.into(), MAX_COUNT);
+        let times = [Some(self.pause), Some(self.timeout), self.length, self.threshold];
+        let [pause, timeout, length, threshold] = times.map(|time| time.unwrap_or_default().as_secs());
+        let seconds = MAX_TIME.as_secs();
+        for (flag, value, most) in [
+            ("connections", self.connections.into(), u64::from(MAX_CONNECTIONS)),
+            ("hold", self.hold.into(), MAX_HELD.into()),
+            ("threads", self.threads as u64, MAX_THREADS.into()),
+            ("request", request as u64, bytes),
+            ("response", response as u64, bytes),
+            ("operations", self.operations.unwrap_or(0), count),
+            ("close-every", self.close_every, count),
+        ] {
+            if value > most {
+                return Err(LoadError::Setting(format!(
+                    "invalid value '{value}' for '--{flag}': expected at most {most}"
+                )));
+            }
+        }
+        for (flag, value) in
+            [("pause", pause), ("timeout", timeout), ("for", length), ("threshold", threshold)]
+        {
+            if value > seconds {
+                return Err(LoadError::Setting(format!(
+                    "invalid value '{value}s' for '--{flag}': expected at most {seconds}s"
+                )));
+            }
+        }
+        let slots = u64::from(self.connections) + u64::from(self.hold);
+        if slots * request as u64 > MAX_ALL_BYTES {
+            return Err(LoadError::Setting(format!(
+                "{slots} connections with requests of {request} bytes take more than {MAX_ALL_BYTES} bytes of memory: \
+                 expected fewer --connections, or shorter requests"
+            )));
+        }
+        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
+        if self.threads == 0 {
+            return refuse("invalid value '0' for '--threads': expected at least 1");
+        } else if self.timeout.is_zero() || self.length.is_some_and(|length| length.is_zero()) {
+            return refuse("invalid value '0s' for '--timeout' or '--for': expected a time above 0");
+        } else if self.operations == Some(0) {
+            return refuse("invalid value '0' for '--operations': expected at least 1");
+        }
+        match (self.arrival, &self.workload) {
+            (Arrival::Even(rate) | Arrival::Poisson(rate), _) if !(rate > 0.0 && rate <= MAX_RATE) => {
+                Err(LoadError::Setting(format!(
+                    "invalid value '{rate}' for '--rate': expected a rate above 0, up to 1e9/s"
+                )))
+            }
+            (_, Workload::Http(request)) => request.check().map_err(LoadError::Setting),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the settings are within their ranges and compatible. Makes no system call.
     ///
     /// # Errors
     ///
     /// [`LoadError::Setting`]
     pub fn check(&self) -> Result<(), LoadError> {
+        self.check_ranges()?;
         let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
         let scheme = self.target.scheme();
         if !self.workload.schemes().contains(&scheme) {

@@ -10,6 +10,9 @@ use crate::log_linear::LogLinear;
 /// The longest distinguishable time in nanoseconds: an hour.
 pub const LONGEST_NS: u64 = 3_600_000_000_000;
 
+/// Maximum number of samples of a histogram that is read: 2^48.
+const MAX_SAMPLES: u64 = 1 << 48;
+
 /// The resolution: buckets are at most 1/1024 of their time wide, so that three digits of every time are exact.
 const DIGITS: u8 = 3;
 
@@ -110,7 +113,8 @@ impl Histogram {
     ///
     /// # Errors
     ///
-    /// [`NotAHistogram`] for any other bytes, and for a histogram with other bounds or another resolution.
+    /// [`NotAHistogram`] for any other bytes, and for a histogram with other bounds or another resolution, with more than 2^48
+    /// samples, or with a sum or a maximum that its samples cannot have.
     pub fn from_bytes(bytes: &[u8]) -> Result<Histogram, NotAHistogram> {
         let (sum, rest) = bytes.split_first_chunk().ok_or(NotAHistogram)?;
         let (max, rest) = rest.split_first_chunk().ok_or(NotAHistogram)?;
@@ -119,7 +123,12 @@ impl Histogram {
         if (buckets.low(), buckets.high(), buckets.sigfig()) != (1, LONGEST_NS, DIGITS) {
             return Err(NotAHistogram);
         }
-        Ok(Histogram { buckets, sum: u128::from_le_bytes(*sum), max: u64::from_le_bytes(*max) })
+        let (sum, max) = (u128::from_le_bytes(*sum), u64::from_le_bytes(*max));
+        // Later sums of such histograms do not overflow.
+        let is_possible = buckets.len() <= MAX_SAMPLES
+            && max <= LONGEST_NS
+            && sum <= u128::from(buckets.len()) * u128::from(max);
+        if is_possible { Ok(Histogram { buckets, sum, max }) } else { Err(NotAHistogram) }
     }
 
     /// Returns the number of samples.

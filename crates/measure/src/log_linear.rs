@@ -41,7 +41,7 @@ impl LogLinear {
         debug_assert!(self.bits == other.bits || other.counts.is_empty());
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
-            *mine += theirs;
+            *mine = mine.saturating_add(*theirs);
         }
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
@@ -53,7 +53,7 @@ impl LogLinear {
             if bucket >= self.counts.len() {
                 self.counts.resize(bucket + 1, 0);
             }
-            self.counts[bucket] += number;
+            self.counts[bucket] = self.counts[bucket].saturating_add(number);
         }
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.max_ns = self.max_ns.max(max_ns);
@@ -69,7 +69,7 @@ impl LogLinear {
 
     /// Returns the number of samples.
     pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
+        self.counts.iter().copied().fold(0, u64::saturating_add)
     }
 
     /// Returns the sum of the samples in nanoseconds.
@@ -92,9 +92,9 @@ impl LogLinear {
     pub fn quantile(&self, share: f64) -> u64 {
         let count = self.count();
         let rank = ((share - f64::EPSILON).clamp(0.0, 1.0) * count as f64).ceil().max(1.0) as u64;
-        let mut seen = 0;
+        let mut seen = 0_u64;
         for (bucket, number) in self.counts.iter().enumerate() {
-            seen += number;
+            seen = seen.saturating_add(*number);
             if *number > 0 && seen >= rank {
                 let (start, end) = (Self::start_of(self.bits, bucket), Self::start_of(self.bits, bucket + 1));
                 return (start + (end - start) / 2).min(self.max_ns.max(start));

@@ -7,8 +7,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust,
-    Workload,
+    Arrival, Close, EngineChoice, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD, MAX_RATE,
+    MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
 use fourtuple_record::{Saved, format_duration, format_time};
 use fourtuple_syscalls::resource;
@@ -19,9 +19,6 @@ use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
 use crate::save::save;
 use crate::{exit, input, stop, units};
-
-/// The maximum length of a request, a response and a body.
-const MOST_BYTES: u32 = 16 << 20;
 
 /// Generate connections and measure their cost, their failures, and whether the source ports sufficed
 ///
@@ -35,7 +32,7 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_parser = PossibleValuesParser::new(Workload::names()), help = workload_help())]
     workload: Option<String>,
     /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_CONNECTIONS>, allow_hyphen_values = true)]
     connections: Option<u32>,
     /// Open loop: begin this many operations per second, even if earlier operations are in progress
     #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
@@ -54,7 +51,7 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
     close: ClosedBy,
     /// Open this many connections first and keep them open
-    #[arg(long, value_name = "N", value_parser = units::up_to::<4_000_000>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_HELD>, allow_hyphen_values = true)]
     hold: Option<u32>,
     /// End after this many operations
     #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
@@ -73,7 +70,7 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_enum, default_value_t = EngineName::Auto)]
     engine: EngineName,
     /// Number of generating threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<MAX_THREADS>, allow_hyphen_values = true)]
     threads: u32,
     /// Pin thread i to the i-th CPU that this process may use
     #[arg(long)]
@@ -86,10 +83,10 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_name = "ADDR,...")]
     source: Option<String>,
     /// Bytes of a request, for crr and udp [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
     /// Bytes of a response, for crr [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
     /// Method, for http [default: GET, with --body POST]
     #[arg(long, value_name = "NAME", value_parser = token)]
@@ -160,7 +157,7 @@ fn in_list(names: &[&str]) -> String {
 
 fn rate(text: &str) -> Result<f64, String> {
     match units::rate(text)? {
-        rate if rate > 0.0 && rate <= 1e9 => Ok(rate),
+        rate if rate > 0.0 && rate <= MAX_RATE => Ok(rate),
         _ => Err(format!(
             "{text:?} is not accepted: expected a rate above 0, up to 1e9/s, such as 2000/s or 20k/s"
         )),
@@ -177,8 +174,7 @@ fn close_every(text: &str) -> Result<u64, String> {
 
 /// Parses an HTTP token (RFC 9110, section 5.6.2).
 fn token(text: &str) -> Result<String, String> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if !text.is_empty() && text.bytes().all(is_token) {
+    if HttpRequest::is_token(text) {
         Ok(text.to_owned())
     } else {
         Err(format!("{text:?} is not a name of HTTP: expected letters, digits and !#$%&'*+-.^_`|~"))
@@ -189,7 +185,7 @@ fn header(text: &str) -> Result<(String, String), String> {
     let refuse = || format!("{text:?} is not a header: expected 'Name: value' on one line");
     let (name, value) = text.split_once(':').ok_or_else(refuse)?;
     let value = value.trim();
-    if value.bytes().any(|byte| matches!(byte, b'\r' | b'\n' | 0)) {
+    if !HttpRequest::is_value(value) {
         return Err(refuse());
     }
     Ok((token(name).map_err(|_| refuse())?, value.to_owned()))
@@ -235,10 +231,10 @@ impl LoadFlags {
     #[cfg(feature = "fleet")]
     pub(crate) fn for_workers(&self, workers: u32) -> anyhow::Result<Load> {
         let mut load = self.load()?;
+        load.check()?;
         if self.connections.is_none() {
             load.connections = load.connections.saturating_mul(workers);
         }
-        load.check()?;
         Ok(load)
     }
 
@@ -355,7 +351,7 @@ impl LoadFlags {
         let body = match self.body.as_deref().map(|body| body.strip_prefix('@').ok_or(body)) {
             None => Vec::new(),
             Some(Err(text)) => text.as_bytes().to_vec(),
-            Some(Ok(path)) => input::read(Path::new(path), MOST_BYTES.into()).map_err(|error| {
+            Some(Ok(path)) => input::read(Path::new(path), MAX_BYTES.into()).map_err(|error| {
                 UsageError(format!("invalid value '@{path}' for '--body': cannot read {path}: {error}"))
             })?,
         };

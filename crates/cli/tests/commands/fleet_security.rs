@@ -1,9 +1,9 @@
 //! Requests that an agent refuses; each refusal is in its log.
 
-use crate::program::fleet::{LocalFleet, Process, RawClient, TARGET};
+use crate::program::fleet::{LocalFleet, Process, RawClient, TARGET, fleet};
 use crate::program::{Room, fourtuple, number, run};
 use fourtuple_testing::in_namespace;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn a_target_outside_allow_target_is_refused() {
@@ -134,6 +134,76 @@ fn oversized_and_malformed_messages_are_refused() {
         }
         // The agent still answers.
         assert_eq!(client.session(&agent).len(), 32);
+    });
+}
+
+/// Returns the settings of a load as a request has them.
+fn load_settings() -> Value {
+    json!({
+        "target": TARGET, "address": "", "workload": "crr", "arrival": "closed", "rate_per_s": null, "connections": 1,
+        "pause_ns": 0, "close_every": 1, "hold": 0, "operations": null, "for_ns": 1_000_000_000, "timeout_ns": 1_000_000_000,
+        "threshold_ns": null, "engine": "epoll", "threads": 1, "pinned": false, "strategy": "kernel-default", "sources": null,
+        "close": "client", "request_bytes": 1, "response_bytes": 1, "method": "", "separate_ack": false, "anyway": true, "seed": 1
+    })
+}
+
+/// Returns the request to prepare a run.
+fn prepare(run: &str, settings: &Value) -> Value {
+    let load = json!({ "settings": settings, "headers": [], "body": "", "insecure": false });
+    json!({ "kind": "prepare", "run": run, "slot": 0, "load": load })
+}
+
+/// Returns the request to start a run `ahead_s` seconds from now by the clock of this host, which is the agent's.
+fn start(run: &str, ahead_s: i64, deadline_ns: u64) -> Value {
+    let now = fourtuple_syscalls::resource::monotonic_time().as_nanos() as i64;
+    let at = now.saturating_add(ahead_s.saturating_mul(1_000_000_000));
+    json!({ "kind": "start", "run": run, "at_ns": at, "deadline_ns": deadline_ns, "started": "2026-01-01T00:00:00Z" })
+}
+
+#[test]
+fn requests_out_of_range_occupy_no_agent() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("fleet_security::requests_out_of_range_occupy_no_agent") else {
+            return;
+        };
+        let _a = local.agent("a", "");
+        let mut client = RawClient::connect();
+        let agent = client.agent();
+        let session = client.session(&agent);
+        let mut sequence = 0;
+        let mut ask = |request: Value| {
+            sequence += 1;
+            client.ask(&agent, &session, sequence, request).0
+        };
+        for (field, flag) in [("request_bytes", "request"), ("threads", "threads"), ("timeout_ns", "timeout")]
+        {
+            let mut settings = load_settings();
+            settings[field] = (u64::MAX / 2).into();
+            let header = ask(prepare("r", &settings));
+            assert!(header.contains(&format!("for '--{flag}'")), "{header}");
+        }
+        assert_eq!(ask(prepare("r", &load_settings())), "");
+        let century = 100 * 365 * 86_400;
+        for (request, says) in [
+            (start("r", century, 1), "at most"),
+            (start("r", i64::MAX, 1), "at most"),
+            (start("r", i64::MIN, 1), "passed"),
+            (start("r", 1, u64::MAX), "deadline"),
+        ] {
+            let header = ask(request);
+            assert!(header.contains(says), "{header}");
+        }
+        // The agent takes the run of another coordinator.
+        let (_, record) = fleet(&format!("load --workers 1 -- load {TARGET} --operations 5"));
+        assert_eq!(number(&record["results"], "operations"), 5);
+        for run in ["*", ">", "a.b", ""] {
+            let mut command = fourtuple("fleet collect");
+            let ended = crate::program::run(command.arg(run));
+            assert_eq!(ended.code, 2, "{ended:?}");
+            assert!(ended.line().contains("for 'RUN'"), "{ended:?}");
+        }
+        let long = format!("fleet load --workers 1 --deadline 200h -- load {TARGET} --operations 5");
+        assert!(run(&mut fourtuple(&long)).line().contains("at most 7d00h"));
     });
 }
 

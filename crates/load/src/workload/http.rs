@@ -29,6 +29,33 @@ impl HttpRequest {
         asks_to_close: false,
     };
 
+    /// Returns whether the text is a token (RFC 9110, section 5.6.2), as methods and names of headers are.
+    pub fn is_token(text: &str) -> bool {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        !text.is_empty() && text.bytes().all(is_part)
+    }
+
+    /// Returns whether the text can be the value of a header: it ends neither the header nor the request.
+    pub fn is_value(text: &str) -> bool {
+        !text.bytes().any(|byte| matches!(byte, b'\r' | b'\n' | 0))
+    }
+
+    /// Checks that method and headers are one line each.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if !HttpRequest::is_token(&self.method) {
+            return Err(format!("invalid value {:?} for '--method': expected a name of HTTP", self.method));
+        }
+        let is_header =
+            |(name, value): &&(String, String)| HttpRequest::is_token(name) && HttpRequest::is_value(value);
+        match self.headers.iter().find(|header| !is_header(header)) {
+            Some((name, value)) => Err(format!(
+                "invalid value {:?} for '--header': expected 'Name: value' on one line",
+                format!("{name}: {value}")
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the method is idempotent (RFC 9110, 9.2.2).
     pub(super) fn is_idempotent(&self) -> bool {
         ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"].contains(&self.method.as_str())

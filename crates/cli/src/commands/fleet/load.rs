@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple_fleet::LoadRequest;
 use fourtuple_fleet::coordinator::{Coordinator, FleetLoad, FleetOutcome, FleetProgress};
+use fourtuple_fleet::protocol::{MAX_RUN, MAX_WORKERS};
 use fourtuple_load::SYSCTLS;
 use fourtuple_record::{Saved, Second, format_duration, format_time};
 use indicatif::HumanCount;
@@ -41,7 +42,7 @@ pub(crate) struct FleetLoadFlags {
     #[command(flatten)]
     select: SelectFlags,
     /// Number of workers, one per host
-    #[arg(long, value_name = "N", value_parser = units::up_to::<10_000>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_WORKERS>, allow_hyphen_values = true)]
     workers: u32,
     /// Largest distance of a worker's start from the common start, with the error of its clock, in a valid run
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = units::duration, allow_hyphen_values = true)]
@@ -80,12 +81,20 @@ impl FleetLoadFlags {
         let stop = stop::flag()?;
         let length = load.length.map(|length| length + load.timeout + SLACK);
         let host = output::host(&SYSCTLS, &[]);
+        let deadline = self.deadline.or(length).unwrap_or(UNLIMITED);
+        if deadline > MAX_RUN {
+            let (given, most) = (format_time(deadline), format_time(MAX_RUN));
+            return Err(UsageError(format!(
+                "a worker would stop {given} after the start: expected --for, --timeout and --deadline of at most {most} together"
+            ))
+            .into());
+        }
         let fleet = FleetLoad {
             selection: self.select.selection(Some(self.workers)),
             request: LoadRequest::new(&load, flags.sources(), flags.anyway())
                 .map_err(fourtuple_fleet::FleetError::from)?,
             most_skew: self.max_skew,
-            deadline: self.deadline.or(length).unwrap_or(UNLIMITED),
+            deadline,
             started: output::rfc3339(OffsetDateTime::now_utc()),
             host,
             log: load.log,

@@ -1,17 +1,27 @@
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_load::{Scheme, Target};
+use fourtuple_load::{Load, Scheme};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, sock_diag, unix_diag};
 
 use crate::error::CompareError;
 
-/// The address at which a load expects its server: on loopback, or a Unix socket's path.
+/// The addresses at which a load expects its server: on loopback, or a Unix socket's path.
 #[derive(Debug)]
 pub struct ServerAddress {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoints: Vec<Endpoint>,
     transport: Transport,
+    /// Number of addresses that need a listener.
+    needed: usize,
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.endpoints.iter().map(ToString::to_string).collect();
+        formatter.write_str(&all.join(" or "))
+    }
 }
 
 impl ServerAddress {
@@ -20,23 +30,37 @@ impl ServerAddress {
     /// # Errors
     /// A text for the user if the target's name does not resolve, or if the address is outside of loopback: the network
     /// namespace of a trial has no other device.
-    pub(crate) fn of(target: &Target) -> Result<ServerAddress, String> {
-        let endpoint =
-            target.resolve().map_err(|error| format!("{target}: the name does not resolve: {error}"))?;
+    pub(crate) fn of(load: &Load) -> Result<ServerAddress, String> {
+        let target = &load.target;
+        let endpoints = load.resolve().map_err(|error| error.to_string())?;
         let transport = if target.scheme() == Scheme::Udp { Transport::Udp } else { Transport::Tcp };
-        match endpoint.inet().map(|address| address.ip()) {
-            Some(ip) if !ip.is_loopback() && !ip.is_unspecified() => Err(format!(
+        let is_elsewhere =
+            |address: SocketAddr| !address.ip().is_loopback() && !address.ip().is_unspecified();
+        match endpoints.iter().filter_map(Endpoint::inet).any(is_elsewhere) {
+            true => Err(format!(
                 "'{target}' with '--server': each trial has a network namespace of its own, with loopback and nothing \
                  else; expected a target in 127.0.0.0/8, [::1] or unix:/PATH"
             )),
-            _ => Ok(ServerAddress { endpoint, transport }),
+            false => Ok(ServerAddress {
+                needed: if load.all_addresses { endpoints.len() } else { 1 },
+                endpoints,
+                transport,
+            }),
         }
     }
 
-    /// Returns whether a socket of the calling thread's network namespace listens on the address. A UDP socket listens
-    /// when it is bound and not connected.
+    /// Returns whether a socket of the calling thread's network namespace listens on one of the addresses, or on each if the load
+    /// goes to all. A UDP socket listens when it is bound and not connected.
     pub(crate) fn has_listener(&self) -> Result<bool, CompareError> {
-        let found = match (&self.endpoint, self.transport) {
+        let mut found = 0;
+        for endpoint in &self.endpoints {
+            found += usize::from(self.listens(endpoint)?);
+        }
+        Ok(found >= self.needed)
+    }
+
+    fn listens(&self, endpoint: &Endpoint) -> Result<bool, CompareError> {
+        let found = match (endpoint, self.transport) {
             (Endpoint::Unix(path), _) => {
                 // `None` until the server has created the path; all namespaces share the file system.
                 let queue = unix_diag::listener(path)
@@ -89,6 +113,8 @@ fn receives(local: SocketAddr, only_ipv6: bool, target: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_load::Workload;
+
     use super::*;
 
     #[test]
@@ -117,7 +143,8 @@ mod tests {
             ("unix:/run/x", true),
             ("http://192.0.2.1", false),
         ] {
-            assert_eq!(ServerAddress::of(&target.parse().unwrap()).is_ok(), accepted, "{target}");
+            let load = Load::new(target.parse().unwrap(), Workload::Connect);
+            assert_eq!(ServerAddress::of(&load).is_ok(), accepted, "{target}");
         }
     }
 }

@@ -66,6 +66,6 @@ impl Side {
                 format!("'--server' is for load, and {}, '{}', makes its own", self.name, self.text);
             return Err(CompareError::Usage(message));
         };
-        ServerAddress::of(&load.target).map_err(|why| CompareError::Usage(format!("{}, {why}", self.name)))
+        ServerAddress::of(load).map_err(|why| CompareError::Usage(format!("{}, {why}", self.name)))
     }
 }

@@ -114,7 +114,7 @@ impl Testbed<'_> {
         self.pin(|cpus| &cpus.client)?;
         let begun = Instant::now();
         while !self.address.has_listener()? {
-            let address = &self.address.endpoint;
+            let address = self.address.to_string();
             let command = &self.server.text;
             if stop.load(Ordering::Relaxed) {
                 return Ok(TestbedOutcome::Interrupted);

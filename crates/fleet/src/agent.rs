@@ -309,11 +309,12 @@ impl State {
         let (permissions, host) = (self.agent.permissions.clone(), self.agent.host.clone());
         let prepare = move || -> Preparation {
             let load = request.load().map_err(|error| error.to_string())?;
-            // A target that is not permitted gets no preflight. The address that the run uses is checked again below.
-            let target = load.resolve().map_err(|error| error.to_string())?;
-            permissions.target(&target).map_err(|error| error.to_string())?;
-            let prepared = Prepared::new(load).map_err(|error| error.to_string())?;
-            permissions.target(prepared.endpoint()).map_err(|error| error.to_string())?;
+            // A target that is not permitted gets no probe and no preflight. The run uses the addresses that are checked here.
+            let addresses = load.resolve().map_err(|error| error.to_string())?;
+            for address in &addresses {
+                permissions.target(address).map_err(|error| error.to_string())?;
+            }
+            let prepared = Prepared::at(load, addresses).map_err(|error| error.to_string())?;
             let (sources, anyway) = (request.settings.sources.clone(), request.settings.anyway);
             let warnings = prepared.findings().iter().map(ToString::to_string).collect();
             let reply = Reply::Prepared {

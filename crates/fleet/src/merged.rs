@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use fourtuple_measure::Histogram;
 use fourtuple_record::{
-    Held, Latency, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Record,
-    SCHEMA, Second,
+    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile,
+    Quantiles, Record, SCHEMA, Second,
 };
 
 use crate::interval::{self, SECOND_NS};
@@ -99,8 +99,21 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
         hold: hold(&ended),
         advice: advice(&ended),
         hosts,
+        addresses: addresses(&ended),
         seconds,
     }
+}
+
+/// Returns the sums of the workers that ended, by address.
+fn addresses(ended: &[(&str, &LoadResults)]) -> Vec<LoadAddress> {
+    let mut sums: Vec<LoadAddress> = Vec::new();
+    for one in ended.iter().flat_map(|(_, results)| &results.addresses) {
+        match sums.iter_mut().find(|sum| sum.address == one.address) {
+            Some(sum) => sum.connections += one.connections,
+            None => sums.push(one.clone()),
+        }
+    }
+    sums
 }
 
 /// Returns the time that a worker measured: until its end, or its complete seconds if it was lost.

@@ -54,12 +54,11 @@ impl LoadRequest {
             Trust::AnyCertificate => true,
             Trust::Also(_) => return Err(RequestError::Certificates),
         };
-        let nowhere = fourtuple_syscalls::Endpoint::Unix(std::path::PathBuf::new());
         let (headers, body) = match &load.workload {
             Workload::Http(request) => (request.headers.clone(), STANDARD.encode(&request.body)),
             _ => (Vec::new(), String::new()),
         };
-        Ok(LoadRequest { settings: load.settings(&nowhere, sources, anyway), headers, body, insecure })
+        Ok(LoadRequest { settings: load.settings(&[], sources, anyway), headers, body, insecure })
     }
 
     /// Returns the load.
@@ -112,6 +111,11 @@ impl LoadRequest {
             other => return Err(invalid("engine", &other)),
         };
         let mut load = Load::new(target, workload);
+        load.resolve = match &settings.resolve {
+            Some(given) => Some(given.parse().map_err(|_| invalid("resolve", given))?),
+            None => None,
+        };
+        load.all_addresses = settings.all_addresses;
         load.arrival = arrival;
         load.connections = narrow("connections", settings.connections)?;
         load.pause = Duration::from_nanos(settings.pause_ns);
@@ -161,6 +165,8 @@ mod tests {
             sources: "127.0.0.0/30".parse().unwrap(),
             strategy: "full-range".parse().unwrap(),
             threads: 3,
+            resolve: Some("127.0.0.1:127.0.0.2".parse().unwrap()),
+            all_addresses: true,
             seed: u64::MAX,
             ..Load::new(target, Workload::Http(request))
         }

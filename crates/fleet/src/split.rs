@@ -98,6 +98,8 @@ pub(crate) mod tests {
         LoadSettings {
             target: "tcp://127.0.0.1:9000".into(),
             address: "127.0.0.1:9000".into(),
+            resolve: None,
+            all_addresses: false,
             workload: "crr".into(),
             arrival: "poisson".into(),
             rate_per_s: Some(1000.0),

@@ -14,6 +14,7 @@ mod interval;
 mod origin;
 pub mod preflight;
 mod prepared;
+mod probe;
 mod result;
 mod run;
 mod second_sums;
@@ -31,7 +32,7 @@ pub use run::{Outcome, RunProgress};
 pub use settings::{
     Close, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
 };
-pub use target::{Scheme, Target, TargetError};
+pub use target::{HostAddresses, Scheme, Target, TargetError};
 #[doc(hidden)]
 pub use workload::fuzzing;
 pub use workload::{HttpRequest, Trust, Workload};

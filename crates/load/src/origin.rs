@@ -4,12 +4,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fourtuple::dial::{self, ConnectRequest, DialError, Dialer, SourcePool};
 
-/// The source addresses and ports of connections.
-pub(crate) enum Origin {
-    /// TCP: the strategies of the library choose the port.
-    Dialer(Box<Dialer>),
+/// The sources and destinations of connections. The destinations, given by their numbers, are taken in turn.
+pub(crate) struct Origin {
+    sources: Sources,
+    pub(crate) destinations: usize,
+    next: AtomicUsize,
+}
+
+enum Sources {
+    /// TCP: the strategies of the library choose the port; a dialer for each destination.
+    Dialers(Vec<Dialer>),
     /// UDP: the source addresses in turn, with a port that the kernel chooses. Unix sockets: no source.
-    Plain { sources: Vec<IpAddr>, next: AtomicUsize },
+    Plain(Vec<IpAddr>),
 }
 
 /// The opening of a connection, until it is open or has failed.
@@ -24,27 +30,41 @@ pub(crate) enum Attempt<'a> {
 }
 
 impl Origin {
-    pub(crate) fn plain(sources: &SourcePool) -> Origin {
-        Origin::Plain { sources: sources.addresses().to_vec(), next: AtomicUsize::new(0) }
+    /// Connections of TCP: `dialers` has one per destination.
+    pub(crate) fn dialers(dialers: Vec<Dialer>) -> Origin {
+        Origin { destinations: dialers.len(), sources: Sources::Dialers(dialers), next: AtomicUsize::new(0) }
     }
 
-    /// Returns the source for the next connection.
-    pub(crate) fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
-        match self {
-            Origin::Dialer(dialer) => {
-                dialer.begin().map(|(attempt, request)| (Attempt::Dialer(attempt), request))
+    /// Connections of UDP and of unix sockets.
+    pub(crate) fn plain(sources: &SourcePool, destinations: usize) -> Origin {
+        let sources = Sources::Plain(sources.addresses().to_vec());
+        Origin { sources, destinations, next: AtomicUsize::new(0) }
+    }
+
+    /// Returns the number of the destination for the next connection, and its source.
+    pub(crate) fn begin(&self) -> Result<(usize, Attempt<'_>, ConnectRequest), DialError> {
+        let number = match (&self.sources, self.destinations) {
+            (Sources::Dialers(_), 1) => 0,
+            _ => self.next.fetch_add(1, Ordering::Relaxed),
+        };
+        let to = number % self.destinations;
+        match &self.sources {
+            Sources::Dialers(dialers) => {
+                dialers[to].begin().map(|(attempt, request)| (to, Attempt::Dialer(attempt), request))
             }
-            Origin::Plain { sources, next } => {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                Ok((Attempt::Plain { sources, number, failed: 0 }, request_from(sources, number)))
+            Sources::Plain(sources) => {
+                // Each round over the destinations has one source, so that each destination gets all sources.
+                let number = number / self.destinations;
+                let attempt = Attempt::Plain { sources, number, failed: 0 };
+                Ok((to, attempt, request_from(sources, number)))
             }
         }
     }
 
-    /// Notes that a local port is free again.
-    pub(crate) fn release(&self, local: SocketAddr) {
-        if let Origin::Dialer(dialer) = self {
-            dialer.release(local);
+    /// Notes that a local port is free again towards a destination.
+    pub(crate) fn release(&self, to: usize, local: SocketAddr) {
+        if let Sources::Dialers(dialers) = &self.sources {
+            dialers[to].release(local);
         }
     }
 }

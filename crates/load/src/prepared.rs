@@ -8,6 +8,7 @@ use fourtuple_syscalls::Endpoint;
 use crate::error::LoadError;
 use crate::interval::Coordination;
 use crate::preflight::{Finding, Need, Preflight, Severity, Snapshot, judge};
+use crate::probe::choose;
 use crate::run::RunProgress;
 use crate::settings::Load;
 
@@ -22,7 +23,7 @@ pub const SYSCTLS: [&str; 4] = [
 /// A run whose target is resolved and whose preflight is done.
 pub struct Prepared {
     load: Load,
-    endpoint: Endpoint,
+    endpoints: Vec<Endpoint>,
     need: Need,
     preflight: Preflight,
 }
@@ -46,25 +47,23 @@ impl Prepared {
     ///
     /// [`LoadError::Setting`], [`LoadError::Resolve`], [`LoadError::Tls`], [`LoadError::Preflight`]
     pub fn new(load: Load) -> Result<Prepared, LoadError> {
-        load.check()?;
-        let endpoint = load.resolve()?;
-        if let Some(address) = endpoint.inet()
-            && let Some(source) =
-                load.sources.addresses().iter().find(|source| source.is_ipv4() != address.is_ipv4())
-        {
-            return Err(LoadError::Setting(format!(
-                "invalid value '{source}' for '--source': {source} cannot reach {address}: one is IPv4, the other IPv6"
-            )));
-        }
-        load.check_here()?;
-        let need = load.need(&endpoint);
-        let preflight = judge(&snapshot(&load, &endpoint)?, &need);
-        Ok(Prepared { load, endpoint, need, preflight })
+        let candidates = load.resolve()?;
+        Prepared::at(load, candidates)
     }
 
-    /// Returns the address of the target.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    /// Prepares a run to addresses that [`Load::resolve`] has returned: all of them, or the first that answers a probe.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`], [`LoadError::Tls`], [`LoadError::Preflight`]
+    pub fn at(load: Load, candidates: Vec<Endpoint>) -> Result<Prepared, LoadError> {
+        load.check()?;
+        load.check_here()?;
+        let (endpoints, passed_over) = choose(&load, candidates);
+        let need = load.need();
+        let mut preflight = judge(&snapshot(&load, &endpoints)?, &need);
+        preflight.findings.extend(passed_over);
+        Ok(Prepared { load, endpoints, need, preflight })
     }
 
     /// Returns the findings of the preflight.
@@ -81,7 +80,7 @@ impl Prepared {
 
     /// Returns the settings for the record. `sources` is the text as typed.
     pub fn settings(&self, sources: Option<&str>, anyway: bool) -> LoadSettings {
-        self.load.settings(&self.endpoint, sources, anyway)
+        self.load.settings(&self.endpoints, sources, anyway)
     }
 
     /// Executes the run and judges its results. Findings of the preflight become remarks and advice.
@@ -95,11 +94,11 @@ impl Prepared {
         coordination: Option<Coordination>,
         progress: impl FnMut(&RunProgress),
     ) -> Result<Measured, LoadError> {
-        let Prepared { load, endpoint, need, preflight } = self;
-        let mut outcome = load.run_coordinated(endpoint, preflight, stop, coordination, progress)?;
+        let Prepared { load, endpoints, need, preflight } = self;
+        let mut outcome = load.run_coordinated(endpoints, preflight, stop, coordination, progress)?;
         let (log, start_error) = (outcome.log.take(), outcome.start_error);
         // The TIME_WAIT sockets now come from this run. The number is informational, so a failure to read it is ignored.
-        let time_wait = snapshot(load, endpoint).ok().map(|snapshot| snapshot.taken.time_wait);
+        let time_wait = snapshot(load, endpoints).ok().map(|snapshot| snapshot.taken.time_wait);
         let (mut results, mut remarks) = outcome.results(load, need, preflight, time_wait);
         for finding in &preflight.findings {
             match finding.severity {
@@ -112,12 +111,18 @@ impl Prepared {
     }
 }
 
-fn snapshot(load: &Load, endpoint: &Endpoint) -> Result<Snapshot, LoadError> {
+fn snapshot(load: &Load, endpoints: &[Endpoint]) -> Result<Snapshot, LoadError> {
     let proc = Path::new("/proc");
-    Ok(match endpoint {
+    let read = |endpoint: &Endpoint| match endpoint {
         Endpoint::Inet(destination) => {
-            Snapshot::read(proc, load.transport(), *destination, load.sources.addresses())?
+            Snapshot::read(proc, load.transport(), *destination, load.sources.addresses())
         }
-        Endpoint::Unix(path) => Snapshot::read_unix(proc, path)?,
-    })
+        Endpoint::Unix(path) => Snapshot::read_unix(proc, path),
+    };
+    let (first, others) = endpoints.split_first().expect("a target has an address");
+    let mut all = read(first)?;
+    for endpoint in others {
+        all.add(read(endpoint)?);
+    }
+    Ok(all)
 }

@@ -10,15 +10,16 @@ use fourtuple_syscalls::socket::Transport;
 use crate::preflight::{self, Closer, Need, NoPort, Offered, Preflight, RunMeasurements, hindsight};
 use crate::run::Outcome;
 use crate::settings::{Close, Load};
+use crate::target::Scheme;
 use crate::workload::Workload;
 
 impl Load {
     /// Returns the need of the run.
-    pub fn need(&self, endpoint: &Endpoint) -> Need {
+    pub fn need(&self) -> Need {
         let sends_nothing = matches!(self.workload, Workload::Connect);
         Need {
-            transport: match (endpoint, self.transport()) {
-                (Endpoint::Unix(_), _) => preflight::Transport::Unix,
+            transport: match (self.target.scheme(), self.transport()) {
+                (Scheme::Unix, _) => preflight::Transport::Unix,
                 (_, Transport::Tcp) => preflight::Transport::Tcp,
                 (_, Transport::Udp) => preflight::Transport::Udp,
             },
@@ -42,7 +43,7 @@ impl Load {
     }
 
     /// Returns the settings for the record. `sources` is the text as typed.
-    pub fn settings(&self, endpoint: &Endpoint, sources: Option<&str>, anyway: bool) -> LoadSettings {
+    pub fn settings(&self, endpoints: &[Endpoint], sources: Option<&str>, anyway: bool) -> LoadSettings {
         let sends_nothing = self.workload.sends_nothing();
         let (request_bytes, response_bytes) = self.workload.sizes();
         let method = match &self.workload {
@@ -51,7 +52,9 @@ impl Load {
         };
         LoadSettings {
             target: self.target.to_string(),
-            address: endpoint.to_string(),
+            address: endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            resolve: self.resolve.as_ref().map(ToString::to_string),
+            all_addresses: self.all_addresses,
             workload: if self.hold > 0 && sends_nothing { Workload::HOLD } else { self.workload.name() }
                 .to_owned(),
             arrival: self.arrival.name().to_owned(),
@@ -181,6 +184,7 @@ impl Outcome {
             }),
             advice: judged.advice,
             hosts: Vec::new(),
+            addresses: self.addresses,
             slow: self.tally.slow,
             errors,
             seconds,

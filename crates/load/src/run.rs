@@ -4,7 +4,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
 
 use fourtuple::dial::{Dialer, Strategy};
-use fourtuple_record::Second;
+use fourtuple_record::{LoadAddress, Second};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
 
@@ -19,6 +19,7 @@ use crate::preflight::Preflight;
 use crate::second_sums::SecondSums;
 use crate::settings::{Close, Load};
 use crate::tally::Tally;
+use crate::target::Scheme;
 
 /// Time between two calls of the progress callback.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
@@ -50,6 +51,8 @@ pub struct RunProgress {
 /// The outcome of a run, before hindsight judges it.
 pub struct Outcome {
     pub(crate) tally: Tally,
+    /// The connections to each address, if there are several.
+    pub(crate) addresses: Vec<LoadAddress>,
     /// Time from the start to the end of the last operation, or to the end of the run if there was no operation.
     pub(crate) elapsed: Duration,
     /// The counts of each second.
@@ -74,19 +77,19 @@ pub struct Outcome {
 }
 
 impl Load {
-    /// Executes the run. Setting `stop` ends it early; `progress` is called about four times a second.
+    /// Executes the run. Its connections go to `endpoints` in turn. Setting `stop` ends it early; `progress` is called about four times a second.
     ///
     /// # Errors
     ///
     /// See [`LoadError`]. A failed operation is not an error of the run: the result counts it.
     pub fn run(
         &self,
-        endpoint: &Endpoint,
+        endpoints: &[Endpoint],
         preflight: &Preflight,
         stop: &AtomicBool,
         progress: impl FnMut(&RunProgress),
     ) -> Result<Outcome, LoadError> {
-        self.run_coordinated(endpoint, preflight, stop, None, progress)
+        self.run_coordinated(endpoints, preflight, stop, None, progress)
     }
 
     /// Executes the run like [`Load::run`], at the start that a coordinator sets, and delivers its intervals.
@@ -96,7 +99,7 @@ impl Load {
     /// The errors of [`Load::run`].
     pub fn run_coordinated(
         &self,
-        endpoint: &Endpoint,
+        endpoints: &[Endpoint],
         preflight: &Preflight,
         stop: &AtomicBool,
         coordination: Option<Coordination>,
@@ -105,8 +108,8 @@ impl Load {
         self.check()?;
         self.require_local_sources()?;
         let tls = self.tls()?;
-        let (engine, engine_reason) = self.choose_engine(endpoint)?;
-        let (origin, strategy) = self.origin(endpoint, preflight)?;
+        let (engine, engine_reason) = self.choose_engine()?;
+        let (origin, strategy) = self.origin(endpoints, preflight)?;
         let threads = self.threads_for_descriptors(engine)?;
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let start = coordination.as_ref().map(|coordination| coordination.start);
@@ -139,7 +142,7 @@ impl Load {
                 let share = self.share(number, threads);
                 let generate = move || {
                     let mut end = EndGuard { finished, watcher, stop: shared.stop, failed: true };
-                    let result = self.generate(engine, endpoint, shared, share);
+                    let result = self.generate(engine, endpoints, shared, share);
                     end.failed = result.is_err();
                     result
                 };
@@ -180,18 +183,27 @@ impl Load {
             let tallies = handles.into_iter().map(join).collect();
             refused.map_or(tallies, Err)
         });
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(endpoints.len());
         result?.into_iter().for_each(|part| tally.merge(part));
         let elapsed = match tally.last_end {
             0 => shared.begun.elapsed(),
             end => Duration::from_nanos(end),
         };
+        let counts = endpoints.iter().zip(&tally.by_destination);
+        let addresses = counts
+            .filter(|_| endpoints.len() > 1)
+            .map(|(endpoint, connections)| LoadAddress {
+                address: endpoint.to_string(),
+                connections: *connections,
+            })
+            .collect();
         let predicted_stall = forecast.predicted;
         let interrupted = stop.load(Ordering::Relaxed);
         let start_error = Duration::from_nanos(shared.start_error.load(Ordering::Relaxed));
         let (seconds, in_flight, log) = board.finish();
         Ok(Outcome {
             tally,
+            addresses,
             elapsed,
             seconds,
             in_flight,
@@ -207,11 +219,11 @@ impl Load {
     }
 
     /// Returns the name of the engine, and the reason if it is not the first choice.
-    fn choose_engine(&self, endpoint: &Endpoint) -> Result<(&'static str, Option<String>), LoadError> {
+    fn choose_engine(&self) -> Result<(&'static str, Option<String>), LoadError> {
         if self.engine == EngineChoice::Epoll {
             return Ok(("epoll", None));
         }
-        let has_ports = endpoint.inet().is_some() && self.transport() == Transport::Tcp;
+        let has_ports = self.target.scheme() != Scheme::Unix && self.transport() == Transport::Tcp;
         let with_options = self.close == Close::Reset
             || (has_ports && !self.separate_ack)
             || (has_ports && self.strategy != Strategy::KernelDefault);
@@ -237,22 +249,27 @@ impl Load {
 
     fn origin(
         &self,
-        endpoint: &Endpoint,
+        endpoints: &[Endpoint],
         preflight: &Preflight,
     ) -> Result<(Origin, Option<String>), LoadError> {
-        Ok(match (endpoint.inet(), self.transport()) {
-            (Some(destination), Transport::Tcp) => {
-                let dialer = Dialer::to(destination)
-                    .sources(self.sources.clone())
-                    .strategy(self.strategy(preflight))
-                    // Thousands of dials may fail in a row; the hindsight makes one census for all of them.
-                    .without_census()
-                    .build()?;
-                let choice = dialer.choice().to_string();
-                (Origin::Dialer(Box::new(dialer)), Some(choice))
+        let plain = || Origin::plain(&self.sources, endpoints.len());
+        Ok(match (self.target.scheme(), self.transport()) {
+            (Scheme::Unix, _) => (plain(), None),
+            (_, Transport::Udp) => (plain(), Some("kernel-default".to_owned())),
+            (_, Transport::Tcp) => {
+                let dialer = |destination| {
+                    Dialer::to(destination)
+                        .sources(self.sources.clone())
+                        .strategy(self.strategy(preflight))
+                        // Thousands of dials may fail in a row; the hindsight makes one census for all of them.
+                        .without_census()
+                        .build()
+                };
+                let dialers = endpoints.iter().filter_map(Endpoint::inet).map(dialer);
+                let dialers = dialers.collect::<Result<Vec<_>, _>>()?;
+                let choice = dialers.first().map(|dialer| dialer.choice().to_string());
+                (Origin::dialers(dialers), choice)
             }
-            (Some(_), Transport::Udp) => (Origin::plain(&self.sources), Some("kernel-default".to_owned())),
-            (None, _) => (Origin::plain(&self.sources), None),
         })
     }
 
@@ -289,7 +306,7 @@ impl Load {
     fn generate(
         &self,
         engine: &str,
-        endpoint: &Endpoint,
+        endpoints: &[Endpoint],
         shared: &Shared<'_>,
         share: Share,
     ) -> Result<Tally, LoadError> {
@@ -306,16 +323,16 @@ impl Load {
         let options = Options {
             reset_on_close: self.close == Close::Reset,
             ack_with_request: !self.separate_ack
-                && endpoint.inet().is_some()
+                && self.target.scheme() != Scheme::Unix
                 && self.transport() == Transport::Tcp,
         };
         let result = if engine == "uring" {
-            let engine = UringEngine::new(self.transport(), endpoint, slots.max(1), options)
+            let engine = UringEngine::new(self.transport(), endpoints, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
             shared.wait_for_start();
             Driver::new(engine, shared, share).run()
         } else {
-            let engine = EpollEngine::new(self.transport(), endpoint, slots, options)
+            let engine = EpollEngine::new(self.transport(), endpoints, slots, options)
                 .map_err(LoadError::call("epoll_create1"))?;
             shared.wait_for_start();
             Driver::new(engine, shared, share).run()

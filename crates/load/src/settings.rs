@@ -11,7 +11,7 @@ use fourtuple_syscalls::socket::Transport;
 use crate::arrival::Arrival;
 use crate::engine::EngineChoice;
 use crate::error::LoadError;
-use crate::target::{Scheme, Target};
+use crate::target::{HostAddresses, Scheme, Target};
 use crate::workload::{TlsSetup, Trust, Workload};
 
 /// The side that closes a connection first, and how it closes.
@@ -41,6 +41,10 @@ impl Close {
 pub struct Load {
     /// The server under load.
     pub target: Target,
+    /// Addresses of the target's host, instead of the resolver's.
+    pub resolve: Option<HostAddresses>,
+    /// Connections go to all addresses of the name in turn. Otherwise the first that answers a probe is loaded.
+    pub all_addresses: bool,
     /// The operations of a connection.
     pub workload: Workload,
     /// When operations begin: closed loop, or an arrival process with a rate.
@@ -115,6 +119,8 @@ impl Load {
     pub fn new(target: Target, workload: Workload) -> Load {
         Load {
             target,
+            resolve: None,
+            all_addresses: false,
             arrival: Arrival::Closed,
             connections: 64,
             pause: Duration::ZERO,
@@ -138,14 +144,30 @@ impl Load {
         }
     }
 
-    /// Resolves the name of the target.
+    /// Returns the addresses of the target that the sources can reach, at least one.
     ///
     /// # Errors
     ///
-    /// [`LoadError::Resolve`]
-    pub fn resolve(&self) -> Result<Endpoint, LoadError> {
+    /// [`LoadError::Resolve`], [`LoadError::Setting`]
+    pub fn resolve(&self) -> Result<Vec<Endpoint>, LoadError> {
         let failed = |error| LoadError::Resolve { target: self.target.to_string(), error };
-        self.target.resolve().map_err(failed)
+        let mut found = self.target.addresses(self.resolve.as_ref()).map_err(failed)?;
+        let other_family = |endpoint: &Endpoint| {
+            let address = endpoint.inet()?;
+            let sources = self.sources.addresses();
+            sources
+                .iter()
+                .find(|source| source.is_ipv4() != address.is_ipv4())
+                .map(|source| (*source, address))
+        };
+        let refused = found.first().and_then(other_family);
+        found.retain(|endpoint| other_family(endpoint).is_none());
+        match refused {
+            Some((source, address)) if found.is_empty() => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': {source} cannot reach {address}: one is IPv4, the other IPv6"
+            ))),
+            _ => Ok(found),
+        }
     }
 
     /// Returns the transport: UDP for the workload udp, TCP (or a unix stream) otherwise.
@@ -228,6 +250,12 @@ impl Load {
                 "the workload {name} does not go with {target}: {needs}"
             )));
         }
+        if let Some(given) = self.resolve.as_ref().filter(|given| !given.is_of(&self.target)) {
+            return Err(LoadError::Setting(format!(
+                "'--resolve {given}' names another host than the target {}",
+                self.target
+            )));
+        }
         let sends_nothing = self.workload.sends_nothing();
         if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
             return refuse("no connections: expected at least 1 for --connections, or --hold alone");
@@ -245,6 +273,8 @@ impl Load {
             return refuse("a UDP server closes no connection: expected --close client");
         } else if self.close == Close::Reset && scheme == Scheme::Unix {
             return refuse("there is no RST over a unix socket: expected --close client or server");
+        } else if self.all_addresses && scheme == Scheme::Unix {
+            return refuse("a unix socket has one address");
         } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
             return refuse("a unix socket has no source addresses");
         }

@@ -12,6 +12,8 @@ pub(crate) const MOST_SLOW: usize = 1000;
 pub(crate) struct Tally {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
+    /// Connections established, by the number of their destination.
+    pub(crate) by_destination: Vec<u64>,
     /// Requests sent again on a new connection.
     pub(crate) retried: u64,
     pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
@@ -51,10 +53,11 @@ pub(crate) struct Stall {
 }
 
 impl Tally {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(destinations: usize) -> Self {
         Tally {
             operations: 0,
             connections: 0,
+            by_destination: vec![0; destinations],
             retried: 0,
             errors: BTreeMap::new(),
             search: Histogram::new(),
@@ -85,6 +88,7 @@ impl Tally {
     pub(crate) fn merge(&mut self, other: Tally) {
         self.operations += other.operations;
         self.connections += other.connections;
+        self.by_destination.iter_mut().zip(other.by_destination).for_each(|(sum, more)| *sum += more);
         self.retried += other.retried;
         for (name, count) in other.errors {
             *self.errors.entry(name).or_default() += count;

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -34,7 +34,7 @@ impl Scheme {
     }
 }
 
-/// The server under load, as typed. [`Target::resolve`] returns its address.
+/// The server under load, as typed. [`Target::addresses`] returns its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     text: String,
@@ -97,21 +97,35 @@ impl Target {
         }
     }
 
-    /// Resolves the name and returns its first address.
+    /// Returns the addresses of the name, each once, in the order of the resolver or of `given`: at least one.
     ///
     /// # Errors
     ///
     /// The error of the resolver; `NotFound` if it returns no address.
-    pub fn resolve(&self) -> io::Result<Endpoint> {
-        match &self.host_or_path {
-            TargetHost::Path(path) => Ok(Endpoint::Unix(path.clone())),
-            TargetHost::Host { name, port } => {
-                let bare = name.trim_start_matches('[').trim_end_matches(']');
-                let address: Option<SocketAddr> = (bare, *port).to_socket_addrs()?.next();
-                let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-                // The library dials an IPv4-mapped IPv6 address as the IPv4 address.
-                address.map(|address| socket::canonical(address).into()).ok_or_else(none)
+    pub fn addresses(&self, given: Option<&HostAddresses>) -> io::Result<Vec<Endpoint>> {
+        let TargetHost::Host { name, port } = &self.host_or_path else {
+            return Ok(self.path_of_socket().into_iter().collect());
+        };
+        let all: Vec<SocketAddr> = match given {
+            Some(given) => given.addresses.iter().map(|ip| SocketAddr::new(*ip, *port)).collect(),
+            None => (bare(name), *port).to_socket_addrs()?.collect(),
+        };
+        let mut found = Vec::new();
+        for address in all {
+            // The library dials an IPv4-mapped IPv6 address as the IPv4 address.
+            let endpoint = Endpoint::from(socket::canonical(address));
+            if !found.contains(&endpoint) {
+                found.push(endpoint);
             }
+        }
+        let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        if found.is_empty() { Err(none()) } else { Ok(found) }
+    }
+
+    fn path_of_socket(&self) -> Option<Endpoint> {
+        match &self.host_or_path {
+            TargetHost::Path(path) => Some(Endpoint::Unix(path.clone())),
+            TargetHost::Host { .. } => None,
         }
     }
 }
@@ -197,6 +211,52 @@ impl FromStr for Target {
     }
 }
 
+fn bare(name: &str) -> &str {
+    name.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Maximum number of addresses that can be given for a host.
+const MAX_ADDRESSES: usize = 64;
+
+/// The addresses of a host, instead of the resolver's: `HOST:ADDR[,ADDR...]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAddresses {
+    host: String,
+    addresses: Vec<IpAddr>,
+}
+
+impl HostAddresses {
+    /// Returns whether the host is the target's.
+    pub fn is_of(&self, target: &Target) -> bool {
+        target.scheme != Scheme::Unix && bare(&self.host).eq_ignore_ascii_case(bare(target.host()))
+    }
+}
+
+impl fmt::Display for HostAddresses {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        write!(formatter, "{}:{}", self.host, addresses.join(","))
+    }
+}
+
+impl FromStr for HostAddresses {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = || {
+            format!("{text:?} is not accepted: expected HOST:ADDR[,ADDR...], such as example.org:192.0.2.1")
+        };
+        let (host, addresses) =
+            text.split_once(':').filter(|(host, _)| !host.is_empty()).ok_or_else(refuse)?;
+        let addresses = addresses.split(',').map(|one| bare(one).parse().map_err(|_| refuse()));
+        let addresses = addresses.take(MAX_ADDRESSES + 1).collect::<Result<Vec<IpAddr>, _>>()?;
+        if addresses.len() > MAX_ADDRESSES {
+            return Err(format!("{host}: expected at most {MAX_ADDRESSES} addresses"));
+        }
+        Ok(HostAddresses { host: host.to_owned(), addresses })
+    }
+}
+
 /// Returns whether the name is an IPv6 address in brackets, with an optional zone: `[::1]`, `[fe80::1%eth0]`.
 fn is_bracketed(name: &str) -> bool {
     let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
@@ -222,7 +282,12 @@ mod tests {
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.authority().as_str(), target.path()), (authority, path), "{text}");
-            assert_eq!(target.resolve().unwrap().to_string(), host_or_path, "{text}");
+            let addresses = target.addresses(None).unwrap();
+            assert_eq!(
+                addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                [host_or_path],
+                "{text}"
+            );
         }
     }
 
@@ -254,6 +319,22 @@ mod tests {
         for text in ["http://user:secret@host/", "http://user@host:80/"] {
             let error = text.parse::<Target>().unwrap_err().to_string();
             assert!(error.contains("credentials are not supported"), "{error}");
+        }
+    }
+
+    #[test]
+    fn given_addresses_replace_the_resolver() {
+        let target: Target = "http://does.not.exist:81/".parse().unwrap();
+        let given: HostAddresses = "Does.Not.Exist:[::1],127.0.0.9,::ffff:127.0.0.9".parse().unwrap();
+        assert!(given.is_of(&target));
+        let found = target.addresses(Some(&given)).unwrap();
+        assert_eq!(found, [([0, 0, 0, 0, 0, 0, 0, 1], 81).into(), ([127, 0, 0, 9], 81).into()]);
+        assert_eq!(given.to_string().parse::<HostAddresses>().unwrap(), given);
+        assert!(!given.is_of(&"http://other/".parse().unwrap()));
+        let many = "127.0.0.1,".repeat(64);
+        assert!(format!("host:{many}127.0.0.1").parse::<HostAddresses>().is_err(), "65 addresses");
+        for text in ["", "host", ":127.0.0.1", "host:", "host:name", "host:80:127.0.0.1", "host:127.0.0.1,"] {
+            assert!(text.parse::<HostAddresses>().is_err(), "{text:?}");
         }
     }
 }

@@ -12,8 +12,14 @@ pub type LoadRecord = Record<LoadSettings, LoadResults>;
 pub struct LoadSettings {
     /// Target as typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock`.
     pub target: String,
-    /// Resolved address: `127.0.0.1:8080`, or the path of a Unix socket.
+    /// Address that is loaded: `127.0.0.1:8080`, or the path of a Unix socket. Several addresses are separated by commas.
     pub address: String,
+    /// Addresses given for the host, as `HOST:ADDR,...`; `null` if the resolver was asked, also in older records.
+    #[serde(default)]
+    pub resolve: Option<String>,
+    /// Whether connections go to all addresses of the name in turn; `false` in older records.
+    #[serde(default)]
+    pub all_addresses: bool,
     /// Workload: `connect`, `crr`, `http`, `udp`, or `hold` (opens and closes connections while it holds others
     /// open).
     pub workload: String,
@@ -119,6 +125,18 @@ pub struct LoadResults {
     /// The workers of a run of `fleet load`, by slot; absent for a run of one host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<LoadHost>,
+    /// The addresses to which connections went in turn; absent for a run to one address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<LoadAddress>,
+}
+
+/// One of several addresses to which connections went in turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadAddress {
+    /// The address: `127.0.0.1:8080`.
+    pub address: String,
+    /// Connections established to it.
+    pub connections: u64,
 }
 
 /// A worker of a run on several hosts.

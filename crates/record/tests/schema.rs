@@ -148,10 +148,17 @@ fn every_field_is_required_unless_it_may_be_absent() {
             let of_forward = command == "forward"
                 && ["client_limit", "dropped_replies", "evicted", "failed_later", "unanswered"]
                     .contains(&field);
-            // A run of one host has no list of hosts.
-            let of_fleet = command == "load" && within == "/results" && field == "hosts";
+            let of_load = command == "load"
+                && [
+                    // A run of one host to one address.
+                    ("/results", "hosts"),
+                    ("/results", "addresses"),
+                    ("/settings", "resolve"),
+                    ("/settings", "all_addresses"),
+                ]
+                .contains(&(within, field));
             let fine =
-                is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace || of_forward || of_fleet;
+                is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace || of_forward || of_load;
             assert_eq!(validator.accepts(&broken), fine, "{name} without {place}");
         }
     }

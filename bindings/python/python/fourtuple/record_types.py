@@ -382,6 +382,8 @@ class CompareRecord(TypedDict):
 class LoadSettings(TypedDict):
     target: str
     address: str
+    resolve: NotRequired[str | None]
+    all_addresses: NotRequired[bool]
     workload: Literal["connect", "crr", "http", "udp", "hold"]
     arrival: Literal["closed", "even", "poisson"]
     rate_per_s: float | None
@@ -485,6 +487,11 @@ class LoadHost(TypedDict):
     seconds: list[Second]
 
 
+class LoadAddress(TypedDict):
+    address: str
+    connections: int
+
+
 class LoadResults(TypedDict):
     operations: int
     connections: int
@@ -509,6 +516,7 @@ class LoadResults(TypedDict):
     hold: None | Held
     advice: list[str]
     hosts: NotRequired[list[LoadHost]]
+    addresses: NotRequired[list[LoadAddress]]
 
 
 class LoadRecord(TypedDict):

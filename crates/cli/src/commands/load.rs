@@ -7,8 +7,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD, MAX_RATE,
-    MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
+    Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
+    MAX_RATE, MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
 use fourtuple_record::{Saved, format_duration, format_time};
 use fourtuple_syscalls::resource;
@@ -29,6 +29,12 @@ use crate::{exit, input, stop, units};
 pub(crate) struct LoadFlags {
     /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
     target: Target,
+    /// Addresses of the target's host, instead of the resolver's
+    #[arg(long, value_name = "HOST:ADDR,...")]
+    resolve: Option<HostAddresses>,
+    /// Connect to all addresses of the name in turn [default: the first that answers a probe before the run]
+    #[arg(long)]
+    all_addresses: bool,
     #[arg(long, value_parser = PossibleValuesParser::new(Workload::names()), help = workload_help())]
     workload: Option<String>,
     /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
@@ -312,6 +318,8 @@ impl LoadFlags {
         };
         Ok(Load {
             target: self.target.clone(),
+            resolve: self.resolve.clone(),
+            all_addresses: self.all_addresses,
             workload,
             arrival,
             connections,

@@ -33,6 +33,7 @@ impl<E: Engine> Driver<'_, E> {
         self.tally.connections += 1;
         self.part.connections += 1;
         let slot = &mut self.slots[number as usize];
+        self.tally.by_destination[slot.to] += 1;
         slot.local = slot.attempt.take().and_then(Attempt::keep);
         slot.requested_at = now;
         slot.search_ns = search_ns;
@@ -253,8 +254,9 @@ impl<E: Engine> Driver<'_, E> {
 
     /// Returns the port of a closed connection to the dialer, unless it is in TIME_WAIT on this side.
     pub(super) fn give_back(&mut self, number: u32) {
-        if let Some(local) = self.slots[number as usize].local.take() {
-            self.shared.origin.release(local);
+        let slot = &mut self.slots[number as usize];
+        if let Some(local) = slot.local.take() {
+            self.shared.origin.release(slot.to, local);
         }
     }
 

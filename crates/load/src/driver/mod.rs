@@ -144,6 +144,8 @@ struct Slot<'a> {
     phase: Phase,
     protocol: Box<dyn ProtocolState>,
     attempt: Option<Attempt<'a>>,
+    /// The number of the destination.
+    to: usize,
     /// The local address and port, if known: the dialer gets them back when the connection is closed.
     local: Option<SocketAddr>,
     /// The number of the request on its connection, from 1; 0 before the first.
@@ -213,6 +215,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             phase: Phase::Closed,
             protocol: shared.protocol(),
             attempt: None,
+            to: 0,
             local: None,
             request: 0,
             intended: 0,
@@ -239,7 +242,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             active: 0,
             to_hold: share.hold,
             opening_held: 0,
-            tally: Tally::new(),
+            tally: Tally::new(shared.origin.destinations),
             part: ThreadSecond::new(shared.detailed),
             second: 0,
             ended: false,

@@ -72,8 +72,9 @@ impl<E: Engine> Driver<'_, E> {
 
     pub(super) fn open(&mut self, number: u32) -> io::Result<()> {
         match self.shared.origin.begin() {
-            Ok((attempt, request)) => {
-                self.slots[number as usize].attempt = Some(attempt);
+            Ok((to, attempt, request)) => {
+                let slot = &mut self.slots[number as usize];
+                (slot.to, slot.attempt) = (to, Some(attempt));
                 self.open_as(number, request)
             }
             Err(_) => {
@@ -91,7 +92,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.handshaking = true;
         slot.search_ns = None;
         let bytes = if slot.holds { &[] } else { slot.protocol.outgoing() };
-        self.engine.open(number, request, bytes)
+        self.engine.open(number, slot.to, request, bytes)
     }
 
     /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].

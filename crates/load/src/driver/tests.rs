@@ -21,7 +21,7 @@ struct Endless {
 }
 
 impl Engine for Endless {
-    fn open(&mut self, slot: u32, _request: ConnectRequest, _bytes: &[u8]) -> io::Result<()> {
+    fn open(&mut self, slot: u32, _to: usize, _request: ConnectRequest, _bytes: &[u8]) -> io::Result<()> {
         self.events.push_back(Event::Connected { slot, search_ns: None });
         self.events.push_back(Event::Received { slot, count: 1 });
         Ok(())
@@ -88,7 +88,7 @@ fn load(timeout: Duration) -> Load {
 fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
     let shared = Shared {
         load,
-        origin: &Origin::plain(&load.sources),
+        origin: &Origin::plain(&load.sources, 1),
         board: &SecondSums::new(1, false, Duration::ZERO, None),
         live: &Live::default(),
         stop,

@@ -23,7 +23,7 @@ pub(crate) struct EpollEngine {
     epoll: Epoll,
     ready: Vec<Ready>,
     transport: Transport,
-    destination: Endpoint,
+    destinations: Vec<Endpoint>,
     options: Options,
     slots: Vec<Slot>,
     events: VecDeque<Event>,
@@ -69,7 +69,7 @@ impl Slot {
 impl EpollEngine {
     pub(crate) fn new(
         transport: Transport,
-        destination: &Endpoint,
+        destinations: &[Endpoint],
         slots: u32,
         options: Options,
     ) -> io::Result<Self> {
@@ -77,7 +77,7 @@ impl EpollEngine {
             epoll: Epoll::new()?,
             ready: vec![Ready::NONE; BATCH],
             transport,
-            destination: destination.clone(),
+            destinations: destinations.to_vec(),
             options,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             events: VecDeque::new(),
@@ -88,21 +88,23 @@ impl EpollEngine {
     fn connect(
         &mut self,
         slot: u32,
+        to: usize,
         request: ConnectRequest,
         bytes: &[u8],
     ) -> Result<(), (Stage, io::Error)> {
         let failed = |error| (Stage::Connect, error);
         self.calls += 3;
-        let socket = match (&self.destination, self.transport) {
+        let destination = &self.destinations[to];
+        let socket = match (destination, self.transport) {
             (Endpoint::Inet(address), transport) => socket::open(transport, *address, true),
             (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true),
         }
         .map_err(failed)?;
-        if self.destination.inet().is_some() {
+        if destination.inet().is_some() {
             self.calls += prepare(socket.as_fd(), request, self.options, bytes)?;
         }
         let begun = Instant::now();
-        let connect = socket::connect_endpoint(socket.as_fd(), &self.destination).map_err(failed)?;
+        let connect = socket::connect_endpoint(socket.as_fd(), destination).map_err(failed)?;
         let search_ns = begun.elapsed().as_nanos() as u64;
         // A single registration with EPOLLET: each call is tried first, and an edge reports when to try again.
         let interest = Interest::READ.and(Interest::WRITE).and(Interest::EDGE);
@@ -243,8 +245,8 @@ pub(super) fn prepare(
 }
 
 impl Engine for EpollEngine {
-    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
-        if let Err((stage, error)) = self.connect(slot, request, bytes) {
+    fn open(&mut self, slot: u32, to: usize, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
+        if let Err((stage, error)) = self.connect(slot, to, request, bytes) {
             self.fail(slot, stage, error);
         }
         Ok(())

@@ -73,8 +73,9 @@ pub(crate) enum Event {
 /// Opens, uses and closes the connections of one thread. Each connection has a slot, numbered from 0, with one call in progress
 /// at a time.
 pub(crate) trait Engine {
-    /// Opens a connection, sends `bytes` and receives. If `bytes` is empty, it only opens the connection.
-    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()>;
+    /// Opens a connection to a destination of the engine, given by its number, sends `bytes` and receives. If `bytes` is empty,
+    /// it only opens the connection.
+    fn open(&mut self, slot: u32, to: usize, request: ConnectRequest, bytes: &[u8]) -> io::Result<()>;
 
     /// Sends `bytes`, if it is not empty, and receives.
     fn exchange(&mut self, slot: u32, bytes: &[u8]) -> io::Result<()>;

@@ -23,7 +23,7 @@ const SAMPLE: u64 = 64;
 pub(crate) struct UringEngine {
     ring: Ring,
     transport: Transport,
-    destination: Endpoint,
+    destinations: Vec<Endpoint>,
     options: Options,
     opened: u64,
     /// Duration of connect() of each slot in nanoseconds, if it was measured.
@@ -37,14 +37,14 @@ pub(crate) struct UringEngine {
 impl UringEngine {
     pub(crate) fn new(
         transport: Transport,
-        destination: &Endpoint,
+        destinations: &[Endpoint],
         slots: u32,
         options: Options,
     ) -> io::Result<Self> {
         Ok(UringEngine {
-            ring: Ring::new(transport, destination, slots, ROOM)?,
+            ring: Ring::new(transport, destinations, slots, ROOM)?,
             transport,
-            destination: destination.clone(),
+            destinations: destinations.to_vec(),
             options,
             opened: 0,
             sampled: vec![None; slots as usize],
@@ -57,7 +57,7 @@ impl UringEngine {
     fn open_timed(
         &mut self,
         slot: u32,
-        destination: SocketAddr,
+        (to, destination): (usize, SocketAddr),
         request: ConnectRequest,
         bytes: &[u8],
     ) -> Result<(), (Stage, io::Error)> {
@@ -69,26 +69,27 @@ impl UringEngine {
         self.sampled[slot as usize] = Some(begun.elapsed().as_nanos() as u64);
         // On a non-blocking socket the ring would complete with EAGAIN instead of waiting.
         socket::set_nonblocking(socket.as_fd(), false).map_err(failed)?;
-        self.ring.adopt(slot, socket, bytes).map_err(failed)
+        self.ring.adopt(slot, to, socket, bytes).map_err(failed)
     }
 }
 
 impl Engine for UringEngine {
-    fn open(&mut self, slot: u32, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
+    fn open(&mut self, slot: u32, to: usize, request: ConnectRequest, bytes: &[u8]) -> io::Result<()> {
         self.opened += 1;
         self.sampled[slot as usize] = None;
         // On a UDP socket connect() fails with EAGAIN when no port is free. The ring would take that for a socket that is not
         // ready and try 128 times (APOLL_MAX_RETRY) before it completed.
         let by_hand = self.transport == Transport::Udp || self.opened % SAMPLE == 1;
-        if let Some(destination) = self.destination.inet()
+        if let Some(destination) = self.destinations[to].inet()
             && by_hand
         {
-            if let Err((stage, error)) = self.open_timed(slot, destination, request, bytes) {
+            if let Err((stage, error)) = self.open_timed(slot, (to, destination), request, bytes) {
                 self.failed.push((slot, stage, error));
             }
             return Ok(());
         }
         let opening = OpenOptions {
+            destination: to,
             source: request.source,
             window: request.window.map(|window| (window.low(), window.high())),
             reset_on_close: self.options.reset_on_close,
@@ -164,7 +165,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let mut ring = Ring::new(Transport::Tcp, &Endpoint::Inet(address), 2, 64)?;
+        let mut ring = Ring::new(Transport::Tcp, &[Endpoint::Inet(address)], 2, 64)?;
         let opening = OpenOptions {
             source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
             // RST: the test leaves no TIME_WAIT socket.

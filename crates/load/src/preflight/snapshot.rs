@@ -6,7 +6,7 @@ use fourtuple::ports::{PortRange, PortSet};
 /// The resources of this host for a run, in one network namespace at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The destination of the run; `None` for a unix socket, which has no ports.
+    /// The destination of the run; `None` for a unix socket, which has no ports. Of several, the first without a listening socket.
     pub destination: Option<SocketAddr>,
     /// net.ipv4.ip_local_port_range, of IPv6 too.
     pub range: PortRange,
@@ -15,7 +15,8 @@ pub struct Snapshot {
     /// Number of ports in the range, without reserved ones, on which a socket listens. The search of connect() skips each port
     /// that was bound by number, at any address (`__inet_hash_connect`: `tb->fastreuse >= 0`). 0 for UDP.
     pub listened_at: u32,
-    /// Number of source addresses; 1 if the kernel chooses the source by route.
+    /// Number of source addresses; 1 if the kernel chooses the source by route. Of several destinations the sum: their 4-tuples are
+    /// distinct.
     pub sources: u64,
     /// 4-tuples from these sources to the destination that are in use by any process.
     pub taken: Taken,
@@ -110,6 +111,28 @@ pub struct Conntrack {
 }
 
 impl Snapshot {
+    /// Adds the snapshot of another destination, to which connections go in turn with the connections of this snapshot.
+    pub(crate) fn add(&mut self, other: Snapshot) {
+        self.sources += other.sources;
+        self.loopback &= other.loopback;
+        self.unseen = self.unseen.take().or(other.unseen);
+        let (taken, more) = (&mut self.taken, other.taken);
+        taken.established += more.established;
+        taken.time_wait += more.time_wait;
+        taken.other += more.other;
+        let seconds = taken.time_wait_back.len().max(more.time_wait_back.len());
+        taken.time_wait_back.resize(seconds, 0);
+        taken.time_wait_back.iter_mut().zip(more.time_wait_back).for_each(|(sum, more)| *sum += more);
+        (self.destination, self.listener) = match (self.listener, other.listener) {
+            // Both may be the queue of one socket (`[::]`): the smaller one is certain.
+            (Some(one), Some(two)) => {
+                (self.destination, Some(if one.backlog <= two.backlog { one } else { two }))
+            }
+            (Some(_), None) => (other.destination, None),
+            (None, _) => (self.destination, None),
+        };
+    }
+
     /// Returns the number of ports that one source can use: the range without reserved ports and ports of listening sockets.
     pub fn ports(&self) -> u64 {
         let open = self.range.len() - self.reserved.count_in(self.range);

@@ -12,15 +12,15 @@ use crate::run::{ENGINES, SMALL, SMALL_SERVED, load, preflight, serve, stop};
 
 /// Runs `load` with a start in `ahead`. Returns the intervals, the results and the start error.
 fn coordinated(load: &Load, ahead: Duration) -> (Vec<Interval>, fourtuple_record::LoadResults, Duration) {
-    let endpoint = load.resolve().unwrap();
-    let (need, preflight) = (load.need(&endpoint), preflight(load, &endpoint));
+    let endpoints = load.resolve().unwrap();
+    let (need, preflight) = (load.need(), preflight(load, &endpoints[0]));
     let (sender, receiver) = mpsc::channel();
     let start = Instant::now() + ahead;
     let coordination =
         Coordination { start, intervals: Box::new(move |interval| sender.send(interval).unwrap()) };
     let never = AtomicBool::new(false);
     let outcome =
-        load.run_coordinated(&endpoint, &preflight, &never, Some(coordination), |_| ()).expect("a run");
+        load.run_coordinated(&endpoints, &preflight, &never, Some(coordination), |_| ()).expect("a run");
     assert!(Instant::now() > start, "the run ended before its start");
     let start_error = outcome.start_error;
     let (results, _) = outcome.results(load, &need, &preflight, None);

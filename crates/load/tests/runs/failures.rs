@@ -522,11 +522,11 @@ fn threads_that_cannot_be_created_are_an_error() {
         let running = serve(SMALL_SERVED).start().unwrap();
         let mut load = load(EngineChoice::Epoll, TARGET, SMALL);
         (load.operations, load.threads) = (Some(10), 4);
-        let endpoint = load.resolve().unwrap();
-        let preflight = run::preflight(&load, &endpoint);
+        let endpoints = load.resolve().unwrap();
+        let preflight = run::preflight(&load, &endpoints[0]);
         let refused = thread::spawn(move || {
             seccomp::refuse(Facility::Threads).unwrap();
-            load.run(&endpoint, &preflight, &AtomicBool::new(false), |_| ()).map(drop)
+            load.run(&endpoints, &preflight, &AtomicBool::new(false), |_| ()).map(drop)
         });
         match refused.join().unwrap() {
             Err(error @ LoadError::Thread(_)) => {

@@ -8,7 +8,8 @@ use crate::run::{
     serve_at, stop, time_wait,
 };
 use fourtuple::dial::Strategy;
-use fourtuple_load::{Close, EngineChoice, Workload};
+use fourtuple_load::{Close, EngineChoice, Load, LoadError, Prepared, Workload};
+use fourtuple_record::LoadResults;
 use fourtuple_serve::{Close as ServerCloses, Protocol};
 use fourtuple_syscalls::Endpoint;
 use fourtuple_testing::{in_namespace, set_sysctl};
@@ -246,6 +247,99 @@ fn ipv6() {
             require_clean(&ran);
             let served = stop(running);
             assert_eq!((served.requests, served.accepted, ran.results.connections), (300, 300, 300));
+        }
+    });
+}
+
+/// Prepares a run of 20 operations to `name:4000`, a name with the given addresses, and executes it.
+fn named(test: &str, load: Load, addresses: &str) -> Option<(Prepared, LoadResults)> {
+    let load = Load { resolve: Some(format!("name:{addresses}").parse().unwrap()), ..load };
+    let prepared = Prepared::new(load).unwrap();
+    match prepared.run(&AtomicBool::new(false), None, |_| ()) {
+        Ok(measured) => Some((prepared, measured.results)),
+        Err(LoadError::Engine(why)) => {
+            fourtuple_testing::skip(test, "uring", &why);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn the_address_that_answers_is_loaded() {
+    in_namespace(|| {
+        let udp = Workload::Udp { request: 8 };
+        for (scheme, protocol, workload) in
+            [("tcp", SMALL_SERVED, SMALL), ("udp", Protocol::Udp { request: 1 }, udp)]
+        {
+            let running = serve(protocol).start().unwrap();
+            for engine in ENGINES {
+                let mut load = load(engine, &format!("{scheme}://name:4000"), workload.clone());
+                load.operations = Some(20);
+                let first_refuses = "::1,127.0.0.2,127.0.0.1";
+                let Some((prepared, results)) = named("workloads::probe", load.clone(), first_refuses) else {
+                    continue;
+                };
+                assert_eq!((results.operations, results.errors.len()), (20, 0), "{results:#?}");
+                assert_eq!(prepared.settings(None, false).address, "127.0.0.1:4000");
+                let told = "name: 127.0.0.1:4000 is loaded, not [::1]:4000 (ECONNREFUSED), 127.0.0.2:4000 (ECONNREFUSED)";
+                assert!(results.advice.iter().any(|advice| advice.contains(told)), "{:?}", results.advice);
+                // Sources of IPv4 reach no address of IPv6.
+                load.sources = "127.0.0.3".parse().unwrap();
+                let (prepared, results) = named("workloads::probe", load.clone(), "::1,127.0.0.1").unwrap();
+                assert_eq!((results.operations, prepared.findings()), (20, [].as_slice()));
+                // The first one answers.
+                let (prepared, _) = named("workloads::probe", load.clone(), "127.0.0.1,127.0.0.2").unwrap();
+                assert_eq!(prepared.findings(), []);
+            }
+            stop(running);
+        }
+        let unserved = load(EngineChoice::Epoll, "tcp://name:4001", SMALL);
+        let (prepared, _) =
+            named("workloads::probe", Load { operations: Some(1), ..unserved }, "::1,127.0.0.1").unwrap();
+        let told = "no address of name answers: [::1]:4001 (ECONNREFUSED), 127.0.0.1:4001 (ECONNREFUSED)";
+        assert!(
+            prepared.findings().iter().any(|found| found.message.contains(told)),
+            "{:?}",
+            prepared.findings()
+        );
+    });
+}
+
+#[test]
+fn all_addresses_are_loaded_in_turn() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let v6: SocketAddr = "[::1]:4000".parse().unwrap();
+            let (one, two) =
+                (serve(SMALL_SERVED).start().unwrap(), serve_at(SMALL_SERVED, v6.into()).start().unwrap());
+            let mut load = load(engine, "tcp://name:4000", SMALL);
+            (load.operations, load.all_addresses, load.threads) = (Some(300), true, 2);
+            let Some((prepared, results)) = named("workloads::all", load.clone(), "127.0.0.1,::1") else {
+                continue;
+            };
+            let (served, other) = (stop(one).accepted, stop(two).accepted);
+            assert!((149..=151).contains(&served) && served + other == 300, "{served} {other}");
+            let expected = [("127.0.0.1:4000".to_owned(), served), ("[::1]:4000".to_owned(), other)];
+            assert_eq!(
+                results.addresses.into_iter().map(|one| (one.address, one.connections)).collect::<Vec<_>>(),
+                expected
+            );
+            assert_eq!(prepared.settings(None, false).address, "127.0.0.1:4000, [::1]:4000");
+            let both = results.ports.unwrap().budget;
+            // One of the addresses refuses.
+            let one = serve(SMALL_SERVED).start().unwrap();
+            let (_, results) = named("workloads::all", load.clone(), "127.0.0.1,127.0.0.2").unwrap();
+            let served = stop(one).accepted;
+            assert_eq!((results.operations, results.errors["ECONNREFUSED"]), (served, 300 - served));
+            assert_eq!(results.addresses[1].connections, 0);
+            (load.all_addresses, load.operations) = (false, Some(1));
+            let (_, results) = named("workloads::all", load, "127.0.0.1").unwrap();
+            assert_eq!(
+                results.ports.unwrap().budget * 2,
+                both,
+                "both destinations have a budget of their own"
+            );
         }
     });
 }

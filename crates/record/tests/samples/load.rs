@@ -10,6 +10,8 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
     LoadSettings {
         target: target.into(),
         address: target.trim_start_matches("http://").trim_end_matches('/').into(),
+        resolve: None,
+        all_addresses: false,
         workload: workload.into(),
         arrival: "closed".into(),
         rate_per_s: None,
@@ -102,6 +104,7 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
         hold: None,
         advice: Vec::new(),
         hosts: Vec::new(),
+        addresses: vec![LoadAddress { address: "127.0.0.1:8080".into(), connections: operations }],
     }
 }
 

@@ -26,6 +26,13 @@ pub(super) fn document(record: &LoadRecord) -> Document {
         some => document.note(Tone::Bad, format!("errors: {some}")),
     }
     document.push(Block::Figures(figures(settings, results)));
+    if !results.addresses.is_empty() {
+        document.table(Table::of(&results.addresses).name("address", |one| one.address.clone()).number(
+            "connections",
+            0,
+            |one| Cell::toned(count(one.connections), Tone::bad_if(one.connections == 0)),
+        ));
+    }
     if let Some(reason) = &results.engine_reason {
         document.note(Tone::Dim, format!("{} because {reason}", results.engine));
     }
@@ -101,6 +108,8 @@ fn command_line(settings: &LoadSettings) -> String {
     let rate = settings.rate_per_s.map(|per_s| format!("{per_s}/s --arrival {}", settings.arrival));
     CommandLine::new("load")
         .add(word(&settings.target))
+        .maybe("--resolve", settings.resolve.as_ref())
+        .flag("--all-addresses", settings.all_addresses)
         .set("--workload", workload)
         .maybe("--connections", over_zero(settings.connections))
         .maybe("--rate", rate)

@@ -71,8 +71,8 @@ impl<'a> Builder<'a> {
         self.push(Step::Option, entry);
     }
 
-    pub(super) fn connect(&mut self) {
-        let destination = &self.ring.destination;
+    pub(super) fn connect(&mut self, destination: usize) {
+        let (_, destination) = &self.ring.destinations[destination];
         let entry =
             opcode::Connect::new(Fixed(self.slot), destination.as_ptr(), destination.length()).build();
         self.push(Step::Connect, entry);

@@ -77,6 +77,8 @@ impl Step {
 /// The options and the address of a socket before connect().
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
+    /// Number of the destination among the destinations of the ring.
+    pub destination: usize,
     /// Source address to bind. With port 0, connect() chooses the port (IP_BIND_ADDRESS_NO_PORT); another port is
     /// shared with SO_REUSEADDR.
     pub source: Option<SocketAddr>,
@@ -100,12 +102,12 @@ pub struct Event {
     pub result: io::Result<usize>,
 }
 
-/// Connections of one thread to one endpoint.
+/// Connections of one thread to one endpoint, or to several.
 pub struct Ring {
     ring: IoUring,
-    family: libc::c_int,
     kind: libc::c_int,
-    destination: Box<RawAddress>,
+    /// The family and the address of each destination. Not changed after the creation: the kernel reads them later.
+    destinations: Box<[(libc::c_int, RawAddress)]>,
     slots: Vec<Slot>,
     room: usize,
     /// Number of completions still expected.
@@ -132,13 +134,13 @@ static OFF: libc::c_int = 0;
 static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 impl Ring {
-    /// Creates a ring for `slots` connections to `destination`, each with `room` bytes of receive buffer.
+    /// Creates a ring for `slots` connections to `destinations`, each with `room` bytes of receive buffer.
     ///
     /// # Errors
     ///
     /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE:
     /// more slots than RLIMIT_NOFILE.
-    pub fn new(transport: Transport, destination: &Endpoint, slots: u32, room: usize) -> io::Result<Self> {
+    pub fn new(transport: Transport, destinations: &[Endpoint], slots: u32, room: usize) -> io::Result<Self> {
         let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096);
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -146,14 +148,15 @@ impl Ring {
             .setup_cqsize((entries * 4) as u32)
             .build(entries as u32)?;
         ring.submitter().register_files_sparse(slots)?;
+        let raw = |endpoint: &Endpoint| Ok((endpoint.family(), endpoint.raw()?));
+        let destinations = destinations.iter().map(raw).collect::<io::Result<_>>()?;
         Ok(Ring {
             ring,
-            family: destination.family(),
             kind: match transport {
                 Transport::Tcp => libc::SOCK_STREAM,
                 Transport::Udp => libc::SOCK_DGRAM,
             },
-            destination: Box::new(destination.raw()?),
+            destinations,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             room,
             awaited: 0,
@@ -172,7 +175,7 @@ impl Ring {
     ///
     /// Events: [`Step::Connect`], then [`Step::Receive`]; or the step that failed.
     pub fn open(&mut self, slot: u32, opening: &OpenOptions, bytes: &[u8]) -> io::Result<()> {
-        let (family, kind) = (self.family, self.kind);
+        let (family, kind) = (self.destinations[opening.destination].0, self.kind);
         self.idle(slot).source = opening.source.map(|source| Box::new(RawAddress::from(source)));
         let mut chain = Builder::new(self, slot)?;
         let target = DestinationSlot::try_from_slot_target(slot).map_err(|_| out_of_range())?;
@@ -201,7 +204,7 @@ impl Ring {
             let bind = opcode::Bind::new(Fixed(slot), source.as_ptr(), source.length()).build();
             chain.push(Step::Bind, bind);
         }
-        chain.connect();
+        chain.connect(opening.destination);
         if !bytes.is_empty() {
             chain.send(bytes);
             chain.receive(0);
@@ -209,8 +212,8 @@ impl Ring {
         chain.submit()
     }
 
-    /// Moves a socket with a connect() in progress into `slot`, and continues like [`Ring::open`].
-    pub fn adopt(&mut self, slot: u32, socket: OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    /// Moves a socket with a connect() to `destination` in progress into `slot`, and continues like [`Ring::open`].
+    pub fn adopt(&mut self, slot: u32, destination: usize, socket: OwnedFd, bytes: &[u8]) -> io::Result<()> {
         self.idle(slot);
         // Submits queued entries first, above all a close of the slot's previous connection.
         self.submit()?;
@@ -220,7 +223,7 @@ impl Ring {
         let mut chain = Builder::new(self, slot)?;
         chain.push(Step::Adopt, opcode::PollAdd::new(Fixed(slot), libc::POLLOUT as u32).build());
         // A second connect() returns the result of the first (__inet_stream_connect).
-        chain.connect();
+        chain.connect(destination);
         if !bytes.is_empty() {
             chain.send(bytes);
             chain.receive(0);
@@ -389,7 +392,7 @@ impl Ring {
 
     fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: every pointer in an entry is to memory of this ring's slots (heap that does not move), to its
-        // destination or to a static. This memory is neither freed nor changed while the slot is busy: `idle` and
+        // destinations or to a static. This memory is neither freed nor changed while the slot is busy: `idle` and
         // `received` check this, and `drop` waits.
         unsafe { self.ring.submission().push(&entry) }.expect("there is room for a chain");
     }

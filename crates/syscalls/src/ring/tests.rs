@@ -13,7 +13,7 @@ fn ring(slots: u32) -> Option<(Ring, TcpListener)> {
 }
 
 fn ring_to(destination: SocketAddr, slots: u32) -> Option<Ring> {
-    match Ring::new(Transport::Tcp, &Endpoint::Inet(destination), slots, 64) {
+    match Ring::new(Transport::Tcp, &[Endpoint::Inet(destination)], slots, 64) {
         Ok(ring) => Some(ring),
         Err(error) => {
             eprintln!("SKIPPED io_uring: {error}");
@@ -103,7 +103,7 @@ fn a_failed_chain_reports_one_event_after_its_last_completion() {
 fn waits_can_be_cancelled_and_sockets_adopted() {
     let Some((mut ring, listener)) = ring(1) else { return };
     let address = listener.local_addr().unwrap();
-    ring.adopt(0, connecting(address), b"a").unwrap();
+    ring.adopt(0, 0, connecting(address), b"a").unwrap();
     assert_eq!(event(&mut ring).step, Step::Connect);
     let (mut accepted, _) = listener.accept().unwrap();
     accepted.read_exact(&mut [0]).unwrap();
@@ -116,7 +116,7 @@ fn waits_can_be_cancelled_and_sockets_adopted() {
     drop(accepted);
     assert_eq!(event(&mut ring).step, Step::Watch);
     ring.close(0).unwrap();
-    ring.adopt(0, connecting("127.0.0.1:1".parse().unwrap()), b"a").unwrap();
+    ring.adopt(0, 0, connecting("127.0.0.1:1".parse().unwrap()), b"a").unwrap();
     let refused = event(&mut ring);
     assert_eq!((refused.step, errno(&refused)), (Step::Connect, Some(libc::ECONNREFUSED)));
     ring.close(0).unwrap();

@@ -127,8 +127,8 @@ pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ru
 
 /// Executes the run or returns its error. A run that does not end by itself is stopped and fails the test.
 pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<RunOutcome, LoadError> {
-    let endpoint = load.resolve()?;
-    let (need, preflight) = (load.need(&endpoint), preflight(load, &endpoint));
+    let endpoints = load.resolve()?;
+    let (need, preflight) = (load.need(), preflight(load, &endpoints[0]));
     let begun = Instant::now();
     let overdue = AtomicBool::new(false);
     let (over, is_over) = std::sync::mpsc::channel::<()>();
@@ -140,7 +140,7 @@ pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<RunOutcome, Load
                 stop.store(true, Ordering::Relaxed);
             }
         });
-        let outcome = load.run(&endpoint, &preflight, stop, |_| ());
+        let outcome = load.run(&endpoints, &preflight, stop, |_| ());
         drop(over);
         outcome
     });
@@ -162,7 +162,7 @@ pub(crate) fn preflight(load: &Load, endpoint: &Endpoint) -> Preflight {
         }
         Endpoint::Unix(path) => Snapshot::read_unix(proc, path),
     };
-    judge(&snapshot.unwrap(), &load.need(endpoint))
+    judge(&snapshot.unwrap(), &load.need())
 }
 
 pub(crate) fn serve(protocol: Protocol) -> Serve {

@@ -2,8 +2,9 @@
 
 use fourtuple_record::snapshot::{Owner, Part, Snapshot, Traced, Tuple};
 
-use crate::budget::state;
-use crate::words::{counted, process};
+use crate::accepting::process_of;
+use crate::budget::{Budget, state};
+use crate::words::{count, counted, process, rate, time};
 
 /// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
 /// destination, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT sockets belong to no process, so that a tuple full of
@@ -78,7 +79,58 @@ pub(crate) fn left_behind(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> 
     Some(format!("all of the sockets are in TIME_WAIT, which belong to no process; {known}"))
 }
 
-fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
+/// Connections that a program opens and does not use again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leak {
+    /// Half of the connections have been idle for this time or longer, in seconds.
+    pub(crate) idle_s: f64,
+    /// More connections per second: now, or on average if no port is left for more.
+    pub(crate) per_s: f64,
+    /// Descriptors that the process has left, and its limit; `None`: not known or without a limit.
+    pub(crate) descriptors: Option<(u64, u64)>,
+}
+
+/// Connections that have been idle for less may be used again.
+const MIN_IDLE_S: f64 = 10.0;
+
+impl Leak {
+    /// Returns the leak of a tuple whose ports nearly all are in ESTABLISHED, half of them idle for [`MIN_IDLE_S`] or longer, while their
+    /// number grows, or cannot grow any more. A pool that is used, or whose size is constant, is none.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Option<Leak> {
+        let idle = tuple.idle?;
+        let idle_s = idle.median_ns as f64 / 1e9;
+        let is_open = state(tuple, "established") * 10 >= u64::from(tuple.in_use) * 9;
+        let grows = budget.growth_per_s.is_some_and(|growth| growth > 0.0);
+        if !is_open || idle_s < MIN_IDLE_S || !(grows || budget.is_full()) {
+            return None;
+        }
+        let mean = f64::from(tuple.in_use) / (idle.longest_ns as f64 / 1e9);
+        let per_s = budget.growth_per_s.filter(|growth| *growth > 0.0).unwrap_or(mean);
+        let process = tuple.owners.first().and_then(|owner| process_of(snapshot, owner.pid));
+        let descriptors = process.and_then(|process| {
+            let limit = process.descriptor_limit?;
+            Some((limit.saturating_sub(process.descriptors.into()), limit))
+        });
+        Some(Leak { idle_s, per_s, descriptors })
+    }
+
+    /// Returns how long more ports last, and why: `12 s at 165/s`.
+    pub(crate) fn lasts(&self, ports: u32) -> String {
+        let time = |number: f64| time(number / self.per_s);
+        let at = rate(self.per_s);
+        match self.descriptors {
+            Some((left, limit)) if left < ports.into() => format!(
+                "{} at {at}: then the process has no descriptor left of {} (RLIMIT_NOFILE, EMFILE)",
+                time(left as f64),
+                count(limit)
+            ),
+            _ => format!("{} at {at}", time(ports.into())),
+        }
+    }
+}
+
+/// Returns whether the peer of a tuple is this host.
+pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
     let destination = tuple.destination.ip();
     let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
     destination.is_loopback() || addresses.iter().any(|local| local.address == destination)
@@ -100,7 +152,10 @@ mod tests {
             low_parity: 50,
             states: BTreeMap::from([("time-wait".to_owned(), 100)]),
             closes_per_s: 0.0,
+            closed_last_s: 0,
             growth_per_s: 0.0,
+            time_wait_plain: None,
+            idle: None,
             owners,
         }
     }

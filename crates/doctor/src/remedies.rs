@@ -6,9 +6,10 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Traced, TracedConnects, Tuple, merged,
 };
 
+use crate::attribute::Leak;
 use crate::budget::{Budget, delay_s};
 use crate::draft::{Draft, Remedy, set_sysctl};
-use crate::words::{count, process, rate};
+use crate::words::{count, process, rate, time};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
@@ -19,9 +20,12 @@ const MOST_BLOCKS: usize = 40;
 
 /// Adds what gives a tuple more ports, or ports sooner again.
 pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -> Draft {
+    let budget = Budget::of(snapshot, tuple).ok();
+    if let Some(leak) = budget.and_then(|budget| Leak::of(snapshot, tuple, &budget)) {
+        return end_leak(draft, snapshot, tuple, &leak);
+    }
     draft.now.extend(more_sources(snapshot, tuple));
     draft.now.extend(reuse(snapshot, tuple));
-    let budget = Budget::of(snapshot, tuple).ok();
     // A range that the rate of the closes fills again is no remedy.
     let is_lasting = budget.is_none_or(|budget| budget.plateau() <= most_ports(snapshot).into());
     draft.now.extend(wider_range(snapshot).filter(|_| is_lasting));
@@ -32,6 +36,35 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     draft.proper(Remedy::advice(
         "more source addresses (`ip addr add`), or more addresses or ports of the destination",
         "each pair of addresses and destination port has the whole range",
+    ))
+}
+
+/// Adds what ends a leak of connections: more ports only postpone the end.
+fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Leak) -> Draft {
+    let owner = tuple.owners.first();
+    let (name, of_process) = match owner {
+        Some(owner) => (process(owner), format!(" | grep pid={},", owner.pid)),
+        None => ("the process".to_owned(), String::new()),
+    };
+    let to = quoted(tuple.destination);
+    draft = draft
+        .because("more ports do not end a leak: they postpone the failure")
+        .now(Remedy::unproven(
+            format!("ss -tnpoi state established dst {to}{of_process}"),
+            "lists the connections with their descriptors; lastsnd and lastrcv are their idle times in ms",
+        ))
+        .now(Remedy::advice(
+            format!("restart {name}"),
+            format!("frees the ports for {}", time(f64::from(tuple.in_use) / leak.per_s)),
+        ));
+    if let Some(wider) = wider_range(snapshot) {
+        let more = most_ports(snapshot).saturating_sub(tuple.in_use);
+        let effect = format!("{}; this lasts {}", wider.effect, leak.lasts(more));
+        draft = draft.now(Remedy { effect, ..wider });
+    }
+    draft.proper(Remedy::advice(
+        format!("in {name}: close connections that are no longer needed, also on error paths; limit the size and the idle time of its pool"),
+        "no timer of the kernel ends an open connection",
     ))
 }
 
@@ -133,12 +166,17 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let budget = Budget::of(snapshot, tuple).ok()?;
     let has_timestamps = snapshot.number("net.ipv4.tcp_timestamps").is_ok_and(|value| value != 0);
     let is_off = snapshot.number("net.ipv4.tcp_tw_reuse").is_ok_and(|value| value != 1);
-    let helps = has_timestamps && is_off && budget.time_wait > 0 && budget.reusable == 0;
+    let helps =
+        has_timestamps && is_off && budget.time_wait > 0 && budget.reusable == 0 && !budget.is_plain();
     helps.then(|| {
         let delay = delay_s(snapshot);
         let ceiling = f64::from(budget.total) / delay;
+        let peer = match tuple.time_wait_plain {
+            Some(_) => "the peer has TCP timestamps",
+            None => "if the peer has TCP timestamps",
+        };
         let effect = format!(
-            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s, if the peer has TCP timestamps: up to {} instead of {}",
+            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s ({peer}): up to {} instead of {}",
             rate(ceiling),
             rate(budget.ceiling_per_s())
         );

@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Owner, Part, Process, Snapshot, Traced, TracedConnects, Unavailable};
+use fourtuple_record::snapshot::{
+    IdleTimes, Owner, Part, Process, Snapshot, Traced, TracedConnects, Unavailable,
+};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
@@ -53,6 +55,55 @@ fn p01_a_full_range_is_named() {
 }
 
 #[test]
+fn p01_a_leak_of_idle_connections_is_called_a_leak() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let _all = connect(address, 20);
+        let mut snapshot = now();
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        let tuple = &mut connections.tuples[0];
+        let idle = tuple.idle.expect("the tuple has a quarter of the ports");
+        assert!(idle.longest_ns < 60_000_000_000 && idle.median_ns <= idle.longest_ns, "{idle:?}");
+        assert!(!the_finding(&snapshot, "P01").verdict.contains("leak"), "not idle for long");
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].idle =
+            Some(IdleTimes { median_ns: 42_000_000_000, longest_ns: 100_000_000_000 });
+        let finding = the_finding(&snapshot, "P01");
+        let claim = "seems to leak connections: half of them have carried no data for 42 s or longer";
+        assert!(finding.verdict.ends_with(claim), "{}", finding.verdict);
+        assert!(finding.now[0].action.starts_with("ss -tnpoi state established dst 10.0.0.1:4000 | grep"));
+        assert_eq!(finding.now[1].effect, "frees the ports for 100 s");
+        assert!(finding.now.iter().all(|advice| !advice.action.contains("fix ports")), "{finding:#?}");
+        // 20 in 100 s: 0.2/s.
+        own_limit(&mut snapshot, Some(100));
+        let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
+        let end = "this lasts 50 s at 0.2/s: then the process has no descriptor left of 100 (RLIMIT_NOFILE, EMFILE)";
+        assert!(wider.ends_with(end), "{wider}");
+        own_limit(&mut snapshot, None);
+        let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
+        assert!(wider.contains("this lasts 90 h at 0.2/s"), "{wider}");
+        // A pool of constant size that leaves ports free is no leak.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].in_use = 19;
+        assert!(!the_finding(&snapshot, "P01").verdict.contains("leak"));
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].growth_per_s = 2.0;
+        snapshot.interval_ns = 1_000_000_000;
+        assert!(the_finding(&snapshot, "P01").verdict.contains("leak"));
+    });
+}
+
+/// Sets the limit of descriptors of this process.
+fn own_limit(snapshot: &mut Snapshot, limit: Option<u64>) {
+    let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+    let own = processes.iter_mut().find(|process| process.pid == std::process::id());
+    let own = own.expect("processes with sockets are listed");
+    (own.descriptors, own.descriptor_limit) = (90, limit);
+}
+
+#[test]
 fn p01_names_the_side_that_closes_first() {
     in_namespace(|| {
         add_addresses();
@@ -62,7 +113,11 @@ fn p01_names_the_side_that_closes_first() {
         let finding = until_found("P01");
         let verdict = &finding.verdict;
         assert!(verdict.contains("20 of 20 ports, 100% of them in TIME_WAIT"), "{verdict}");
-        assert!(verdict.contains("closes first, 2.0/s; the ceiling is 0.3/s"), "{verdict}");
+        assert!(
+            verdict.contains(" closed 20 connections in the last 10 s, ")
+                && verdict.ends_with("; at most 0.3/s can last"),
+            "{verdict}"
+        );
         assert!(TcpStream::connect(server.local_addr().unwrap()).is_err(), "EADDRNOTAVAIL");
         // After 10 s without a close only a trace knows the process.
         let mut later = now();
@@ -481,7 +536,11 @@ fn p10_a_plateau_above_the_ports_is_forecast() {
             findings("P10").pop().filter(|finding| finding.verdict.contains("uses 40 of 100"))
         });
         let verdict = &finding.verdict;
-        assert!(verdict.contains("closes first, 4.0/s; the ceiling is 1.7/s"), "{verdict}");
+        assert!(
+            verdict.contains(" closed 40 connections in the last 10 s, ")
+                && verdict.ends_with("; at most 1.7/s can last"),
+            "{verdict}"
+        );
         assert!(verdict.contains("in about 15 s"), "{verdict}");
         apply(advice(&finding, "tcp_tw_reuse=1"));
         assert!(findings("P10").is_empty());

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::Part;
+use fourtuple_record::snapshot::{Counter, Part, Snapshot};
 use fourtuple_record::{Finding, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl, starting};
@@ -133,6 +133,52 @@ fn t04_reuse_needs_timestamps() {
         );
         apply(advice(&finding, "tcp_timestamps=1"));
         assert!(findings("T04").is_empty());
+    });
+}
+
+/// As with a peer that has no timestamps: the sockets decide, not the sysctl.
+#[test]
+fn ports_without_timestamps_are_not_reusable() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        let (server, address) = server(NEAR, 4000);
+        set_sysctl("net.ipv4.tcp_timestamps", "0");
+        connect_and_close(&server, 20);
+        set_sysctl("net.ipv4.tcp_timestamps", "1");
+        until("TIME_WAIT", || (time_wait() == 20).then_some(()));
+        let mut snapshot = now();
+        let seen = |snapshot: &Snapshot| snapshot.connections.seen().unwrap().tuples[0].time_wait_plain;
+        if snapshot.connections.seen().unwrap().processes_by == "bpf" {
+            assert_eq!(seen(&snapshot), Some(20));
+            let finding = the_finding(&snapshot, "P01");
+            assert_eq!(finding.severity, Severity::Critical, "{finding:#?}");
+        } else {
+            assert_eq!(seen(&snapshot), None, "no open connection tells");
+        }
+        assert!(TcpStream::connect(address).is_err());
+        // Without the iterator: none was taken again so far.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].time_wait_plain = None;
+        assert_eq!(the_finding(&snapshot, "P01").severity, Severity::Critical);
+        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
+        counters.insert("TcpExt.TWRecycled".to_owned(), Counter { total: 1, during: 0 });
+        assert!(findings_in(&snapshot, "P01").is_empty());
+        // An open connection tells, without privileges.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        let tuple = &mut connections.tuples[0];
+        tuple.destination = "192.0.2.1:443".parse().unwrap();
+        tuple.time_wait_plain = Some(20);
+        let finding = the_finding(&snapshot, "T04");
+        let verdict = "10.0.0.1 → 192.0.2.1:443 uses no TCP timestamps: connect() takes none of the 20 ports in TIME_WAIT again before 60 s have \
+                       passed, in spite of net.ipv4.tcp_tw_reuse = 1";
+        assert_eq!(finding.verdict, verdict);
+        advice(&finding, "switch on TCP timestamps at 192.0.2.1:443");
+        snapshot.sysctls.insert("net.ipv4.tcp_tw_reuse".to_owned(), "2".to_owned());
+        assert!(findings_in(&snapshot, "T03").is_empty(), "reuse would not help");
+        let now = the_finding(&snapshot, "P01").now;
+        assert!(now.iter().all(|advice| !advice.action.contains("tcp_tw_reuse")), "{now:#?}");
     });
 }
 

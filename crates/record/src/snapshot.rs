@@ -213,10 +213,26 @@ pub struct Tuple {
     pub states: BTreeMap<String, u64>,
     /// Sockets that entered TIME_WAIT per second, from the remaining times of TIME_WAIT sockets: this side closed first.
     pub closes_per_s: f64,
+    /// Sockets that entered TIME_WAIT in the last second.
+    pub closed_last_s: u32,
     /// Growth of `in_use` per second during the interval; negative: the number falls.
     pub growth_per_s: f64,
+    /// Sockets in TIME_WAIT whose connection had no TCP timestamps: connect() does not take their ports before TIME_WAIT ends. `null`:
+    /// not known.
+    pub time_wait_plain: Option<u32>,
+    /// Idle times of the connections in ESTABLISHED; `null`: not read, because the tuple uses few ports, or has none.
+    pub idle: Option<IdleTimes>,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
+}
+
+/// Times since connections carried data, in either direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleTimes {
+    /// Half of the connections have been idle for this time or longer.
+    pub median_ns: u64,
+    /// The longest time.
+    pub longest_ns: u64,
 }
 
 impl fmt::Display for Tuple {

@@ -19,7 +19,7 @@ pub struct Query {
     pub peer: Option<(IpAddr, Option<u16>)>,
     /// The only local port whose sockets are listed; 0: all ports.
     pub port: u16,
-    /// Whether to ask for [`Socket::silent`]. The kernel then locks each socket and the replies are larger.
+    /// Whether to ask for [`Socket::info`]. The kernel then locks each socket and the replies are larger.
     pub times: bool,
 }
 
@@ -38,15 +38,29 @@ pub struct Socket {
     pub inode: u32,
     /// User ID of the owner of the socket.
     pub user: u32,
+    /// The answer of TCP, if it was asked for.
+    pub info: Option<Info>,
+}
+
+/// A part of struct tcp_info.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
     /// Time since the last segment of the peer (the smaller of tcpi_last_data_recv and tcpi_last_ack_recv).
-    pub silent: Option<Duration>,
+    pub silent: Duration,
+    /// Time since the last data in either direction (the smaller of tcpi_last_data_sent and tcpi_last_data_recv).
+    pub idle: Duration,
+    /// Whether both sides use TCP timestamps. Before the handshake is over: not.
+    pub timestamps: bool,
 }
 
 /// Extension bit of a request: TCP_INFO (INET_DIAG_INFO is attribute 2; the bit is one less).
 const WITH_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 const INET_DIAG_INFO: u16 = 2;
-/// Offset of tcpi_last_data_recv in struct tcp_info; tcpi_last_ack_recv follows it. Both are in milliseconds.
-const LAST_RECEIVED: usize = 52;
+/// Offset of tcpi_options in struct tcp_info, and TCPI_OPT_TIMESTAMPS.
+const OPTIONS: usize = 5;
+const TIMESTAMPS: u8 = 1;
+/// Offset of tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds.
+const LAST: usize = 44;
 
 /// Calls `found` for each socket in the calling thread's network namespace.
 ///
@@ -68,10 +82,15 @@ pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
 fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
     let Entry { state, local, remote, expires } = sock_diag::entry(reply);
     let info = netlink::attribute(attributes, INET_DIAG_INFO);
-    let silent = info.and_then(|info| info.get(LAST_RECEIVED..)?.first_chunk::<8>()).map(|times| {
-        let [data, ack] =
-            [0, 4].map(|at| u32::from_ne_bytes([times[at], times[at + 1], times[at + 2], times[at + 3]]));
-        Duration::from_millis(data.min(ack).into())
+    let info = info.and_then(|info| {
+        let times = info.get(LAST..)?.first_chunk::<16>()?;
+        let [sent, _, received, acknowledged] = [0, 4, 8, 12]
+            .map(|at| u32::from_ne_bytes([times[at], times[at + 1], times[at + 2], times[at + 3]]));
+        Some(Info {
+            silent: Duration::from_millis(received.min(acknowledged).into()),
+            idle: Duration::from_millis(received.min(sent).into()),
+            timestamps: info[OPTIONS] & TIMESTAMPS != 0,
+        })
     });
-    Socket { state, local, remote, expires, inode: reply.inode, user: reply.user, silent }
+    Socket { state, local, remote, expires, inode: reply.inode, user: reply.user, info }
 }

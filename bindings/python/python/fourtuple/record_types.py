@@ -986,6 +986,11 @@ class DoctorOwner(TypedDict):
     sockets: int
 
 
+class IdleTimes(TypedDict):
+    median_ns: int
+    longest_ns: int
+
+
 class DoctorTuple(TypedDict):
     source: str
     destination: str
@@ -993,7 +998,10 @@ class DoctorTuple(TypedDict):
     low_parity: int
     states: dict[str, int]
     closes_per_s: float
+    closed_last_s: int
     growth_per_s: float
+    time_wait_plain: int | None
+    idle: IdleTimes | None
     owners: list[DoctorOwner]
 
 

@@ -1,12 +1,12 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::attribute::left_behind;
+use crate::attribute::{Leak, left_behind};
 use crate::budget::{Budget, state};
 use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, rate, tuple};
+use crate::words::{count, percent, process, time, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P01",
@@ -20,9 +20,12 @@ pub(super) const RULE: Rule = Rule {
         "Ports in net.ipv4.ip_local_reserved_ports and ports that bind() or listen() holds are closed to every connect() and are not counted as \
          usable.",
         "The side that closes first keeps the connection in TIME_WAIT for 60 s (TCP_TIMEWAIT_LEN, a constant). With N usable ports, a client that \
-         closes first can therefore open N / 60 connections per second to one destination, for ever: the ceiling in the verdict.",
+         closes first can therefore open N / 60 connections per second to one destination, for ever. The verdict has this rate, and \
+         the connections that this side closed first, from the remaining times of the TIME_WAIT sockets.",
         "Ports in TIME_WAIT do not count where connect() may take them again: with net.ipv4.tcp_tw_reuse = 1, or over loopback with 2 (the \
-         default), after net.ipv4.tcp_tw_reuse_delay (1 s), if both sides have TCP timestamps (tcp_twsk_unique).",
+         default), after net.ipv4.tcp_tw_reuse_delay (1 s), if both sides have TCP timestamps (tcp_twsk_unique; T04).",
+        "Ports whose connections are open and idle, while their number grows, are a leak: the verdict says so, from the times since the last data \
+         (tcpi_last_data_sent, tcpi_last_data_recv). More ports, and more descriptors, then only postpone the failure.",
         "What helps: connections that are used again; more source addresses (`fourtuple fix ports --source`); more addresses or ports of the \
          destination; a server that closes first; net.ipv4.tcp_tw_reuse = 1 on the client. A wider range helps by the ratio of the widths.",
         "What does not help: net.ipv4.tcp_fin_timeout, which is the time in FIN_WAIT_2; a shorter search for a port, which finds no port that \
@@ -51,8 +54,13 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     }
     if budget.closes_per_s > 0.0 {
         let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-        let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
-        verdict += &format!("; {closer} closes first, {closes}; the ceiling is {ceiling}");
+        verdict += &format!("; {closer} {}", budget.closed());
+    } else if let Some(leak) = Leak::of(snapshot, subject, budget) {
+        let owner = subject.owners.first().map_or_else(|| "a process".to_owned(), process);
+        verdict += &format!(
+            "; {owner} seems to leak connections: half of them have carried no data for {} or longer",
+            time(leak.idle_s)
+        );
     } else if let Some(owner) = subject.owners.first() {
         verdict += &match owner.sockets {
             // Only a trace has seen the process.

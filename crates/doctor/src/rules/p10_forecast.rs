@@ -1,11 +1,12 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
+use crate::attribute::Leak;
 use crate::budget::Budget;
 use crate::draft::{Draft, What};
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process, rate, time, tuple};
+use crate::words::{count, process, time, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P10",
@@ -69,10 +70,13 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) ->
     );
     let owner = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
     if budget.is_outrun() {
-        let (closes, ceiling) = (rate(budget.closes_per_s), rate(budget.ceiling_per_s()));
-        verdict += &format!("; {owner} closes first, {closes}; the ceiling is {ceiling}");
+        verdict += &format!("; {owner} {}", budget.closed());
     } else {
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);
+        if let Some(leak) = Leak::of(snapshot, subject, budget) {
+            let idle = time(leak.idle_s);
+            verdict += &format!(" and seems to leak: half of them have carried no data for {idle} or longer");
+        }
     }
     let draft = Draft::new(Severity::Warning, tuple(subject), verdict).explains(What::Growth(tuple(subject)));
     more_ports(draft, snapshot, subject)

@@ -37,7 +37,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let mut drafts = Vec::new();
     for tuple in &snapshot.connections.seen()?.tuples {
         let budget = Budget::of(snapshot, tuple)?;
-        let is_waiting = budget.time_wait * 2 > budget.in_use && budget.is_past(limit);
+        // Without timestamps: T04.
+        let is_waiting = budget.time_wait * 2 > budget.in_use && budget.is_past(limit) && !budget.is_plain();
         let is_on = reuse_delay_s(snapshot, tuple).is_some();
         if is_waiting && (!is_on || delay_s(snapshot) > 1.0) {
             drafts.push(draft(snapshot, tuple, &budget, mode, is_on));
@@ -72,8 +73,10 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, is_on
         tuple(subject),
         delay_s(snapshot)
     );
-    let mut draft = Draft::new(severity, tuple(subject), verdict)
-        .because("net.ipv4.tcp_timestamps is on here; the peer needs TCP timestamps too");
+    let mut draft = Draft::new(severity, tuple(subject), verdict).because(match subject.time_wait_plain {
+        Some(_) => "the connections had TCP timestamps, which both sides need",
+        None => "net.ipv4.tcp_timestamps is on here; the peer needs TCP timestamps too",
+    });
     draft.now.extend(reuse(snapshot, subject));
     draft
         .proper(Remedy::unproven(

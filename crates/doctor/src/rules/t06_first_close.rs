@@ -2,11 +2,11 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Service, Snapshot, Tuple};
 
 use crate::attribute::left_behind;
-use crate::budget::Budget;
+use crate::budget::{Budget, RECENT_SECONDS};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, print_name, printed};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, rate, tuple};
+use crate::words::{count, percent, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "T06",
@@ -20,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
         "The side that sends its FIN first has the socket in TIME_WAIT (RFC 9293, figure 5). On a client each such socket takes a source port towards the \
          destination for 60 s. On a server it takes memory and a place within net.ipv4.tcp_max_tw_buckets, but no port, since all accepted \
          connections have the port of the listener. So for ports it is better if the server closes first.",
-        "The rate in the verdict is the number of sockets that entered TIME_WAIT in the last 10 s, from their remaining times. The process is one that \
+        "The number in the verdict counts the sockets that entered TIME_WAIT in the last 10 s, from their remaining times. The process is one that \
          has open connections of the same kind, as TIME_WAIT sockets belong to no process.",
         "The rule has a finding only if TIME_WAIT takes half of the ports of a tuple that connect() may not take again, or half of the \
          TIME_WAIT sockets that the namespace may have.",
@@ -60,7 +60,7 @@ fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let verdict = format!(
         "{closer} closes its connections to {} first{}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,
-        at_rate(budget.closes_per_s),
+        lately(budget.closes_per_s),
         percent(budget.time_wait.into(), budget.total.into()),
         count(budget.total.into()),
         tuple(subject)
@@ -81,7 +81,7 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     let verdict = format!(
         "{closer} on port {} closes first{}: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
         service.port,
-        at_rate(service.closes_per_s),
+        lately(service.closes_per_s),
         count(waiting),
         percent(waiting, allowed),
         count(allowed)
@@ -98,7 +98,10 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
         .proper(Remedy::advice(how, "fewer connections, and so fewer in TIME_WAIT"))
 }
 
-/// Returns the rate of the last 10 s after a comma, or nothing if no connection was closed in that time.
-fn at_rate(closes_per_s: f64) -> String {
-    if closes_per_s > 0.0 { format!(", {}", rate(closes_per_s)) } else { String::new() }
+/// Returns the number of the last 10 s in parentheses, or nothing if no connection was closed in that time.
+fn lately(closes_per_s: f64) -> String {
+    match (closes_per_s * RECENT_SECONDS).round() as u64 {
+        0 => String::new(),
+        closed => format!(" ({} in the last 10 s)", count(closed)),
+    }
 }

@@ -195,7 +195,10 @@ mod tests {
                 low_parity: 50,
                 states: BTreeMap::from([("established".to_owned(), 100)]),
                 closes_per_s: 0.0,
+                closed_last_s: 0,
                 growth_per_s: 0.0,
+                time_wait_plain: None,
+                idle: None,
                 owners: Vec::new(),
             }],
             ..Connections::default()

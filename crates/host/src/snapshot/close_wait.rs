@@ -42,7 +42,7 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
         let holders = sockets.holders(socket.inode);
         for pid in if holders.is_empty() { &[0] } else { holders } {
             let sums = processes.entry(*pid).or_default();
-            let silent = socket.silent.unwrap_or_default();
+            let silent = socket.info.map(|info| info.silent).unwrap_or_default();
             sums.sockets += 1;
             sums.oldest = sums.oldest.max(silent);
             sums.settled += u32::from(silent >= SETTLED);

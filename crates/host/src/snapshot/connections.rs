@@ -14,6 +14,7 @@ use fourtuple_syscalls::socket_census::{self, Query, Socket};
 use crate::snapshot::close_wait;
 use crate::snapshot::fast::Fast;
 use crate::snapshot::held::Held;
+use crate::snapshot::open_sockets;
 use crate::snapshot::port_set::Ports;
 use crate::snapshot::processes::Sockets;
 use crate::snapshot::reading::LISTED;
@@ -123,13 +124,19 @@ impl Pass {
         }
     }
 
-    /// Adds the processes, and the sockets without a peer.
+    /// Returns whether there are TIME_WAIT sockets.
+    pub(super) fn has_time_wait(&self) -> bool {
+        self.all.in_state(state::TIME_WAIT) > 0
+    }
+
+    /// Adds the processes, and the sockets without a peer. `plain`: TIME_WAIT sockets without TCP timestamps, by tuple.
     pub(super) fn finish(
         mut self,
         sockets: &Sockets,
         before: &Before,
         interval: Duration,
         now: &mut Before,
+        plain: Option<&HashMap<Key, u32, Fast>>,
     ) -> Result<Connections, String> {
         self.tuples.add_processes(sockets);
         self.services.add_processes(sockets);
@@ -144,7 +151,15 @@ impl Pass {
         let (held_bound, _) = self.held.bound.count(self.low);
         let (held, held_left_out) = self.held.listed(sockets);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
-        let (tuples, others) = list(&self.tuples, sockets, before, interval, now);
+        let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
+        if let Some(plain) = plain {
+            for tuple in &mut tuples {
+                let key = Key::of_tuple(tuple.source, tuple.destination);
+                tuple.time_wait_plain = Some(plain.get(&key).copied().unwrap_or(0));
+            }
+        }
+        let ports = self.range.count(self.low).0;
+        open_sockets::add(&mut tuples, ports, &self.query).map_err(failed)?;
         let services = list_services(&self.services, sockets);
         Ok(Connections {
             age_ns: 0,
@@ -225,7 +240,10 @@ fn list(
         low_parity: tuple.1.low_parity,
         states: tuple.1.states(),
         closes_per_s: tuple.1.closes_per_s(),
+        closed_last_s: tuple.1.closed_last_s,
         growth_per_s: growth(tuple),
+        time_wait_plain: None,
+        idle: None,
         owners,
     });
     (listed.collect(), others)
@@ -270,7 +288,7 @@ mod tests {
                     seccomp::refuse(Facility::SocketDiag).unwrap();
                 }
                 let (before, mut now) = (Before::default(), Before::default());
-                pass.finish(&sockets, &before, Duration::ZERO, &mut now).unwrap()
+                pass.finish(&sockets, &before, Duration::ZERO, &mut now, None).unwrap()
             };
             let seen = read(false);
             assert_eq!((seen.held.len(), seen.held_udp_hidden), (1, None));

@@ -75,7 +75,9 @@ fn waits(listeners: &[Listener], began: Instant, interval: Duration) -> HashMap<
         // What the kernel does not tell leaves the bound of the lengths of the queue.
         let _ = socket_census::each(&query, |socket| {
             // A connection that waits in an accept queue has no inode.
-            let Some(silent) = socket.silent.filter(|_| socket.inode == 0) else { return };
+            let Some(silent) = socket.info.map(|info| info.silent).filter(|_| socket.inode == 0) else {
+                return;
+            };
             let its = waits.entry(canonical(socket.local)).or_default();
             let is_old = silent >= interval + began.elapsed() + TICK;
             its.standing += u32::from(is_old);

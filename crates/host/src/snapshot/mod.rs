@@ -13,6 +13,7 @@ mod fast;
 mod held;
 mod listeners;
 mod memory;
+mod open_sockets;
 mod port_set;
 mod ports;
 mod processes;
@@ -36,6 +37,7 @@ use fourtuple_record::snapshot::{
 use fourtuple_syscalls::resource;
 
 use crate::snapshot::connections::Pass;
+use crate::snapshot::open_sockets::Plain;
 use crate::snapshot::processes::{Sockets, Source};
 use crate::{processors, sysctl};
 
@@ -74,6 +76,7 @@ pub struct Reader {
     /// The greatest share of a processor that the census may use.
     share: Option<f64>,
     source: Source,
+    plain: Plain,
     census: Option<Census>,
     previous: Option<(Instant, Counted)>,
 }
@@ -112,6 +115,7 @@ impl Reader {
             peer: None,
             share: None,
             source: Source::default(),
+            plain: Plain::default(),
             census: None,
             previous: None,
         }
@@ -141,7 +145,10 @@ impl Reader {
         let ports = ports::read(root);
         let mut census = match self.census.take() {
             Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
-            earlier => Census::read(root, &mut self.source, self.peer, ports.as_ref().ok(), now, earlier),
+            earlier => {
+                let ways = (&mut self.source, &mut self.plain);
+                Census::read(root, ways, self.peer, ports.as_ref().ok(), now, earlier)
+            }
         };
         let mut listeners =
             listeners::read(&census.sockets, &before.listeners, is_first, &mut counted.listeners);
@@ -203,14 +210,18 @@ fn named(
     let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
     let leaking =
         connections.into_iter().flat_map(|connections| &connections.close_wait).map(|leak| &leak.owner);
-    let owners = listeners.chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
+    // Of tuples that may run out of ports.
+    let near = connections.into_iter().flat_map(|connections| &connections.tuples);
+    let near = near.filter(|tuple| tuple.idle.is_some()).filter_map(|tuple| tuple.owners.first());
+    let owners =
+        near.chain(listeners).chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
     owners.map(|owner| owner.pid).collect()
 }
 
 impl Census {
     fn read(
         root: &Path,
-        source: &mut Source,
+        (source, plain): (&mut Source, &mut Plain),
         peer: Option<(IpAddr, Option<u16>)>,
         ports: Option<&EphemeralPorts>,
         began: Instant,
@@ -241,7 +252,8 @@ impl Census {
         let mut handshakes = HashMap::new();
         let connections = pass.and_then(|mut pass| {
             handshakes = mem::take(&mut pass.handshakes);
-            pass.finish(&sockets, &before, since, &mut in_use)
+            let plain = pass.has_time_wait().then(|| plain.read(root)).flatten();
+            pass.finish(&sockets, &before, since, &mut in_use, plain.as_ref())
         });
         Census {
             began,

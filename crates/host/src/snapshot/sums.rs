@@ -89,6 +89,8 @@ pub(super) struct Sums {
     /// Sockets on ports of the range that have the parity of its first port.
     pub(super) low_parity: u32,
     recent: u32,
+    /// Sockets that entered TIME_WAIT in the last second.
+    pub(super) closed_last_s: u32,
     /// One process with its sockets; process 0: none yet. Further processes are in the table.
     owner: (u32, u32),
 }
@@ -96,8 +98,10 @@ pub(super) struct Sums {
 impl Sums {
     fn add(&mut self, socket: &Socket) {
         self.states[usize::from(socket.state).min(STATES - 1)] += 1;
-        let is_recent = |left: Duration| left > TIME_WAIT - RECENT;
-        self.recent += u32::from(socket.state == state::TIME_WAIT && socket.expires.is_some_and(is_recent));
+        if let Some(left) = socket.expires.filter(|_| socket.state == state::TIME_WAIT) {
+            self.recent += u32::from(left > TIME_WAIT - RECENT);
+            self.closed_last_s += u32::from(left > TIME_WAIT - Duration::from_secs(1));
+        }
     }
 
     /// Returns the sockets by the names of their states.
@@ -107,6 +111,11 @@ impl Sums {
             *states.entry(name.to_owned()).or_default() += u64::from(*number);
         }
         states
+    }
+
+    /// Returns the number of sockets in a state.
+    pub(super) fn in_state(&self, state: u8) -> u32 {
+        self.states[usize::from(state).min(STATES - 1)]
     }
 
     /// Returns a process with its sockets, usually the largest; process 0: none.

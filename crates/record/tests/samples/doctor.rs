@@ -37,7 +37,10 @@ fn connections() -> Connections {
                 low_parity: 14_116,
                 states: states(&[("established", 563), ("time-wait", 27_668)]),
                 closes_per_s: 465.0,
+                closed_last_s: 12,
                 growth_per_s: 0.5,
+                time_wait_plain: Some(3),
+                idle: Some(IdleTimes { median_ns: 4_000_000_000, longest_ns: 61_000_000_000 }),
                 owners: envoy(),
             },
             Tuple {
@@ -47,7 +50,10 @@ fn connections() -> Connections {
                 low_parity: 12,
                 states: states(&[("established", 12)]),
                 closes_per_s: 0.0,
+                closed_last_s: 0,
                 growth_per_s: -0.5,
+                time_wait_plain: None,
+                idle: None,
                 owners: Vec::new(),
             },
         ],
@@ -256,8 +262,8 @@ pub(crate) fn doctor() -> DoctorRecord {
         now: vec![advice("fourtuple fix ports --pid 812 --source 10.0.0.0/28", true)],
         proper: vec![advice("keep connections open, and use them again", false)],
     };
-    let full = "10.0.0.9 → 10.1.2.3:443 uses 28,231 of 28,232 ports, 98% of them in TIME_WAIT; envoy[812] closes first, 465/s; the \
-                ceiling is 470/s";
+    let full = "10.0.0.9 → 10.1.2.3:443 uses 28,231 of 28,232 ports, 98% of them in TIME_WAIT; envoy[812] closed 4,650 connections in the last 10 s, 12 in the last \
+                second; at most 470/s can last";
     let results = DoctorResults {
         findings: vec![
             finding("P01", Severity::Critical, full),

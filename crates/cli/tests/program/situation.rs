@@ -239,11 +239,6 @@ pub(crate) fn cpu_ns(process: u32) -> u64 {
     text.split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// Prints a line for the table of docs/doctor.md.
-pub(crate) fn figures(situation: &str, before: &str, command: &str, after: &str) {
-    println!("| {situation} | {before} | `{command}` | {after} |");
-}
-
 /// Returns the value at a pointer as text.
 pub(crate) fn text_of(value: &Value, pointer: &str) -> String {
     value.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {value:#}")).to_string()

@@ -1,6 +1,6 @@
 //! Faults of source ports, rebuilt from reports to projects: the first line of `doctor` names the cause, and its first command removes it.
 //!
-//! `cargo test --test commands doctor_ports -- --nocapture` prints the figures of docs/doctor.md.
+//! `FOURTUPLE_WRITE=1 cargo test --test experiments ports::` writes the rows of docs/doctor.md.
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -8,10 +8,11 @@ use std::thread;
 
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, figures, finds, first,
-    has, nginx, paste, set_range, verdicts, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, finds, first, has, nginx,
+    paste, set_range, verdicts, wait_for,
 };
 use crate::program::{Room, children, queues, until};
+use crate::table::row;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
@@ -30,7 +31,7 @@ fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
 #[test]
 fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
     in_namespace(|| {
-        let test = "doctor_ports::the_fix_of_an_exhausted_proxy_ends_its_errors";
+        let test = "ports::the_fix_of_an_exhausted_proxy_ends_its_errors";
         let Some(cgroup) = cgroup(test, "loop") else { return };
         exhaust_a_proxy(test, Some(cgroup), 0);
     });
@@ -39,7 +40,7 @@ fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
 /// The same in the cgroup of the test, which is the root cgroup on hosts without systemd, with a worker of a master process.
 #[test]
 fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
-    in_namespace(|| exhaust_a_proxy("doctor_ports::the_fix_of_an_exhausted_proxy_needs_no_cgroup", None, 1));
+    in_namespace(|| exhaust_a_proxy("ports::the_fix_of_an_exhausted_proxy_needs_no_cgroup", None, 1));
 }
 
 fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
@@ -83,8 +84,10 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     assert_eq!(command, expected, "{:#?}", verdicts(&record));
     let Some(fix) = Fix::paste(test, &command) else { return };
     let after = failed_requests(&url, 100);
-    figures(
-        "nginx as a proxy without keep-alive (traefik#13123)",
+    row(
+        finding,
+        "a proxy that closes its server connections first (traefik#13123)",
+        "nginx",
         &format!("{before} of 100 requests fail"),
         &command,
         &format!("{after} fail"),
@@ -113,7 +116,7 @@ fn clients(number: usize) -> Vec<TcpStream> {
 #[test]
 fn haproxy_past_half_of_the_range_is_named_and_fixed() {
     in_namespace(|| {
-        let test = "doctor_ports::haproxy_past_half_of_the_range_is_named_and_fixed";
+        let test = "ports::haproxy_past_half_of_the_range_is_named_and_fixed";
         if !has(test, &["haproxy"]) {
             return;
         }
@@ -152,8 +155,10 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         assert_eq!(command, format!("fourtuple fix ports --pid {} --to {address}", haproxy.pid()));
         let Some(fix) = Fix::paste(test, &command) else { return };
         let (_last, after) = opened(300);
-        figures(
-            "haproxy past half of the range (haproxy#2050)",
+        row(
+            finding,
+            "more than half of the range in use (haproxy#2050)",
+            "haproxy",
             &format!("{before:.0} us of CPU time per connection ({free:.0} us below half)"),
             &command,
             &format!("{after:.0} us"),
@@ -168,7 +173,7 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
 #[test]
 fn a_search_among_time_wait_is_named_and_fixed() {
     in_namespace(|| {
-        let test = "doctor_ports::a_search_among_time_wait_is_named_and_fixed";
+        let test = "ports::a_search_among_time_wait_is_named_and_fixed";
         if !has(test, &["nginx", "python3"]) {
             return;
         }
@@ -201,8 +206,10 @@ fn a_search_among_time_wait_is_named_and_fixed() {
         let command = do_now(finding);
         let Some(fix) = Fix::paste(test, &command) else { return };
         let after = client.number("print(churn(100))");
-        figures(
-            "connect() among TIME_WAIT sockets (haproxy#1520; Python client)",
+        row(
+            finding,
+            "connect() among TIME_WAIT sockets (haproxy#1520)",
+            "python3",
             &format!("{before} us of CPU time per connection"),
             &command,
             &format!("{after} us"),
@@ -215,7 +222,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
 #[test]
 fn bind_before_connect_is_named_and_the_range_helps() {
     in_namespace(|| {
-        let test = "doctor_ports::bind_before_connect_is_named_and_the_range_helps";
+        let test = "ports::bind_before_connect_is_named_and_the_range_helps";
         if !has(test, &["nginx", "python3"]) {
             return;
         }
@@ -242,8 +249,10 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         let command = do_now(finding);
         paste(&command);
         let after = client.number("print(dial(100))");
-        figures(
-            "bind() before connect() without option 24 (envoy#44747; Python client)",
+        row(
+            finding,
+            "bind() before connect() without IP_BIND_ADDRESS_NO_PORT (envoy#44747)",
+            "python3",
             "100 of 100 bind() fail at a quarter of the ports per destination",
             &command,
             &format!("{after} fail"),
@@ -257,7 +266,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
 #[test]
 fn a_server_inside_of_the_range_keeps_its_port() {
     in_namespace(|| {
-        let test = "doctor_ports::a_server_inside_of_the_range_keeps_its_port";
+        let test = "ports::a_server_inside_of_the_range_keeps_its_port";
         if !has(test, &["nginx", "python3"]) {
             return;
         }
@@ -306,8 +315,10 @@ fn a_server_inside_of_the_range_keeps_its_port() {
         running.end();
         let after = restarts(&mut client);
         let _running = start();
-        figures(
-            "a server inside of the range (kubernetes#138272)",
+        row(
+            finding,
+            "a server on a port inside of the range, as NodePorts are (kubernetes#138272)",
+            "nginx",
             &format!("{before} of 5 restarts fail with EADDRINUSE"),
             &command,
             &format!("{after} fail"),

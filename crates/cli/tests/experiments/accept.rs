@@ -1,6 +1,6 @@
 //! Faults of listeners, workers, descriptors and UDP sockets, rebuilt with real servers: the first line of `doctor` names the cause.
 //!
-//! `cargo test --test commands doctor_accept -- --nocapture` prints the figures of docs/doctor.md.
+//! `FOURTUPLE_WRITE=1 cargo test --test experiments accept::` writes the rows of docs/doctor.md.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, figures, finds, first, has, nginx, paste, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, paste, verdicts, wait_for,
 };
 use crate::program::{Room, children, queues, stat, until};
+use crate::table::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};
+use serde_json::Value;
 
 const WEB: &str = "listen 127.0.0.1:4020 reuseport backlog=512; keepalive_timeout 60; return 200 ok;";
 
@@ -84,7 +86,7 @@ fn stop(process: u32) {
 #[test]
 fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
     in_namespace(|| {
-        if !has("doctor_accept::a_stuck_reuseport_worker_of_nginx_is_named_and_continues", &["nginx"]) {
+        if !has("accept::a_stuck_reuseport_worker_of_nginx_is_named_and_continues", &["nginx"]) {
             return;
         }
         let room = Room::new();
@@ -106,8 +108,10 @@ fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
         assert_eq!(command, format!("kill -CONT {stuck}"));
         paste(&command);
         let after = settled(&mut streams);
-        figures(
-            "a stopped reuseport worker of nginx",
+        row(
+            finding,
+            "a stopped worker with `reuseport`",
+            "nginx",
             &format!("{} of 100 requests wait", before.waiting),
             &command,
             &format!("{} wait", after.waiting),
@@ -120,7 +124,7 @@ fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
 #[test]
 fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
     in_namespace(|| {
-        if !has("doctor_accept::a_full_accept_queue_of_nginx_is_named_and_emptied", &["nginx"]) {
+        if !has("accept::a_full_accept_queue_of_nginx_is_named_and_emptied", &["nginx"]) {
             return;
         }
         let room = Room::new();
@@ -129,8 +133,15 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         serves();
         stop(server.pid());
         let mut streams = requests(17);
-        let _refused = attempt(PROXY, 20);
-        let record = diagnose(&room);
+        let mut refused = Vec::new();
+        let record = std::thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                refused.extend(attempt(PROXY, 1));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            diagnosis.join().unwrap()
+        });
         let before = answers(&mut streams);
         let finding = first(
             &record,
@@ -146,9 +157,11 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         assert_eq!(command, format!("kill -CONT {}", server.pid()));
         paste(&command);
         let after = settled(&mut streams);
-        figures(
-            "a full accept queue of nginx (`backlog=16`), process stopped",
-            &format!("{} of 17 accepted connections wait, 20 SYNs dropped", before.waiting),
+        row(
+            finding,
+            "a full accept queue, `backlog=16`, process stopped",
+            "nginx",
+            &format!("{} of 17 connections wait, further SYNs are dropped", before.waiting),
             &command,
             &format!("{} wait", after.waiting),
         );
@@ -160,7 +173,7 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
 #[test]
 fn a_blocking_server_with_a_short_backlog_is_named() {
     in_namespace(|| {
-        if !has("doctor_accept::a_blocking_server_with_a_short_backlog_is_named", &["python3"]) {
+        if !has("accept::a_blocking_server_with_a_short_backlog_is_named", &["python3"]) {
             return;
         }
         set_sysctl("net.core.somaxconn", "8");
@@ -187,7 +200,7 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
 #[test]
 fn resets_by_abort_on_overflow_are_named_and_end() {
     in_namespace(|| {
-        if !has("doctor_accept::resets_by_abort_on_overflow_are_named_and_end", &["python3"]) {
+        if !has("accept::resets_by_abort_on_overflow_are_named_and_end", &["python3"]) {
             return;
         }
         set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
@@ -231,8 +244,10 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
         assert_eq!(command, "sysctl -w net.ipv4.tcp_abort_on_overflow=0");
         paste(&command);
         let after = bursts();
-        figures(
-            "net.ipv4.tcp_abort_on_overflow",
+        row(
+            finding,
+            "net.ipv4.tcp_abort_on_overflow = 1",
+            "python3",
             &format!("{before} of 40 connections reset"),
             &command,
             &format!("{after} reset"),
@@ -244,13 +259,14 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
 #[test]
 fn a_reload_with_a_queue_is_named_and_loses_nothing() {
     in_namespace(|| {
-        if !has("doctor_accept::a_reload_with_a_queue_is_named_and_loses_nothing", &["nginx"]) {
+        if !has("accept::a_reload_with_a_queue_is_named_and_loses_nothing", &["nginx"]) {
             return;
         }
         let room = Room::new();
         let start = |name: &str| nginx(&room, name, 0, None, &format!("server {{ {WEB} }}"));
         let mut lost = Vec::new();
         let mut command = String::new();
+        let mut made = Value::Null;
         for round in ["before", "after"] {
             let old = start(&format!("{round}-old"));
             wait_for("127.0.0.1", PROXY);
@@ -268,6 +284,7 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
                 let names = [format!("nginx[{}], which is older than nginx[{}]", old.pid(), new.pid())];
                 let finding = first(&record, "B04", &[&names[0], "connections at 127.0.0.1:4020 wait"]);
                 command = do_now(finding);
+                made = finding.clone();
                 assert_eq!(command, "sysctl -w net.ipv4.tcp_migrate_req=1");
             } else {
                 assert!(!finds(&record, "B04"), "{:#?}", verdicts(&record));
@@ -279,8 +296,10 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
                 paste(&command);
             }
         }
-        figures(
-            "a reload of nginx with connections in the queue",
+        row(
+            &made,
+            "a reload, the old generation stopped with connections in its queue",
+            "nginx",
             &format!("{} of 60 connections reset", lost[0]),
             &command,
             &format!("{} reset", lost[1]),
@@ -292,7 +311,7 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
 #[test]
 fn a_proxy_without_descriptors_is_named_and_fixed() {
     in_namespace(|| {
-        if !has("doctor_accept::a_proxy_without_descriptors_is_named_and_fixed", &["nginx", "prlimit"]) {
+        if !has("accept::a_proxy_without_descriptors_is_named_and_fixed", &["nginx", "prlimit"]) {
             return;
         }
         let room = Room::new();
@@ -316,8 +335,10 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
         assert!(command.starts_with(&format!("prlimit --pid {} --nofile=512", proxy.pid())), "{command}");
         paste(&command);
         let after = settled(&mut streams);
-        figures(
-            "nginx as a proxy with RLIMIT_NOFILE of 128",
+        row(
+            finding,
+            "a proxy with RLIMIT_NOFILE of 128",
+            "nginx",
             &format!("{} of 200 requests wait", before.waiting),
             &command,
             &format!("{} wait", after.waiting),

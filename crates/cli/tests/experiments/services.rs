@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program;
-use crate::program::situation::{Daemon, PROXY, actions, diagnose, figures, finds, first, has, text_of};
+use crate::program::situation::{Daemon, PROXY, actions, diagnose, finds, first, has, text_of};
 use crate::program::{Room, children, stat, until};
+use crate::table::row;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::Python;
 use serde_json::Value;
@@ -43,7 +44,7 @@ fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
 #[test]
 fn a_ladder_of_workers_is_named_and_reuseport_helps() {
     in_namespace(|| {
-        if !has("doctor_services::a_ladder_of_workers_is_named_and_reuseport_helps", &["python3"]) {
+        if !has("services::a_ladder_of_workers_is_named_and_reuseport_helps", &["python3"]) {
             return;
         }
         let room = Room::new();
@@ -77,8 +78,10 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         let _clients = trickle(&server, 80);
         let record = diagnose(&room);
         let after = jain(&record);
-        figures(
-            "4 workers with EPOLLEXCLUSIVE on one listener (Python)",
+        row(
+            finding,
+            "4 workers with EPOLLEXCLUSIVE on one listener",
+            "python3",
             &format!("Jain's index of the connections {before:.2}"),
             &advice[0],
             &format!("{after:.2}"),
@@ -130,7 +133,7 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
 #[test]
 fn drops_of_unbound_are_named_and_a_buffer_helps() {
     in_namespace(|| {
-        if !has("doctor_services::drops_of_unbound_are_named_and_a_buffer_helps", &["unbound", "python3"]) {
+        if !has("services::drops_of_unbound_are_named_and_a_buffer_helps", &["unbound", "python3"]) {
             return;
         }
         let room = Room::new();
@@ -142,8 +145,10 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
         assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
         assert_eq!(text_of(finding, "/now/0/is_command"), "false");
         let (record, _, after) = flood(&room, &mut client, "4m");
-        figures(
-            "Unbound with a receive buffer of 4 KiB",
+        row(
+            finding,
+            "a receive buffer of 4 KiB (`so-rcvbuf: 4096`)",
+            "unbound",
             &format!("{before} datagrams dropped in 0.5 s"),
             "so-rcvbuf: 4m",
             &format!("{after} dropped"),
@@ -157,7 +162,7 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
 #[ignore = "waits a minute"]
 fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
     in_namespace(|| {
-        if !has("doctor_services::a_leak_of_close_wait_is_named_and_a_restart_helps", &["python3"]) {
+        if !has("services::a_leak_of_close_wait_is_named_and_a_restart_helps", &["python3"]) {
             return;
         }
         let room = Room::new();
@@ -185,8 +190,10 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         drop(server);
         let _server = start();
         let after = diagnose(&room);
-        figures(
-            "a leak of CLOSE_WAIT (Python server)",
+        row(
+            finding,
+            "a service that does not close connections",
+            "python3",
             &format!("{listed} sockets in CLOSE_WAIT"),
             &now[1],
             "0",

@@ -1,0 +1,316 @@
+//! Faults of ports and of TIME_WAIT that one client makes, with nginx as the server.
+
+use std::thread;
+use std::time::Duration;
+
+use fourtuple_testing::python::Python;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use serde_json::Value;
+
+use crate::program::situation::{
+    Daemon, SERVER, actions, diagnose, do_now, finds, has, nginx, paste, set_range, verdicts, wait_for,
+};
+use crate::program::{Room, list, until};
+use crate::table::row;
+
+/// A server with four ports, and a client.
+struct Scene {
+    room: Room,
+    client: Python,
+    _server: Daemon,
+}
+
+const CLIENT: &str = "\
+def attempt(call):
+  try: call()
+  except OSError: return 1
+  return 0
+def churn(number, port=4000, first=True):
+  def one():
+    s = socket.create_connection(('10.0.0.2', port))
+    if not first: s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); s.recv(4096); s.recv(4096)
+    s.close()
+  return sum(attempt(one) for _ in range(number))
+def dial(number, port=4000, source=None):
+  return sum(attempt(lambda: held.append(socket.create_connection(('10.0.0.2', port), source_address=source))) for _ in range(number))
+def waiting(low=20000):
+  rows = [line.split() for line in list(open('/proc/thread-self/net/tcp'))[1:]]
+  return sum(row[3] == '06' and int(row[1].split(':')[1], 16) >= low for row in rows)";
+
+impl Scene {
+    /// Starts the server and a client in the namespace of a test, with 400 ports; `None` after a skip.
+    fn start(test: &str) -> Option<Scene> {
+        if !has(test, &["nginx", "python3"]) {
+            return None;
+        }
+        set_range(20_000, 20_399);
+        let room = Room::new();
+        let listens: String =
+            (SERVER..SERVER + 4).map(|port| format!("listen 10.0.0.2:{port} backlog=4096;")).collect();
+        let server = nginx(&room, "server", 0, None, &format!("server {{ {listens} return 200 ok; }}"));
+        wait_for("10.0.0.2", SERVER + 3);
+        Some(Scene { room, client: client(), _server: server })
+    }
+
+    /// Makes a number of connections that the client closes first, and waits until they are in TIME_WAIT.
+    fn churn(&mut self, number: u64) {
+        assert_eq!(self.client.number(&format!("print(churn({number}))")), 0);
+        // Now and then a connection on loopback ends without TIME_WAIT: more of them, once the others had time to arrive there.
+        let mut looks = 0;
+        until("all are in TIME_WAIT", || {
+            let missing = number.saturating_sub(self.client.number("print(waiting())"));
+            looks += 1;
+            if missing > 0 && looks % 30 == 0 {
+                self.client.run(&format!("churn({missing})"));
+            }
+            missing == 0
+        });
+    }
+}
+
+fn client() -> Python {
+    let mut client = Python::start();
+    client.run(CLIENT);
+    client
+}
+
+/// Returns the finding of a rule.
+#[track_caller]
+fn of<'a>(record: &'a Value, id: &str) -> &'a Value {
+    let mut findings = list(record, "/results/findings").iter();
+    let found = findings.find(|finding| finding["id"] == id);
+    found.unwrap_or_else(|| {
+        panic!("no {id}: {:#?}; not checked: {:#}", verdicts(record), record["results"]["unchecked"])
+    })
+}
+
+#[test]
+fn reuse_gives_the_ports_of_time_wait_back() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::reuse_gives_the_ports_of_time_wait_back") else {
+            return;
+        };
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        scene.churn(300);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T03");
+        let before = scene.client.number("print(churn(400))");
+        let command = do_now(finding);
+        paste(&command);
+        // connect() takes a port a second after its close.
+        thread::sleep(Duration::from_millis(1_100));
+        let after = scene.client.number("print(churn(400))");
+        row(
+            finding,
+            "net.ipv4.tcp_tw_reuse = 0, the client closes first",
+            "python3",
+            &format!("{before} of 400 connections fail"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert!(before > 200 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn reuse_needs_timestamps() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::reuse_needs_timestamps") else { return };
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        set_sysctl("net.ipv4.tcp_timestamps", "0");
+        scene.churn(300);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T04");
+        let before = scene.client.number("churn(400)\ntime.sleep(1.1)\nprint(churn(400))");
+        let command = do_now(finding);
+        paste(&command);
+        let after = scene.client.number("churn(400, 4001)\ntime.sleep(1.1)\nprint(churn(400, 4001))");
+        row(
+            finding,
+            "net.ipv4.tcp_tw_reuse = 1 with net.ipv4.tcp_timestamps = 0",
+            "python3",
+            &format!("{before} of 400 connections fail"),
+            &command,
+            &format!("{after} fail to another destination"),
+        );
+        assert!(before > 200 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn fin_timeout_does_not_shorten_time_wait() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::fin_timeout_does_not_shorten_time_wait") else {
+            return;
+        };
+        set_sysctl("net.ipv4.tcp_fin_timeout", "1");
+        scene.churn(350);
+        thread::sleep(Duration::from_millis(1_500));
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T05");
+        let before = scene.client.number("print(waiting())");
+        let command = do_now(finding);
+        paste(&command);
+        let after = scene.client.number("print(waiting())");
+        row(
+            finding,
+            "net.ipv4.tcp_fin_timeout = 1 against TIME_WAIT",
+            "python3",
+            &format!("{before} sockets in TIME_WAIT after 1.5 s"),
+            &command,
+            &format!("{after}: the sysctl has no part in it"),
+        );
+        assert!(before >= 350 && after >= 350, "{before} {after}");
+    });
+}
+
+#[test]
+fn the_side_that_closes_first_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::the_side_that_closes_first_is_named") else { return };
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        scene.churn(300);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T06");
+        let before = scene.client.number("print(waiting())");
+        let cure = actions(finding, "proper").remove(0);
+        // The server closes first now.
+        let after = scene.client.number("churn(100, 4001, False)\nprint(waiting())") - before;
+        row(
+            finding,
+            "the client closes first",
+            "python3",
+            &format!("{before} sockets in TIME_WAIT of the client"),
+            &cure,
+            &format!("{after} of 100 more if the server closes first"),
+        );
+        assert!(before >= 300 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn a_low_limit_of_time_wait_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::a_low_limit_of_time_wait_is_named") else { return };
+        set_sysctl("net.ipv4.tcp_max_tw_buckets", "400");
+        scene.churn(370);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T01");
+        let command = do_now(finding);
+        paste(&command);
+        row(
+            finding,
+            "net.ipv4.tcp_max_tw_buckets = 400",
+            "python3",
+            "370 sockets in TIME_WAIT, room for 30 more",
+            &command,
+            "room for all",
+        );
+        assert!(!finds(&diagnose(&scene.room), "T01"));
+    });
+}
+
+#[test]
+fn a_time_wait_that_is_cut_short_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::a_time_wait_that_is_cut_short_is_named") else {
+            return;
+        };
+        set_sysctl("net.ipv4.tcp_max_tw_buckets", "100");
+        let skipped = |client: &mut Python, number: u64| {
+            let begun = fourtuple_testing::accept_queue::tcp_counter("TCPTimeWaitOverflow");
+            client.run(&format!("churn({number})"));
+            fourtuple_testing::accept_queue::tcp_counter("TCPTimeWaitOverflow") - begun
+        };
+        let before = skipped(&mut scene.client, 200);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "T02");
+        let command = do_now(finding);
+        paste(&command);
+        let after = skipped(&mut scene.client, 100);
+        row(
+            finding,
+            "net.ipv4.tcp_max_tw_buckets = 100",
+            "python3",
+            &format!("{before} of 200 connections skip TIME_WAIT"),
+            &command,
+            &format!("{after} of 100"),
+        );
+        assert!(before > 20 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn reserved_ports_are_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::reserved_ports_are_named") else { return };
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20000-20299");
+        scene.client.run("dial(60)");
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "P04");
+        let before = scene.client.number("print(dial(100))");
+        let command = do_now(finding);
+        paste(&command);
+        let after = scene.client.number("print(dial(100))");
+        row(
+            finding,
+            "three quarters of the range in net.ipv4.ip_local_reserved_ports",
+            "python3",
+            &format!("{before} of 100 connections fail"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert!(before > 50 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn a_process_that_holds_ports_by_bind_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::a_process_that_holds_ports_by_bind_is_named") else {
+            return;
+        };
+        let mut holder = client();
+        holder.run("for _ in range(300):\n  s = socket.socket(); s.bind(('10.0.0.1', 0)); held.append(s)");
+        scene.client.run("dial(20)");
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "P06");
+        let before = scene.client.number("print(dial(200))");
+        let cure = actions(finding, "proper").remove(0);
+        drop(holder);
+        let after = scene.client.number("print(dial(100))");
+        row(
+            finding,
+            "a process binds 300 of 400 ports and connects none",
+            "python3",
+            &format!("{before} of 200 connections of another process fail"),
+            &cure,
+            &format!("{after} of 100 fail after its end"),
+        );
+        assert!(before > 50 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn processes_that_share_ports_are_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::processes_that_share_ports_are_named") else { return };
+        let mut other = client();
+        scene.client.run("dial(180)");
+        other.run("dial(180)");
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "P12");
+        let before = other.number("print(dial(100))");
+        let cure = actions(finding, "proper").remove(0);
+        let after = other.number("print(dial(100, source=('10.0.0.3', 0)))");
+        row(
+            finding,
+            "two processes with 180 connections each from one source address",
+            "python3",
+            &format!("{before} of 100 connections fail"),
+            &cure,
+            &format!("{after} fail from another address"),
+        );
+        assert!(before > 50 && after == 0, "{before} {after}");
+    });
+}

@@ -1,0 +1,182 @@
+//! Healthy programs under honest load, with reloads, forks and log rotation: no rule has a finding.
+
+use std::env;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::python::Python;
+
+use crate::program::situation::{Daemon, has, nginx_config, verdicts, wait_for};
+use crate::program::{Room, fourtuple, run};
+
+/// Requests on kept connections and on fresh ones, 20 in a second to each server, and children that end soon.
+const LOAD: &str = "\
+import http.client, subprocess, threading
+going, failures, done = True, [], 0
+def get(connection):
+  global done
+  connection.request('GET', '/'); answer = connection.getresponse(); answer.read()
+  if answer.status != 200: failures.append((connection.port, answer.status))
+  done += 1
+def load(port):
+  kept, turn = None, 0
+  while going:
+    try:
+      if turn % 10 == 0:
+        if kept: kept.close()
+        kept = http.client.HTTPConnection('127.0.0.1', port, timeout=20)
+      get(kept)
+      fresh = http.client.HTTPConnection('127.0.0.1', port, timeout=20)
+      get(fresh); fresh.close()
+    except Exception as error:
+      # A server that reloads may close a kept connection.
+      kept = None; turn = -1
+      if not isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)): failures.append((port, repr(error)))
+    turn += 1; time.sleep(0.1)
+def ping(port):
+  s = socket.create_connection(('127.0.0.1', port))
+  while going: s.sendall(b'PING\\r\\n'); s.recv(100); time.sleep(0.02)
+def fork():
+  while going: subprocess.run(['true']); time.sleep(0.2)
+def begin(ports, pings):
+  for port in ports: threading.Thread(target=load, args=(port,), daemon=True).start()
+  for port in pings: threading.Thread(target=ping, args=(port,), daemon=True).start()
+  threading.Thread(target=fork, daemon=True).start()";
+
+/// Starts each program that is installed; reports the others as skipped. Returns the ports of HTTP servers too.
+fn start(test: &str, room: &Room) -> (Vec<Daemon>, Option<u32>, Vec<u16>, Vec<u16>) {
+    let (mut daemons, mut http, mut pings, mut nginx) = (Vec::new(), Vec::new(), Vec::new(), None);
+    let path = |name: &str| room.join(name);
+    let mut begin = |words: &[&str], port: u16| {
+        daemons.push(Daemon::start(None, words));
+        wait_for("127.0.0.1", port);
+        daemons.last().expect("pushed above").pid()
+    };
+    fs::create_dir_all(path("www")).expect("a directory");
+    room.file("www/index.html", "ok");
+    room.file("www/index.php", "<?php echo 'ok';");
+    let fpm = ["php-fpm", "php-fpm8.2", "php-fpm8.4"].into_iter().find(|name| {
+        env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|place| place.join(name).exists())
+    });
+    if let Some(fpm) = fpm {
+        let text = format!(
+            "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = 127.0.0.1:9000\npm = static\npm.max_children = 4\n",
+            path("fpm.log")
+        );
+        begin(&[fpm, "-R", "-y", &room.file("fpm.conf", &text)], 9_000);
+    } else {
+        has(test, &["php-fpm"]);
+    }
+    if has(test, &["nginx"]) {
+        let php = format!(
+            "server {{ listen 127.0.0.1:8005; location / {{ fastcgi_pass 127.0.0.1:9000; fastcgi_param REQUEST_METHOD GET;\n\
+             fastcgi_param SCRIPT_FILENAME {}; }} }}",
+            path("www/index.php")
+        );
+        let servers = format!(
+            "server {{ listen 127.0.0.1:8000; access_log {}; return 200 ok; }}\n{}",
+            path("access.log"),
+            if fpm.is_some() { php.as_str() } else { "" }
+        );
+        let config = nginx_config(room, "nginx", 2, &servers);
+        nginx = Some(begin(&["nginx", "-c", &config], 8_000));
+        http.extend([8_000].into_iter().chain(fpm.map(|_| 8_005)));
+        if has(test, &["haproxy"]) {
+            let text = "defaults\n mode http\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
+                        frontend front\n bind 127.0.0.1:8001\n default_backend back\nbackend back\n server one 127.0.0.1:8000\n";
+            begin(&["haproxy", "-db", "-f", &room.file("haproxy.cfg", text)], 8_001);
+            http.push(8_001);
+        }
+    }
+    if has(test, &["redis-server"]) {
+        begin(
+            &["redis-server", "--port", "8002", "--bind", "127.0.0.1", "--save", "", "--dir", &path("www")],
+            8_002,
+        );
+        pings.push(8_002);
+    }
+    if has(test, &["node"]) {
+        let server = "require('http').createServer((q, s) => s.end('ok')).listen(8003, '127.0.0.1')";
+        begin(&["node", "-e", server], 8_003);
+        http.push(8_003);
+    }
+    if has(test, &["gunicorn"]) {
+        room.file(
+            "app.py",
+            "def app(environ, start):\n    start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
+        );
+        begin(
+            &[
+                "gunicorn",
+                "-w",
+                "2",
+                "-b",
+                "127.0.0.1:8004",
+                "--chdir",
+                room.path().to_str().expect("UTF-8"),
+                "app:app",
+            ],
+            8_004,
+        );
+        http.push(8_004);
+    }
+    if has(test, &["apache2"]) {
+        let modules = "/usr/lib/apache2/modules";
+        let text = format!(
+            "ServerRoot {0}\nServerName localhost\nPidFile {0}/apache.pid\nListen 127.0.0.1:8006\nErrorLog {0}/apache.log\nDefaultRuntimeDir {0}\n\
+             Mutex file:{0}\nLoadModule mpm_event_module {modules}/mod_mpm_event.so\nLoadModule authz_core_module {modules}/mod_authz_core.so\n\
+             LoadModule dir_module {modules}/mod_dir.so\nDirectoryIndex index.html\nUser www-data\nGroup www-data\nDocumentRoot {0}/www\n",
+            room.path().display()
+        );
+        begin(&["apache2", "-f", &room.file("apache.conf", &text), "-DFOREGROUND"], 8_006);
+        http.push(8_006);
+    }
+    (daemons, nginx, http, pings)
+}
+
+#[test]
+fn healthy_programs_have_no_finding() {
+    in_namespace(|| {
+        let test = "soak::healthy_programs_have_no_finding";
+        if !has(test, &["python3"]) {
+            return;
+        }
+        let seconds =
+            env::var("FOURTUPLE_SOAK").map_or(40, |text| text.parse().expect("seconds in FOURTUPLE_SOAK"));
+        let room = Room::new();
+        let (_daemons, nginx, http, pings) = start(test, &room);
+        let mut client = Python::start();
+        client.run(LOAD);
+        client.run(&format!("begin({http:?}, {pings:?})"));
+        let thresholds = room.file("thresholds.toml", "L01 = 1000\n");
+        let (begun, mut found, mut turns) = (Instant::now(), Vec::new(), 0);
+        while begun.elapsed() < Duration::from_secs(seconds) {
+            let ended = run(&mut fourtuple(&format!("doctor --for 2s --json --thresholds {thresholds}")));
+            assert!([0, 1].contains(&ended.code), "{ended:?}");
+            found.extend(
+                verdicts(&ended.json())
+                    .into_iter()
+                    .map(|verdict| format!("after {:?}: {verdict}", begun.elapsed())),
+            );
+            turns += 1;
+            if let Some(master) = nginx {
+                let log = room.join("access.log");
+                let _ = fs::rename(&log, format!("{log}.1"));
+                // USR1 opens the log again, HUP starts new workers.
+                let signal = if turns % 2 == 0 { "-HUP" } else { "-USR1" };
+                assert!(
+                    std::process::Command::new("kill")
+                        .args([signal, &master.to_string()])
+                        .status()
+                        .expect("kill")
+                        .success()
+                );
+            }
+        }
+        let failures = client.run("going = False\nprint(json.dumps([done, len(failures), failures[:5]]))");
+        assert!(found.is_empty(), "{turns} diagnoses: {found:#?}\n{failures}");
+        assert!(failures.contains(", 0, []]"), "{failures}");
+        assert!(client.number("print(done)") > 100, "{failures}");
+    });
+}

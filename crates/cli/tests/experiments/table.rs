@@ -1,0 +1,122 @@
+//! The table of docs/doctor.md: a row per fault.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+use crate::program::{fourtuple, run, text};
+
+const BEGIN: &str = "<!-- experiments -->\n";
+const END: &str = "<!-- end of experiments -->\n";
+
+/// Rules without an experiment.
+const WITHOUT: &[&str] = &[
+    "A02", "A03", "A04", "A05", "A07", "B01", "F02", "L01", "L02", "L03", "N01", "N02", "P03", "P07", "P09",
+    "P10", "P11", "U02", "U03", "X01",
+    // The kernel tells the age only after a minute: `cargo test -- --ignored`.
+    "T07",
+];
+
+fn page() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md")
+}
+
+/// Returns the rows of the table in the page, and the text before and after them.
+fn read() -> (String, Vec<String>, String) {
+    let text = fs::read_to_string(page()).expect("docs/doctor.md");
+    let (before, rest) = text.split_once(BEGIN).expect("the begin of the table");
+    let (table, after) = rest.split_once(END).expect("the end of the table");
+    let (head, rows) = table.split_at(table.match_indices('\n').nth(1).expect("a head").0 + 1);
+    let rows = rows.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect();
+    (format!("{before}{BEGIN}{head}"), rows, format!("{END}{after}"))
+}
+
+/// Returns the cells of a row: rule and severity, fault, program, first line, before, cure, after.
+fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split(" | ").map(str::trim).collect()
+}
+
+/// Returns the rule, the fault and the program of a row.
+fn key(row: &str) -> (&str, Vec<&str>) {
+    (row.split('`').nth(1).unwrap_or_default(), cells(row).into_iter().skip(1).take(2).collect())
+}
+
+/// Returns what the row of a run must have in common with the page: rule, severity, fault, program, and what happened before and after
+/// the cure. The words of the finding change more often than the facts, and have tests of their own.
+fn facts(row: &str) -> Vec<String> {
+    let cells = cells(row);
+    assert_eq!(cells.len(), 7, "{row}");
+    [0, 1, 2, 4, 6].map(|cell| mask(cells[cell])).into()
+}
+
+/// Replaces numbers and units of time, which differ from run to run.
+fn mask(row: &str) -> String {
+    let mut masked = String::new();
+    let mut in_number = false;
+    for (at, character) in row.char_indices() {
+        let digit = character.is_ascii_digit();
+        let inside = in_number
+            && matches!(character, '.' | ',')
+            && row[at + 1..].starts_with(|next: char| next.is_ascii_digit());
+        if digit && !in_number {
+            masked.push('N');
+        }
+        in_number = digit || inside;
+        if !in_number {
+            masked.push(character);
+        }
+    }
+    // The unit comes with the number.
+    ["N ms", "N us"].iter().fold(masked, |text, unit| text.replace(unit, "N s"))
+}
+
+/// Compares the row of an experiment with the table of docs/doctor.md; with FOURTUPLE_WRITE=1 writes the row instead.
+#[track_caller]
+pub(crate) fn row(finding: &Value, fault: &str, program: &str, before: &str, cure: &str, after: &str) {
+    static WRITING: Mutex<()> = Mutex::new(());
+    let cure = cure.replace('|', "\\|");
+    let row = format!(
+        "| `{}` {} | {fault} | {program} | {} | {before} | `{cure}` | {after} |",
+        text(finding, "id"),
+        text(finding, "severity"),
+        text(finding, "verdict").replace('|', "\\|"),
+    );
+    let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (head, mut rows, tail) = read();
+    if env::var_os("FOURTUPLE_WRITE").is_some() {
+        rows.retain(|other| key(other) != key(&row));
+        rows.push(row);
+        rows.sort();
+        fs::write(page(), format!("{head}{}\n{tail}", rows.join("\n"))).expect("docs/doctor.md");
+        return;
+    }
+    let documented = rows.iter().find(|other| key(other) == key(&row));
+    assert_eq!(
+        documented.map(|row| facts(row)),
+        Some(facts(&row)),
+        "docs/doctor.md has another row (FOURTUPLE_WRITE=1 writes it); made here:\n{row}"
+    );
+    if documented.is_some_and(|documented| mask(documented) != mask(&row)) {
+        eprintln!("docs/doctor.md has other words (FOURTUPLE_WRITE=1 writes them); made here:\n{row}");
+    }
+}
+
+#[test]
+fn every_rule_has_an_experiment() {
+    let explained = run(&mut fourtuple("explain")).stdout;
+    let rules: BTreeSet<&str> = explained.lines().filter_map(|line| line.split(' ').next()).collect();
+    let (_, rows, _) = read();
+    let tried: BTreeSet<&str> = rows.iter().filter_map(|row| row.split('`').nth(1)).collect();
+    let without: BTreeSet<&str> = WITHOUT.iter().copied().collect();
+    assert_eq!(rules.difference(&tried).copied().collect::<BTreeSet<_>>(), without);
+    assert!(tried.is_subset(&rules), "{tried:?}");
+}
+
+#[test]
+fn figures_of_rows_are_masked() {
+    assert_eq!(mask("nginx[812] uses 28,232 of 1.5 ms, then 7."), "nginx[N] uses N of N s, then N.");
+}

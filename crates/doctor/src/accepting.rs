@@ -17,6 +17,33 @@ pub(crate) fn holders(owners: &[Owner]) -> String {
     }
 }
 
+/// Returns the processes that accept from a listener: `nginx[813] and 3 more`.
+pub(crate) fn acceptors(snapshot: &Snapshot, listener: &Listener) -> String {
+    holders(&workers_of(snapshot, listener))
+}
+
+/// Returns the processes that hold a listener, without a master that holds it for its workers only. A child that was not there at the first
+/// reading may be about to execute another program, and is no worker.
+fn workers_of(snapshot: &Snapshot, listener: &Listener) -> Vec<Owner> {
+    let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
+    let service = services.iter().find(|service| service.port == listener.address.port());
+    let accepted = service.map(|service| service.workers.as_slice()).unwrap_or_default();
+    let has_accepted = |pid: u32| accepted.iter().any(|worker| worker.pid == pid && worker.sockets > 0);
+    // Gunicorn calls its processes `gunicorn: master` and `gunicorn: worker`.
+    let program = |owner: &Owner| owner.name.split([':', ' ']).next().map(str::to_owned);
+    let is_worker_of = |owner: &Owner, master: &Owner| {
+        let process = process_of(snapshot, owner.pid);
+        program(owner) == program(master)
+            && process.is_some_and(|process| process.parent == master.pid && process.cpu_ns.is_some())
+    };
+    let is_master = |master: &&Owner| {
+        let mut workers = listener.owners.iter().filter(|owner| is_worker_of(owner, master));
+        let accepting = workers.clone().any(|worker| has_accepted(worker.pid));
+        !has_accepted(master.pid) && (accepting || workers.nth(1).is_some())
+    };
+    listener.owners.iter().filter(|owner| !is_master(owner)).cloned().collect()
+}
+
 /// Returns a duration with a unit that suits it: `120 ms`, `10.0 s`.
 pub(crate) fn time(ns: u64) -> String {
     match ns {
@@ -155,7 +182,7 @@ pub(crate) fn is_left_behind(snapshot: &Snapshot, member: &Listener, group: &[&L
 /// Adds what helps a listener whose accept queue is too short or is emptied too slowly.
 pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     let port = listener.address.port();
-    let server = holders(&listener.owners);
+    let server = acceptors(snapshot, listener);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
     let mut draft = match stopped(snapshot, &listener.owners) {

@@ -1,8 +1,9 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
 use fourtuple_record::snapshot::{Owner, Snapshot};
-use fourtuple_record::{Advice, Finding, Unchecked};
+use fourtuple_record::{Advice, Finding, Severity, Unchecked};
 
+use crate::accepting::subject;
 use crate::attribute::with_callers;
 use crate::draft::{Draft, Remedy};
 use crate::limits::Limits;
@@ -61,6 +62,7 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
         }
     }
     absorb_failures(&mut diagnosis.findings, snapshot);
+    absorb_effects(&mut diagnosis.findings, snapshot);
     // A stable sort keeps the order of the rules.
     diagnosis
         .findings
@@ -71,6 +73,45 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
 /// Returns the place of a rule among the causes; all other rules come after them.
 fn cause(id: &str) -> usize {
     CAUSES.iter().position(|cause| *cause == id).unwrap_or(CAUSES.len())
+}
+
+/// Rules whose findings explain findings of other rules about the same listener, the closest cause first: what a full queue drops, and how
+/// long connections wait in it.
+const EFFECTS: [(&str, &[&str]); 4] = [
+    ("F01", &["A01", "A02", "A07"]),
+    ("B03", &["A01", "A02", "A07"]),
+    ("B04", &["A01", "A02", "A07"]),
+    ("A01", &["A02", "A07"]),
+];
+
+/// Makes the effects of a fault of a listener facts of its cause: one finding for one fault.
+fn absorb_effects(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    // F01 names a process, the other rules name a listener.
+    let holds = |holder: &str, held: &str| {
+        let found = listeners.iter().find(|listener| subject(listener) == held);
+        found.is_some_and(|listener| matches!(&listener.owners[..], [only] if process(only) == holder))
+    };
+    for (id, effects) in EFFECTS {
+        // A process that has descriptors left accepts.
+        let is_cause =
+            |finding: &&Finding| finding.id == id && (id != "F01" || finding.severity == Severity::Critical);
+        let causes: Vec<String> =
+            findings.iter().filter(is_cause).map(|finding| finding.subject.clone()).collect();
+        for subject in causes {
+            let is_effect = |finding: &mut Finding| {
+                let is_same = finding.subject == subject || id == "F01" && holds(&subject, &finding.subject);
+                is_same && effects.contains(&finding.id.as_str())
+            };
+            let absorbed: Vec<Finding> = findings.extract_if(.., is_effect).collect();
+            let cause = findings.iter_mut().find(|finding| finding.id == id && finding.subject == subject);
+            let cause = cause.expect("a rule is not among its own effects");
+            for effect in absorbed {
+                cause.severity = cause.severity.min(effect.severity);
+                cause.evidence.push(effect.verdict);
+            }
+        }
+    }
 }
 
 /// Makes failed calls of connect() (P07) a fact of the exhausted tuple (P01), instead of a finding with the same remedies, if the program

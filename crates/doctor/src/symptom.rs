@@ -3,7 +3,7 @@
 
 use fourtuple_record::snapshot::{Counter, FailedCall, Listener, Snapshot, UdpSocketView};
 
-use crate::accepting::{drops, holders, kept_waiting};
+use crate::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::budget::Budget;
 use crate::causes::{COUNTERS, is_failure_of_interest};
 use crate::datagram::Counted;
@@ -63,7 +63,7 @@ impl<'a> Account<'a> {
 
     fn add_sockets(&mut self, snapshot: &'a Snapshot) {
         for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
-            let socket = || format!("the listener {} of {}", listener.address, holders(&listener.owners));
+            let socket = || format!("the listener {} of {}", listener.address, acceptors(snapshot, listener));
             self.add(Symptom::Drops { cookie: listener.cookie, socket: socket() }, drops(snapshot, listener));
             if snapshot.interval_ns >= 1_000_000_000 {
                 self.add(Symptom::Queue { listener }, kept_waiting(snapshot, listener));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use events::{apply_first, between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Part, Snapshot, TracedAccepts};
+use fourtuple_record::snapshot::{Listener, Part, Process, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
@@ -85,15 +85,77 @@ fn a01_a_burst_between_readings_is_no_finding() {
 fn a02_drops_belong_to_their_listener() {
     in_namespace(|| {
         let (_idle, _) = listener("127.0.0.2", 8);
-        let (_listener, address) = listener("127.0.0.1", 4);
+        let address = "127.0.0.1:4200".parse().unwrap();
+        let listener = member(address, 4);
         let mut clients = Vec::new();
         assert!(between("A02", || clients = connect(address, 5)).is_empty());
-        let found = between("A02", || drop(attempt(address, 3)));
+        let found = between("A02", || {
+            drop(attempt(address, 3));
+            drain(&listener);
+        });
         let found = only(&found, Severity::Warning, "dropped 3 SYNs and ACKs in ");
         assert!(found.subject.starts_with(&address.to_string()), "{}", found.subject);
         assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
         // Drops before the first reading are no finding.
         assert!(findings("A02").is_empty());
+    });
+}
+
+#[test]
+fn a_full_queue_is_one_finding_with_its_effects() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 4);
+        let _clients = connect(address, 5);
+        thread::sleep(Duration::from_millis(30));
+        let mut snapshot = snapshot(|| {
+            drop(attempt(address, 3));
+            thread::sleep(Duration::from_millis(110));
+        });
+        let judged = |snapshot: &Snapshot| diagnose(snapshot, &Limits::default()).findings;
+        let found = judged(&snapshot);
+        let ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!(ids, ["A01"], "{found:#?}");
+        let facts = found[0].evidence.join("; ");
+        assert!(facts.contains("dropped 3 SYNs and ACKs") && facts.contains("5 connections at "), "{facts}");
+        // A process without descriptors is the cause of its full queue.
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        let own = processes.iter_mut().find(|found| found.pid == process::id()).unwrap();
+        own.descriptors = own.descriptors.max(64);
+        let own = own.clone();
+        let Part::Seen(listeners) = &mut snapshot.listeners else { panic!("{:?}", snapshot.listeners) };
+        // Until its exec, a forked child of another test holds the listener too.
+        listeners[0].owners.retain(|owner| owner.pid == process::id());
+        let limit = own.descriptors.into();
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        *processes = vec![Process { descriptor_limit: Some(limit), ..own }];
+        let found = judged(&snapshot);
+        let ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!((ids, found[0].severity), (vec!["F01"], Severity::Critical), "{found:#?}");
+        assert!(found[0].evidence.iter().any(|fact| fact.contains("is full: 5 connections wait")));
+    });
+}
+
+#[test]
+fn a01_names_the_workers_of_a_master() {
+    in_namespace(|| {
+        if !python::is_installed("a01_names_the_workers_of_a_master") {
+            return;
+        }
+        let mut python = Python::start();
+        // Two workers have accepted two connections each; their master has none.
+        let (address, _held) = shared(&mut python, &[2, 2]);
+        python.run("listener.listen(8)");
+        let _clients = connect(address, 9);
+        let mut snapshot = snapshot(|| ());
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A01");
+        let found = only(&judged(&snapshot), Severity::Critical, " and 1 more, ");
+        let master = format!("[{}]", python.pid());
+        assert!(!found.verdict.contains(&master), "{}", found.verdict);
+        // A child that was not there at the first reading is no worker.
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        processes.iter_mut().for_each(|process| process.cpu_ns = None);
+        let found = judged(&snapshot);
+        assert!(found[0].verdict.contains(&master), "{}", found[0].verdict);
     });
 }
 

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{drops, empty_faster, explains_listener, holders, is_full, subject, time, up_to};
+use crate::accepting::{acceptors, drops, empty_faster, explains_listener, is_full, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -47,7 +47,7 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
     let mut verdict = format!(
         "the accept queue of {address} {state}: {} connections wait for {}, the backlog is {}",
         count(waiting.into()),
-        holders(&listener.owners),
+        acceptors(snapshot, listener),
         count(backlog.into())
     );
     if drops > 0 {

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{drops, during, empty_faster, explains_listener, holders, subject, time, up_to};
+use crate::accepting::{acceptors, drops, during, empty_faster, explains_listener, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -48,7 +48,7 @@ fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
     let verdict = format!(
         "{} of {} dropped {}{} SYNs and ACKs in {interval}; {} connections wait, the backlog is {}",
         listener.address,
-        holders(&listener.owners),
+        acceptors(snapshot, listener),
         up_to(snapshot),
         count(drops),
         count(listener.waiting.into()),

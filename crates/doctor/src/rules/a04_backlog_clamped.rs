@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{Settings, drops, during, holders, subject};
+use crate::accepting::{Settings, acceptors, drops, during, subject};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -35,11 +35,15 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     };
     let is_cut = |listener: &&Listener| u64::from(listener.backlog) == somaxconn;
     let listeners = snapshot.listeners.seen()?.iter();
-    Ok(listeners.filter(is_cut).filter(matters).map(|listener| draft(listener, somaxconn)).collect())
+    Ok(listeners
+        .filter(is_cut)
+        .filter(matters)
+        .map(|listener| draft(snapshot, listener, somaxconn))
+        .collect())
 }
 
-fn draft(listener: &Listener, somaxconn: u64) -> Draft {
-    let server = holders(&listener.owners);
+fn draft(snapshot: &Snapshot, listener: &Listener, somaxconn: u64) -> Draft {
+    let server = acceptors(snapshot, listener);
     let verdict = format!(
         "the backlog of {} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {} connections wait",
         listener.address,

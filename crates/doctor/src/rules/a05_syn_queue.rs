@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{during, flooded, handshakes_allowed, holders, other_drops, time};
+use crate::accepting::{acceptors, during, flooded, handshakes_allowed, other_drops, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -67,7 +67,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             count(other_drops(snapshot)),
             count(listener.handshakes.into()),
             listener.address,
-            holders(&listener.owners),
+            acceptors(snapshot, listener),
             count(handshakes_allowed(snapshot, listener))
         );
         let draft = Draft::new(Severity::Critical, "SYN queue", verdict)
@@ -92,7 +92,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             "{} handshakes are in progress at {} ({}), which takes {}",
             count(listener.handshakes.into()),
             listener.address,
-            holders(&listener.owners),
+            acceptors(snapshot, listener),
             count(allowed(listener))
         );
         drafts.push(with_limits(
@@ -119,7 +119,7 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
             "{} handshakes in progress at {} ({}), backlog {}",
             count(listener.handshakes.into()),
             listener.address,
-            holders(&listener.owners),
+            acceptors(snapshot, listener),
             count(listener.backlog.into())
         )),
         None => draft,

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{holders, kept_waiting, subject, time};
+use crate::accepting::{acceptors, kept_waiting, subject, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold, joined};
 use crate::words::{count, counted};
@@ -60,7 +60,7 @@ fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
             advise(Draft::new(Severity::Warning, "accept wait", verdict), listener).because(format!(
                 "{} ({}) has the longest accept queue: {} connections",
                 listener.address,
-                holders(&listener.owners),
+                acceptors(snapshot, listener),
                 count(listener.waiting.into())
             ))
         }
@@ -78,7 +78,7 @@ fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
         listener.address,
         if old == 1 { "has" } else { "have" },
         time(snapshot.interval_ns),
-        holders(&listener.owners)
+        acceptors(snapshot, listener)
     );
     let mut draft = Draft::new(Severity::Warning, subject(listener), verdict).because(format!(
         "{} in the queue at the first reading, {} at the second; the oldest has waited {} or longer",

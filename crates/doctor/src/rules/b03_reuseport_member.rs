@@ -1,7 +1,9 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{explains_listener, groups, holders, is_full, is_left_behind, lags, stopped, subject};
+use crate::accepting::{
+    acceptors, explains_listener, groups, is_full, is_left_behind, lags, stopped, subject,
+};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
@@ -55,7 +57,7 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
         member.address,
         count(member.waiting.into()),
         // Workers of nginx hold the listeners of all workers.
-        stopped.map_or_else(|| holders(&member.owners), process),
+        stopped.map_or_else(|| acceptors(snapshot, member), process),
         count(longest.into())
     );
     let mut draft = Draft::new(severity, subject(member), verdict).because(format!(
@@ -84,7 +86,7 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
             "gives new connections to listeners with short queues",
         ))
         .proper(Remedy::advice(
-            format!("{}: no blocking work in the thread that accepts", holders(&member.owners)),
+            format!("{}: no blocking work in the thread that accepts", acceptors(snapshot, member)),
             "the queue is served",
         ))
 }

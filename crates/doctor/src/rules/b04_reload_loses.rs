@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
-use crate::accepting::{during, groups, holders, is_left_behind, subject, time};
+use crate::accepting::{acceptors, during, groups, is_left_behind, subject, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
 use crate::words::count;
@@ -50,20 +50,20 @@ fn check(snapshot: &Snapshot, _limit: f64) -> Checked {
     if migrates == 0 {
         for group in groups(listeners) {
             let old = group.iter().filter(|member| is_left_behind(snapshot, member, &group));
-            drafts.extend(old.map(|member| draft(member, &group)));
+            drafts.extend(old.map(|member| draft(snapshot, member, &group)));
         }
     }
     Ok(drafts)
 }
 
-fn draft(member: &Listener, group: &[&Listener]) -> Draft {
+fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
     let successor = group.iter().find(|other| other.cookie != member.cookie);
     let verdict = format!(
         "{} connections at {} wait for {}, which is older than {} and does not accept: they are reset when it closes its listener",
         count(member.waiting.into()),
         member.address,
-        holders(&member.owners),
-        successor.map_or_else(String::new, |other| holders(&other.owners))
+        acceptors(snapshot, member),
+        successor.map_or_else(String::new, |other| acceptors(snapshot, other))
     );
     Draft::new(Severity::Warning, subject(member), verdict)
         .explains(What::Queue(member.cookie))

@@ -12,7 +12,8 @@ pub type RunRecord = Record<RunSettings, RunResults>;
 pub struct RunSettings {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// The requested way: `cgroup`, `supervise` or `preload`; `null`: the first that fits.
+    /// The requested way: `cgroup`, `supervise` or `preload`; `bound`: the first that covers sockets which the program binds; `null`: the
+    /// first that fits.
     pub via: Option<String>,
 }
 

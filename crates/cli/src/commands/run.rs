@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple_fix::{Choice, Run, RunOutcome, Way};
+use fourtuple_fix::{Choice, Run, RunOutcome, Way, Ways};
 use fourtuple_record::{RunSettings, Saved};
 use fourtuple_report::{html, terminal};
 use fourtuple_syscalls::fork::End;
@@ -23,9 +23,10 @@ use crate::save::save;
 /// proceeds unchanged.
 #[derive(Debug, Args)]
 pub(crate) struct RunFlags {
-    /// The way [default: the first that fits: cgroup, preload, supervise]
-    #[arg(long, value_name = "WAY", value_parser = way())]
-    via: Option<Way>,
+    /// The way, or bound: one that covers sockets which the program binds before connect()
+    /// [default: the first that fits: cgroup, preload, supervise]
+    #[arg(long, value_name = "WAY", value_parser = ways())]
+    via: Option<Ways>,
     /// Print on stderr at the end what was done
     #[arg(long)]
     report: bool,
@@ -43,15 +44,16 @@ pub(crate) struct RunFlags {
     command: Vec<OsString>,
 }
 
-fn way() -> impl TypedValueParser<Value = Way> {
-    PossibleValuesParser::new(Way::ALL.map(Way::name))
-        .try_map(|name| Way::named(&name).ok_or_else(|| format!("{name:?} is not a way")))
+fn ways() -> impl TypedValueParser<Value = Ways> {
+    PossibleValuesParser::new(Way::ALL.map(Way::name).into_iter().chain([Ways::BOUND]))
+        .try_map(|name| Ways::named(&name).ok_or_else(|| format!("{name:?} is not a way")))
 }
 
 impl RunFlags {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let started = OffsetDateTime::now_utc();
-        let run = Run { command: self.command.clone(), via: self.via, search: search(self.via) };
+        let via = self.via.unwrap_or_default();
+        let run = Run { command: self.command.clone(), via, search: search(via) };
         let is_quiet = self.quiet;
         let name = self.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let outcome = run.run(|choice| {
@@ -74,7 +76,7 @@ impl RunFlags {
         let host = output::host(&["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"], &[]);
         let settings = RunSettings {
             command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            via: self.via.map(|way| way.name().to_owned()),
+            via: self.via.and_then(Ways::name).map(str::to_owned),
         };
         let saved =
             Saved::Run(output::record("run", started, host, settings, outcome.validity, outcome.results));
@@ -100,8 +102,8 @@ fn announcement(name: &str, choice: &Choice) -> String {
 }
 
 /// Returns why this kernel does not search a port range port by port. Does not probe for the way `cgroup`, which does not need it.
-fn search(via: Option<Way>) -> Result<(), String> {
-    if via == Some(Way::Cgroup) {
+fn search(via: Ways) -> Result<(), String> {
+    if via == Ways::Only(Way::Cgroup) {
         return Ok(());
     }
     match capabilities::probe().map_err(|error| error.to_string())?.local_port_range {

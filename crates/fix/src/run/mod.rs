@@ -51,7 +51,7 @@ use crate::run::program::Program;
 use crate::run::supervisor::Launch;
 
 pub use error::RunError;
-pub use way::{Choice, Way};
+pub use way::{Choice, Way, Ways};
 
 /// Share of a port range from which the way `cgroup` acts, as by default of `fix ports`.
 const PAST: f64 = 0.25;
@@ -63,8 +63,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 pub struct Run {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// The way; `None` for the first way that fits the program and the host.
-    pub via: Option<Way>,
+    /// The ways of which the first that fits the program and the host is chosen.
+    pub via: Ways,
     /// The reason why this kernel does not search a whole port range port by port, which `supervise` and `preload` need.
     pub search: Result<(), String>,
 }
@@ -90,7 +90,7 @@ impl Run {
         let name = self.command.first().ok_or_else(|| RunError::NotFound(String::new()))?;
         let program = Program::find(name)?;
         let mut files = Files::default();
-        let is_requested = self.via.is_some();
+        let is_requested = matches!(self.via, Ways::Only(_));
         let choice = way::choose(self.via, &program, || cgroup(&mut files, is_requested), &self.search);
         let result = choice.and_then(|choice| {
             if choice.way != Way::Cgroup {

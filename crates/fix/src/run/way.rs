@@ -36,6 +36,37 @@ impl Way {
     }
 }
 
+/// The ways from which `run` chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ways {
+    /// All.
+    #[default]
+    All,
+    /// The ways that cover sockets which the program has bound before connect().
+    Bound,
+    /// This way only.
+    Only(Way),
+}
+
+impl Ways {
+    /// The name of [`Ways::Bound`] on the command line and in records.
+    pub const BOUND: &str = "bound";
+
+    /// Returns the ways of a name: the name of a way, or [`Ways::BOUND`].
+    pub fn named(name: &str) -> Option<Ways> {
+        if name == Ways::BOUND { Some(Ways::Bound) } else { Way::named(name).map(Ways::Only) }
+    }
+
+    /// Returns the name on the command line and in records; `None` for all ways.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Ways::All => None,
+            Ways::Bound => Some(Ways::BOUND),
+            Ways::Only(way) => Some(way.name()),
+        }
+    }
+}
+
 /// A chosen way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -45,21 +76,24 @@ pub struct Choice {
     pub passed_over: BTreeMap<String, String>,
 }
 
-/// Returns the way for a program: the requested way, or the first one that fits.
+/// Returns the way for a program: the requested way, or the first one of the requested ways that fits.
 ///
 /// `cgroup` and `search` say why the host does not support the way `cgroup`, or the search that the other ways use.
 pub(super) fn choose(
-    requested: Option<Way>,
+    requested: Ways,
     program: &Program,
     mut cgroup: impl FnMut() -> Result<(), String>,
     search: &Result<(), String>,
 ) -> Result<Choice, RunError> {
     let mut fits = |way| match way {
+        Way::Cgroup if requested == Ways::Bound => {
+            Err("leaves sockets alone that the program has bound".to_owned())
+        }
         Way::Cgroup => cgroup(),
         Way::Supervise | Way::Preload => search.clone().and_then(|()| suits(way, program)),
     };
     let mut passed_over = BTreeMap::new();
-    if let Some(way) = requested {
+    if let Ways::Only(way) = requested {
         fits(way).map_err(|reason| RunError::way(way, reason))?;
         return Ok(Choice { way, passed_over });
     }
@@ -106,7 +140,7 @@ mod tests {
 
     fn chosen(program: &Program, cgroup: bool, search: bool) -> Option<Way> {
         let answer = |fits: bool| if fits { Ok(()) } else { Err("no".to_owned()) };
-        choose(None, program, || answer(cgroup), &answer(search)).ok().map(|choice| choice.way)
+        choose(Ways::All, program, || answer(cgroup), &answer(search)).ok().map(|choice| choice.way)
     }
 
     #[test]
@@ -124,9 +158,19 @@ mod tests {
     }
 
     #[test]
+    fn bound_sockets_are_covered() {
+        let of = |kind| choose(Ways::Bound, &program(kind, false), || panic!("not asked"), &Ok(())).unwrap();
+        let choice = of(Kind::Dynamic);
+        assert_eq!(choice.way, Way::Preload);
+        assert_eq!(choice.passed_over["cgroup"], "leaves sockets alone that the program has bound");
+        assert_eq!([of(Kind::Static).way, of(Kind::Go).way], [Way::Supervise; 2]);
+        assert_eq!(Ways::named("bound").and_then(Ways::name), Some("bound"));
+    }
+
+    #[test]
     fn a_requested_way_that_does_not_fit_is_an_error() {
         let error =
-            choose(Some(Way::Preload), &program(Kind::Static, false), || Ok(()), &Ok(())).unwrap_err();
+            choose(Ways::Only(Way::Preload), &program(Kind::Static, false), || Ok(()), &Ok(())).unwrap_err();
         let line = error.to_string();
         assert!(line.starts_with("cannot run the program via preload: /bin/program is a static"), "{line}");
         assert_eq!(error.exit_code(), 4);

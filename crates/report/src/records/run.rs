@@ -2,7 +2,7 @@ use fourtuple_record::{RunRecord, RunResults, RunSettings};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{NOTHING, count, duration, maybe_duration, quantity};
-use crate::words::{CommandLine, word};
+use crate::words::{CommandLine, plural, word};
 
 pub(super) fn document(record: &RunRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -15,6 +15,14 @@ pub(super) fn document(record: &RunRecord) -> Document {
             "EADDRNOTAVAIL avoided: connects of sockets bound to port 0 in quarters of a second in which bind() to port 0 failed, \
              because every port was in use.",
         );
+    }
+    let bound: u64 =
+        ["bound-address", "bound-port"].iter().filter_map(|reason| results.left.get(*reason)).sum();
+    if bound > 0 && results.way == "cgroup" {
+        document.explain(format!(
+            "{} of sockets that the program had bound, which the way cgroup leaves alone: `fourtuple run --via bound` covers them.",
+            plural(bound, "connect")
+        ));
     }
     let reasons = results
         .left

@@ -156,6 +156,7 @@ mod tests {
             growth_per_s: 0.0,
             time_wait_plain: None,
             idle: None,
+            fix: None,
             owners,
         }
     }

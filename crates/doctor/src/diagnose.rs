@@ -27,7 +27,7 @@ pub struct Diagnosis {
 
 /// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
 /// does not empty its accept queue, and a search is long because of the ports that it passes over. The closest cause is the first.
-const CAUSES: [&str; 8] = ["F01", "B03", "B04", "A06", "P01", "P02", "P08", "P06"];
+const CAUSES: [&str; 9] = ["F01", "B03", "B04", "A06", "P04", "P01", "P02", "P08", "P06"];
 
 /// The rule that reports what the findings of all others leave unexplained.
 const UNEXPLAINED: &str = "X01";

@@ -24,11 +24,10 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     if let Some(leak) = budget.and_then(|budget| Leak::of(snapshot, tuple, &budget)) {
         return end_leak(draft, snapshot, tuple, &leak);
     }
+    draft = draft.because_if(running_fix(tuple));
     draft.now.extend(more_sources(snapshot, tuple));
     draft.now.extend(reuse(snapshot, tuple));
-    // A range that the rate of the closes fills again is no remedy.
-    let is_lasting = budget.is_none_or(|budget| budget.plateau() <= most_ports(snapshot).into());
-    draft.now.extend(wider_range(snapshot).filter(|_| is_lasting));
+    draft.now.extend(wider_range(snapshot, Some(tuple)));
     draft.proper.extend(printed(snapshot, tuple));
     if budget.is_some_and(|budget| budget.time_wait * 2 > budget.in_use) {
         draft = draft.proper(keep_connections(tuple));
@@ -57,7 +56,7 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Leak) -
             format!("restart {name}"),
             format!("frees the ports for {}", time(f64::from(tuple.in_use) / leak.per_s)),
         ));
-    if let Some(wider) = wider_range(snapshot) {
+    if let Some(wider) = wider_range(snapshot, None) {
         let more = most_ports(snapshot).saturating_sub(tuple.in_use);
         let effect = format!("{}; this lasts {}", wider.effect, leak.lasts(more));
         draft = draft.now(Remedy { effect, ..wider });
@@ -93,6 +92,11 @@ pub(crate) fn keep_connections(tuple: &Tuple) -> Remedy {
 pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let owner = tuple.owners.first()?;
     let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
+    let has_sources = tuple.fix.as_ref().is_some_and(|fix| fix.source.is_some());
+    if has_sources || !is_lasting(snapshot, tuple, others + 1, Budget::of(snapshot, tuple).ok()?.total) {
+        return None;
+    }
+    let needed = demand(snapshot, tuple, others + 1)?;
     let (source, destination) = (tuple.source, tuple.destination);
     let to = quoted(destination);
     let factor = others as u32 + 1;
@@ -103,19 +107,38 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
             process(owner)
         ),
         move |snapshot| {
+            // What the sources have in use once the sockets of now, which stay where they are, have ended.
             each_tuple(snapshot, source, destination, |tuple| {
-                tuple.in_use = tuple.in_use.div_ceil(factor);
-                tuple.low_parity = tuple.low_parity.div_ceil(factor);
+                let then = (needed / f64::from(factor)).ceil();
+                let share = then / f64::from(tuple.in_use.max(1));
+                tuple.in_use = then as u32;
+                tuple.low_parity = (f64::from(tuple.low_parity) * share) as u32;
                 tuple.closes_per_s /= f64::from(factor);
                 tuple.growth_per_s /= f64::from(factor);
-                tuple.states.values_mut().for_each(|sockets| *sockets = sockets.div_ceil(factor.into()));
+                tuple.states.values_mut().for_each(|sockets| *sockets = (*sockets as f64 * share) as u64);
             });
         },
     ))
 }
 
+/// Returns a sentence about a `fix ports` that works on new connections of a tuple already.
+pub(crate) fn running_fix(tuple: &Tuple) -> Option<String> {
+    let fix = tuple.fix.as_ref()?;
+    let how = match &fix.source {
+        Some(source) => format!("from the addresses of {source}"),
+        None => "from free ports that it draws".to_owned(),
+    };
+    Some(format!(
+        "`fourtuple fix ports` (process {}) opens its new connections {how}; sockets of before stay until they end, in TIME_WAIT up to 60 s",
+        fix.pid
+    ))
+}
+
 /// `fourtuple fix ports`, which draws free ports instead of the kernel's search.
 pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
+    if tuple.fix.is_some() {
+        return None;
+    }
     Some(drawn_ports_to(tuple.owners.first()?, tuple.destination))
 }
 
@@ -130,6 +153,7 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
     let tuple = tuples.iter().find(|tuple| tuple.destination == longest.destination);
     let budget = tuple.and_then(|tuple| Some((tuple, Budget::of(snapshot, tuple).ok()?)));
     match budget {
+        Some((tuple, _)) if tuple.fix.is_some() => draft.because_if(running_fix(tuple)),
         Some((tuple, budget)) if !budget.draws_pay() => {
             let (in_use, total) = (count(budget.in_use.into()), count(budget.total.into()));
             draft = draft.because(format!(
@@ -184,13 +208,17 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     })
 }
 
-/// A wider range, with the ports of listeners reserved; `None` if the range has all ports already, or the listeners are not known.
-pub(crate) fn wider_range(snapshot: &Snapshot) -> Option<Remedy> {
+/// A wider range, with the ports of listeners reserved; `None` if the range has all ports already, if the rate at which `tuple` closes fills
+/// the wider range too, or if the listeners are not known.
+pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<Remedy> {
     let ports = snapshot.ports.seen().ok()?;
     // The parity of the first port stays: the search begins with it.
     let low = ports.low.min(1024 | ports.low & 1);
     let wide = EphemeralPorts { low, high: 65_535, reserved: reserved_with_listeners(snapshot, low)? };
     let (now, then) = (ports.usable(), wide.usable());
+    if tuple.is_some_and(|tuple| !is_lasting(snapshot, tuple, 1, then)) {
+        return None;
+    }
     if then < now + now / 4 || wide.reserved.len() > MOST_BLOCKS {
         return None;
     }
@@ -209,6 +237,27 @@ pub(crate) fn wider_range(snapshot: &Snapshot) -> Option<Remedy> {
             set_sysctl(snapshot, RESERVED, &reserved);
         },
     ))
+}
+
+/// Returns whether `addresses` sources with this number of ports each last for the connections that go to the destination of a tuple from
+/// the sources in its place, including the sockets in TIME_WAIT that their closes lead to.
+fn is_lasting(snapshot: &Snapshot, tuple: &Tuple, addresses: usize, ports: u32) -> bool {
+    demand(snapshot, tuple, addresses).is_none_or(|demand| demand <= f64::from(ports) * addresses as f64)
+}
+
+/// Returns the ports that all connections to the destination of a tuple need at their rates, over its source and `addresses` - 1 others of
+/// the same family; `None`: not known.
+fn demand(snapshot: &Snapshot, tuple: &Tuple, addresses: usize) -> Option<f64> {
+    let own = Budget::of(snapshot, tuple).ok()?.plateau();
+    if addresses == 1 {
+        return Some(own);
+    }
+    let others = snapshot.connections.seen().ok()?.tuples.iter();
+    let others = others.filter(|other| {
+        other.destination == tuple.destination && other.source != tuple.source && !other.source.is_loopback()
+    });
+    let others = others.filter_map(|other| Some(Budget::of(snapshot, other).ok()?.plateau()));
+    Some(own + others.sum::<f64>())
 }
 
 /// The largest number of ports that a range can have on this host.
@@ -384,20 +433,20 @@ mod tests {
     #[test]
     fn a_wider_range_keeps_ports_of_servers_out() {
         let snapshot = with_range(32_769, 60_999, vec![(8_080, 8_081)]);
-        let remedy = wider_range(&snapshot).unwrap();
+        let remedy = wider_range(&snapshot, None).unwrap();
         let expected = "sysctl -w net.ipv4.ip_local_reserved_ports=8080-8081,33000 net.ipv4.ip_local_port_range=\"1025 65535\"";
         assert_eq!(remedy.action, expected);
         let mut changed = snapshot.clone();
         remedy.change.unwrap()(&mut changed);
         let ports = changed.ports.seen().unwrap();
         assert_eq!((ports.low, ports.high, ports.usable()), (1_025, 65_535, 64_511 - 3));
-        assert!(wider_range(&with_range(1_024, 65_535, Vec::new())).is_none(), "wide already");
-        assert!(wider_range(&with_range(1_024, 60_999, Vec::new())).is_none(), "not by a quarter");
+        assert!(wider_range(&with_range(1_024, 65_535, Vec::new()), None).is_none(), "wide already");
+        assert!(wider_range(&with_range(1_024, 60_999, Vec::new()), None).is_none(), "not by a quarter");
         let unknown = Snapshot { listeners: Part::Hidden("EPERM".to_owned()), ..snapshot.clone() };
-        assert!(wider_range(&unknown).is_none(), "a server could lose its port");
+        assert!(wider_range(&unknown, None).is_none(), "a server could lose its port");
         let proxy = Process { pid: 1, name: "kube-proxy".to_owned(), ..Process::default() };
         let node = Snapshot { processes: Part::Seen(vec![proxy]), ..snapshot };
-        assert!(wider_range(&node).unwrap().action.contains("30000-32767"));
+        assert!(wider_range(&node, None).unwrap().action.contains("30000-32767"));
     }
 
     #[test]

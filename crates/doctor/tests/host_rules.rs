@@ -175,6 +175,22 @@ fn n02_collisions_are_told_from_a_full_table() {
         assert!(of(diagnosis.clone(), "N01").is_empty());
         let found = only(&of(diagnosis, "N02"), Severity::Warning, "dropped 3 packets in ");
         assert!(found.evidence[0].starts_with("4 more collisions were resolved"), "{:?}", found.evidence);
+        // SNAT to the ports 30000 to 30099.
+        let entry = |port: u32| {
+            format!(
+                "ipv4 2 tcp 6 117 ESTABLISHED src=172.30.0.2 dst=10.0.0.2 sport={} dport=4000 src=10.0.0.2 dst=10.0.0.1 sport=4000 dport={port} use=2\n",
+                port + 9
+            )
+        };
+        let table = |ports: std::ops::Range<u32>| ports.map(entry).collect::<String>();
+        root.write("thread-self/net/nf_conntrack", &table(30_000..30_100));
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 e e 0\n"));
+        let found = of(judged(&reader.read()), "N02");
+        let verdict = "SNAT has no port left: 10.0.0.1 → 10.0.0.2:4000 uses 100 of the 100 tcp ports 30000-30099; nf_conntrack dropped 4 packets in ";
+        let found = only(&found, Severity::Warning, verdict);
+        let all = found.now.iter().chain(&found.proper);
+        assert!(all.clone().any(|advice| advice.action.contains("snat to 10.0.0.1-")), "{found:#?}");
+        assert!(all.clone().all(|advice| !advice.action.contains("resolv.conf")), "{found:#?}");
     });
 }
 

@@ -3,7 +3,7 @@
 mod namespace;
 mod scene;
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{
-    IdleTimes, Owner, Part, Process, Snapshot, Traced, TracedConnects, Unavailable,
+    IdleTimes, Owner, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple, Unavailable,
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
@@ -20,7 +20,7 @@ use namespace::{
     FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
     this_process, until_found,
 };
-use scene::{apply, findings, findings_in, now, read, until};
+use scene::{apply, diagnosis, findings, findings_in, now, read, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const SOL_IP: i32 = 0;
@@ -149,6 +149,57 @@ fn p01_ports_that_loopback_may_reuse_are_free() {
 }
 
 #[test]
+fn sources_that_the_closes_outrun_are_not_proposed() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (_listener, address) = listener(NEAR, 100);
+        let _one = connect(address, 1);
+        let mut full = now();
+        let closing = |tuple: &mut Tuple, closes_per_s: f64| {
+            (tuple.in_use, tuple.low_parity) = (20, 10);
+            (tuple.closes_per_s, tuple.time_wait_plain) = (closes_per_s, Some(0));
+            tuple.states = [("time-wait".to_owned(), 20)].into();
+        };
+        let tuples = |snapshot: &mut Snapshot| match &mut snapshot.connections {
+            Part::Seen(connections) => std::mem::take(&mut connections.tuples),
+            Part::Hidden(reason) => panic!("{reason}"),
+        };
+        let own = tuples(&mut full).remove(0);
+        let with = |tuples: Vec<Tuple>| {
+            let mut snapshot = full.clone();
+            let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+            connections.tuples = tuples;
+            snapshot
+        };
+        let proposed = |snapshot: &Snapshot| {
+            let findings = findings_in(snapshot, "P01");
+            let own = findings.iter().find(|finding| finding.subject.starts_with(NEAR)).unwrap();
+            (own.clone(), own.now.iter().any(|advice| advice.action.contains("fix ports")))
+        };
+        // Two sources have 40 ports: 0.67 closes/s for ever.
+        let at = |closes_per_s: f64| {
+            let mut tuple = own.clone();
+            closing(&mut tuple, closes_per_s);
+            tuple
+        };
+        assert!(proposed(&with(vec![at(0.5)])).1);
+        assert!(!proposed(&with(vec![at(2.0)])).1, "two sources of 20 ports for 120");
+        let other = Tuple { source: ip(FAR), ..at(0.5) };
+        assert!(!proposed(&with(vec![at(0.5), other.clone()])).1, "the other source has sockets of its own");
+        // Our fix runs.
+        let fix = Some(RunningFix { pid: 4711, source: Some("10.0.0.0/24".to_owned()) });
+        let free =
+            Tuple { in_use: 5, states: [("established".to_owned(), 5)].into(), closes_per_s: 0.0, ..other };
+        let (finding, is_proposed) = proposed(&with(vec![Tuple { fix, ..at(0.5) }, free]));
+        assert!(!is_proposed, "{finding:#?}");
+        assert_eq!(finding.severity, Severity::Notice, "new connections have another source: {finding:#?}");
+        let fact = "`fourtuple fix ports` (process 4711) opens its new connections from the addresses of 10.0.0.0/24";
+        assert!(finding.evidence.iter().any(|line| line.starts_with(fact)), "{finding:#?}");
+    });
+}
+
+#[test]
 fn p02_a_parity_in_use_makes_searches_long() {
     in_namespace(|| {
         add_addresses();
@@ -269,8 +320,15 @@ fn p04_reserved_ports_are_counted_where_they_matter() {
         let verdict = &finding.verdict;
         assert!(verdict.contains("12 of the 20 ports of the range are reserved (60%)"), "{verdict}");
         assert!(verdict.contains("uses 6 of the 8 that are left"), "{verdict}");
-        let list = advice(&finding, RESERVED);
+        let list = advice(&finding, &format!("{RESERVED}=8080"));
         assert_eq!(list.action, format!("sysctl -w {RESERVED}=8080"), "ports outside of the range stay");
+        assert!(list.effect.ends_with(&format!("undo: `sysctl -w {RESERVED}=8080,20004-20015`")), "{list:?}");
+        assert_ne!(finding.now[0].action, list.action, "first a command that keeps the reservation");
+        let _rest = connect(address, 2);
+        let order: Vec<(Severity, String)> =
+            diagnosis().findings.iter().map(|finding| (finding.severity, finding.id.clone())).collect();
+        assert_eq!(order[0], (Severity::Critical, "P04".to_owned()), "the cause of P01: {order:?}");
+        assert_eq!(order[1], (Severity::Critical, "P01".to_owned()), "{order:?}");
         apply(list);
         assert!(findings("P04").is_empty());
     });
@@ -297,6 +355,30 @@ fn p05_listeners_in_a_used_range_can_lose_their_port() {
         );
         assert!(!verdict.contains("20060"), "{verdict}");
         apply(advice(&finding, RESERVED));
+        assert!(findings("P05").is_empty());
+    });
+}
+
+#[test]
+fn p05_a_self_connection_blocks_a_server() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20009");
+        let port = SocketAddr::from(([127, 0, 0, 1], 20_004));
+        // Nothing listens: connect() fails until it chooses the port of the destination.
+        let own = until("a self-connection", || TcpStream::connect(port).ok());
+        assert_eq!(own.local_addr().unwrap(), own.peer_addr().unwrap());
+        assert!(TcpListener::bind(port).is_err());
+        let finding = the_finding(&now(), "P05");
+        let verdict =
+            format!("{} is connected to itself at 127.0.0.1:20004: bind() of a server", this_process());
+        assert!(finding.verdict.contains(&verdict), "{}", finding.verdict);
+        let reserve = advice(&finding, RESERVED);
+        assert_eq!(reserve.action, format!("sysctl -w {RESERVED}=20004"));
+        advice(&finding, "ss -K src '127.0.0.1:20004' dst '127.0.0.1:20004'");
+        set_sysctl(RESERVED, "20004");
+        option::set_reset_on_close(own.as_fd()).unwrap();
+        drop(own);
+        let _server = until("bind()", || TcpListener::bind(port).ok());
         assert!(findings("P05").is_empty());
     });
 }

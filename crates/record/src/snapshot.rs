@@ -196,6 +196,17 @@ pub struct Connections {
     pub services_left_out: u64,
     /// Sockets in CLOSE_WAIT by process; bounded.
     pub close_wait: Vec<CloseWait>,
+    /// Connections whose two ends are the same socket; bounded.
+    pub self_connected: Vec<SelfConnected>,
+}
+
+/// A socket that is connected to itself, from a connect() to a local port without a listener that chose this port as its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfConnected {
+    /// Both ends.
+    pub address: SocketAddr,
+    /// The process; `null`: not known, or the socket is in TIME_WAIT.
+    pub owner: Option<Owner>,
 }
 
 /// The connections from one source address to one destination: they share the ports of the range.
@@ -222,8 +233,19 @@ pub struct Tuple {
     pub time_wait_plain: Option<u32>,
     /// Idle times of the connections in ESTABLISHED; `null`: not read, because the tuple uses few ports, or has none.
     pub idle: Option<IdleTimes>,
+    /// A `fourtuple fix ports` that runs for a process with connections to the destination; `null`: none, or the tuple uses few ports.
+    pub fix: Option<RunningFix>,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
+}
+
+/// A `fourtuple fix ports` that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningFix {
+    /// Process ID of fourtuple.
+    pub pid: u32,
+    /// The value of `--source`: new connections get other source addresses too.
+    pub source: Option<String>,
 }
 
 /// Times since connections carried data, in either direction.
@@ -411,6 +433,25 @@ pub struct Conntrack {
     pub limit: u64,
     /// Counters of /proc/net/stat/nf_conntrack, summed over the processors: `drop`, `insert_failed`, `clashres`.
     pub counters: BTreeMap<String, Counter>,
+    /// The source addresses of SNAT and the destinations with the most ports, if `insert_failed` grew; bounded. `null`: not read.
+    pub translated: Option<Vec<Translated>>,
+}
+
+/// Tracked connections whose source SNAT has replaced by an address, to one destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Translated {
+    /// Source address after the translation.
+    pub source: IpAddr,
+    /// Destination.
+    pub destination: SocketAddr,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Distinct source ports after the translation.
+    pub ports: u32,
+    /// The lowest of them.
+    pub low: u16,
+    /// The highest of them.
+    pub high: u16,
 }
 
 /// A local address.

@@ -986,6 +986,16 @@ class DoctorOwner(TypedDict):
     sockets: int
 
 
+class SelfConnected(TypedDict):
+    address: str
+    owner: DoctorOwner | None
+
+
+class RunningFix(TypedDict):
+    pid: int
+    source: str | None
+
+
 class IdleTimes(TypedDict):
     median_ns: int
     longest_ns: int
@@ -1002,6 +1012,7 @@ class DoctorTuple(TypedDict):
     growth_per_s: float
     time_wait_plain: int | None
     idle: IdleTimes | None
+    fix: RunningFix | None
     owners: list[DoctorOwner]
 
 
@@ -1053,6 +1064,7 @@ class DoctorConnections(TypedDict):
     services: list[DoctorService]
     services_left_out: int
     close_wait: list[DoctorCloseWait]
+    self_connected: list[SelfConnected]
 
 
 class DoctorSnapshotConnections1(TypedDict):
@@ -1137,10 +1149,20 @@ class DoctorSnapshotMemory1(TypedDict):
     seen: DoctorTcpMemory
 
 
+class Translated(TypedDict):
+    source: str
+    destination: str
+    protocol: str
+    ports: int
+    low: int
+    high: int
+
+
 class DoctorConntrack(TypedDict):
     count: int
     limit: int
     counters: dict[str, DoctorCounter]
+    translated: list[Translated] | None
 
 
 class DoctorSnapshotConntrack1(TypedDict):

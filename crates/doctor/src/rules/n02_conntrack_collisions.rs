@@ -1,15 +1,15 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Snapshot, Translated};
 
 use crate::accepting::time;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "N02",
     title: "tracked connections collide",
-    source: "insert_failed and clashres of /proc/net/stat/nf_conntrack",
+    source: "insert_failed and clashres of /proc/net/stat/nf_conntrack, /proc/net/nf_conntrack",
     threshold: Some(Threshold { default: 1.0, unit: "collisions in the interval" }),
     explanation: &[
         "nf_conntrack inserts an entry when the first packet of a connection leaves the host (__nf_conntrack_confirm). If another entry \
@@ -17,6 +17,8 @@ pub(super) const RULE: Rule = Rule {
          (nf_ct_resolve_clash counts it in clashres; the packet passes).",
         "Two cases are frequent: a resolver sends the queries for A and AAAA at once from one UDP socket through DNAT, which costs a \
          timeout of 5 s; and SNAT (masquerade) gives two connections the same source port in parallel.",
+        "SNAT has as many ports to one destination as its rule allows. If all are in use, each new connection collides: the rule says so, from the \
+         table (/proc/net/nf_conntrack), and names the address, the destination and the ports.",
         "What helps against the first: a DNS cache on the host, or `options single-request-reopen` in resolv.conf (glibc). Against the \
          second: masquerade with random ports (iptables: --random-fully; nft: masquerade random,fully-random), more source addresses for \
          SNAT.",
@@ -39,17 +41,23 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let resolved = ["clashres", "clash_resolve"].iter().filter_map(|name| conntrack.counters.get(*name));
     let resolved: u64 = resolved.map(|counter| counter.during).sum();
     let verdict = format!(
-        "nf_conntrack dropped {} packets in {} because another connection had the same tuple",
-        count(failed.during),
+        "nf_conntrack dropped {} in {} because another connection had the same tuple",
+        counted(failed.during, "packet"),
         time(snapshot.interval_ns)
     );
-    let draft = Draft::new(Severity::Warning, "nf_conntrack collisions", verdict)
-        .because(format!("{} more collisions were resolved without a drop (clashres)", count(resolved)))
-        .explains(What::Counter("conntrack.insert_failed"))
-        .explains_up_to(What::Counter("conntrack.drop"), failed.during)
-        .explains(What::Counter("TcpExt.TCPSynRetrans"))
-        .explains(What::calls("send", "EPERM"))
-        .because(format!("since boot: {} drops of this kind", count(failed.total)))
+    let draft = |verdict: String| {
+        Draft::new(Severity::Warning, "nf_conntrack collisions", verdict)
+            .because(format!("{} more collisions were resolved without a drop (clashres)", count(resolved)))
+            .explains(What::Counter("conntrack.insert_failed"))
+            .explains_up_to(What::Counter("conntrack.drop"), failed.during)
+            .explains(What::Counter("TcpExt.TCPSynRetrans"))
+            .explains(What::calls("send", "EPERM"))
+            .because(format!("since boot: {} drops of this kind", count(failed.total)))
+    };
+    if let Some(full) = conntrack.translated.iter().flatten().find(|found| is_exhausted(found)) {
+        return Ok(vec![exhausted(draft(exhaustion(full, failed.during, snapshot.interval_ns)), full)]);
+    }
+    let draft = draft(verdict)
         .now(Remedy::unproven(
             "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
             "glibc sends the queries for A and AAAA from two sockets, if DNS queries collide",
@@ -59,4 +67,52 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             "fewer connections get the same tuple at the same time",
         ));
     Ok(vec![draft])
+}
+
+/// Fewer ports are no range of SNAT.
+const MIN_PORTS: u32 = 32;
+
+/// Returns whether SNAT uses nearly all ports between the lowest and the highest one.
+fn is_exhausted(found: &Translated) -> bool {
+    let span = u32::from(found.high - found.low) + 1;
+    found.ports >= MIN_PORTS && found.ports * 20 >= span * 19
+}
+
+fn exhaustion(full: &Translated, failed: u64, interval_ns: u64) -> String {
+    format!(
+        "SNAT has no port left: {} → {} uses {} of the {} {} ports {}-{}; nf_conntrack dropped {} in {}",
+        full.source,
+        full.destination,
+        count(full.ports.into()),
+        count(u64::from(full.high - full.low) + 1),
+        full.protocol,
+        full.low,
+        full.high,
+        counted(failed, "packet"),
+        time(interval_ns)
+    )
+}
+
+fn exhausted(draft: Draft, full: &Translated) -> Draft {
+    let Translated { source, destination, protocol, .. } = full;
+    let list = format!(
+        "conntrack -L -p {protocol} --reply-dst {source} --dst {} --dport {}",
+        destination.ip(),
+        destination.port()
+    );
+    draft
+        .because("the connections behind SNAT share one port for each connection to a destination; a SYN without a port is dropped silently")
+        .now(Remedy::unproven(list, "lists the connections with their states: TIME_WAIT entries stay for 120 s"))
+        .now(Remedy::unproven(
+            "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30",
+            "entries of closed connections give their ports back after 30 s instead of 120 s; no effect on open connections",
+        ))
+        .proper(Remedy::advice(
+            format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
+            "each address has all ports of the rule to each destination",
+        ))
+        .proper(Remedy::advice(
+            "a wider port range in the rule (`masquerade to :1024-65535`), and connections that are used again behind SNAT",
+            "more connections to one destination at a time",
+        ))
 }

@@ -68,7 +68,14 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
             sockets => format!("; {} has {} of the connections", process(owner), count(sockets.into())),
         };
     }
-    let severity = if budget.is_full() { Severity::Critical } else { Severity::Warning };
+    // New connections have other sources.
+    let is_relieved =
+        subject.fix.as_ref().is_some_and(|fix| fix.source.is_some()) && has_other(snapshot, subject);
+    let severity = match (is_relieved, budget.is_full()) {
+        (true, _) => Severity::Notice,
+        (false, true) => Severity::Critical,
+        (false, false) => Severity::Warning,
+    };
     let held = (budget.held > 0).then(|| {
         format!("bind() and listen() hold {} more ports of the range (P05, P06)", count(budget.held.into()))
     });
@@ -80,7 +87,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
             (subject.growth_per_s >= 1.0)
                 .then(|| format!("{:.0} more ports per second", subject.growth_per_s)),
         );
-    if budget.is_full() {
+    if budget.is_full() && !is_relieved {
         draft =
             draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
     }
@@ -101,6 +108,15 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         ));
     }
     draft
+}
+
+/// Returns whether connections to the destination have another source that has free ports.
+fn has_other(snapshot: &Snapshot, subject: &Tuple) -> bool {
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let others = tuples
+        .iter()
+        .filter(|other| other.destination == subject.destination && other.source != subject.source);
+    others.filter_map(|other| Budget::of(snapshot, other).ok()).any(|budget| !budget.is_full())
 }
 
 /// Returns `28,000 time-wait, 231 established`.

@@ -3,7 +3,7 @@ use fourtuple_record::snapshot::{Snapshot, Tuple};
 
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
-use crate::remedies::{drawn_ports, more_sources, printed, wider_range};
+use crate::remedies::{drawn_ports, more_sources, printed, running_fix, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process, tuple};
 
@@ -91,9 +91,10 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Dra
             time(LOOKUP_NS.0),
             time(LOOKUP_NS.1)
         ));
+    draft = draft.because_if(running_fix(subject));
     draft.now.extend(drawn_ports(subject));
     draft.now.extend(more_sources(snapshot, subject));
-    draft.now.extend(wider_range(snapshot));
+    draft.now.extend(wider_range(snapshot, Some(subject)));
     draft.proper.extend(printed(snapshot, subject));
     if snapshot.search.seen().is_ok_and(|search| search.option == "linear") {
         draft = draft.proper(Remedy::advice(

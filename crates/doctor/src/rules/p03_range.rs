@@ -83,7 +83,7 @@ fn draft(
     let severity = if is_short || budget.is_full() { Severity::Warning } else { Severity::Notice };
     let mut draft = Draft::new(severity, "net.ipv4.ip_local_port_range", verdict)
         .because(format!("the kernel's default is {DEFAULT}: 28,232 ports"));
-    match wider_range(snapshot) {
+    match wider_range(snapshot, Some(subject)) {
         Some(remedy) => draft = draft.now(remedy),
         None if ports.range() < 28_232 => {
             draft = draft.now(Remedy::sysctl(

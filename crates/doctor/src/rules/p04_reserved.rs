@@ -46,13 +46,25 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         count(budget.taken().into()),
         count(budget.total.into())
     );
-    let severity = if budget.is_past(90.0) { Severity::Warning } else { Severity::Notice };
+    // Without the reservation the connections would fit.
+    let is_cause = f64::from(budget.taken()) < f64::from(ports.range() - budget.held) * 0.9;
+    let severity = match (budget.is_full() && is_cause, budget.is_past(90.0)) {
+        (true, _) => Severity::Critical,
+        (false, true) => Severity::Warning,
+        (false, false) => Severity::Notice,
+    };
     let inside = |&(first, last): &(u16, u16)| first <= ports.high && last >= ports.low;
     let listed: Vec<(u16, u16)> = ports.reserved.iter().copied().filter(inside).take(10).collect();
     let mut draft = Draft::new(severity, "net.ipv4.ip_local_reserved_ports", verdict)
         .because(format!("reserved inside of the range: {}", blocks(&listed)));
+    let name = "net.ipv4.ip_local_reserved_ports";
+    let configured = snapshot.configured.seen().map(Vec::as_slice).unwrap_or_default();
+    for line in configured.iter().filter(|line| line.name == name).take(3) {
+        draft = draft.because(format!("{}:{} sets it at boot", line.file, line.line));
+    }
+    // First what takes no port from a server that does not run now.
+    draft.now.extend(wider_range(snapshot, Some(largest)));
     draft.now.extend(needed_only(snapshot));
-    draft.now.extend(wider_range(snapshot));
     Ok(vec![draft.proper(lasting_sysctls()).proper(Remedy::advice(
         "remove blocks from net.ipv4.ip_local_reserved_ports in /etc/sysctl.conf and /etc/sysctl.d that no server needs",
         "the change lasts",
@@ -79,9 +91,11 @@ fn needed_only(snapshot: &Snapshot) -> Option<Remedy> {
         kept.push(NODE_PORTS);
     }
     let list = blocks(&merged(kept));
-    let effect =
-        "reserves only ports with a listener now; add ports of servers that do not run at the moment";
     let name = "net.ipv4.ip_local_reserved_ports";
+    let effect = format!(
+        "gives up the ports that were reserved without a listener now: first add the ports of servers that do not run at the moment; undo: `sysctl -w {name}={}`",
+        blocks(&ports.reserved)
+    );
     if list.is_empty() {
         // sysctl(8) refuses an empty value.
         return Some(Remedy::command(

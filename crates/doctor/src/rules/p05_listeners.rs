@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Owner, Snapshot, Source, merged};
+use fourtuple_record::snapshot::{Owner, SelfConnected, Snapshot, Source, merged};
 
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, node_port_server};
@@ -23,6 +23,8 @@ pub(super) const RULE: Rule = Rule {
          if the connection's socket has it too.",
         "The rule has a finding if outgoing connections from an address that the server listens on use a share of the ports past the \
          threshold: this share is about the probability that a restart fails. Servers that bind to port 0 choose a port of the range on purpose; for them ignore the finding.",
+        "While the server is down, a connect() to its port, such as a health check, can choose this very port as its source: the socket is then \
+         connected to itself, and the server cannot start. The rule has a finding for each such connection.",
         "NodePorts of Kubernetes (30000 to 32767) are inside of a range that was widened. Older versions of kube-proxy open a socket for each NodePort and \
          cannot if a connection has the port; newer versions redirect packets to the port without regard to local sockets. The rule knows the \
          servers of NodePorts by the names of their processes.",
@@ -50,6 +52,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let meets = |address: IpAddr| {
         sources.iter().filter(is_past).find(|source| address.is_unspecified() || address == source.address)
     };
+    let mut drafts: Vec<Draft> =
+        snapshot.connections.seen()?.self_connected.iter().map(|found| to_itself(snapshot, found)).collect();
     let listeners = listeners(snapshot)?;
     let inside = listeners.into_iter().filter(|listener| ports.contains(listener.port));
     let exposed: Vec<(Exposed, &Source)> =
@@ -58,7 +62,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         node_port_server(snapshot).filter(|_| (NODE_PORTS.0..=NODE_PORTS.1).any(|port| ports.contains(port)));
     let largest = exposed.iter().map(|(_, source)| *source).max_by_key(|source| source.in_use);
     let any_source = || node_ports.as_ref().and_then(|_| sources.iter().find(is_past));
-    let Some(source) = largest.or_else(any_source) else { return Ok(Vec::new()) };
+    let Some(source) = largest.or_else(any_source) else { return Ok(drafts) };
     let chance = (100 * u64::from(source.in_use)).checked_div(usable.into()).unwrap_or(100).min(100);
     let shown: Vec<String> = exposed.iter().take(5).map(|(exposed, _)| listener(exposed)).collect();
     let more = if exposed.len() > 5 { format!(" and {} more", exposed.len() - 5) } else { String::new() };
@@ -84,11 +88,40 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         reserved.push(NODE_PORTS);
     }
     let effect = "connect() passes over these ports; bind() by number still works";
-    Ok(vec![
+    drafts.push(
         draft
             .now(Remedy::sysctl("net.ipv4.ip_local_reserved_ports", blocks(&merged(reserved)), effect))
             .proper(lasting_sysctls()),
-    ])
+    );
+    Ok(drafts)
+}
+
+/// A connection that keeps the port of a server that does not run.
+fn to_itself(snapshot: &Snapshot, found: &SelfConnected) -> Draft {
+    let address = found.address;
+    let owner = found.owner.as_ref().map_or_else(|| "a socket in TIME_WAIT".to_owned(), process);
+    let verdict = format!(
+        "{owner} is connected to itself at {address}: bind() of a server to this port fails with EADDRINUSE until the connection has ended"
+    );
+    let mut reserved = snapshot.ports.seen().map(|ports| ports.reserved.clone()).unwrap_or_default();
+    reserved.push((address.port(), address.port()));
+    let reserve = Remedy::sysctl(
+        "net.ipv4.ip_local_reserved_ports",
+        blocks(&merged(reserved)),
+        "connect() chooses this port no more; the connection of now stays",
+    );
+    Draft::new(Severity::Warning, format!("{address} to itself"), verdict)
+        .because("connect() to a local port of the range without a listener can choose this very port as its source (RFC 9293, simultaneous open)")
+        .now(Remedy::unproven(
+            format!("ss -K src '{address}' dst '{address}'"),
+            "closes the connection, where the kernel has CONFIG_INET_DIAG_DESTROY; otherwise restart the process",
+        ))
+        .now(Remedy { change: None, ..reserve })
+        .proper(lasting_sysctls())
+        .proper(Remedy::advice(
+            format!("in {owner}: compare getsockname() with getpeername() after connect() to a local service, and close if they are equal"),
+            "the attempt then counts as refused",
+        ))
 }
 
 /// Returns the listeners, each port and address once.

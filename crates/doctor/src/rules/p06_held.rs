@@ -22,7 +22,7 @@ pub(super) const RULE: Rule = Rule {
          happen after bind() are the usual causes. Before Linux 6.18 a port stays closed until all its sockets are gone, also when the \
          socket that called bind() is closed and connections share its port.",
         "What helps: bind() right before connect(), with IP_BIND_ADDRESS_NO_PORT (24), so that connect() chooses the port; closing the sockets; a \
-         restart of the program. `fourtuple run` sets the option for programs that cannot be changed.",
+         restart of the program. `fourtuple run --via bound` sets the option for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR of the other programs, because connect() does not look at it in its search.",
         "UDP sockets have ports of their own and are not counted.",
     ],
@@ -72,7 +72,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             bound.len()
         ));
     }
-    draft.now.extend(wider_range(snapshot));
+    draft.now.extend(wider_range(snapshot, connections.tuples.first()));
     Ok(vec![
         draft
             .proper(Remedy::advice(
@@ -80,7 +80,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
                 "connect() chooses the port and shares it with other destinations",
             ))
             .proper(Remedy::advice(
-                "restart the program with `fourtuple run -- PROGRAM`",
+                "restart the program with `fourtuple run --via bound -- PROGRAM`",
                 "frees the ports; bind() to port 0 then takes no port before connect()",
             )),
     ])

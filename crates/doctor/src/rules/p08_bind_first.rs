@@ -24,9 +24,9 @@ pub(super) const RULE: Rule = Rule {
          and give no finding. connect() itself takes the other parity once the first is full; only if all older connections then close, and no \
          new ones follow, does the rule see bind() where there was none. A trace decides: without a call from a bound port there is no finding.",
         "What helps: the option in the program. nginx and HAProxy set it themselves for proxy_bind and source; Envoy needs socket_options \
-         before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run` sets it for programs that cannot be changed.",
+         before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run --via bound` sets it for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR, which does not let connect() of another program take the port; `fourtuple fix ports`, which leaves \
-         sockets alone that called bind().",
+         sockets alone that called bind(), as does `fourtuple run` by its way `cgroup`.",
     ],
     check,
 };
@@ -132,7 +132,7 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
     for owner in source.owners.iter().take(3) {
         draft = draft.because(format!("{}: {} sockets", process(owner), count(owner.sockets.into())));
     }
-    draft.now.extend(wider_range(snapshot));
+    draft.now.extend(wider_range(snapshot, None));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         draft = draft.proper(Remedy::unproven(
@@ -146,7 +146,7 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
             "connect() chooses the port: each destination has the whole range",
         ))
         .proper(Remedy::advice(
-            "restart the program with `fourtuple run -- PROGRAM`",
+            "restart the program with `fourtuple run --via bound -- PROGRAM`",
             "sets the option without a change of the program (ways `preload` and `supervise`)",
         ))
 }

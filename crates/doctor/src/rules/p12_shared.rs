@@ -59,7 +59,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, large: &[&Owner]
     );
     let mut draft = Draft::new(Severity::Notice, tuple(subject), verdict);
     draft.now.extend(more_sources(snapshot, subject));
-    draft.now.extend(wider_range(snapshot));
+    draft.now.extend(wider_range(snapshot, Some(subject)));
     draft.proper.extend(printed(snapshot, subject));
     draft.proper(Remedy::advice(
         "a source address for each process, or a network namespace of its own",

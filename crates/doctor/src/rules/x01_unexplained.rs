@@ -199,6 +199,7 @@ mod tests {
                 growth_per_s: 0.0,
                 time_wait_plain: None,
                 idle: None,
+                fix: None,
                 owners: Vec::new(),
             }],
             ..Connections::default()

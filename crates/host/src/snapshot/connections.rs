@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fourtuple_record::snapshot::{Connections, EphemeralPorts, Service, Tuple};
+use fourtuple_record::snapshot::{Connections, EphemeralPorts, SelfConnected, Service, Tuple};
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
@@ -19,6 +19,7 @@ use crate::snapshot::port_set::Ports;
 use crate::snapshot::processes::Sockets;
 use crate::snapshot::reading::LISTED;
 use crate::snapshot::reading::reason;
+use crate::snapshot::running_fix;
 use crate::snapshot::sources::Sources;
 use crate::snapshot::sums::{Key, Sums, Table};
 
@@ -49,6 +50,8 @@ pub(super) struct Pass {
     /// Handshakes in progress, by the address and port of this side.
     pub(super) handshakes: HashMap<SocketAddr, u32>,
     sources: Sources,
+    /// Address and inode of sockets that are connected to themselves.
+    self_connected: Vec<(SocketAddr, u32)>,
 }
 
 impl Pass {
@@ -78,6 +81,7 @@ impl Pass {
             services: Table::default(),
             handshakes: HashMap::new(),
             sources: Sources::default(),
+            self_connected: Vec::new(),
         };
         if let Some(ports) = ports {
             let free = (ports.low..=ports.high).filter(|port| ports.contains(*port));
@@ -110,6 +114,9 @@ impl Pass {
             }
             self.services.add(Key::of_service(port), socket, None);
             return;
+        }
+        if socket.local == socket.remote && self.self_connected.len() < LISTED {
+            self.self_connected.push((socket.local, socket.inode));
         }
         let in_range = self.range.contains(port).then_some(port & 1 == self.low & 1);
         if in_range.is_some() {
@@ -147,6 +154,11 @@ impl Pass {
             true => close_wait::read(&self.query, sockets).map_err(failed)?,
             false => Vec::new(),
         };
+        let owner = |inode| sockets.holders(inode).first().map(|pid| sockets.owner(*pid, 1));
+        let self_connected = self.self_connected.iter();
+        let self_connected =
+            self_connected.map(|(address, inode)| SelfConnected { address: *address, owner: owner(*inode) });
+        let self_connected = self_connected.collect();
         let (held_tcp, held_tcp_low_parity) = self.held.tcp.count(self.low);
         let (held_bound, _) = self.held.bound.count(self.low);
         let (held, held_left_out) = self.held.listed(sockets);
@@ -160,6 +172,7 @@ impl Pass {
         }
         let ports = self.range.count(self.low).0;
         open_sockets::add(&mut tuples, ports, &self.query).map_err(failed)?;
+        running_fix::add(&mut tuples, ports, sockets.root());
         let services = list_services(&self.services, sockets);
         Ok(Connections {
             age_ns: 0,
@@ -179,6 +192,7 @@ impl Pass {
             services_left_out: (self.services.sums.len() - services.len()) as u64,
             services,
             close_wait,
+            self_connected,
         })
     }
 
@@ -244,6 +258,7 @@ fn list(
         growth_per_s: growth(tuple),
         time_wait_plain: None,
         idle: None,
+        fix: None,
         owners,
     });
     (listed.collect(), others)

@@ -18,6 +18,7 @@ mod port_set;
 mod ports;
 mod processes;
 mod reading;
+mod running_fix;
 mod sources;
 mod sums;
 mod udp;

@@ -54,8 +54,7 @@ impl Plain {
 
 /// Adds to the tuples with a quarter of `ports` or more, at most [`MAX_TUPLES`], what their open sockets tell.
 pub(super) fn add(tuples: &mut [Tuple], ports: u32, query: &Query) -> io::Result<()> {
-    let is_large = |tuple: &&mut Tuple| tuple.in_use > 0 && u64::from(tuple.in_use) * 4 >= u64::from(ports);
-    for tuple in tuples.iter_mut().take(MAX_TUPLES).filter(is_large) {
+    for tuple in tuples.iter_mut().take(MAX_TUPLES).filter(|tuple| is_large(tuple, ports)) {
         let peer = Some((tuple.destination.ip(), Some(tuple.destination.port())));
         let (mut idle, mut open, mut plain) = (Vec::new(), 0_u64, 0_u64);
         socket_census::each(&Query { states: OPEN, peer, times: true, ..*query }, |socket| {
@@ -75,6 +74,11 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, query: &Query) -> io::Result
         }
     }
     Ok(())
+}
+
+/// Returns whether a tuple uses a quarter of the ports.
+pub(super) fn is_large(tuple: &Tuple, ports: u32) -> bool {
+    tuple.in_use > 0 && u64::from(tuple.in_use) * 4 >= u64::from(ports)
 }
 
 fn times(mut idle: Vec<Duration>) -> Option<IdleTimes> {

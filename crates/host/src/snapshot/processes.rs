@@ -129,6 +129,11 @@ impl Sockets {
         Owner { pid, name: name(&self.root, pid), sockets }
     }
 
+    /// Returns the directory that has /proc.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Returns how the processes were found: `bpf` or `proc`.
     pub(super) fn found_by(&self) -> &'static str {
         if self.bound.is_some() { "bpf" } else { "proc" }

@@ -41,6 +41,7 @@ fn connections() -> Connections {
                 growth_per_s: 0.5,
                 time_wait_plain: Some(3),
                 idle: Some(IdleTimes { median_ns: 4_000_000_000, longest_ns: 61_000_000_000 }),
+                fix: Some(RunningFix { pid: 4_711, source: Some("10.0.0.0/24".into()) }),
                 owners: envoy(),
             },
             Tuple {
@@ -54,6 +55,7 @@ fn connections() -> Connections {
                 growth_per_s: -0.5,
                 time_wait_plain: None,
                 idle: None,
+                fix: None,
                 owners: Vec::new(),
             },
         ],
@@ -92,6 +94,10 @@ fn connections() -> Connections {
             workers: vec![owner(901, "nginx", 400), owner(902, "nginx", 100)],
         }],
         services_left_out: 3,
+        self_connected: vec![SelfConnected {
+            address: address("127.0.0.1:35432"),
+            owner: Some(owner(90, "probe", 1)),
+        }],
         close_wait: vec![CloseWait {
             owner: owner(77, "python3", 70),
             remote: address("10.4.0.2:51320"),
@@ -221,6 +227,14 @@ fn snapshot() -> Snapshot {
             limits_pages: [187_000, 249_000, 374_000],
         }),
         conntrack: Part::Seen(Conntrack {
+            translated: Some(vec![Translated {
+                source: address("192.0.2.1:0").ip(),
+                destination: address("198.51.100.7:443"),
+                protocol: "tcp".into(),
+                ports: 900,
+                low: 30_000,
+                high: 30_999,
+            }]),
             count: 30_000,
             limit: 262_144,
             counters: BTreeMap::from([("drop".into(), COUNTER)]),

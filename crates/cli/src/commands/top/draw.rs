@@ -209,6 +209,7 @@ mod tests {
             growth_per_s,
             time_wait_plain: None,
             idle: None,
+            fix: None,
             owners: vec![Owner { pid: 812, name: "envoy".to_owned(), sockets: in_use / 2 }],
         }
     }

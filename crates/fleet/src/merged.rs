@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use fourtuple_measure::Histogram;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile,
-    Quantiles, Record, SCHEMA, Second,
+    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStatus,
+    Quantile, Quantiles, Record, SCHEMA, Second,
 };
 
 use crate::interval::{self, SECOND_NS};
@@ -71,6 +71,8 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
         connections,
         retried: sum(|results| results.retried),
         errors: merge.errors().clone(),
+        error_details: details(&ended),
+        statuses: statuses(&ended),
         elapsed_ns,
         rate_per_s,
         offered_per_s: plan.settings.rate_per_s.unwrap_or(rate_per_s),
@@ -104,12 +106,32 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
     }
 }
 
+/// Returns what the first worker said about each failure.
+fn details(ended: &[(&str, &LoadResults)]) -> BTreeMap<String, String> {
+    let mut first = BTreeMap::new();
+    for (name, detail) in ended.iter().flat_map(|(_, results)| &results.error_details) {
+        first.entry(name.clone()).or_insert_with(|| detail.clone());
+    }
+    first
+}
+
+/// Returns the sums of the workers that ended, by status code.
+fn statuses(ended: &[(&str, &LoadResults)]) -> Vec<LoadStatus> {
+    let mut sums: BTreeMap<u16, LoadStatus> = BTreeMap::new();
+    for one in ended.iter().flat_map(|(_, results)| &results.statuses) {
+        let empty = || LoadStatus { count: 0, ..one.clone() };
+        let sum = sums.entry(one.code).or_insert_with(empty);
+        sum.count = sum.count.saturating_add(one.count);
+    }
+    sums.into_values().collect()
+}
+
 /// Returns the sums of the workers that ended, by address.
 fn addresses(ended: &[(&str, &LoadResults)]) -> Vec<LoadAddress> {
     let mut sums: Vec<LoadAddress> = Vec::new();
     for one in ended.iter().flat_map(|(_, results)| &results.addresses) {
         match sums.iter_mut().find(|sum| sum.address == one.address) {
-            Some(sum) => sum.connections += one.connections,
+            Some(sum) => sum.connections = sum.connections.saturating_add(one.connections),
             None => sums.push(one.clone()),
         }
     }

@@ -1,8 +1,10 @@
 use std::time::Duration;
 
 use fourtuple_measure::Histogram;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadPorts, LoadResults, LoadSettings, Quantile, Quantiles, Remark, Second,
+    Held, Latency, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile, Quantiles, Remark, Second,
+    format_time,
 };
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::socket::Transport;
@@ -93,6 +95,8 @@ impl Outcome {
         time_wait: Option<u64>,
     ) -> (LoadResults, Vec<Remark>) {
         let tally = &self.tally;
+        let details = tally.details.iter().map(|(name, text)| (name.to_string(), text.clone())).collect();
+        let statuses: Vec<LoadStatus> = tally.statuses.values().cloned().collect();
         let errors = tally.errors.iter().map(|(name, count)| (name.to_string(), *count)).collect();
         let no_port = tally.stall.first.map(|first| NoPort {
             first: Duration::from_nanos(first),
@@ -116,9 +120,12 @@ impl Outcome {
             tuples_used: tally.connections,
             time_wait,
             errors: &errors,
+            details: &details,
+            statuses: &statuses,
             operations: tally.operations,
             seconds: &seconds,
             in_flight: &self.in_flight,
+            refusals: &self.refusals,
             offered: load.arrival.rate_per_s().map(|_| Offered {
                 intended: tally.offered,
                 done: tally.operations,
@@ -137,6 +144,14 @@ impl Outcome {
             ));
         }
         let mut remarks = judged.remarks;
+        if self.refused {
+            let text = format!(
+                "nothing listens there: all {} of the first {} were refused, and the run ended",
+                counted(tally.errors.values().sum(), "attempt"),
+                format_time(self.elapsed)
+            );
+            remarks.insert(0, Remark::new("all-refused", text));
+        }
         if self.interrupted {
             remarks.insert(
                 0,
@@ -187,6 +202,8 @@ impl Outcome {
             addresses: self.addresses,
             slow: self.tally.slow,
             errors,
+            error_details: details,
+            statuses,
             seconds,
         };
         (results, remarks)

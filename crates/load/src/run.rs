@@ -59,6 +59,10 @@ pub struct Outcome {
     pub(crate) seconds: Vec<Second>,
     /// Operations in progress at the end of each second.
     pub(crate) in_flight: Vec<u64>,
+    /// Failures by an answer in each second.
+    pub(crate) refusals: Vec<u64>,
+    /// Whether the run ended because everything was refused.
+    pub(crate) refused: bool,
     /// The log of histograms, if it was requested.
     pub log: Option<String>,
     /// `uring` or `epoll`.
@@ -123,6 +127,7 @@ impl Load {
             board: &board,
             live: &live,
             stop,
+            refused: AtomicBool::new(false),
             begun: start.unwrap_or_else(Instant::now),
             awaits_start: start.is_some(),
             start_error: AtomicU64::new(0),
@@ -200,13 +205,16 @@ impl Load {
         let predicted_stall = forecast.predicted;
         let interrupted = stop.load(Ordering::Relaxed);
         let start_error = Duration::from_nanos(shared.start_error.load(Ordering::Relaxed));
-        let (seconds, in_flight, log) = board.finish();
+        let refused = shared.refused.load(Ordering::Relaxed);
+        let (seconds, [in_flight, refusals], log) = board.finish();
         Ok(Outcome {
             tally,
             addresses,
             elapsed,
             seconds,
             in_flight,
+            refusals,
+            refused,
             log,
             engine,
             engine_reason,

@@ -17,6 +17,8 @@ pub(crate) struct ThreadSecond {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
     pub(crate) errors: u64,
+    /// Failures by an answer, such as ECONNREFUSED: neither a timeout nor a lack of ports.
+    pub(crate) refusals: u64,
     /// Operations in progress at the end of the second.
     pub(crate) in_flight: u64,
     pub(crate) total: Histogram,
@@ -70,6 +72,7 @@ impl ThreadSecond {
             operations: 0,
             connections: 0,
             errors: 0,
+            refusals: 0,
             in_flight: 0,
             total: Histogram::new(),
             detail: detailed.then(|| Box::new(Detail::new())),
@@ -96,6 +99,7 @@ impl ThreadSecond {
         self.operations += other.operations;
         self.connections += other.connections;
         self.errors += other.errors;
+        self.refusals += other.refusals;
         self.in_flight += other.in_flight;
         self.total.merge(&other.total);
         if let (Some(detail), Some(other)) = (&mut self.detail, &other.detail) {
@@ -107,6 +111,7 @@ impl ThreadSecond {
         self.operations = 0;
         self.connections = 0;
         self.errors = 0;
+        self.refusals = 0;
         self.total.clear();
         if let Some(detail) = &mut self.detail {
             detail.clear();
@@ -126,6 +131,7 @@ struct State {
     at: Vec<u64>,
     done: Vec<Second>,
     in_flight: Vec<u64>,
+    refusals: Vec<u64>,
     log: Option<HistogramLog>,
     intervals: Option<IntervalSink>,
 }
@@ -141,6 +147,7 @@ impl SecondSums {
                 at: vec![0; threads],
                 done: Vec::new(),
                 in_flight: Vec::new(),
+                refusals: Vec::new(),
                 log,
                 intervals,
             }),
@@ -166,14 +173,14 @@ impl SecondSums {
         state.done.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Returns all seconds, the operations in progress at the end of each, and the log of their histograms if it is
-    /// recorded.
-    pub(crate) fn finish(self) -> (Vec<Second>, Vec<u64>, Option<String>) {
+    /// Returns all seconds, the operations in progress at the end of each and its failures by an answer, and the log of their
+    /// histograms if it is recorded.
+    pub(crate) fn finish(self) -> (Vec<Second>, [Vec<u64>; 2], Option<String>) {
         let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (second, part) in std::mem::take(&mut state.open) {
             state.close(second, part);
         }
-        (state.done, state.in_flight, state.log.map(HistogramLog::finish))
+        (state.done, [state.in_flight, state.refusals], state.log.map(HistogramLog::finish))
     }
 }
 
@@ -193,6 +200,7 @@ impl State {
             log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
         }
         self.in_flight.push(part.in_flight);
+        self.refusals.push(part.refusals);
         self.done.push(Second {
             at_ns: second * 1_000_000_000,
             operations: part.operations,

@@ -2,7 +2,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use fourtuple_measure::Histogram;
-use fourtuple_record::Slow;
+use fourtuple_record::{LoadStatus, Slow};
+
+use crate::workload::Status;
 
 /// Maximum number of slow operations in the list; all are counted.
 pub(crate) const MOST_SLOW: usize = 1000;
@@ -17,6 +19,10 @@ pub(crate) struct Tally {
     /// Requests sent again on a new connection.
     pub(crate) retried: u64,
     pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
+    /// Text of the first failure of each name.
+    pub(crate) details: BTreeMap<Cow<'static, str>, String>,
+    /// The responses of HTTP, by status code.
+    pub(crate) statuses: BTreeMap<u16, LoadStatus>,
     pub(crate) search: Histogram,
     pub(crate) handshake: Histogram,
     pub(crate) first_byte: Histogram,
@@ -60,6 +66,8 @@ impl Tally {
             by_destination: vec![0; destinations],
             retried: 0,
             errors: BTreeMap::new(),
+            details: BTreeMap::new(),
+            statuses: BTreeMap::new(),
             search: Histogram::new(),
             handshake: Histogram::new(),
             first_byte: Histogram::new(),
@@ -84,6 +92,12 @@ impl Tally {
         *self.errors.entry(name).or_default() += 1;
     }
 
+    /// Counts a response of HTTP.
+    pub(crate) fn status(&mut self, Status { code, location }: Status) {
+        let empty = || LoadStatus { code, count: 0, location };
+        self.statuses.entry(code).or_insert_with(empty).count += 1;
+    }
+
     /// Adds the tally of another thread of the same run.
     pub(crate) fn merge(&mut self, other: Tally) {
         self.operations += other.operations;
@@ -92,6 +106,12 @@ impl Tally {
         self.retried += other.retried;
         for (name, count) in other.errors {
             *self.errors.entry(name).or_default() += count;
+        }
+        for (name, detail) in other.details {
+            self.details.entry(name).or_insert(detail);
+        }
+        for (code, status) in other.statuses {
+            self.statuses.entry(code).and_modify(|sum| sum.count += status.count).or_insert(status);
         }
         self.search.merge(&other.search);
         self.handshake.merge(&other.handshake);

@@ -57,8 +57,8 @@ pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
 };
 pub use load::{
-    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantile,
-    Quantiles, Second, Slow,
+    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStatus,
+    Quantile, Quantiles, Second, Slow,
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};

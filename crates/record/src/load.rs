@@ -84,6 +84,13 @@ pub struct LoadResults {
     /// Failures by name: `ECONNREFUSED`, `EADDRNOTAVAIL`, `timeout`, `closed-early`, `malformed`, `tls`,
     /// `status-503`.
     pub errors: BTreeMap<String, u64>,
+    /// Text of the first failure of each name: the first bytes of a malformed response, the reason why TLS failed. Absent in older
+    /// records.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub error_details: BTreeMap<String, String>,
+    /// Responses of HTTP by status code, in ascending order; absent for other workloads and in older records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub statuses: Vec<LoadStatus>,
     /// Time from the start, including the opening of held connections, to the end of the last operation or of the
     /// requested time.
     pub elapsed_ns: u64,
@@ -128,6 +135,18 @@ pub struct LoadResults {
     /// The addresses to which connections went in turn; absent for a run to one address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<LoadAddress>,
+}
+
+/// The responses with one status code.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadStatus {
+    /// The status code.
+    pub code: u16,
+    /// Number of responses.
+    pub count: u64,
+    /// The field Location of the first response, for redirections (3xx).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
 }
 
 /// One of several addresses to which connections went in turn.

@@ -88,6 +88,7 @@ fn is_map(place: &str) -> bool {
         "/thresholds",
         "/capabilities",
         "/errors",
+        "/error_details",
         "/labels",
         "/results/failed",
         "/dropped",
@@ -153,10 +154,13 @@ fn every_field_is_required_unless_it_may_be_absent() {
                     // A run of one host to one address.
                     ("/results", "hosts"),
                     ("/results", "addresses"),
+                    ("/results", "error_details"),
+                    ("/results", "statuses"),
                     ("/settings", "resolve"),
                     ("/settings", "all_addresses"),
                 ]
-                .contains(&(within, field));
+                .contains(&(within, field))
+                || within.starts_with("/results/statuses/") && field == "location";
             let fine =
                 is_map(parent) || OPTIONAL.contains(&field) || of_serve || of_trace || of_forward || of_load;
             assert_eq!(validator.accepts(&broken), fine, "{name} without {place}");

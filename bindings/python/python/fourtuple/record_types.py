@@ -64,6 +64,12 @@ class Remark(TypedDict):
     message: str
 
 
+class LoadStatus(TypedDict):
+    code: int
+    count: int
+    location: NotRequired[str]
+
+
 class Spread(TypedDict):
     count: int
     mean: int
@@ -94,6 +100,8 @@ class Strategy(TypedDict):
     connections: int
     retries: int
     errors: dict[str, int]
+    error_details: NotRequired[dict[str, str]]
+    statuses: NotRequired[list[LoadStatus]]
     elapsed_ns: int
     rate_per_s: float
     cpu_ns_per_dial: int
@@ -497,6 +505,8 @@ class LoadResults(TypedDict):
     connections: int
     retried: NotRequired[int]
     errors: dict[str, int]
+    error_details: NotRequired[dict[str, str]]
+    statuses: NotRequired[list[LoadStatus]]
     elapsed_ns: int
     rate_per_s: float
     offered_per_s: float

@@ -2,18 +2,21 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fourtuple_record::Slow;
+use fourtuple_syscalls::socket::Transport;
 
-use crate::driver::{Driver, Phase, SHORTEST_LOOK};
+use crate::driver::{Driver, Phase, REFUSED, SHORTEST_LOOK};
 use crate::engine::Engine;
 use crate::tally::MOST_SLOW;
+use crate::workload::Failure;
 
 impl<E: Engine> Driver<'_, E> {
     /// Counts an operation that succeeded.
     pub(super) fn count(&mut self, number: u32, now: u64) {
-        let slot = &self.slots[number as usize];
+        let slot = &mut self.slots[number as usize];
+        slot.failures = 0;
         let total = now - slot.intended.min(now);
         self.tally.operations += 1;
         self.tally.last_end = now;
@@ -49,10 +52,16 @@ impl<E: Engine> Driver<'_, E> {
         });
     }
 
-    pub(super) fn error(&mut self, name: Cow<'static, str>) {
+    pub(super) fn error(&mut self, Failure { name, detail }: Failure) {
+        if let Some(text) = detail {
+            self.tally.details.entry(name.clone()).or_insert(text);
+        }
         if let Some(detail) = &mut self.part.detail {
             *detail.errors.entry(name.clone()).or_default() += 1;
         }
+        let is_answer =
+            !matches!(name.as_ref(), "timeout" | "unanswered" | "not-closed" | "ETIMEDOUT" | "EADDRNOTAVAIL");
+        self.part.refusals += u64::from(is_answer);
         self.tally.error(name);
         self.part.errors += 1;
     }
@@ -77,7 +86,23 @@ impl<E: Engine> Driver<'_, E> {
             self.flush(second);
         }
         self.publish();
+        if now - self.started_from >= REFUSED && self.is_refused() {
+            self.shared.refused.store(true, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    /// Returns whether nothing listens at the target: all attempts of this thread were refused, and no thread had another result. A
+    /// UDP socket is open without a peer.
+    fn is_refused(&self) -> bool {
+        let live = self.shared.live;
+        let none = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
+        let is_udp = self.shared.load.transport() == Transport::Udp;
+        let mut names = self.tally.errors.keys();
+        self.tally.errors.len() == 1
+            && names.all(|name| name == "ECONNREFUSED" || name == "ENOENT")
+            && none(&live.operations)
+            && (is_udp || none(&live.connections))
     }
 
     /// Returns the error name of the operation of `number` if its timeout has expired.
@@ -140,7 +165,7 @@ impl<E: Engine> Driver<'_, E> {
             let phase = self.slots[number as usize].phase;
             if phase.is_waiting() && phase != Phase::Draining {
                 let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
-                self.error(name);
+                self.error(name.into());
             }
         }
     }

@@ -1,6 +1,5 @@
 //! The reaction of a connection to each event of its engine.
 
-use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,11 +7,11 @@ use std::time::Duration;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, is_of_source};
 
-use crate::driver::{Driver, FAILED_RETRY, Phase};
+use crate::driver::{Driver, FAILED_RETRY, MAX_RETRY, Phase};
 use crate::engine::{Engine, Event, Stage};
 use crate::origin::Attempt;
 use crate::settings::Close;
-use crate::workload::ParseOutcome;
+use crate::workload::{Failure, ParseOutcome};
 
 impl<E: Engine> Driver<'_, E> {
     pub(super) fn handle(&mut self, event: Event, now: u64) -> io::Result<()> {
@@ -61,7 +60,7 @@ impl<E: Engine> Driver<'_, E> {
         }
         // The workload sends nothing: the operation is complete.
         match self.overdue(number, now) {
-            Some(name) => self.give_up_on(number, name, now),
+            Some(name) => self.give_up_on(number, name.into(), now),
             None => self.done(number, false, now),
         }
     }
@@ -85,7 +84,7 @@ impl<E: Engine> Driver<'_, E> {
     pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
         // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
         if let Some(name) = self.overdue(number, now) {
-            return self.give_up_on(number, name, now);
+            return self.give_up_on(number, name.into(), now);
         }
         let slot = &mut self.slots[number as usize];
         if slot.phase == Phase::Probing {
@@ -113,15 +112,18 @@ impl<E: Engine> Driver<'_, E> {
                 self.count_handshake(number, now);
                 self.engine.exchange(number, self.slots[number as usize].protocol.outgoing())
             }
-            ParseOutcome::Complete { closing, failure } => {
-                if let Some(failure) = failure {
-                    self.error(failure);
+            ParseOutcome::Complete { closing, status } => {
+                if let Some(status) = status {
+                    if status.code >= 400 {
+                        self.error(format!("status-{}", status.code).into());
+                    }
+                    self.tally.status(status);
                 }
                 self.done(number, closing, now)
             }
             ParseOutcome::ClosedUnanswered if self.may_retry(number) => self.retry_request(number),
-            ParseOutcome::ClosedUnanswered => self.give_up_on(number, Cow::Borrowed("closed-early"), now),
-            ParseOutcome::Failed(name) => self.give_up_on(number, name, now),
+            ParseOutcome::ClosedUnanswered => self.give_up_on(number, "closed-early".into(), now),
+            ParseOutcome::Failed(failure) => self.give_up_on(number, failure, now),
         }
     }
 
@@ -200,7 +202,7 @@ impl<E: Engine> Driver<'_, E> {
             };
         }
         if let Some(name) = self.overdue(number, now) {
-            return self.give_up_on(number, name, now);
+            return self.give_up_on(number, name.into(), now);
         }
         if let Some(call) =
             failed_call_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened))
@@ -225,8 +227,10 @@ impl<E: Engine> Driver<'_, E> {
         self.give_up_on(number, errno_name(error).into(), now)
     }
 
-    pub(super) fn give_up_on(&mut self, number: u32, name: Cow<'static, str>, now: u64) -> io::Result<()> {
-        self.error(name);
+    pub(super) fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
+        // A UDP socket is open before its peer refuses.
+        let is_refused = failure.name == "ECONNREFUSED";
+        self.error(failure);
         self.tally.last_end = now;
         let slot = &mut self.slots[number as usize];
         let was_open = slot.phase != Phase::Opening;
@@ -244,11 +248,14 @@ impl<E: Engine> Driver<'_, E> {
         if self.slots[number as usize].holds {
             return Ok(());
         }
-        if was_open || self.share.schedule.is_some() {
+        if (was_open && !is_refused) || self.share.schedule.is_some() {
             return self.free(number, now);
         }
         self.active -= 1;
-        self.pause_until(now + FAILED_RETRY.max(self.shared.load.pause.as_nanos() as u64), number);
+        let slot = &mut self.slots[number as usize];
+        let pause = (FAILED_RETRY << slot.failures.min(10)).min(MAX_RETRY);
+        slot.failures += 1;
+        self.pause_until(now + pause.max(self.shared.load.pause.as_nanos() as u64), number);
         Ok(())
     }
 

@@ -45,8 +45,15 @@ const GRACE_WHEN_STOPPED: u64 = 25_000_000;
 /// Idle time, in nanoseconds, after which a kept connection is read before it is used again: the server may have closed it.
 const IDLE: u64 = 1_000_000;
 
-/// Minimum pause after a connection could not be opened, in nanoseconds: a closed port does not cause a busy loop.
+/// Pause after a connection could not be opened, in nanoseconds, in a closed loop. It doubles with each further failure of the
+/// connection, up to [`MAX_RETRY`]: a closed port is not flooded.
 const FAILED_RETRY: u64 = 1_000_000;
+
+/// Maximum pause after a connection could not be opened, in nanoseconds. A server that starts again is loaded after this time.
+const MAX_RETRY: u64 = 100_000_000;
+
+/// Time in nanoseconds after which a run ends if everything was refused so far.
+const REFUSED: u64 = 1_000_000_000;
 
 /// The data that all threads of a run share.
 pub(crate) struct Shared<'a> {
@@ -55,6 +62,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) board: &'a SecondSums,
     pub(crate) live: &'a Live,
     pub(crate) stop: &'a AtomicBool,
+    /// A thread has seen that everything is refused: the run ends.
+    pub(crate) refused: AtomicBool,
     pub(crate) begun: Instant,
     /// Whether a coordinator set `begun`: the threads wait for it.
     pub(crate) awaits_start: bool,
@@ -161,6 +170,8 @@ struct Slot<'a> {
     /// Time at which the connection was established or, on a kept connection, the request was sent.
     requested_at: u64,
     search_ns: Option<u64>,
+    /// Number of failures to open a connection since the last operation that succeeded.
+    failures: u32,
     /// The time of the handshake (TCP, and TLS with https) is not recorded yet.
     handshaking: bool,
     has_first_byte: bool,
@@ -225,6 +236,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             idle_since: 0,
             requested_at: 0,
             search_ns: None,
+            failures: 0,
             handshaking: false,
             has_first_byte: false,
             cancelled: false,
@@ -379,7 +391,7 @@ impl<'a, E: Engine> Driver<'a, E> {
     }
 
     fn is_stopped(&self) -> bool {
-        self.shared.stop.load(Ordering::Relaxed)
+        self.shared.stop.load(Ordering::Relaxed) || self.shared.refused.load(Ordering::Relaxed)
     }
 
     fn timeout(&self) -> u64 {

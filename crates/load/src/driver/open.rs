@@ -1,6 +1,5 @@
 //! Opening connections, and waiting for a port while none is free.
 
-use std::borrow::Cow;
 use std::io;
 
 use fourtuple::dial::ConnectRequest;
@@ -98,7 +97,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
     pub(super) fn no_port(&mut self, number: u32) {
         let now = self.now();
-        self.error(Cow::Borrowed("EADDRNOTAVAIL"));
+        self.error("EADDRNOTAVAIL".into());
         self.slots[number as usize].phase = Phase::Closed;
         self.portless.push_back(number);
         self.tally.stall.first.get_or_insert(now);

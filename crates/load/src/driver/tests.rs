@@ -92,6 +92,7 @@ fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
         board: &SecondSums::new(1, false, Duration::ZERO, None),
         live: &Live::default(),
         stop,
+        refused: AtomicBool::new(false),
         begun: Instant::now(),
         awaits_start: false,
         start_error: AtomicU64::new(0),

@@ -33,7 +33,7 @@ impl ProtocolState for Bytes {
                 ParseOutcome::NeedMore
             }
             // The server sent more than the response.
-            None => ParseOutcome::MALFORMED,
+            None => ParseOutcome::malformed("more bytes than the response has", &bytes[self.missing..]),
         }
     }
 }
@@ -53,6 +53,8 @@ mod tests {
         assert_eq!(protocol.receive(b"ab"), ParseOutcome::NeedMore);
         assert_eq!(protocol.receive(b""), ParseOutcome::CLOSED_EARLY);
         protocol.begin(true);
-        assert_eq!(protocol.receive(b"abcd"), ParseOutcome::MALFORMED);
+        let ParseOutcome::Failed(failure) = protocol.receive(b"abcd") else { panic!("a byte too many") };
+        let detail = "more bytes than the response has: \"d\"";
+        assert_eq!((failure.name.as_ref(), failure.detail.as_deref()), ("malformed", Some(detail)));
     }
 }

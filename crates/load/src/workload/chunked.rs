@@ -1,7 +1,7 @@
 /// A parser that finds the end of a chunked body (RFC 9112, 7.1) and discards the data.
 pub(super) struct Chunked {
     state: State,
-    /// The beginning of a line whose end has not arrived.
+    /// The beginning of a line whose end has not arrived; of a malformed body the line that is wrong.
     line: Vec<u8>,
 }
 
@@ -29,6 +29,11 @@ impl Chunked {
         Chunked { state: State::Size, line: Vec::new() }
     }
 
+    /// Returns the line at which the body was malformed.
+    pub(super) fn wrong_line(&self) -> &[u8] {
+        &self.line
+    }
+
     pub(super) fn receive(&mut self, mut bytes: &[u8]) -> Progress {
         while !bytes.is_empty() {
             if let State::Data(missing) = self.state {
@@ -47,16 +52,21 @@ impl Chunked {
             let line = std::mem::take(&mut self.line);
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
             self.state = match (self.state, line) {
-                (State::Size, line) => match size(line) {
-                    Some(0) => State::Trailers,
-                    Some(size) => State::Data(size),
-                    None => return Progress::Malformed,
-                },
+                (State::Size, line) if let Some(size) = size(line) => {
+                    if size == 0 {
+                        State::Trailers
+                    } else {
+                        State::Data(size)
+                    }
+                }
                 (State::AfterData, b"") => State::Size,
                 (State::Trailers, b"") if bytes.is_empty() => return Progress::Whole,
                 (State::Trailers, line) if !line.is_empty() => State::Trailers,
-                // Bytes instead of the CRLF after a chunk, or bytes after the body.
-                _ => return Progress::Malformed,
+                // No size, bytes instead of the CRLF after a chunk, or bytes after the body.
+                (_, line) => {
+                    self.line = if line.is_empty() { bytes } else { line }.to_vec();
+                    return Progress::Malformed;
+                }
             };
         }
         Progress::More

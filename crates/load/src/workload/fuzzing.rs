@@ -2,7 +2,7 @@
 
 use crate::workload::chunked::{Chunked, Progress};
 use crate::workload::protocol::ParseOutcome;
-use crate::workload::response::Response;
+use crate::workload::response::{EXCESS, Response};
 
 /// Parses one response from a stream that arrives in these pieces, and ends after them if `ends`. Returns the outcome as text.
 /// Bytes after the response make it malformed, in the same piece or in a later one.
@@ -12,14 +12,19 @@ pub fn http_response(to_head: bool, pieces: &[&[u8]], ends: bool) -> String {
     for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
         outcome = match outcome {
             ParseOutcome::NeedMore => response.receive(piece),
-            ParseOutcome::Complete { .. } => ParseOutcome::MALFORMED,
-            failed => return format!("{failed:?}"),
+            ParseOutcome::Complete { .. } => ParseOutcome::malformed(EXCESS, piece),
+            ParseOutcome::Failed(failure) => return failure.name.into_owned(),
+            outcome => return format!("{outcome:?}"),
         };
     }
     if ends && outcome == ParseOutcome::NeedMore {
         outcome = response.receive(&[]);
     }
-    format!("{outcome:?}")
+    match outcome {
+        // The bytes that it quotes depend on the pieces.
+        ParseOutcome::Failed(failure) => failure.name.into_owned(),
+        outcome => format!("{outcome:?}"),
+    }
 }
 
 /// Parses a chunked body that arrives in these pieces, and returns the outcome as text.

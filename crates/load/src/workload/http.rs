@@ -79,7 +79,10 @@ impl HttpRequest {
         for (name, value) in &self.headers {
             header(name, value);
         }
-        if !self.body.is_empty() && !has("content-length") {
+        // Servers may demand the length of an empty body too where the method has a meaning for a body (RFC 9110, 8.6).
+        let expects_body = ["POST", "PUT", "PATCH"].contains(&self.method.as_str());
+        let has_length = has("content-length") || has("transfer-encoding");
+        if (expects_body || !self.body.is_empty()) && !has_length {
             header("Content-Length", &self.body.len().to_string());
         }
         if last && self.asks_to_close && !has("connection") {
@@ -147,6 +150,13 @@ mod tests {
             text,
             "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\nabc"
         );
+        for (method, expected) in
+            [("POST", true), ("PUT", true), ("PATCH", true), ("GET", false), ("DELETE", false)]
+        {
+            let request = HttpRequest { method: method.into(), body: Vec::new(), ..request.clone() };
+            let text = String::from_utf8(request.bytes(false)).unwrap();
+            assert_eq!(text.ends_with("X-A: b\r\nContent-Length: 0\r\n\r\n"), expected, "{text}");
+        }
         let last = String::from_utf8(request.bytes(true)).unwrap();
         assert!(last.contains("\r\nConnection: close\r\n\r\nabc"), "{last}");
     }

@@ -16,7 +16,7 @@ mod tls;
 mod trust;
 
 pub use self::http::HttpRequest;
-pub(crate) use self::protocol::{ParseOutcome, ProtocolState};
+pub(crate) use self::protocol::{Failure, ParseOutcome, ProtocolState, Status};
 pub(crate) use self::tls::TlsSetup;
 pub use self::trust::Trust;
 

@@ -13,24 +13,65 @@ pub(crate) enum ParseOutcome {
     Complete {
         /// The server closes the connection now.
         closing: bool,
-        /// The name of the failure that the response reports, such as `status-500`.
-        failure: Option<Cow<'static, str>>,
+        /// The status of an HTTP response.
+        status: Option<Status>,
     },
     /// The stream ended before the first byte of a response.
     ClosedUnanswered,
-    /// The bytes are not a response; the name of the error.
-    Failed(Cow<'static, str>),
+    /// The bytes are not a response.
+    Failed(Failure),
+}
+
+/// The status of an HTTP response.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    pub(crate) code: u16,
+    /// The field Location of a redirection (3xx), printable.
+    pub(crate) location: Option<String>,
+}
+
+/// The failure of an operation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The name under which it is counted.
+    pub(crate) name: Cow<'static, str>,
+    /// Bytes that came instead of a response, or the reason of the TLS library, printable. The record has the first of each name.
+    pub(crate) detail: Option<String>,
+}
+
+impl<N: Into<Cow<'static, str>>> From<N> for Failure {
+    fn from(name: N) -> Self {
+        Failure { name: name.into(), detail: None }
+    }
+}
+
+/// Maximum number of bytes of a peer that a detail quotes.
+const MAX_QUOTED: usize = 64;
+
+/// Quotes the first bytes of a peer; bytes other than printable ASCII are escaped.
+pub(super) fn quoted(bytes: &[u8]) -> String {
+    let more = if bytes.len() > MAX_QUOTED { "..." } else { "" };
+    format!("\"{}\"{more}", bytes[..bytes.len().min(MAX_QUOTED)].escape_ascii())
 }
 
 impl ParseOutcome {
     /// A complete response after which the connection can be used again.
-    pub(super) const COMPLETE: ParseOutcome = ParseOutcome::Complete { closing: false, failure: None };
+    pub(super) const COMPLETE: ParseOutcome = ParseOutcome::Complete { closing: false, status: None };
 
     /// The stream ended within the response.
-    pub(super) const CLOSED_EARLY: ParseOutcome = ParseOutcome::Failed(Cow::Borrowed("closed-early"));
+    pub(super) const CLOSED_EARLY: ParseOutcome =
+        ParseOutcome::Failed(Failure { name: Cow::Borrowed("closed-early"), detail: None });
 
-    /// The bytes violate the protocol.
-    pub(super) const MALFORMED: ParseOutcome = ParseOutcome::Failed(Cow::Borrowed("malformed"));
+    /// The bytes violate the protocol: `why`, and the first of them.
+    pub(super) fn malformed(why: &str, bytes: &[u8]) -> ParseOutcome {
+        let detail = Some(format!("{why}: {}", quoted(bytes)));
+        ParseOutcome::Failed(Failure { name: "malformed".into(), detail })
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_malformed(&self) -> bool {
+        matches!(self, ParseOutcome::Failed(failure) if failure.name == "malformed")
+    }
 }
 
 /// The protocol state of one connection.

@@ -1,13 +1,17 @@
-use std::borrow::Cow;
-
 use crate::workload::chunked::{Chunked, Progress};
-use crate::workload::protocol::ParseOutcome;
+use crate::workload::protocol::{ParseOutcome, Status};
 
 /// Maximum number of headers of a response.
 const MOST_HEADERS: usize = 64;
 
 /// Maximum length of the status line and the headers, in bytes.
 const LONGEST_HEAD: usize = 64 * 1024;
+
+/// Maximum length of a Location that is kept.
+const MAX_LOCATION: usize = 200;
+
+/// Why bytes after a response are malformed: `load` has sent no further request.
+pub(super) const EXCESS: &str = "bytes after the end of the response";
 
 /// A parser of one HTTP/1.1 response (RFC 9112).
 pub(super) struct Response {
@@ -19,7 +23,7 @@ pub(super) struct Response {
     head: Vec<u8>,
     body: Body,
     closing: bool,
-    failure: Option<Cow<'static, str>>,
+    status: Option<Status>,
 }
 
 enum Body {
@@ -38,6 +42,7 @@ struct Head {
     content_length: Option<u64>,
     chunked: bool,
     closing: bool,
+    location: Option<String>,
 }
 
 impl Response {
@@ -48,7 +53,7 @@ impl Response {
             head: Vec::new(),
             body: Body::Unknown,
             closing: false,
-            failure: None,
+            status: None,
         }
     }
 
@@ -78,26 +83,27 @@ impl Response {
         loop {
             // The parser never sees more than the longest head: the outcome must not depend on how many bytes have arrived.
             let head = match parse(&rest[..rest.len().min(LONGEST_HEAD)]) {
-                Err(()) => return ParseOutcome::MALFORMED,
-                Ok(None) if rest.len() > LONGEST_HEAD => return ParseOutcome::MALFORMED,
+                Err(why) => return ParseOutcome::malformed(why, rest),
+                Ok(None) if rest.len() > LONGEST_HEAD => {
+                    return ParseOutcome::malformed("a head of more than 64 KiB", rest);
+                }
                 Ok(None) => {
                     self.head = rest.to_vec();
                     return ParseOutcome::NeedMore;
                 }
                 Ok(Some(head)) => head,
             };
-            rest = &rest[head.length..];
+            let (text, body) = rest.split_at(head.length);
             // 1xx is an interim response, except 101: the client did not ask for another protocol. A status code is at least
             // 100 (RFC 9110, 15).
             if head.status == 101 || head.status < 100 {
-                return ParseOutcome::MALFORMED;
+                return ParseOutcome::malformed("a status without a request for it", text);
             } else if head.status < 200 {
+                rest = body;
                 continue;
             }
             self.closing = head.closing;
-            if head.status >= 400 {
-                self.failure = Some(format!("status-{}", head.status).into());
-            }
+            self.status = Some(Status { code: head.status, location: head.location });
             self.body = if self.to_head || matches!(head.status, 204 | 304) {
                 Body::Length(0)
             } else if head.chunked {
@@ -105,7 +111,7 @@ impl Response {
             } else {
                 head.content_length.map_or(Body::Rest, Body::Length)
             };
-            return self.body(rest);
+            return self.body(body);
         }
     }
 
@@ -119,12 +125,12 @@ impl Response {
                     *missing = rest;
                     ParseOutcome::NeedMore
                 }
-                None => ParseOutcome::MALFORMED,
+                None => ParseOutcome::malformed(EXCESS, &bytes[*missing as usize..]),
             },
             Body::Chunked(chunked) => match chunked.receive(bytes) {
                 Progress::More => ParseOutcome::NeedMore,
                 Progress::Whole => self.answer(),
-                Progress::Malformed => ParseOutcome::MALFORMED,
+                Progress::Malformed => ParseOutcome::malformed("not a chunk", chunked.wrong_line()),
             },
         }
     }
@@ -132,44 +138,67 @@ impl Response {
     fn answer(&mut self) -> ParseOutcome {
         ParseOutcome::Complete {
             closing: self.closing || matches!(self.body, Body::Rest),
-            failure: self.failure.take(),
+            status: self.status.take(),
         }
     }
 }
 
 /// Parses the head at the beginning of `bytes`; `None` if it is not complete.
-fn parse(bytes: &[u8]) -> Result<Option<Head>, ()> {
+///
+/// # Errors
+///
+/// The reason why it is not a head of HTTP.
+fn parse(bytes: &[u8]) -> Result<Option<Head>, &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    let length = match response.parse(bytes).map_err(drop)? {
+    let length = match response.parse(bytes).map_err(why)? {
         httparse::Status::Partial => return Ok(None),
         httparse::Status::Complete(length) => length,
     };
     let mut head = Head {
         length,
-        status: response.code.ok_or(())?,
+        status: response.code.ok_or(NOT_HTTP)?,
         content_length: None,
         chunked: false,
         // HTTP/1.0 closes unless it says otherwise.
         closing: response.version == Some(0),
+        location: None,
     };
     for header in response.headers.iter() {
         if header.name.eq_ignore_ascii_case("content-length") {
-            let value = std::str::from_utf8(header.value).map_err(drop)?.trim();
-            let value: u64 = value.parse().map_err(drop)?;
+            let value = length_of(header.value).ok_or("a Content-Length that is not a number")?;
             // Two lengths that differ are an attack or a mistake (RFC 9112, 6.3).
             if head.content_length.is_some_and(|other| other != value) {
-                return Err(());
+                return Err("two different values of Content-Length");
             }
             head.content_length = Some(value);
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             head.chunked |= mentions(header.value, "chunked");
+        } else if header.name.eq_ignore_ascii_case("location") && (300..400).contains(&head.status) {
+            let text = &header.value[..header.value.len().min(MAX_LOCATION)];
+            head.location = Some(text.escape_ascii().to_string());
         } else if header.name.eq_ignore_ascii_case("connection") {
             head.closing =
                 (head.closing && !mentions(header.value, "keep-alive")) || mentions(header.value, "close");
         }
     }
     Ok(Some(head))
+}
+
+/// Parses the value of Content-Length: digits only (RFC 9110, 8.6). `u64::from_str` takes a sign too.
+fn length_of(value: &[u8]) -> Option<u64> {
+    let digits = std::str::from_utf8(value.trim_ascii()).ok()?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+const NOT_HTTP: &str = "not a status line of HTTP/1";
+
+fn why(error: httparse::Error) -> &'static str {
+    match error {
+        httparse::Error::TooManyHeaders => "more than 64 header fields",
+        httparse::Error::HeaderName | httparse::Error::HeaderValue => "not a header field of HTTP/1",
+        _ => NOT_HTTP,
+    }
 }
 
 /// Returns whether a comma-separated list contains `word`.
@@ -181,6 +210,7 @@ fn mentions(value: &[u8], word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::protocol::Failure;
 
     /// Returns the outcome at the end, which must not depend on the pieces in which the bytes arrive.
     fn parse_in_pieces(text: &str, ends: bool) -> ParseOutcome {
@@ -197,40 +227,49 @@ mod tests {
         for bytes in text.as_bytes().chunks(piece) {
             assert_eq!(outcome, ParseOutcome::NeedMore, "{text:?}");
             outcome = response.receive(bytes);
-            if matches!(outcome, ParseOutcome::Failed(_)) {
-                return outcome;
+            if let ParseOutcome::Failed(failure) = outcome {
+                // The bytes that it quotes depend on the pieces.
+                return ParseOutcome::Failed(Failure { detail: None, ..failure });
             }
         }
         if ends { response.receive(b"") } else { outcome }
     }
 
-    fn answer(closing: bool, failure: Option<&'static str>) -> ParseOutcome {
-        ParseOutcome::Complete { closing, failure: failure.map(Cow::Borrowed) }
+    fn answer(closing: bool, code: u16) -> ParseOutcome {
+        ParseOutcome::Complete { closing, status: Some(Status { code, location: None }) }
+    }
+
+    /// Returns the detail of a malformed response, which arrives in one piece.
+    fn detail(text: &str) -> String {
+        match Response::new(false).receive(text.as_bytes()) {
+            ParseOutcome::Failed(Failure { name, detail: Some(detail) }) if name == "malformed" => detail,
+            other => panic!("{text:?}: {other:?}"),
+        }
     }
 
     #[test]
     fn responses_end_at_their_declared_length() {
         for (text, ends, expected) in [
-            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", false, answer(false, None)),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", false, answer(true, None)),
-            ("HTTP/1.1 204 No Content\r\n\r\n", false, answer(false, None)),
-            ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", false, answer(true, None)),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", false, answer(false, 200)),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", false, answer(true, 200)),
+            ("HTTP/1.1 204 No Content\r\n\r\n", false, answer(false, 204)),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", false, answer(true, 200)),
             (
                 "HTTP/1.0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive\r\n\r\nx",
                 false,
-                answer(false, None),
+                answer(false, 200),
             ),
-            ("HTTP/1.1 200 OK\r\n\r\nuntil the end", true, answer(true, None)),
+            ("HTTP/1.1 200 OK\r\n\r\nuntil the end", true, answer(true, 200)),
             (
                 "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx",
                 false,
-                answer(false, None),
+                answer(false, 200),
             ),
-            ("HTTP/1.1 503 Busy\r\nContent-Length: 1\r\n\r\nx", false, answer(false, Some("status-503"))),
+            ("HTTP/1.1 503 Busy\r\nContent-Length: 1\r\n\r\nx", false, answer(false, 503)),
             (
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
                 false,
-                answer(false, None),
+                answer(false, 200),
             ),
         ] {
             assert_eq!(parse_in_pieces(text, ends), expected, "{text:?}");
@@ -248,7 +287,7 @@ mod tests {
             "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxy",
         ] {
-            assert_eq!(in_pieces(text, false, text.len()), ParseOutcome::MALFORMED, "{text:?}");
+            assert!(in_pieces(text, false, text.len()).is_malformed(), "{text:?}");
         }
         for text in ["HTTP/1.1 200 OK\r\nContent-Le", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nx"] {
             assert_eq!(parse_in_pieces(text, true), ParseOutcome::CLOSED_EARLY, "{text:?}");
@@ -256,6 +295,43 @@ mod tests {
         assert_eq!(Response::new(false).receive(b""), ParseOutcome::ClosedUnanswered);
         assert_eq!(parse_in_pieces("HTTP/1.1 100 Continue\r\n\r\n", true), ParseOutcome::CLOSED_EARLY);
         let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(LONGEST_HEAD));
-        assert_eq!(in_pieces(&endless, false, 9999), ParseOutcome::MALFORMED);
+        assert!(in_pieces(&endless, false, 9999).is_malformed());
+    }
+
+    #[test]
+    fn a_malformed_response_is_quoted() {
+        let ok = "HTTP/1.1 200 OK\r\n";
+        for (text, expected) in [
+            ("SSH-2.0-OpenSSH_9.2\r\n", "not a status line of HTTP/1: \"SSH-2.0-OpenSSH_9.2\\r\\n\""),
+            ("\u{1b}[2J\u{e9}\r\n", "not a status line of HTTP/1: \"\\x1b[2J\\xc3\\xa9\\r\\n\""),
+            (&format!("{ok}Content-Length: 2\r\n\r\nokXX"), "bytes after the end of the response: \"XX\""),
+            (&format!("{ok}Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n"), "not a chunk: \"zz\""),
+            (&format!("{ok}X : a\r\n\r\n"), "not a header field of HTTP/1: "),
+            (
+                &format!("{ok}Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+                "two different values of Content-Length: ",
+            ),
+        ] {
+            assert!(detail(text).starts_with(expected), "{}", detail(text));
+        }
+        assert!(detail(&"x".repeat(1000)).ends_with("x\"..."), "the quotation is bounded");
+        for value in ["+2", "-2", "0x2", "2, 2", "", "99999999999999999999"] {
+            let detail = detail(&format!("{ok}Content-Length: {value}\r\n\r\nok"));
+            assert!(
+                detail.starts_with("a Content-Length that is not a number: \"HTTP/1.1 200 OK"),
+                "{detail}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_redirection_has_its_location() {
+        let location = |text: &str| match Response::new(false).receive(text.as_bytes()) {
+            ParseOutcome::Complete { status: Some(Status { code, location }), .. } => (code, location),
+            other => panic!("{other:?}"),
+        };
+        let head = "Content-Length: 0\r\nLocation: /a\u{e9}\r\n\r\n";
+        assert_eq!(location(&format!("HTTP/1.1 301 Moved\r\n{head}")), (301, Some("/a\\xc3\\xa9".into())));
+        assert_eq!(location(&format!("HTTP/1.1 201 Created\r\n{head}")), (201, None));
     }
 }

@@ -1,11 +1,14 @@
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Error};
+use rustls::sign::CertifiedKey;
+use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, Error, SignatureScheme};
 
 use crate::error::LoadError;
-use crate::workload::protocol::{ParseOutcome, ProtocolState};
+use crate::workload::protocol::{Failure, ParseOutcome, ProtocolState, quoted};
 use crate::workload::trust::{Trust, Verifier};
 
 /// The TLS configuration that all connections of a run share. Sessions are resumed, as in applications.
@@ -13,6 +16,22 @@ use crate::workload::trust::{Trust, Verifier};
 pub(crate) struct TlsSetup {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    asked: Arc<NoCertificate>,
+}
+
+/// The certificate of the client: none. Notes whether a server asked for one.
+#[derive(Debug, Default)]
+struct NoCertificate(AtomicBool);
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
 }
 
 impl TlsSetup {
@@ -23,14 +42,15 @@ impl TlsSetup {
             .map_err(|_| refuse(format!("{host:?} is not a name that a certificate could have")))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = Verifier::new(trust, &provider)?;
+        let asked = Arc::<NoCertificate>::default();
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| refuse(error.to_string()))?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_no_client_auth();
+            .with_client_cert_resolver(Arc::clone(&asked) as Arc<dyn ResolvesClientCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(TlsSetup { config: Arc::new(config), name })
+        Ok(TlsSetup { config: Arc::new(config), name, asked })
     }
 
     pub(crate) fn wrap(&self, inner: Box<dyn ProtocolState>) -> Box<dyn ProtocolState> {
@@ -92,8 +112,8 @@ impl ProtocolState for Tls {
     }
 
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
-        let Tls { connection: Some(connection), inner, answered, plain, .. } = self else {
-            return failed(&Error::HandshakeNotComplete);
+        let Tls { setup, connection: Some(connection), inner, answered, plain, .. } = self else {
+            return failed(&Error::HandshakeNotComplete, bytes, false);
         };
         if bytes.is_empty() {
             // Without close_notify the stream may have been cut at any byte (RFC 9112, 9.8), so this is not the end of
@@ -112,8 +132,8 @@ impl ProtocolState for Tls {
         outcome = match (outcome, decrypted) {
             (outcome, Ok(End::Open)) => outcome,
             // The server sends nothing more on this connection.
-            (ParseOutcome::Complete { failure, .. }, _) => ParseOutcome::Complete { closing: true, failure },
-            (_, Err(error)) => return failed(&error),
+            (ParseOutcome::Complete { status, .. }, _) => ParseOutcome::Complete { closing: true, status },
+            (_, Err(error)) => return failed(&error, bytes, setup.asked.0.load(Ordering::Relaxed)),
             (ParseOutcome::NeedMore, Ok(End::Closed)) if connection.is_handshaking() => {
                 ParseOutcome::CLOSED_EARLY
             }
@@ -175,9 +195,32 @@ fn decrypt(
     Ok(End::Open)
 }
 
-fn failed(error: &Error) -> ParseOutcome {
-    ParseOutcome::Failed(match error {
-        Error::InvalidCertificate(_) => "tls-certificate".into(),
-        _ => "tls".into(),
-    })
+/// Returns the failure for an error of TLS. `bytes`: what came last. `asked`: whether the server has asked for a certificate.
+fn failed(error: &Error, bytes: &[u8], asked: bool) -> ParseOutcome {
+    use CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
+        NotValidYetContext, UnknownIssuer,
+    };
+    let name = match error {
+        Error::InvalidCertificate(Expired | ExpiredContext { .. }) => "tls-expired",
+        Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => "tls-not-yet-valid",
+        Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => "tls-wrong-name",
+        // A bad signature: an authority of the same name, with another key, is trusted.
+        Error::InvalidCertificate(UnknownIssuer | BadSignature) => "tls-unknown-issuer",
+        Error::InvalidCertificate(_) => "tls-certificate",
+        Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol => {
+            "tls-alpn"
+        }
+        Error::AlertReceived(AlertDescription::CertificateRequired) => "tls-client-certificate",
+        // TLS 1.2 has no alert for a missing certificate.
+        Error::AlertReceived(_) if asked => "tls-client-certificate",
+        _ => "tls",
+    };
+    let detail = match error {
+        Error::InvalidMessage(_) => format!("not a message of TLS: {}", quoted(bytes)),
+        Error::AlertReceived(alert) => format!("the server sent the alert {alert:?}"),
+        // It contains names of the certificate.
+        error => error.to_string().escape_debug().to_string().replace("\\\"", "\""),
+    };
+    ParseOutcome::Failed(Failure { name: name.into(), detail: Some(detail) })
 }

@@ -12,7 +12,8 @@ use crate::run::{
     self, ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, get, load, long_enough, run, serve,
     stop, until,
 };
-use fourtuple_load::{EngineChoice, Load, LoadError, Workload};
+use fourtuple_load::{Arrival, EngineChoice, Load, LoadError, Workload};
+use fourtuple_record::LoadStatus;
 use fourtuple_serve::Protocol;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::{option, socket};
@@ -69,8 +70,7 @@ fn refused() {
             assert!(ran.error("ECONNREFUSED") > 8, "each connection tries again: {ran:#?}");
             assert!(ran.results.elapsed_ns >= 300_000_000, "{ran:#?}");
             let mut open = load.clone();
-            (open.arrival, open.operations, open.length) =
-                (fourtuple_load::Arrival::Even(100.0), Some(30), None);
+            (open.arrival, open.operations, open.length) = (Arrival::Even(100.0), Some(30), None);
             let ran = run("failures::refused", &open).unwrap();
             assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (30, 0), "{ran:#?}");
             assert!(["offered-rate-not-reached", "errors"].iter().all(|id| ran.remarks().contains(id)));
@@ -264,6 +264,9 @@ fn malformed_responses_are_counted() {
                 };
                 require_all(&ran, name);
                 assert_eq!(ran.results.connections, 12, "{response:?}");
+                let has_detail =
+                    ran.results.error_details.get("malformed").is_some_and(|text| text.contains('"'));
+                assert_eq!(has_detail, name == "malformed", "{response:?}: {ran:#?}");
             }
         }
     });
@@ -288,6 +291,69 @@ fn a_response_with_a_failure_is_a_response() {
             );
             assert_eq!(ran.results.connections, 3, "the connection is as good as before");
         }
+    });
+}
+
+#[test]
+fn responses_are_counted_by_status() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            while stream.read(&mut [0; 1000])? > 0 {
+                stream.write_all(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: /there\r\n\r\n")?;
+            }
+            Ok(())
+        });
+        for engine in ENGINES {
+            let target = format!("http://{address}/");
+            let mut load = short(engine, &target, get(&target));
+            load.threads = 2;
+            let Some(ran) = run("failures::statuses", &load) else { continue };
+            let location = Some("/there".to_owned());
+            assert_eq!(ran.results.statuses, [LoadStatus { code: 302, count: 12, location }]);
+            assert_eq!((ran.results.operations, ran.remarks()), (12, vec!["no-success"]), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_run_in_which_everything_is_refused_ends() {
+    in_namespace(|| {
+        let udp = Workload::Udp { request: 8 };
+        for (target, workload) in [(TARGET, SMALL), ("udp://127.0.0.1:4000", udp), ("unix:/nowhere/x", SMALL)]
+        {
+            for (engine, arrival) in ENGINES.into_iter().zip([Arrival::Closed, Arrival::Even(200.0)]) {
+                let mut load = load(engine, target, workload.clone());
+                // The run would never end by itself.
+                (load.length, load.connections, load.arrival) =
+                    (Some(Duration::from_secs(100_000)), 64, arrival);
+                let Some(ran) = run("failures::all_refused", &load) else { continue };
+                let remarks = ran.remarks();
+                assert_eq!(remarks[0], "all-refused", "{ran:#?}");
+                assert!(
+                    !remarks.contains(&"server-stalled") && !remarks.contains(&"interrupted"),
+                    "{ran:#?}"
+                );
+                assert!(ran.results.elapsed_ns >= 1_000_000_000, "{ran:#?}");
+                let failures: u64 = ran.results.errors.values().sum();
+                // 1 + 2 + 4 + ... + 64 ms, and then one attempt each 100 ms.
+                let most = if ran.results.elapsed_ns < 5_000_000_000 { 64 * 60 } else { u64::MAX };
+                assert!(failures <= most, "{ran:#?}");
+            }
+        }
+        // A server that is gone only later does not end the run.
+        let mut load = load(EngineChoice::Epoll, TARGET, SMALL);
+        load.length = Some(1_300 * MILLISECOND);
+        let running = serve(SMALL_SERVED).start().unwrap();
+        let ended = thread::spawn(move || {
+            until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 20);
+            stop(running)
+        });
+        let ran = run("failures::all_refused", &load).unwrap();
+        ended.join().unwrap();
+        assert!(
+            !ran.remarks().contains(&"all-refused") && ran.results.elapsed_ns >= 1_300_000_000,
+            "{ran:#?}"
+        );
     });
 }
 

@@ -11,9 +11,15 @@ use crate::run::{ENGINES, answer, attempt, get, load, run, serve, stop};
 use fourtuple_load::{EngineChoice, Load, LoadError, Trust, Workload};
 use fourtuple_serve::Protocol;
 use fourtuple_testing::in_namespace;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::version::{TLS12, TLS13};
-use rustls::{ServerConfig, ServerConnection, SupportedProtocolVersion};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, ServerConfig, ServerConnection, SignatureScheme,
+    SupportedProtocolVersion,
+};
 
 /// A server with a self-signed certificate for `localhost` and 127.0.0.1. Like the certificates of `openssl req
 /// -x509`, the certificate is marked as an authority.
@@ -27,23 +33,78 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
     server_in(version, 1975..=4096)
 }
 
+/// Demands a certificate of the client, and accepts none.
+#[derive(Debug)]
+struct Demanding;
+
+impl ClientCertVerifier for Demanding {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Err(rustls::Error::General("no certificate is accepted".into()))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        let provider = rustls::crypto::ring::default_provider();
+        provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
 /// Starts a server whose certificate is valid in `years`.
 fn server_in(version: &'static SupportedProtocolVersion, years: RangeInclusive<i32>) -> Server {
+    server_with(version, years, true, WebPkiClientVerifier::no_client_auth(), &[])
+}
+
+fn server_with(
+    version: &'static SupportedProtocolVersion,
+    years: RangeInclusive<i32>,
+    is_authority: bool,
+    verifier: Arc<dyn ClientCertVerifier>,
+    protocols: &[&[u8]],
+) -> Server {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let signing_key = rcgen::KeyPair::generate().unwrap();
     let mut parameters = rcgen::CertificateParams::new(names).unwrap();
     parameters.not_before = rcgen::date_time_ymd(*years.start(), 1, 1);
     parameters.not_after = rcgen::date_time_ymd(*years.end(), 12, 31);
-    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    if is_authority {
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    }
     let certificate = parameters.self_signed(&signing_key).unwrap();
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[version])
         .unwrap()
-        .with_no_client_auth()
+        .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate.der().clone()], key)
         .unwrap();
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     let (config, requests) = (Arc::new(config), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&requests);
     let address = answer(move |mut socket| {
@@ -144,22 +205,29 @@ fn a_long_body_is_sent_whole() {
 #[test]
 fn an_untrusted_certificate_fails() {
     in_namespace(|| {
-        let (server, other) = (server(&TLS13), server(&TLS13));
+        let other = server(&TLS13);
         let saved = Saved::new("other.pem", &other.certificate);
-        for engine in ENGINES {
+        let none = WebPkiClientVerifier::no_client_auth;
+        // webpki looks at the purpose of a certificate before it looks for its issuer.
+        for (engine, (is_authority, error)) in ENGINES
+            .into_iter()
+            .flat_map(|engine| [(engine, (false, "tls-unknown-issuer")), (engine, (true, "tls-certificate"))])
+        {
+            let server = server_with(&TLS13, 1975..=4096, is_authority, none(), &[]);
             // The trusted certificates do not include the certificate of the server.
             let load = https(engine, "127.0.0.1", server.address.port(), Trust::Also(saved.0.clone()));
             let Some(ran) = run("tls::unknown", &load) else { continue };
             assert_eq!(
-                (ran.results.operations, ran.error("tls-certificate"), ran.errors().len()),
+                (ran.results.operations, ran.error(error), ran.errors().len()),
                 (0, 30, 1),
                 "{ran:#?}"
             );
             assert_eq!(ran.results.connections, 30, "they were established");
             assert_eq!(ran.results.latency_ns.handshake.samples, 0, "TLS was not: {ran:#?}");
-            assert!(ran.results.advice.iter().any(|line| line.contains("--insecure")), "{ran:#?}");
+            let advises = |line: &String| line.contains("--insecure") && line.contains("--ca");
+            assert!(ran.results.advice.iter().any(advises), "{ran:#?}");
+            assert_eq!(server.requests.load(Ordering::Relaxed), 0);
         }
-        assert_eq!(server.requests.load(Ordering::Relaxed), 0);
     });
 }
 
@@ -172,13 +240,40 @@ fn a_certificate_of_ca_is_trusted_in_its_period_only() {
             for engine in ENGINES {
                 let load = https(engine, "127.0.0.1", server.address.port(), Trust::Also(saved.0.clone()));
                 let Some(ran) = run("tls::period", &load) else { continue };
-                assert_eq!(
-                    (ran.results.operations, ran.error("tls-certificate")),
-                    (0, 30),
-                    "{name}: {ran:#?}"
-                );
+                let error = format!("tls-{name}");
+                assert_eq!((ran.results.operations, ran.error(&error)), (0, 30), "{ran:#?}");
+                assert!(ran.results.error_details[&error].contains("certificate"), "{ran:#?}");
             }
             assert_eq!(server.requests.load(Ordering::Relaxed), 0, "{name}");
+        }
+    });
+}
+
+#[test]
+fn the_reason_of_a_failed_handshake_is_named() {
+    in_namespace(|| {
+        let none = WebPkiClientVerifier::no_client_auth;
+        let demanding = || -> Arc<dyn ClientCertVerifier> { Arc::new(Demanding) };
+        let (h2, any): (&[&[u8]], &[&[u8]]) = (&[b"h2"], &[]);
+        for (version, verifier, protocols, host, error, part) in [
+            (&TLS13, none(), h2, "127.0.0.1", "tls-alpn", "NoApplicationProtocol"),
+            (&TLS13, demanding(), any, "127.0.0.1", "tls-client-certificate", "CertificateRequired"),
+            (&TLS12, demanding(), any, "127.0.0.1", "tls-client-certificate", "alert"),
+            (&TLS13, none(), any, "other.test", "tls-wrong-name", "localhost"),
+        ] {
+            let server = server_with(version, 1975..=4096, true, verifier, protocols);
+            let saved = Saved::new(&format!("{error}.pem"), &server.certificate);
+            for engine in ENGINES {
+                let mut load = https(engine, host, server.address.port(), Trust::Also(saved.0.clone()));
+                load.resolve = Some(format!("{host}:127.0.0.1").parse().unwrap());
+                let Some(ran) = run("tls::reason", &load) else { continue };
+                // The server closes with unread data: a reset may overtake its alert.
+                let failed = ran.error(error) + ran.error("ECONNRESET") + ran.error("EPIPE");
+                assert_eq!((ran.results.operations, failed), (0, 30), "{error}: {ran:#?}");
+                assert!(ran.error(error) > 0, "{error}: {ran:#?}");
+                assert!(ran.results.error_details[error].contains(part), "{error}: {ran:#?}");
+            }
+            assert_eq!(server.requests.load(Ordering::Relaxed), 0, "{error}");
         }
     });
 }
@@ -195,6 +290,8 @@ fn a_server_without_tls() {
                 (0, 30, 1),
                 "{ran:#?}"
             );
+            let detail = &ran.results.error_details["tls"];
+            assert!(detail.starts_with("not a message of TLS: \"HTTP/1.1 400"), "{detail}");
             stop(running);
         }
     });

@@ -80,6 +80,8 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
         connections: operations,
         retried: 31,
         errors: BTreeMap::new(),
+        error_details: BTreeMap::new(),
+        statuses: Vec::new(),
         elapsed_ns,
         rate_per_s: operations as f64 / elapsed_ns as f64 * 1e9,
         offered_per_s: operations as f64 / elapsed_ns as f64 * 1e9,
@@ -126,6 +128,11 @@ pub(crate) fn stalled() -> LoadRecord {
     results.offered_per_s = 2_400.0;
     results.errors =
         BTreeMap::from([("ECONNRESET".into(), 3), ("EADDRNOTAVAIL".into(), 114_873), ("timeout".into(), 12)]);
+    results.error_details =
+        BTreeMap::from([("malformed".into(), "not a status line of HTTP/1: \"SSH-2.0\"".into())]);
+    let redirected = LoadStatus { code: 301, count: 12, location: Some("/dir/".into()) };
+    let rest = LoadStatus { code: 200, count: results.operations - 12, location: None };
+    results.statuses = vec![rest, redirected];
     results.late_ns = quantiles(results.operations, 1_900);
     let mut left = 28_232_u64 - 31;
     for (index, second) in results.seconds.iter_mut().enumerate() {

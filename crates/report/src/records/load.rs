@@ -26,6 +26,7 @@ pub(super) fn document(record: &LoadRecord) -> Document {
         some => document.note(Tone::Bad, format!("errors: {some}")),
     }
     document.push(Block::Figures(figures(settings, results)));
+    statuses(&mut document, results);
     if !results.addresses.is_empty() {
         document.table(Table::of(&results.addresses).name("address", |one| one.address.clone()).number(
             "connections",
@@ -165,6 +166,7 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
     present([
         Some(("operations", count(results.operations))),
         Some(("connections", count(results.connections))),
+        all_ok(results).then(|| ("responses", "all 200".to_owned())),
         (results.retried > 0).then(|| ("requests retried", count(results.retried))),
         Some(("elapsed", duration(results.elapsed_ns))),
         Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
@@ -181,6 +183,28 @@ fn errors(results: &LoadResults) -> String {
     let mut errors = Vec::from_iter(&results.errors);
     errors.sort_by_key(|(name, number)| (std::cmp::Reverse(**number), *name));
     words::errors(errors)
+}
+
+/// Adds the responses by status code. A run in which all were 200 has them in the figures.
+fn statuses(document: &mut Document, results: &LoadResults) {
+    if all_ok(results) || results.statuses.is_empty() {
+        return;
+    }
+    let all = results.statuses.iter().fold(0_u64, |sum, status| sum.saturating_add(status.count));
+    let has_location = results.statuses.iter().any(|status| status.location.is_some());
+    let tone = |code: u16| Tone::bad_if(code >= 300 && code != 304);
+    let table = Table::of(&results.statuses)
+        .name("status", |status| Cell::toned(status.code.to_string(), tone(status.code)))
+        .number("responses", 0, |status| count(status.count))
+        .number("share", 0, |status| share(status.count as f64 / all.max(1) as f64));
+    document.table(match has_location {
+        true => table.text("location", 1, |status| status.location.clone().unwrap_or_default()),
+        false => table,
+    });
+}
+
+fn all_ok(results: &LoadResults) -> bool {
+    matches!(results.statuses.as_slice(), [status] if status.code == 200)
 }
 
 fn latency(document: &mut Document, results: &LoadResults) {

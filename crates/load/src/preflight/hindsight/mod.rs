@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fourtuple_measure::words::{counted, grouped, percent};
-use fourtuple_record::{Remark, Second, format_time};
+use fourtuple_record::{LoadStatus, Remark, Second, format_time};
 
 use crate::preflight::{Finding, Need, Preflight, Remedy};
 
@@ -25,12 +25,18 @@ pub struct RunMeasurements<'a> {
     pub time_wait: Option<u64>,
     /// Failures by name, as in the record.
     pub errors: &'a BTreeMap<String, u64>,
+    /// Text of the first failure of each name, as in the record.
+    pub details: &'a BTreeMap<String, String>,
+    /// Responses of HTTP by status code, as in the record.
+    pub statuses: &'a [LoadStatus],
     /// Number of operations that succeeded.
     pub operations: u64,
     /// The counts of each second.
     pub seconds: &'a [Second],
     /// Number of operations in progress at the end of each second of `seconds`. Empty: unknown.
     pub in_flight: &'a [u64],
+    /// Failures of each second of `seconds` by an answer, such as ECONNREFUSED: neither timeouts nor a lack of ports.
+    pub refusals: &'a [u64],
     /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
     /// Time from the first intended start to the end of the last operation.
@@ -94,6 +100,7 @@ pub fn hindsight(seen: &RunMeasurements<'_>) -> Hindsight {
     saturated(seen, &mut found);
     server_stalls(seen, &mut found);
     errors(seen, &mut found);
+    no_success(seen, &mut found);
     found
 }
 
@@ -242,7 +249,13 @@ fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
         let end = at + Duration::from_secs(1);
         let before = index.checked_sub(1).map_or(*in_flight, |index| seen.in_flight[index]);
         let ours = seen.no_port.is_some_and(|no_port| no_port.first < end && at < no_port.last);
-        let silent = second.operations == 0 && *in_flight > 0 && before > 0 && end <= seen.elapsed && !ours;
+        let refused = seen.refusals.get(index).is_some_and(|refusals| *refusals > 0);
+        let silent = second.operations == 0
+            && !refused
+            && *in_flight > 0
+            && before > 0
+            && end <= seen.elapsed
+            && !ours;
         match stalls.last_mut() {
             Some((_, seconds)) if silent && goes_on => *seconds += 1,
             _ if silent => stalls.push((at, 1)),
@@ -287,10 +300,29 @@ const MEANINGS: &[(&str, &str)] = &[
     ("closed-early", "the server closed before its response was complete"),
     ("malformed", "the response was not what the protocol says"),
     ("tls", "the TLS handshake failed: no TLS is spoken there, or not in a version that both know"),
+    ("tls-expired", "the certificate of the server has expired: renew it; --insecure accepts it for a test"),
+    (
+        "tls-not-yet-valid",
+        "the certificate of the server is not valid yet: check the clocks of both hosts; --insecure accepts it for a test",
+    ),
+    (
+        "tls-wrong-name",
+        "the certificate of the server is for another name: use that name as the target, with --resolve NAME:ADDR if it does \
+         not resolve to this server; --insecure accepts it for a test",
+    ),
+    (
+        "tls-unknown-issuer",
+        "no authority that this host trusts has signed the certificate: --ca FILE trusts its issuer, --insecure any certificate",
+    ),
     (
         "tls-certificate",
-        "its certificate is not to be trusted: --ca FILE trusts its issuer, --insecure any certificate",
+        "the certificate of the server is not acceptable: --ca FILE with this certificate trusts it, --insecure any certificate",
     ),
+    (
+        "tls-client-certificate",
+        "the server demands a certificate of the client, and load has none: use a listener without this demand",
+    ),
+    ("tls-alpn", "the server speaks no protocol that load offers (ALPN http/1.1), perhaps HTTP/2 only"),
     ("unanswered", "no answer when the run was over"),
     ("not-closed", "the answer came, and the server did not close after it as --close server has it"),
 ];
@@ -326,8 +358,32 @@ fn errors(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
             (None, Some(code)) => status(code),
             (None, None) => continue,
         };
-        found.advice.push(format!("{name}, {}: {meaning}.", counted(*count, "time")));
+        let detail = seen.details.get(name).map_or(String::new(), |detail| format!(" The first: {detail}."));
+        found.advice.push(format!("{name}, {}: {meaning}.{detail}", counted(*count, "time")));
     }
+}
+
+/// Remarks responses of which none was a success. 304 answers a conditional request as it wanted.
+fn no_success(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
+    let is_success = |status: &&LoadStatus| matches!(status.code, 200..=299 | 304);
+    // Failures alone are in the remark on errors.
+    let is_redirected = |status: &&LoadStatus| status.code < 400;
+    if seen.statuses.iter().any(|status| is_success(&status))
+        || !seen.statuses.iter().any(|status| is_redirected(&status))
+    {
+        return;
+    }
+    let list: Vec<String> =
+        seen.statuses.iter().map(|status| format!("{} {}", grouped(status.count), status.code)).collect();
+    found.remark("no-success", format!("no response was a success (2xx): {}", list.join(", ")));
+    let redirected = seen.statuses.iter().filter(is_redirected).max_by_key(|status| status.count);
+    let to = redirected.and_then(|status| status.location.as_ref());
+    found.advice.push(match to {
+        Some(location) => format!(
+            "The server redirects, and load follows no redirection: make {location} the target to measure what is there."
+        ),
+        None => "The server redirects without a Location: another path is needed to measure a success.".to_owned(),
+    });
 }
 
 fn status(code: &str) -> String {

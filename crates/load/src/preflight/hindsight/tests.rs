@@ -10,6 +10,8 @@ struct Case {
     errors: BTreeMap<String, u64>,
     seconds: Vec<Second>,
     in_flight: Vec<u64>,
+    details: BTreeMap<String, String>,
+    statuses: Vec<LoadStatus>,
 }
 
 impl Case {
@@ -32,6 +34,8 @@ impl Case {
             errors: BTreeMap::new(),
             seconds: operations.iter().enumerate().map(second).collect(),
             in_flight: vec![5; operations.len()],
+            details: BTreeMap::new(),
+            statuses: Vec::new(),
         }
     }
 
@@ -47,6 +51,9 @@ impl Case {
             operations: self.seconds.iter().map(|second| second.operations).sum(),
             seconds: &self.seconds,
             in_flight: &self.in_flight,
+            refusals: &[],
+            details: &self.details,
+            statuses: &self.statuses,
             offered: self.need.rate_per_s.map(|rate| Offered {
                 intended: (rate * self.seconds.len() as f64) as u64,
                 done: self.seconds.iter().map(|second| second.operations).sum(),
@@ -128,6 +135,10 @@ fn a_second_without_response_is_a_stall_of_server_or_ports() {
     let idle = [0; 6];
     assert!(hindsight(&RunMeasurements { in_flight: &idle, ..case.seen() }).remarks.is_empty());
     assert!(hindsight(&RunMeasurements { in_flight: &[], ..case.seen() }).remarks.is_empty());
+    // A refused connection is an answer.
+    let refusals = [0, 9, 9, 0, 0, 0];
+    let found = hindsight(&RunMeasurements { refusals: &refusals, ..case.seen() });
+    assert!(found.remarks[0].message.starts_with("in 1 second nothing"), "{:?}", found.remarks);
 }
 
 #[test]
@@ -143,4 +154,38 @@ fn every_error_has_a_meaning() {
     );
     assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: no socket listens there.");
     assert_eq!(found.advice.len(), 3);
+    let detail = "not a status line of HTTP/1: \"SSH-2.0\"";
+    case.errors = BTreeMap::from([("malformed".to_owned(), 1)]);
+    case.details = BTreeMap::from([("malformed".to_owned(), detail.to_owned())]);
+    assert_eq!(
+        hindsight(&case.seen()).advice,
+        [format!("malformed, 1 time: the response was not what the protocol says. The first: {detail}.")]
+    );
+}
+
+#[test]
+fn responses_without_a_success_are_a_remark() {
+    let mut case = Case::with(None, &[90]);
+    let status = |code, count, location: Option<&str>| LoadStatus {
+        code,
+        count,
+        location: location.map(ToOwned::to_owned),
+    };
+    case.statuses = vec![status(301, 80, Some("/a/")), status(307, 4, None), status(404, 6, None)];
+    let found = hindsight(&case.seen());
+    assert_eq!(ids(&found), ["no-success"]);
+    assert_eq!(found.remarks[0].message, "no response was a success (2xx): 80 301, 4 307, 6 404");
+    assert_eq!(
+        found.advice,
+        [
+            "The server redirects, and load follows no redirection: make /a/ the target to measure what is there."
+        ]
+    );
+    for fine in [200, 204, 304] {
+        case.statuses[1].code = fine;
+        assert_eq!(hindsight(&case.seen()), Hindsight::default(), "{fine}");
+    }
+    // Failures alone are the remark `errors`.
+    case.statuses = vec![status(404, 6, None)];
+    assert_eq!(hindsight(&case.seen()), Hindsight::default());
 }

@@ -39,17 +39,14 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
         if socket.inode == 0 {
             return;
         }
-        let holders = sockets.holders(socket.inode);
-        for pid in if holders.is_empty() { &[0] } else { holders } {
-            let sums = processes.entry(*pid).or_default();
-            let silent = socket.info.map(|info| info.silent).unwrap_or_default();
-            sums.sockets += 1;
-            sums.oldest = sums.oldest.max(silent);
-            sums.settled += u32::from(silent >= SETTLED);
-            sums.old += u32::from(silent >= OLD);
-            if sums.remotes.len() < REMOTES || sums.remotes.contains_key(&socket.remote) {
-                *sums.remotes.entry(socket.remote).or_default() += 1;
-            }
+        let sums = processes.entry(sockets.holder(socket.inode).unwrap_or(0)).or_default();
+        let silent = socket.info.map(|info| info.silent).unwrap_or_default();
+        sums.sockets += 1;
+        sums.oldest = sums.oldest.max(silent);
+        sums.settled += u32::from(silent >= SETTLED);
+        sums.old += u32::from(silent >= OLD);
+        if sums.remotes.len() < REMOTES || sums.remotes.contains_key(&socket.remote) {
+            *sums.remotes.entry(socket.remote).or_default() += 1;
         }
     })?;
     let mut listed: Vec<CloseWait> = processes
@@ -57,7 +54,7 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
         .filter_map(|(pid, sums)| {
             let (remote, _) = sums.remotes.iter().max_by_key(|(_, number)| **number)?;
             Some(CloseWait {
-                owner: sockets.owner(pid, sums.sockets),
+                owner: sockets.owner(pid, sums.sockets)?,
                 remote: *remote,
                 oldest_ns: sums.oldest.as_nanos() as u64,
                 settled: sums.settled,

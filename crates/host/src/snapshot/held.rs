@@ -43,7 +43,7 @@ impl Held {
             port,
             address,
             kind: kind.to_owned(),
-            owner: sockets.holders(inode).first().map(|pid| sockets.owner(*pid, number)),
+            owner: sockets.holder(inode).and_then(|pid| sockets.owner(pid, number)),
         });
         (listed.collect(), left_out)
     }

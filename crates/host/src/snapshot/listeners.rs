@@ -42,7 +42,7 @@ pub(super) fn read(
             backlog: detail.limit,
             handshakes: 0,
             drops: drops.map(|total| since(drops_before.as_ref(), total, is_first)),
-            owners: sockets.holders(detail.inode).iter().map(|pid| sockets.owner(*pid, 1)).collect(),
+            owners: sockets.owners(detail.inode),
         });
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;

@@ -230,10 +230,11 @@ impl Census {
     ) -> Census {
         let start = resource::thread_cpu_time();
         let source = Mutex::new(source);
+        let before = earlier.as_ref().map(|earlier| &earlier.sockets);
         let find = || {
             let start = resource::thread_cpu_time();
             let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
-            (Sockets::read(root, &mut source), resource::thread_cpu_time().saturating_sub(start))
+            (Sockets::read(root, &mut source, before), resource::thread_cpu_time().saturating_sub(start))
         };
         // The passes over descriptors and over the tables of sockets take about as long as each other.
         let (pass, sockets, used) = thread::scope(|scope| {

@@ -46,8 +46,14 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Reads the descriptors of all processes.
-    pub(super) fn read(root: &Path, source: &mut Source) -> Sockets {
+    /// Reads the descriptors of all processes. `earlier`: those of the reading before.
+    pub(super) fn read(root: &Path, source: &mut Source, earlier: Option<&Sockets>) -> Sockets {
+        let mut sockets = Sockets::find(root, source);
+        sockets.order(earlier);
+        sockets
+    }
+
+    fn find(root: &Path, source: &mut Source) -> Sockets {
         if matches!(source, Source::Undecided) {
             // Another root has files of /proc only.
             let iterator = (root == Path::new("/")).then(SocketHolders::load).and_then(Result::ok);
@@ -110,7 +116,30 @@ impl Sockets {
         Sockets { root: root.to_owned(), places, pids, bound: None, hidden: 0 }
     }
 
-    /// Returns the processes that hold a socket, in ascending order.
+    /// Sorts the processes that share a socket: those that held it in the reading before come first, then those that started first. A child
+    /// has copies of all descriptors of its parent between fork() and execve(), and it may have the lower number.
+    fn order(&mut self, earlier: Option<&Sockets>) {
+        let mut ages: HashMap<u32, (u64, usize)> = HashMap::new();
+        let shared: Vec<(u32, (u32, u32))> = self
+            .places
+            .iter()
+            .map(|(inode, place)| (*inode, *place))
+            .filter(|(_, (_, length))| *length > 1)
+            .collect();
+        for (_, (start, length)) in &shared {
+            let pids = &self.pids[*start as usize..(start + length) as usize];
+            for pid in pids {
+                ages.entry(*pid).or_insert_with(|| age(&self.root, *pid));
+            }
+        }
+        for (inode, (start, length)) in shared {
+            let before = earlier.map_or(&[][..], |earlier| earlier.holders(inode));
+            self.pids[start as usize..(start + length) as usize]
+                .sort_unstable_by_key(|pid| (!before.contains(pid), ages[pid], *pid));
+        }
+    }
+
+    /// Returns the processes that hold a socket, the one that is to be named for it first.
     pub(super) fn holders(&self, inode: u32) -> &[u32] {
         if inode == 0 {
             return &[];
@@ -124,9 +153,19 @@ impl Sockets {
         self.pids.iter().copied().collect()
     }
 
-    /// Returns a process with a number of sockets.
-    pub(super) fn owner(&self, pid: u32, sockets: u32) -> Owner {
-        Owner { pid, name: name(&self.root, pid), sockets }
+    /// Returns the process that is to be named for a socket.
+    pub(super) fn holder(&self, inode: u32) -> Option<u32> {
+        self.holders(inode).first().copied()
+    }
+
+    /// Returns a process with a number of sockets, or `None` if it has ended: no advice may name it.
+    pub(super) fn owner(&self, pid: u32, sockets: u32) -> Option<Owner> {
+        Some(Owner { pid, name: name(&self.root, pid)?, sockets })
+    }
+
+    /// Returns the processes that hold a socket, each with this socket.
+    pub(super) fn owners(&self, inode: u32) -> Vec<Owner> {
+        self.holders(inode).iter().filter_map(|pid| self.owner(*pid, 1)).collect()
     }
 
     /// Returns the directory that has /proc.
@@ -140,12 +179,62 @@ impl Sockets {
     }
 }
 
-fn name(root: &Path, pid: u32) -> String {
+/// Returns the name of a process, which is never empty; `None` if the process has ended. Process 0 stands for those that are not visible.
+fn name(root: &Path, pid: u32) -> Option<String> {
     if pid == 0 {
-        return String::new();
+        return Some(String::new());
     }
-    let comm = fs::read_to_string(root.join(format!("proc/{pid}/comm"))).unwrap_or_default();
-    comm.trim_end().to_owned()
+    let directory = root.join(format!("proc/{pid}"));
+    let comm = fs::read_to_string(directory.join("comm"));
+    let is_hidden = || directory.exists() || !root.join("proc/self").exists();
+    match comm {
+        Ok(comm) if !comm.trim_end().is_empty() => Some(comm.trim_end().to_owned()),
+        Err(_) if !is_hidden() => None,
+        // A program may delete its name, and /proc may be absent.
+        _ => Some("unknown".to_owned()),
+    }
+}
+
+/// Returns the time of the start of a process in ticks, and how many of its ancestors started in the same tick: a process comes after its
+/// parent. A process that has ended is the youngest.
+fn age(root: &Path, pid: u32) -> (u64, usize) {
+    const MAX_ANCESTORS: usize = 16;
+    let Some(own) = Stat::read(root, pid) else { return (u64::MAX, 0) };
+    let mut parent = Stat::read(root, own.parent);
+    let mut ancestors = 0;
+    while let Some(found) = parent.filter(|parent| parent.started == own.started && ancestors < MAX_ANCESTORS)
+    {
+        ancestors += 1;
+        parent = Stat::read(root, found.parent);
+    }
+    (own.started, ancestors)
+}
+
+/// Fields of /proc/PID/stat.
+struct Stat {
+    state: char,
+    parent: u32,
+    group: u32,
+    /// Processor time, in ticks.
+    cpu: u64,
+    /// Time of the start, in ticks.
+    started: u64,
+}
+
+impl Stat {
+    fn read(root: &Path, pid: u32) -> Option<Stat> {
+        let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
+        // The name is in parentheses and may contain any character.
+        let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        Some(Stat {
+            state: fields.first()?.chars().next()?,
+            parent: number(1)? as u32,
+            group: number(2)? as u32,
+            cpu: number(11)? + number(12)?,
+            started: number(19)?,
+        })
+    }
 }
 
 /// CPU time of each process in ticks, by process ID and time of its start.
@@ -200,24 +289,20 @@ fn process(
     is_first: bool,
     now: &mut Before,
 ) -> Option<Process> {
-    let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
-    // The name is in parentheses and may contain any character.
-    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
-    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-    let (cpu, started) = (number(11)? + number(12)?, number(19)?);
+    let Stat { state, parent, group, cpu, started } = Stat::read(root, pid)?;
     now.insert((pid, started), cpu);
     let cpu_before = before.get(&(pid, started)).copied();
     let limits = fs::read_to_string(root.join(format!("proc/{pid}/limits"))).ok()?;
     let [limit, ceiling] = open_files(&limits)?;
     Some(Process {
         pid,
-        name: sockets.owner(pid, 0).name,
+        name: sockets.owner(pid, 0)?.name,
         descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))),
         descriptor_limit: limit,
         descriptor_ceiling: ceiling,
-        parent: number(1)? as u32,
-        group: number(2)? as u32,
-        state: fields.first()?.chars().next()?,
+        parent,
+        group,
+        state,
         started_ns: started * TICK_NS,
         cpu_ns: cpu_before.filter(|_| !is_first).map(|before| cpu.saturating_sub(before) * TICK_NS),
     })
@@ -240,6 +325,8 @@ fn open_files(limits: &str) -> Option<[Option<u64>; 2]> {
 
 #[cfg(test)]
 mod tests {
+    use std::{env, process};
+
     use super::*;
 
     #[test]
@@ -247,5 +334,56 @@ mod tests {
         let limits = "Max processes  7  8  processes\nMax open files            1024                 unlimited            files\n";
         assert_eq!(open_files(limits), Some([Some(1024), None]));
         assert_eq!(open_files("Max processes 7 8 processes\n"), None);
+    }
+    /// Writes /proc/PID/stat and /proc/PID/comm below a new directory.
+    fn with_processes(test: &str, processes: &[(u32, &str, u32, u64)]) -> PathBuf {
+        let root = env::temp_dir().join(format!("fourtuple-processes-{test}-{}", process::id()));
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        for (pid, name, parent, started) in processes {
+            let directory = root.join(format!("proc/{pid}"));
+            fs::create_dir_all(&directory).unwrap();
+            let zeros = "0 ".repeat(17);
+            fs::write(directory.join("stat"), format!("{pid} ({name}) S {parent} {zeros}{started} 0"))
+                .unwrap();
+            fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn of_parent_and_children_the_parent_is_named() {
+        let root = with_processes(
+            "parent",
+            &[
+                (201, "child", 30_001, 90),
+                (202, "child", 201, 90),
+                (30_001, "proxy", 1, 90),
+                (7, "late", 1, 91),
+            ],
+        );
+        let shared = [7, 201, 202, 30_001, 9].map(|pid| (1, pid));
+        let find = |pairs: &[(u32, u32)], earlier: Option<&Sockets>| {
+            let mut sockets = Sockets::of_pairs(&root, pairs.to_vec());
+            sockets.order(earlier);
+            sockets
+        };
+        let sockets = find(&shared, None);
+        assert_eq!(sockets.holders(1), [30_001, 201, 202, 7, 9]);
+        let names: Vec<_> = sockets.owners(1).into_iter().map(|owner| owner.name).collect();
+        assert_eq!(names, ["proxy", "child", "child", "late"], "9 has ended");
+        let earlier = find(&[(1, 7)], None);
+        assert_eq!(find(&shared, Some(&earlier)).holder(1), Some(7), "it held the socket before");
+        let another = find(&[(2, 7)], None);
+        assert_eq!(find(&shared, Some(&another)).holder(1), Some(30_001), "it held another socket before");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn no_name_is_empty() {
+        let root = with_processes("names", &[(5, "", 1, 1)]);
+        assert_eq!(name(&root, 5).as_deref(), Some("unknown"), "the program deleted its name");
+        assert_eq!(name(&root, 6), None, "it has ended");
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(name(&root, 6).as_deref(), Some("unknown"), "there is no /proc");
     }
 }

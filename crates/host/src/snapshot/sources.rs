@@ -49,7 +49,7 @@ impl Sources {
         }
         let source = |(key, of_source): (Key, OfSource)| {
             let mut owners: Vec<Owner> =
-                of_source.owners.iter().map(|(pid, number)| sockets.owner(*pid, *number)).collect();
+                of_source.owners.iter().filter_map(|(pid, number)| sockets.owner(*pid, *number)).collect();
             owners.sort_by_key(|owner| (Reverse(owner.sockets), owner.pid));
             owners.truncate(crate::snapshot::reading::LISTED);
             let (in_use, low_parity) = of_source.ports.count(low);

@@ -177,15 +177,15 @@ impl Table {
     pub(super) fn add_processes(&mut self, sockets: &Sockets) {
         for (place, inode) in mem::take(&mut self.held) {
             let owner = &mut self.sums[place as usize].1.owner;
-            for pid in sockets.holders(inode) {
-                if owner.0 == 0 {
-                    owner.0 = *pid;
-                }
-                if owner.0 == *pid {
-                    owner.1 += 1;
-                } else {
-                    *self.others.entry((place, *pid)).or_default() += 1;
-                }
+            // A socket of several processes counts once: the sums of a child that has copies of all descriptors are no figures of its own.
+            let Some(pid) = sockets.holder(inode) else { continue };
+            if owner.0 == 0 {
+                owner.0 = pid;
+            }
+            if owner.0 == pid {
+                owner.1 += 1;
+            } else {
+                *self.others.entry((place, pid)).or_default() += 1;
             }
         }
     }
@@ -203,7 +203,8 @@ impl Table {
             let mut of_key = owners.get(&self.places[key]).cloned().unwrap_or_default();
             of_key.retain(|(pid, _)| *pid != 0);
             of_key.sort_unstable_by_key(|(pid, number)| (std::cmp::Reverse(*number), *pid));
-            of_key.iter().take(LISTED).map(|(pid, number)| sockets.owner(*pid, *number)).collect()
+            let living = of_key.iter().filter_map(|(pid, number)| sockets.owner(*pid, *number));
+            living.take(LISTED).collect()
         };
         keys.iter().map(listed).collect()
     }

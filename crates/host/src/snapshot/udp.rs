@@ -46,7 +46,7 @@ pub(super) fn read(
         limit_bytes: detail.memory.map(|memory| memory.receive_limit.into()),
         drops: drops_of(detail).map(|total| since(before.get(&detail.cookie), total, is_first)),
         user: detail.user,
-        owners: sockets.holders(detail.inode).iter().map(|pid| sockets.owner(*pid, 1)).collect(),
+        owners: sockets.owners(detail.inode),
     };
     Ok(UdpSockets { total, sockets: all.iter().map(view).collect(), left_out })
 }

@@ -33,28 +33,45 @@ pub fn sysctl(root: &Path, name: &str) -> Option<String> {
     Some(value.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Returns the number of online processors of the host. The CPU affinity and the cgroup of this process do not limit it.
+/// Returns the number of online processors of the host. The CPU affinity and the cgroup of this process limit it only if neither /proc nor
+/// /sys shows them.
 pub fn processors(root: &Path) -> u32 {
-    let text = text(root, "proc/stat").unwrap_or_default();
+    let stat = text(root, "proc/stat").unwrap_or_default();
     let is_one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
-    text.lines().filter(is_one).count().max(1) as u32
+    match stat.lines().filter(is_one).count() {
+        0 => {
+            online(root).unwrap_or_else(|| thread::available_parallelism().map_or(1, |own| own.get() as u32))
+        }
+        found => found as u32,
+    }
 }
 
-/// Returns `none` on bare metal, otherwise the vendor that the firmware names, or `virtual machine`.
+/// Returns the number of processors in a list like `0-3,5`.
+fn online(root: &Path) -> Option<u32> {
+    let list = text(root, "sys/devices/system/cpu/online")?;
+    let block = |block: &str| {
+        let (first, last) = block.split_once('-').unwrap_or((block, block));
+        Some(last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.split(',').map(block).sum()
+}
+
+/// Returns `none` on bare metal, otherwise the vendor that the firmware names, or `virtual machine`; an empty text if the kernel does not show it:
+/// only x86 has a flag for it, and /proc may be absent.
 fn virtualization(root: &Path) -> String {
-    let virtual_machine = text(root, "proc/cpuinfo").is_some_and(|cpuinfo| {
-        cpuinfo
-            .lines()
-            .filter(|line| line.starts_with("flags"))
-            .any(|line| line.split_whitespace().any(|flag| flag == "hypervisor"))
-    });
-    if !virtual_machine {
-        return "none".to_owned();
+    let cpuinfo = text(root, "proc/cpuinfo").unwrap_or_default();
+    let flags: Vec<&str> = cpuinfo.lines().filter(|line| line.starts_with("flags")).collect();
+    let has_flag = flags.iter().any(|line| line.split_whitespace().any(|flag| flag == "hypervisor"));
+    let named = |path: &&str| text(root, path).filter(|text| !text.is_empty());
+    match (flags.is_empty(), has_flag) {
+        (false, false) => "none".to_owned(),
+        (false, true) => ["sys/hypervisor/type", "sys/class/dmi/id/sys_vendor"]
+            .iter()
+            .find_map(named)
+            .unwrap_or_else(|| "virtual machine".to_owned()),
+        // Real machines name a vendor as well.
+        (true, _) => named(&"sys/hypervisor/type").unwrap_or_default(),
     }
-    ["sys/hypervisor/type", "sys/class/dmi/id/sys_vendor"]
-        .iter()
-        .find_map(|path| text(root, path).filter(|text| !text.is_empty()))
-        .unwrap_or_else(|| "virtual machine".to_owned())
 }
 
 fn text(root: &Path, path: &str) -> Option<String> {
@@ -108,10 +125,19 @@ mod tests {
     }
 
     #[test]
-    fn bare_metal_and_an_empty_root_are_no_virtual_machine() {
-        let metal = Root::with("metal", &[("proc/cpuinfo", "flags : fpu\n")]);
+    fn what_the_kernel_does_not_show_is_unknown() {
+        let metal = Root::with(
+            "metal",
+            &[("proc/cpuinfo", "flags : fpu\n"), ("sys/devices/system/cpu/online", "0-3,5,8-9\n")],
+        );
         assert_eq!(read(&metal.0, &[]).virtualization, "none");
+        assert_eq!(processors(&metal.0), 7);
+        let arm = Root::with("arm", &[("proc/cpuinfo", "Features : fp asimd\n")]);
+        assert_eq!(read(&arm.0, &[]).virtualization, "", "no flag says it");
         let empty = read(Path::new("/nonexistent"), &["net.core.somaxconn"]);
-        assert_eq!((empty.kernel.as_str(), empty.sysctls.len()), ("unknown", 0));
+        assert_eq!(
+            (empty.kernel.as_str(), empty.virtualization.as_str(), empty.sysctls.len()),
+            ("unknown", "", 0)
+        );
     }
 }

@@ -9,7 +9,7 @@ pub struct Host {
     pub kernel: String,
     /// Number of CPUs that this process may run on.
     pub cpus: u32,
-    /// Virtualization of the machine, as far as the kernel shows it; `none`: bare metal.
+    /// Virtualization of the machine, as far as the kernel shows it; `none`: bare metal; empty: unknown.
     pub virtualization: String,
     /// Sysctls that the command read, by dotted name.
     pub sysctls: BTreeMap<String, String>,

@@ -34,6 +34,9 @@ pub(crate) struct DoctorFlags {
     /// Trace nothing: no BPF program is loaded
     #[arg(long)]
     no_trace: bool,
+    /// Exit with 3 if a rule could not be checked and there is no finding
+    #[arg(long)]
+    strict: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -64,7 +67,11 @@ impl DoctorFlags {
                 "stopped before the end of --for; rates and traces cover a shorter time",
             )
         });
-        let exit = if findings.is_empty() { Exit::Fine } else { Exit::Findings };
+        let exit = match (findings.is_empty(), self.strict && !unchecked.is_empty()) {
+            (false, _) => Exit::Findings,
+            (true, true) => Exit::NotValid,
+            (true, false) => Exit::Fine,
+        };
         let settings = DoctorSettings {
             to: self.to.map(|to| to.text),
             thresholds: set,

@@ -41,12 +41,16 @@ fn an_idle_namespace_has_no_finding() {
         let ended = run(&mut fourtuple(QUICK));
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
         assert!(
-            ended.stdout.contains("No finding. ") && ended.stdout.contains(" rules checked"),
+            ended.stdout.contains("No fault found: ") && ended.stdout.contains(" rules over 0 sockets"),
             "{ended:?}"
         );
         let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
         assert!(list(&record, "/results/findings").is_empty());
         assert_eq!(record["command"], "doctor");
+        // Without a trace some rules are not checked: that is not health.
+        let unknown = run(&mut fourtuple(&format!("{QUICK} --no-trace --strict")));
+        let line = unknown.stdout.lines().find(|line| line.contains("No fault found: ")).unwrap_or_default();
+        assert!(unknown.code == 3 && line.contains(" could not be checked"), "{unknown:?}");
     });
 }
 

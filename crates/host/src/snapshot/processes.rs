@@ -46,7 +46,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Reads the descriptors of all processes. `earlier`: those of the reading before.
+    /// Reads the descriptors of all processes. `earlier`: the sockets of the reading before.
     pub(super) fn read(root: &Path, source: &mut Source, earlier: Option<&Sockets>) -> Sockets {
         let mut sockets = Sockets::find(root, source);
         sockets.order(earlier);
@@ -116,7 +116,7 @@ impl Sockets {
         Sockets { root: root.to_owned(), places, pids, bound: None, hidden: 0 }
     }
 
-    /// Sorts the processes that share a socket: those that held it in the reading before come first, then those that started first. A child
+    /// Sorts the processes that share a socket: a process that held it in the reading before comes first, then the process that started first. A child
     /// has copies of all descriptors of its parent between fork() and execve(), and it may have the lower number.
     fn order(&mut self, earlier: Option<&Sockets>) {
         let mut ages: HashMap<u32, (u64, usize)> = HashMap::new();
@@ -139,7 +139,7 @@ impl Sockets {
         }
     }
 
-    /// Returns the processes that hold a socket, the one that is to be named for it first.
+    /// Returns the processes that hold a socket; the first is to be named for it.
     pub(super) fn holders(&self, inode: u32) -> &[u32] {
         if inode == 0 {
             return &[];
@@ -179,7 +179,7 @@ impl Sockets {
     }
 }
 
-/// Returns the name of a process, which is never empty; `None` if the process has ended. Process 0 stands for those that are not visible.
+/// Returns the name of a process, which is never empty; `None` if the process has ended. Process 0 stands for processes that are not visible.
 fn name(root: &Path, pid: u32) -> Option<String> {
     if pid == 0 {
         return Some(String::new());

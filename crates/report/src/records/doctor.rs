@@ -1,5 +1,5 @@
 use fourtuple_record::snapshot::{Listener, Owner, Part, Snapshot, Tuple};
-use fourtuple_record::{Advice, DoctorRecord, DoctorSettings, Finding, Severity, Unchecked};
+use fourtuple_record::{Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Severity, Unchecked};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{NOTHING, count};
@@ -13,7 +13,10 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
     document.leads = true;
     let unchecked = &results.unchecked;
     match results.findings.split_first() {
-        None => document.note(Tone::Good, nothing(results.checked.len(), unchecked.len())),
+        None => {
+            let tone = if unchecked.is_empty() { Tone::Good } else { Tone::Strong };
+            document.note(tone, nothing(results));
+        }
         Some((first, others)) => {
             show(&mut document, first);
             if !others.is_empty() {
@@ -85,12 +88,23 @@ fn joined(names: impl Iterator<Item = String>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-fn nothing(checked: usize, unchecked: usize) -> String {
-    let mut text = format!("No finding. {} checked", plural(checked as u64, "rule"));
-    if unchecked > 0 {
-        text += &format!(", {} not", count(unchecked as u64));
+/// Returns the verdict without a finding. Rules that could not be checked are in the same line: unknown is not healthy.
+fn nothing(results: &DoctorResults) -> String {
+    let mut text = format!("No fault found: {}", plural(results.checked.len() as u64, "rule"));
+    if let Some(sockets) = sockets(&results.snapshot) {
+        text += &format!(" over {}", plural(sockets, "socket"));
+    }
+    if !results.unchecked.is_empty() {
+        text += &format!("; {} could not be checked", plural(results.unchecked.len() as u64, "rule"));
     }
     text
+}
+
+/// Returns the number of sockets that the rules saw; `None` if the kernel showed no connections.
+fn sockets(snapshot: &Snapshot) -> Option<u64> {
+    let connections = snapshot.connections.seen().ok()?.states.values().sum::<u64>();
+    let listeners = snapshot.listeners.seen().map_or(0, |listeners| listeners.len() as u64);
+    Some(connections + listeners + snapshot.udp.seen().map_or(0, |udp| udp.total))
 }
 
 fn command_line(settings: &DoctorSettings) -> String {

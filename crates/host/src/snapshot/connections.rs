@@ -154,7 +154,7 @@ impl Pass {
             true => close_wait::read(&self.query, sockets).map_err(failed)?,
             false => Vec::new(),
         };
-        let owner = |inode| sockets.holders(inode).first().map(|pid| sockets.owner(*pid, 1));
+        let owner = |inode| sockets.holder(inode).and_then(|pid| sockets.owner(pid, 1));
         let self_connected = self.self_connected.iter();
         let self_connected =
             self_connected.map(|(address, inode)| SelfConnected { address: *address, owner: owner(*inode) });

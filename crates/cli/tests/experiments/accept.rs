@@ -78,7 +78,7 @@ fn attempt(port: u16, number: usize) -> Vec<OwnedFd> {
     (0..number).map(open).collect()
 }
 
-fn stop(process: u32) {
+pub(crate) fn stop(process: u32) {
     assert!(Command::new("kill").args(["-STOP", &process.to_string()]).status().unwrap().success());
     until("the process is stopped", || stat(process).is_some_and(|(state, _)| state == 'T'));
 }

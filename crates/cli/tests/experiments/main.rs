@@ -6,6 +6,7 @@
 mod program;
 
 mod accept;
+mod listeners;
 mod ports;
 mod services;
 mod settings;

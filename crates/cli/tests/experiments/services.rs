@@ -159,7 +159,6 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
 
 /// The kernel knows the age of a CLOSE_WAIT socket only by the silence of the peer, and the rule wants a minute.
 #[test]
-#[ignore = "waits a minute"]
 fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
     in_namespace(|| {
         if !has("services::a_leak_of_close_wait_is_named_and_a_restart_helps", &["python3"]) {

@@ -3,24 +3,26 @@
 use std::thread;
 use std::time::Duration;
 
+use crate::program::situation::{
+    Daemon, Fix, SERVER, actions, diagnose, diagnose_with, do_now, finds, has, nginx, of, paste, set_range,
+    wait_for,
+};
+use crate::program::{Room, until};
+use crate::table::row;
+use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
-use crate::program::situation::{
-    Daemon, SERVER, actions, diagnose, do_now, finds, has, nginx, paste, set_range, verdicts, wait_for,
-};
-use crate::program::{Room, list, until};
-use crate::table::row;
-
 /// A server with four ports, and a client.
-struct Scene {
-    room: Room,
-    client: Python,
+pub(crate) struct Scene {
+    pub(crate) room: Room,
+    pub(crate) client: Python,
     _server: Daemon,
 }
 
 const CLIENT: &str = "\
+import threading
 def attempt(call):
   try: call()
   except OSError: return 1
@@ -40,16 +42,33 @@ def waiting(low=20000):
 impl Scene {
     /// Starts the server and a client in the namespace of a test, with 400 ports; `None` after a skip.
     fn start(test: &str) -> Option<Scene> {
+        Scene::with_range(test, 20_000, 20_399)
+    }
+
+    /// The same with another range of ports.
+    fn with_range(test: &str, low: u16, high: u16) -> Option<Scene> {
         if !has(test, &["nginx", "python3"]) {
             return None;
         }
-        set_range(20_000, 20_399);
+        resource::raise_descriptor_limit().expect("a limit");
+        set_range(low, high);
         let room = Room::new();
         let listens: String =
             (SERVER..SERVER + 4).map(|port| format!("listen 10.0.0.2:{port} backlog=4096;")).collect();
         let server = nginx(&room, "server", 0, None, &format!("server {{ {listens} return 200 ok; }}"));
         wait_for("10.0.0.2", SERVER + 3);
         Some(Scene { room, client: client(), _server: server })
+    }
+
+    /// Runs `doctor` while a thread of the client repeats a call.
+    fn diagnose_during(&mut self, call: &str, pause_s: f64, thresholds: &str) -> Value {
+        self.client.run(&format!(
+            "going = True\ndef repeat():\n  while going: {call}; time.sleep({pause_s})\n\
+             thread = threading.Thread(target=repeat); thread.start()"
+        ));
+        let record = diagnose_with(&self.room, thresholds);
+        self.client.run("going = False; thread.join()");
+        record
     }
 
     /// Makes a number of connections that the client closes first, and waits until they are in TIME_WAIT.
@@ -72,16 +91,6 @@ fn client() -> Python {
     let mut client = Python::start();
     client.run(CLIENT);
     client
-}
-
-/// Returns the finding of a rule.
-#[track_caller]
-fn of<'a>(record: &'a Value, id: &str) -> &'a Value {
-    let mut findings = list(record, "/results/findings").iter();
-    let found = findings.find(|finding| finding["id"] == id);
-    found.unwrap_or_else(|| {
-        panic!("no {id}: {:#?}; not checked: {:#}", verdicts(record), record["results"]["unchecked"])
-    })
 }
 
 #[test]
@@ -312,5 +321,212 @@ fn processes_that_share_ports_are_named() {
             &format!("{after} fail from another address"),
         );
         assert!(before > 50 && after == 0, "{before} {after}");
+    });
+}
+
+/// The thresholds of other tests, with P03 as it is.
+const RANGE: &str = "L01 = 1000\n";
+
+#[test]
+fn a_small_range_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::a_small_range_is_named") else { return };
+        scene.client.run("dial(250)");
+        let record = diagnose_with(&scene.room, RANGE);
+        let finding = of(&record, "P03");
+        let before = scene.client.number("print(dial(300))");
+        let command = do_now(finding);
+        paste(&command);
+        let after = scene.client.number("print(dial(300))");
+        row(
+            finding,
+            "net.ipv4.ip_local_port_range = 20000 20399",
+            "python3",
+            &format!("{before} of 300 connections fail"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert!(before > 100 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn connects_without_a_port_are_named() {
+    in_namespace(|| {
+        let test = "settings::connects_without_a_port_are_named";
+        let Some(mut scene) = Scene::start(test) else { return };
+        let mut holder = client();
+        holder.run("dial(400)");
+        let record = scene.diagnose_during("dial(1)", 0.01, "P03 = 1\nL01 = 1000\n");
+        if !traced(test, &record, "P07") {
+            return;
+        }
+        let finding = of(&record, "P07");
+        let before = scene.client.number("print(dial(100))");
+        let command = sysctl(finding);
+        paste(&command);
+        let after = scene.client.number("print(dial(100))");
+        row(
+            finding,
+            "another process has all ports to the destination",
+            "python3",
+            &format!("{before} of 100 connections fail"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert!(before == 100 && after == 0, "{before} {after}");
+    });
+}
+
+/// Returns whether a rule was checked that needs a trace; reports the test as skipped otherwise.
+fn traced(test: &str, record: &Value, id: &str) -> bool {
+    let unchecked = record["results"]["unchecked"].to_string();
+    if unchecked.contains(&format!("\"{id}\"")) {
+        fourtuple_testing::skip(test, "bpf", &unchecked);
+        return false;
+    }
+    true
+}
+
+/// Returns the first `sysctl` of "do now".
+#[track_caller]
+fn sysctl(finding: &Value) -> String {
+    let actions = actions(finding, "now");
+    actions
+        .iter()
+        .find(|action| action.contains("sysctl -w "))
+        .unwrap_or_else(|| panic!("{actions:#?}"))
+        .clone()
+}
+
+#[test]
+fn the_last_port_is_forecast() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::the_last_port_is_forecast") else { return };
+        scene.client.run("dial(210)");
+        let record = scene.diagnose_during("dial(1)", 0.1, "P03 = 1\nL01 = 1000\n");
+        let finding = of(&record, "P10");
+        let before = scene.client.number("print(dial(300))");
+        let command = sysctl(finding);
+        paste(&command);
+        let after = scene.client.number("print(dial(300))");
+        row(
+            finding,
+            "a program that opens connections and closes none",
+            "python3",
+            &format!("{before} of 300 more connections fail"),
+            &command,
+            &format!("{after} fail"),
+        );
+        assert!(before > 50 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn a_source_address_that_is_gone_is_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::start("settings::a_source_address_that_is_gone_is_named") else {
+            return;
+        };
+        let gone = [10, 9, 0, 1].into();
+        device::add_address("lo", gone, 32).expect("an address");
+        scene.client.run("dial(20, source=('10.9.0.1', 0))");
+        device::remove_address("lo", gone, 32).expect("the address");
+        let ask = "def answered():\n  n = 0\n  for s in held:\n    s.settimeout(0.05)\n    try: s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); n += len(s.recv(4096)) > 0\n    \
+                   except OSError: pass\n  return n";
+        scene.client.run(ask);
+        let record = diagnose(&scene.room);
+        let finding = of(&record, "P11");
+        let before = 20 - scene.client.number("print(answered())");
+        let cure = actions(finding, "now")
+            .into_iter()
+            .find(|action| action.contains("ip addr add"))
+            .expect("an address");
+        device::add_address("lo", gone, 32).expect("an address");
+        let mut after = 20;
+        until("the retransmitted requests are answered", || {
+            after = 20 - scene.client.number("print(answered())");
+            after == 0
+        });
+        row(
+            finding,
+            "the source address of 20 connections is removed from its device",
+            "python3",
+            &format!("{before} of 20 connections get no answer"),
+            cure.split('`').nth(1).expect("a command"),
+            &format!("{after} get none"),
+        );
+        assert_eq!((before, after), (20, 0));
+    });
+}
+
+#[test]
+fn crowded_ports_are_named() {
+    in_namespace(|| {
+        let Some(mut scene) = Scene::with_range("settings::crowded_ports_are_named", 20_000, 20_001) else {
+            return;
+        };
+        set_sysctl("net.core.somaxconn", "4096");
+        scene.client.run(
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))\n\
+             sinks = []\n\
+             l = socket.socket(); l.bind(('0.0.0.0', 4010)); l.listen(4096)\n\
+             for n in range(1010):\n  \
+               for _ in range(2): held.append(socket.create_connection((f'127.1.{n // 250}.{n % 250 + 1}', 4010)))",
+        );
+        let record = diagnose_with(&scene.room, RANGE);
+        let finding = of(&record, "L02");
+        let command = do_now(finding);
+        paste(&command);
+        let after = diagnose_with(&scene.room, RANGE);
+        row(
+            finding,
+            "2,020 connections to 1,010 destinations from 2 ports",
+            "python3",
+            "1,010 sockets for each port",
+            &command,
+            "less than 1 for each port of the range",
+        );
+        assert!(!finds(&after, "L02"));
+    });
+}
+
+/// Among the TIME_WAIT sockets of all even ports of the default range a search takes more than a millisecond.
+#[test]
+fn a_slow_search_is_named_by_its_time() {
+    in_namespace(|| {
+        let test = "settings::a_slow_search_is_named_by_its_time";
+        let Some(cgroup) = crate::ports::cgroup(test, "slow") else { return };
+        let Some(mut scene) = Scene::with_range(test, 32_768, 60_999) else { return };
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        std::fs::write(cgroup.0.join("cgroup.procs"), scene.client.pid().to_string()).expect("a cgroup");
+        scene.client.run("churn(14300)");
+        let cost =
+            "began = time.thread_time_ns(); churn(100); print((time.thread_time_ns() - began) // 100000)";
+        let before = scene.client.number(cost);
+        let record = scene.diagnose_during("churn(1)", 0.0, RANGE);
+        if !traced(test, &record, "P09") {
+            return;
+        }
+        let slow = of(&record, "P09");
+        let busy = of(&record, "L03");
+        let command = do_now(slow);
+        let Some(fix) = Fix::paste(test, &command) else { return };
+        let after = scene.client.number(cost);
+        drop(fix);
+        for (finding, fault) in [
+            (slow, "a search of 14,116 even ports in TIME_WAIT"),
+            (busy, "the same, without a pause between connections"),
+        ] {
+            row(
+                finding,
+                fault,
+                "python3",
+                &format!("{before} us of CPU time per connection"),
+                &command,
+                &format!("{after} us"),
+            );
+        }
+        assert!(after * 2 < before, "{before} {after}");
     });
 }

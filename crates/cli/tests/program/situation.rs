@@ -43,7 +43,12 @@ pub(crate) fn set_range(low: u16, high: u16) {
 /// Runs `doctor` in the namespace and returns its record. Two rules have other thresholds: P03, because the ranges of tests are small on
 /// purpose, and L01, because it counts the waits for locks of the whole host, with all other tests.
 pub(crate) fn diagnose(room: &Room) -> Value {
-    let thresholds = room.file("thresholds.toml", "P03 = 1\nL01 = 1000\n");
+    diagnose_with(room, "P03 = 1\nL01 = 1000\n")
+}
+
+/// Runs `doctor` with these thresholds.
+pub(crate) fn diagnose_with(room: &Room, thresholds: &str) -> Value {
+    let thresholds = room.file("thresholds.toml", thresholds);
     let flags = format!("doctor --for 500ms --json --thresholds {thresholds}");
     let ended = run(&mut fourtuple(&flags));
     assert!([0, 1].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
@@ -76,6 +81,16 @@ pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Valu
         assert!(text(finding, "verdict").contains(part), "{part:?} in {all:#?}");
     }
     finding
+}
+
+/// Returns the finding of a rule.
+#[track_caller]
+pub(crate) fn of<'a>(record: &'a Value, id: &str) -> &'a Value {
+    let mut findings = list(record, "/results/findings").iter();
+    let found = findings.find(|finding| finding["id"] == id);
+    found.unwrap_or_else(|| {
+        panic!("no {id}: {:#?}; not checked: {:#}", verdicts(record), record["results"]["unchecked"])
+    })
 }
 
 /// Returns the first command of "do now".

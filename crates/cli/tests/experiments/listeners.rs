@@ -1,0 +1,451 @@
+//! Faults of listeners and of groups of sockets, as servers have them by their configuration.
+
+use std::thread;
+
+use fourtuple_testing::accept_queue::tcp_counter;
+use fourtuple_testing::python::Python;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use serde_json::Value;
+
+use crate::program::situation::{
+    Daemon, PROXY, actions, diagnose, do_now, finds, has, nginx, of, paste, verdicts, wait_for,
+};
+use crate::program::{Room, queues, text, until};
+use crate::table::row;
+
+/// Calls for a client that opens connections.
+const CLIENT: &str = "\
+import threading, http.client
+def begin(source, number, port=4020):
+  made = []
+  for _ in range(number):
+    s = socket.socket(); s.bind((source, 0)); s.setblocking(False); s.connect_ex(('127.0.0.1', port)); made.append(s)
+  held.extend(made)
+  return made
+def established(sockets):
+  return sum(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1 for s in sockets)
+def get():
+  c = http.client.HTTPConnection('127.0.0.1', 4020, timeout=60); began = time.monotonic(); c.request('GET', '/'); c.getresponse().read(); c.close()
+  return time.monotonic() - began
+def slowest(number):
+  took = []
+  threads = [threading.Thread(target=lambda: took.append(get())) for _ in range(number)]
+  for t in threads: t.start()
+  for t in threads: t.join()
+  return max(took)";
+
+fn client() -> Python {
+    let mut client = Python::start();
+    client.run(CLIENT);
+    client
+}
+
+/// Runs `doctor` while the test does something again and again, until there is a finding of the rule.
+#[track_caller]
+fn diagnose_while(room: &Room, id: &str, mut repeated: impl FnMut()) -> Value {
+    for _ in 0..10 {
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(room));
+            while !diagnosis.is_finished() {
+                repeated();
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        if finds(&record, id) {
+            return record;
+        }
+        eprintln!("no {id} yet: {:?}", verdicts(&record));
+    }
+    panic!("never a finding of {id}");
+}
+
+fn redis(room: &Room, backlog: u32) -> Daemon {
+    let backlog = backlog.to_string();
+    let room = room.path().to_str().expect("UTF-8");
+    let words = [
+        "redis-server",
+        "--port",
+        "4020",
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        room,
+        "--tcp-backlog",
+        &backlog,
+    ];
+    let server = Daemon::start(None, &words);
+    wait_for("127.0.0.1", PROXY);
+    until("redis accepts", || queues(PROXY) == [0]);
+    server
+}
+
+/// Sends a slow command to redis, and a burst of connections while redis is busy. Returns once redis has accepted what was queued.
+const BURST: &str = "\
+def burst(number):
+  s = socket.create_connection(('127.0.0.1', 4020)); s.sendall(b'EVAL \"local x = 0; for i = 1, 3000000 do x = x + i end; return x\" 0\\r\\n')
+  made = begin('127.0.0.1', number)
+  s.recv(100); s.sendall(b'PING\\r\\n'); s.recv(100); s.close()
+  for m in made: m.close(); held.remove(m)
+  time.sleep(0.02)";
+
+#[test]
+fn bursts_that_redis_drops_are_named() {
+    in_namespace(|| {
+        if !has("listeners::bursts_that_redis_drops_are_named", &["redis-server", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut client = client();
+        client.run(BURST);
+        let server = redis(&room, 16);
+        let drops = |client: &mut Python| {
+            let begun = tcp_counter("ListenDrops");
+            client.run("burst(60)");
+            tcp_counter("ListenDrops") - begun
+        };
+        let before = drops(&mut client);
+        let record = diagnose_while(&room, "A02", || {
+            client.run("burst(60)");
+        });
+        let finding = of(&record, "A02");
+        assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
+        server.end();
+        let _server = redis(&room, 511);
+        let after = drops(&mut client);
+        row(
+            finding,
+            "a burst of 60 connections during a slow command, `tcp-backlog 16`",
+            "redis",
+            &format!("{before} SYNs dropped"),
+            "tcp-backlog 511",
+            &format!("{after} dropped"),
+        );
+        assert!(before > 0 && after == 0, "{before} {after}");
+    });
+}
+
+#[test]
+fn a_backlog_that_somaxconn_cuts_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_backlog_that_somaxconn_cuts_is_named", &["redis-server", "python3"]) {
+            return;
+        }
+        set_sysctl("net.core.somaxconn", "16");
+        let room = Room::new();
+        let mut client = client();
+        let mut server = redis(&room, 511);
+        let waiting = |server: &Daemon, client: &mut Python| {
+            crate::accept::stop(server.pid());
+            client.run("made = begin('127.0.0.1', 40)\ntime.sleep(0.2)");
+            queues(PROXY)[0]
+        };
+        let before = waiting(&server, &mut client);
+        let record = diagnose(&room);
+        let finding = of(&record, "A04");
+        let command = do_now(finding);
+        paste(&command);
+        server.end();
+        client.run("for s in held: s.close()\nheld.clear()");
+        server = redis(&room, 511);
+        let after = waiting(&server, &mut client);
+        row(
+            finding,
+            "net.core.somaxconn = 16, `tcp-backlog 511`, process stopped",
+            "redis",
+            &format!("{before} of 40 connections have a place"),
+            &command,
+            &format!("{after} have one after a restart"),
+        );
+        assert!(before == 17 && after == 40, "{before} {after}");
+    });
+}
+
+/// A server whose SYN-ACKs to 127.0.0.9 a firewall drops, with SYN cookies off: handshakes stay in its SYN queue.
+fn half_open(test: &str, id: &str, backlog: u32, fault: &str) {
+    if !has(test, &["nginx", "nft", "python3"]) {
+        return;
+    }
+    set_sysctl("net.ipv4.tcp_syncookies", "0");
+    set_sysctl("net.ipv4.tcp_no_metrics_save", "1");
+    set_sysctl("net.ipv4.tcp_max_syn_backlog", "64");
+    paste(
+        "nft 'add table ip t; add chain ip t out { type filter hook output priority 0; }; \
+         add rule ip t out ip daddr 127.0.0.9 tcp sport 4020 drop'",
+    );
+    let room = Room::new();
+    let servers = format!("server {{ listen 127.0.0.1:4020 backlog={backlog}; return 200 ok; }}");
+    let _server = nginx(&room, "web", 0, None, &servers);
+    wait_for("127.0.0.1", PROXY);
+    let mut client = client();
+    client.run("begin('127.0.0.9', 100)");
+    let record = diagnose_while(&room, id, || {
+        client.run("begin('127.0.0.9', 5); time.sleep(0.02)");
+    });
+    let finding = of(&record, id);
+    let attempts = "made = begin('127.0.0.8', 10); time.sleep(0.3); print(established(made))";
+    let before = 10 - client.number(attempts);
+    let command = do_now(finding);
+    paste(&command);
+    // The kernel sends the SYNs again after a second.
+    let mut after = 10;
+    until("the connections are established", || {
+        after = 10 - client.number("print(established(made))");
+        after == 0
+    });
+    row(
+        finding,
+        fault,
+        "nginx",
+        &format!("{before} of 10 other connections wait"),
+        &command,
+        &format!("{after} wait"),
+    );
+    assert_eq!((before, after), (10, 0));
+}
+
+#[test]
+fn a_full_syn_queue_is_named() {
+    in_namespace(|| {
+        half_open(
+            "listeners::a_full_syn_queue_is_named",
+            "A05",
+            16,
+            "a firewall drops the SYN-ACKs to 100 clients, net.ipv4.tcp_syncookies = 0, `backlog=16`",
+        );
+    });
+}
+
+/// Policy routing without a way back to the clients: their SYNs are dropped with room in all queues.
+#[test]
+fn clients_without_a_route_back_are_named() {
+    in_namespace(|| {
+        if !has("listeners::clients_without_a_route_back_are_named", &["nginx", "ip", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let _server = nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020; return 200 ok; }");
+        wait_for("127.0.0.1", PROXY);
+        paste("ip rule add pref 10 lookup local && ip rule del pref 0");
+        paste("ip rule add pref 5 from 127.0.0.1 to 127.0.0.9 ipproto tcp sport 4020 unreachable");
+        let mut client = client();
+        let record = diagnose_while(&room, "A03", || {
+            client.run("begin('127.0.0.9', 2); time.sleep(0.02)");
+        });
+        let finding = of(&record, "A03");
+        assert!(actions(finding, "proper")[0].contains("ip route get"), "{finding:#}");
+        client.run("made = begin('127.0.0.9', 10)");
+        let before = 10 - client.number("time.sleep(0.3); print(established(made))");
+        let cure = "ip rule del pref 5";
+        paste(cure);
+        let mut after = 10;
+        until("the connections are established", || {
+            after = 10 - client.number("print(established(made))");
+            after == 0
+        });
+        row(
+            finding,
+            "policy routing without a route back to the clients",
+            "nginx",
+            &format!("{before} of 10 connections wait"),
+            cure,
+            &format!("{after} wait"),
+        );
+        assert_eq!((before, after), (10, 0));
+    });
+}
+
+#[test]
+fn requests_that_one_blocking_worker_delays_are_named() {
+    in_namespace(|| {
+        let test = "listeners::requests_that_one_blocking_worker_delays_are_named";
+        if !has(test, &["gunicorn", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        room.file(
+            "slow.py",
+            "import time\ndef app(environ, start):\n    time.sleep(0.2)\n    \
+             start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
+        );
+        let start = |threads: &str| {
+            let directory = room.path().to_str().expect("UTF-8");
+            let words = [
+                "gunicorn",
+                "-w",
+                "1",
+                "--threads",
+                threads,
+                "-b",
+                "127.0.0.1:4020",
+                "--chdir",
+                directory,
+                "slow:app",
+            ];
+            let server = Daemon::start(None, &words);
+            wait_for("127.0.0.1", PROXY);
+            server
+        };
+        let server = start("1");
+        let mut client = client();
+        client.run("get()");
+        let before = client.run("print(f'{slowest(20):.1f}')");
+        client.run(
+            "going = True\ndef repeat():\n  while going: get()\n\
+             threads = [threading.Thread(target=repeat) for _ in range(10)]\nfor t in threads: t.start()",
+        );
+        let record = diagnose_while(&room, "A07", || thread::sleep(std::time::Duration::from_millis(10)));
+        client.run("going = False\nfor t in threads: t.join()");
+        let finding = of(&record, "A07");
+        assert!(
+            actions(finding, "proper").iter().any(|action| action.contains("more workers")),
+            "{finding:#}"
+        );
+        server.end();
+        let _server = start("20");
+        client.run("get()");
+        let after = client.run("print(f'{slowest(20):.1f}')");
+        row(
+            finding,
+            "requests of 0.2 s in one worker with one thread",
+            "gunicorn",
+            &format!("the last of 20 requests takes {before} s"),
+            "gunicorn --threads 20",
+            &format!("{after} s"),
+        );
+        let seconds = |text: &str| text.trim().parse::<f64>().expect("seconds");
+        assert!(seconds(&before) > 3.0 && seconds(&after) < seconds(&before), "{before} {after}");
+    });
+}
+
+#[test]
+fn connections_that_stay_on_one_worker_are_named() {
+    in_namespace(|| {
+        if !has("listeners::connections_that_stay_on_one_worker_are_named", &["nginx", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; keepalive_requests 100000; return 200 $pid; }";
+        let server = nginx(&room, "web", 4, None, servers);
+        until("4 workers", || crate::program::children(server.pid()).len() == 4);
+        wait_for("127.0.0.1", PROXY);
+        let mut client = client();
+        // Of the connections of a day those to the third worker are still open, and a few others.
+        client.run(
+            "import collections\ndef worker(c): c.request('GET', '/'); return int(c.getresponse().read())\n\
+             def open(number):\n  made = [http.client.HTTPConnection('127.0.0.1', 4020, timeout=60) for _ in range(number)]\n  \
+             return [(worker(c), c) for c in made]\n\
+             def jain():\n  n = list(collections.Counter(p for p, c in kept).values()); return sum(n) ** 2 / (4 * sum(x * x for x in n))\n\
+             def thin(made):\n  \
+             third = sorted({p for p, c in made})[2]; seen = collections.Counter(); kept = []\n  \
+             for p, c in made:\n    \
+             seen[p] += 1\n    \
+             if p == third or seen[p] <= 3: kept.append((p, c))\n    \
+             else: c.close()\n  \
+             return kept\n\
+             kept = thin(open(300))",
+        );
+        let before = client.run("print(f'{jain():.2f}')");
+        let record = diagnose(&room);
+        let finding = of(&record, "B01");
+        client.run("n = len(kept)\nfor p, c in kept: c.close()\nkept = open(n)");
+        let after = client.run("print(f'{jain():.2f}')");
+        row(
+            finding,
+            "long connections, most of them left on one of 4 workers",
+            "nginx",
+            &format!("Jain's index of the connections {before}"),
+            "keepalive_requests 1000",
+            &format!("{after} after the clients have connected again"),
+        );
+        let index = |text: &str| text.trim().parse::<f64>().expect("an index");
+        assert!(index(&before) < 0.7 && index(&after) > index(&before), "{before} {after}");
+        assert!(!finds(&diagnose(&room), "B01"));
+    });
+}
+
+#[test]
+fn a_connected_socket_of_a_udp_group_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_connected_socket_of_a_udp_group_is_named", &["python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut server = Python::start();
+        server.run(
+            "def bound(peer=None):\n  \
+             s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n  \
+             s.bind(('127.0.0.1', 4030)); s.setblocking(False)\n  \
+             if peer: s.connect(peer)\n  \
+             return s\n\
+             group = [bound() for _ in range(3)] + [bound(('127.0.0.1', 4031))]\n\
+             def received():\n  n = []\n  for s in group:\n    n.append(0)\n    try:\n      while s.recv(10): n[-1] += 1\n    except BlockingIOError: pass\n  return n",
+        );
+        let mut peer = Python::start();
+        peer.run(
+            "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 4031))\n\
+             def send(number):\n  for _ in range(number): s.sendto(b'x', ('127.0.0.1', 4030))",
+        );
+        let record = diagnose(&room);
+        let finding = of(&record, "U02");
+        assert!(text(finding, "verdict").contains(&format!("python3[{}]", server.pid())), "{finding:#}");
+        peer.run("send(100)");
+        let before = server.number("print(received()[3])");
+        // A socket that sends by sendto() instead of connect(), and a group by packet instead of by 4-tuple would spread these too.
+        server.run("group.pop().close(); group.append(bound())");
+        peer.run("send(100)");
+        let after = server.number("print(sum(n > 0 for n in received()))");
+        row(
+            finding,
+            "one of 4 sockets of a UDP group is connected to a peer",
+            "python3",
+            &format!("{before} of 100 datagrams reach the connected socket"),
+            "sendto() and recvfrom() instead of connect()",
+            &format!("the hash chooses {after} socket"),
+        );
+        assert_eq!((before, after), (100, 1));
+        assert!(!finds(&diagnose(&room), "U02"));
+    });
+}
+
+#[test]
+fn a_foreign_member_of_a_group_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_foreign_member_of_a_group_is_named", &["nginx", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let _server =
+            nginx(&room, "web", 1, None, "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
+        wait_for("127.0.0.1", PROXY);
+        let mut foreign = Python::start();
+        foreign.run(
+            "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(('127.0.0.1', 4020)); s.listen(100)",
+        );
+        let record = diagnose(&room);
+        let finding = of(&record, "U03");
+        let mut client = client();
+        client.run(
+            "def unanswered(number):\n  made = [socket.create_connection(('127.0.0.1', 4020)) for _ in range(number)]\n  \
+             for s in made: s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); s.settimeout(0.2)\n  n = 0\n  for s in made:\n    \
+             try: n += not s.recv(100)\n    except OSError: n += 1\n  return n",
+        );
+        let before = client.number("print(unanswered(60))");
+        let kill =
+            actions(finding, "now").into_iter().find(|action| action.contains("kill ")).expect("a command");
+        assert!(kill.ends_with(&format!("kill {}", foreign.pid())), "{kill}");
+        paste(&kill);
+        until("the listener is gone", || queues(PROXY).len() == 1);
+        let after = client.number("print(unanswered(60))");
+        row(
+            finding,
+            "a second program listens at the address with SO_REUSEPORT",
+            "nginx",
+            &format!("{before} of 60 requests get no answer"),
+            &kill,
+            &format!("{after} get none"),
+        );
+        assert!(before > 10 && after == 0, "{before} {after}");
+    });
+}

@@ -1,10 +1,12 @@
 /* Traces TCP connections from the handshake to accept(), and records which worker accepts each connection.
  *
+ *   known     an iterator over the files of all tasks finds the listeners that are there when the trace begins
  *   queued    sk_data_ready of the listener, right after inet_sock_set_state SYN_RECV -> ESTABLISHED of the connection on the
  *             same processor; this order links the connection to its listener
  *   accepted  sys_exit of accept() or accept4(), or io_uring_complete: the socket is in the table of the task's files
  *   found none sys_exit with EAGAIN; a task that returned from epoll_wait() or a similar call just before had a spurious
  *             wakeup
+ *   failed    sys_exit with another error, such as EMFILE
  *   closed    inet_sock_set_state out of ESTABLISHED: to FIN_WAIT1 in the task that closes
  *   dropped   the listener's sk_drops, read with each connection and by the tracing process (`look`); kfree_skb shows which
  *             of the drops are final ACKs
@@ -97,6 +99,8 @@ INLINE struct listener *listener_of(struct totals *totals, const struct wanted *
 	if (listener)
 		return listener;
 	if (wanted->flags & HAS_PORT && wanted->port != socket->__sk_common.skc_num)
+		return NULL;
+	if (wanted->flags & HAS_NETWORK && wanted->network != socket->__sk_common.skc_net.net->ns.inum)
 		return NULL;
 	put_own_address(address, socket);
 	if (wanted->flags & HAS_ADDRESS && !same_16(wanted->address, address))
@@ -267,21 +271,26 @@ INLINE void accepted(struct totals *totals, struct wanted *wanted, u64 id, struc
 	remember(current_task_id(), 1);
 }
 
-/* Counts an accept() that returned EAGAIN. */
-INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
+/* Returns the worker that calls accept() for a listener. */
+INLINE struct worker *caller(struct totals *totals, struct wanted *wanted, u64 id)
 {
 	const struct sock *socket = (const struct sock *)id;
 	struct worker_key key = {};
-	struct worker *worker;
-	struct task *state;
-	u64 task = current_task_id();
 	READ(key.listener, socket->__sk_common.skc_cookie.counter);
 	if (!key.listener || !map_lookup(&listeners, &key.listener))
-		return;
+		return NULL;
 	current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
 	if (!is_wanted_task(wanted, key.process))
-		return;
-	worker = worker_of(totals, &key);
+		return NULL;
+	return worker_of(totals, &key);
+}
+
+/* Counts an accept() that returned EAGAIN. */
+INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
+{
+	struct worker *worker = caller(totals, wanted, id);
+	struct task *state;
+	u64 task = current_task_id();
 	if (!worker)
 		return;
 	ADD(worker->empty, 1);
@@ -294,6 +303,16 @@ INLINE void found_none(struct totals *totals, struct wanted *wanted, u64 id)
 	if (state->has_waited && !state->has_accepted)
 		ADD(worker->woken, 1);
 	state->has_waited = 0;
+}
+
+/* Counts an accept() that returned another error, such as EMFILE: the connection stays in the queue. */
+INLINE void failed(struct totals *totals, struct wanted *wanted, u64 id, u32 error)
+{
+	struct worker *worker = caller(totals, wanted, id);
+	if (!worker)
+		return;
+	ADD(worker->failed, 1);
+	worker->error = error;
 }
 
 /* Counts a connection whose accept no hook reported. */
@@ -485,7 +504,7 @@ int call_ended(u64 *context)
 		}
 		return 0;
 	}
-	if (!is_accept(call) || (result < 0 && result != -EAGAIN))
+	if (!is_accept(call) || result == -EINTR || result <= -RESTART)
 		return 0;
 	totals = the_totals();
 	wanted = the_wanted();
@@ -503,8 +522,12 @@ int call_ended(u64 *context)
 		return 0;
 	}
 	id = socket_of(first_argument(registers));
-	if (id)
+	if (!id)
+		return 0;
+	if (result == -EAGAIN)
 		found_none(totals, wanted, id);
+	else
+		failed(totals, wanted, id, -result);
 	return 0;
 }
 
@@ -571,6 +594,57 @@ int look(u64 *context)
 	if (found != cookie || state != LISTEN)
 		return 0;
 	take_drops(listener, drops, depth, backlog);
+	return 0;
+}
+
+/* The context of iterators (include/linux/bpf.h): the same on all kernels. */
+struct task_file {
+	void *meta;
+	void *task;
+	u64 descriptor;
+	struct file *file;
+};
+
+static struct socket *(*const socket_of_file)(struct file *file) = (void *)162;
+
+/* The tracing process reads this iterator once. Without it, a listener has no entry until it queues a connection, which a listener whose
+ * queue is full never does. */
+SECTION("iter/task_file")
+int seed(struct task_file *context)
+{
+	struct file *file = context->file;
+	struct totals *totals = the_totals();
+	struct wanted *wanted = the_wanted();
+	struct listener *listener;
+	const struct socket *socket;
+	const struct sock *own;
+	u32 depth, backlog;
+	u64 cookie;
+	if (!file || !totals || !wanted)
+		return 0;
+	socket = socket_of_file(file);
+	if (!socket)
+		return 0;
+	own = socket->sk;
+	if (!own || own->__sk_common.skc_state != LISTEN || own->sk_protocol != TCP ||
+	    (own->__sk_common.skc_family != INET && own->__sk_common.skc_family != INET6))
+		return 0;
+	cookie = socket_cookie(own);
+	/* Another descriptor of it may have been seen. */
+	if (map_lookup(&listeners, &cookie))
+		return 0;
+	depth = own->sk_ack_backlog;
+	backlog = own->sk_max_ack_backlog;
+	/* Leave room for listeners that get connections. */
+	if (!depth && totals->seeded >= LISTENERS / 2)
+		return 0;
+	listener = listener_of(totals, wanted, own, cookie);
+	if (!listener)
+		return 0;
+	totals->seeded++;
+	take_drops(listener, own->sk_drops.counter, depth, backlog);
+	if (depth > listener->depth_max)
+		listener->depth_max = depth;
 	return 0;
 }
 

@@ -4,7 +4,7 @@
 
 /* The same numbers and structs are in accept_wait.rs. */
 enum { SOCKETS = 131072, LISTENERS = 512, WORKERS = 2048, TASKS = 16384 };
-enum { EAGAIN = 11 };
+enum { EINTR = 4, EAGAIN = 11, RESTART = 512 /* and greater: the call is repeated after a signal */ };
 /* The kernel stores the duration of the handshake (srtt_us) in eighths of a microsecond. */
 enum { SRTT_SHIFT = 3 };
 
@@ -18,7 +18,8 @@ struct wanted {
 	u8 name[16];
 	u8 address[16];
 	u16 port;
-	u16 hole[3];
+	u16 hole;
+	u32 network; /* inode of the network namespace */
 };
 
 /* The key is the cookie of the socket, which is unique on this host. */
@@ -67,6 +68,9 @@ struct worker {
 	u64 empty;  /* calls of accept() that returned EAGAIN */
 	u64 woken;  /* calls in `empty` after a spurious wakeup */
 	u64 closed; /* connections that it closed before the peer did */
+	u64 failed; /* calls of accept() with another error than EAGAIN */
+	u32 error;  /* the last of these errors */
+	u32 hole;
 	u32 waits[COARSE];
 };
 
@@ -78,6 +82,7 @@ struct totals {
 	u64 earlier;   /* accepted, but queued before the trace began */
 	u64 unseen;
 	u64 other_tasks; /* accepted by tasks that the filter excludes */
+	u64 seeded;	 /* listeners that were there before the trace */
 	struct histogram wait;
 	struct histogram handshake;
 };
@@ -116,8 +121,8 @@ struct task {
 LAYOUT(struct wanted, 72);
 LAYOUT(struct listener, 168 + 4 * COARSE + sizeof(struct histogram));
 LAYOUT(struct worker_key, 16);
-LAYOUT(struct worker, 80 + 4 * COARSE);
-LAYOUT(struct totals, 56 + 2 * sizeof(struct histogram));
+LAYOUT(struct worker, 96 + 4 * COARSE);
+LAYOUT(struct totals, 64 + 2 * sizeof(struct histogram));
 LAYOUT(struct connection, 40);
 LAYOUT(struct fresh, 40);
 

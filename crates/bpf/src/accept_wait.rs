@@ -11,7 +11,7 @@ use aya::{Pod, include_bytes_aligned};
 
 use crate::call;
 use crate::error::BpfError;
-use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_PORT, HAS_PROCESS, flag};
+use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PORT, HAS_PROCESS, flag};
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
 const NAME: &str = "accept_wait";
@@ -47,6 +47,8 @@ pub struct AcceptFilter {
     pub port: Option<u16>,
     /// Id of the cgroup (version 2) of the accepting tasks: the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the listener.
+    pub network: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -60,10 +62,11 @@ struct Settings {
     name: [u8; 16],
     address: [u8; 16],
     port: u16,
-    hole: [u16; 3],
+    hole: u16,
+    network: u32,
 }
 
-/// A listening socket that received at least one connection.
+/// A listening socket that was there when the trace began, or that received a connection.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Listener {
@@ -146,6 +149,11 @@ pub struct Worker {
     pub woken: u64,
     /// Connections that the process closed before the peer did.
     pub closed: u64,
+    /// Number of accept() calls that returned another error than EAGAIN.
+    pub failed: u64,
+    /// The last of these errors.
+    pub error: u32,
+    hole: u32,
     /// Waits by time: [`COARSE_BITS`](crate::tracing::COARSE_BITS).
     pub waits: [u32; COARSE],
 }
@@ -168,6 +176,8 @@ pub struct Totals {
     pub unseen: u64,
     /// Accepts by tasks that the filter excludes.
     pub other_tasks: u64,
+    /// Listeners that were there before the trace.
+    pub seeded: u64,
     /// Times between the end of the handshake and the return of accept().
     pub wait: Times,
     /// Times between the SYN-ACK and its ACK.
@@ -179,8 +189,8 @@ const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settin
 const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size_of::<Times>());
 const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
 const _: () = assert!(mem::size_of::<WorkerKey>() == 16);
-const _: () = assert!(mem::size_of::<Worker>() == 80 + 4 * COARSE && mem::offset_of!(Worker, closed) == 72);
-const _: () = assert!(mem::size_of::<Totals>() == 56 + 2 * mem::size_of::<Times>());
+const _: () = assert!(mem::size_of::<Worker>() == 96 + 4 * COARSE && mem::offset_of!(Worker, closed) == 72);
+const _: () = assert!(mem::size_of::<Totals>() == 64 + 2 * mem::size_of::<Times>());
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Settings {}
@@ -238,12 +248,14 @@ impl AcceptFilter {
                 | flag(self.name.is_some(), HAS_NAME)
                 | flag(self.address.is_some(), HAS_ADDRESS)
                 | flag(self.port.is_some(), HAS_PORT)
-                | flag(self.cgroup.is_some(), HAS_CGROUP),
+                | flag(self.cgroup.is_some(), HAS_CGROUP)
+                | flag(self.network.is_some(), HAS_NETWORK),
             process: self.process.unwrap_or_default(),
             name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
             address: self.address.map(address_bytes).unwrap_or_default(),
             port: self.port.unwrap_or_default(),
-            hole: [0; 3],
+            hole: 0,
+            network: self.network.unwrap_or_default(),
         }
     }
 }
@@ -262,7 +274,7 @@ impl AcceptWait {
     /// The instrument: BTF-typed tracepoints.
     pub const TIER: &str = "tp_btf";
 
-    /// Loads the programs and attaches them. Connections that are already in a queue are not counted.
+    /// Loads the programs, attaches them, and looks for the listeners that are there. Connections that are already in a queue are not counted.
     ///
     /// # Errors
     ///
@@ -288,11 +300,17 @@ impl AcceptWait {
         for (program, tracepoint) in PROGRAMS {
             wait.programs.attach(program, tracepoint)?;
         }
+        // After the hooks, so that no listener is missed in between.
+        match wait.programs.run_iterator("seed", "task_file") {
+            Err(BpfError::Absent { .. } | BpfError::Refused { .. }) => wait.absent.push("iter/task_file"),
+            other => other?,
+        }
         Ok(wait)
     }
 
     /// Returns the tracepoints that this kernel lacks or has with other arguments. Without `io_uring_complete`, accepts through
-    /// io_uring are not seen; without `kfree_skb`, a dropped final ACK counts as two dropped SYNs.
+    /// io_uring are not seen; without `kfree_skb`, a dropped final ACK counts as two dropped SYNs. Without `iter/task_file`, a listener whose queue was full
+    /// before the trace is not seen.
     pub fn absent(&self) -> &[&'static str] {
         &self.absent
     }

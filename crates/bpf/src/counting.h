@@ -118,7 +118,7 @@ INLINE int is_in_cgroup(u64 cgroup)
 }
 
 /* Flags for the fields of a program's settings that are set; the same numbers are in filter.rs. */
-enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16 };
+enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16, HAS_NETWORK = 32 };
 
 INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)
 {

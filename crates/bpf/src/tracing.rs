@@ -2,7 +2,7 @@
 //! `counting.h`.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, PerfEvent, Program, ProgramError,
+    BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, Iter, PerfEvent, Program, ProgramError,
     RawTracePoint,
 };
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
@@ -131,6 +131,29 @@ impl Programs {
         let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
         self.links.push(link.into());
         Ok(())
+    }
+
+    /// Loads one of the programs as an iterator over objects of the kernel, which writes nothing, and runs it once.
+    pub(crate) fn run_iterator(
+        &mut self,
+        program: &'static str,
+        objects: &'static str,
+    ) -> Result<(), BpfError> {
+        let (name, found, btf) = self.program(program)?;
+        let found: &mut Iter = found.try_into().map_err(|_| no_program(name, program))?;
+        found.load(objects, btf).map_err(|error| refusal(name, program, objects, error))?;
+        let link = found.attach().map_err(|error| failure(name, "bpf(BPF_LINK_CREATE)", &error))?;
+        let link = found.take_link(link).map_err(|error| failure(name, "bpf(BPF_LINK_CREATE)", &error))?;
+        let mut pass = link.into_file().map_err(|error| failure(name, "bpf(BPF_ITER_CREATE)", &error))?;
+        loop {
+            match pass.read(&mut [0; 64]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                // EAGAIN: the kernel has looked at many objects without output and lets other tasks run (bpf_seq_read).
+                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR | Errno::EAGAIN)) => {}
+                Err(error) => return Err(BpfError::of("read() of a BPF iterator", error)),
+            }
+        }
     }
 
     /// Loads one of the programs for `call::run`, without attaching it.

@@ -16,6 +16,8 @@ pub struct TraceAcceptSettings {
     pub listen: Option<String>,
     /// Port of the listener.
     pub port: Option<u16>,
+    /// Path of the network namespace of the listener.
+    pub netns: Option<String>,
     /// Path of the accepting process's cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
     /// Maximum duration; `null`: until stopped.
@@ -98,8 +100,11 @@ pub struct TraceListener {
     pub overflows: u64,
     /// Final ACKs among the dropped packets.
     pub overflow_acks: u64,
-    /// Packets dropped for other reasons.
+    /// Packets dropped for other reasons, such as a full SYN queue. If `ignored` is `null`: packets that are no loss included.
     pub other_drops: u64,
+    /// Packets that the listener did not need: SYNs sent again, RSTs of handshakes, last ACKs before the data that TCP_DEFER_ACCEPT waits for;
+    /// `null`: not known, because the listener is in another network namespace than the trace.
+    pub ignored: Option<u64>,
     /// Connections that ended in the queue before a thread accepted them.
     pub never_accepted: u64,
     /// Connections that the peer closed first.
@@ -115,7 +120,7 @@ pub struct TraceListener {
     pub workers: Vec<TraceWorker>,
 }
 
-/// The depth of an accept queue, read as each connection joins it.
+/// The depth of an accept queue, read as each connection joins it; the maximum also when the trace begins.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Depth {
     /// Mean depth, including the connection that joins.
@@ -158,4 +163,8 @@ pub struct TraceWorker {
     pub woken_for_nothing: u64,
     /// Connections of the listener that the thread closed before the peer.
     pub closed_first: u64,
+    /// accept() calls that failed with another error than EAGAIN.
+    pub failed: u64,
+    /// The last of these errors: `EMFILE`; `null`: none.
+    pub error: Option<String>,
 }

@@ -170,7 +170,7 @@ fn a_trace_has_its_accepts() {
         "tier tp_btf",
         "dropped at full queues: 77",
         "4711/4712 it's nginx",
-        r"fourtuple trace accept --pid 4711 --comm 'it'\''s nginx' --listen 127.0.0.1 --port 8080 --for 10s",
+        r"fourtuple trace accept --pid 4711 --comm 'it'\''s nginx' --listen 127.0.0.1 --port 8080 --netns /run/netns/blue --for 10s",
     ] {
         assert!(page.contains(text) || page.replace("&#39;", "'").contains(text), "{text} is missing");
     }

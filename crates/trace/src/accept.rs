@@ -1,13 +1,19 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
+use fourtuple_host::snapshot::counter_totals;
 use fourtuple_measure::{LogLinear, balance};
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
+use fourtuple_syscalls::errno_name;
 
 use crate::error::TraceError;
 use crate::instrument::{Folded, Instrument, Outcome, Session};
@@ -28,6 +34,8 @@ pub struct Accept {
     pub port: Option<u16>,
     /// Id of the cgroup (version 2) of the process that calls accept(): the inode of its directory.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the listener.
+    pub network: Option<u32>,
     /// How long to trace; `None` means until the caller sets `stop`.
     pub time: Option<Duration>,
 }
@@ -62,8 +70,44 @@ pub struct AcceptSession {
     /// The filter tests the accepting thread, so a listener passes only after its first accept.
     by_acceptor: bool,
     last: AcceptProgress,
+    /// The filter tests the listener.
+    by_listener: bool,
+    /// Drops in the network namespace of the calling thread when the trace began; `None`: the kernel does not tell.
+    before: Option<Drops>,
     /// The waits of each listener at the end of the previous window, by its cookie.
     earlier: HashMap<u64, LogLinear>,
+}
+
+/// Drops of all listeners of a network namespace.
+#[derive(Clone, Copy, Debug)]
+struct Drops {
+    /// Inode of the namespace.
+    namespace: u32,
+    /// TcpExt.ListenOverflows: a queue was full.
+    overflows: u64,
+    /// TcpExt.ListenDrops, overflows included.
+    all: u64,
+}
+
+impl Drops {
+    /// Reads the counters of the calling thread's namespace.
+    fn read() -> Option<Drops> {
+        let totals = counter_totals(Path::new("/")).ok()?;
+        let count = |name| totals.get(name).copied();
+        Some(Drops {
+            namespace: fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32,
+            overflows: count("TcpExt.ListenOverflows")?,
+            all: count("TcpExt.ListenDrops")?,
+        })
+    }
+
+    fn since(self, before: Drops) -> Drops {
+        Drops {
+            overflows: self.overflows.saturating_sub(before.overflows),
+            all: self.all.saturating_sub(before.all),
+            ..self
+        }
+    }
 }
 
 /// The accepts from a listener, for a snapshot.
@@ -93,9 +137,14 @@ impl Instrument for Accept {
             address: self.address,
             port: self.port,
             cgroup: self.cgroup,
+            network: self.network,
         };
+        let wait = AcceptWait::attach(&filter).map_err(TraceError::Accept)?;
         Ok(AcceptSession {
-            wait: AcceptWait::attach(&filter).map_err(TraceError::Accept)?,
+            wait,
+            // Within the time of the trace, which therefore has seen all drops that these counters add.
+            before: Drops::read(),
+            by_listener: self.address.is_some() || self.port.is_some(),
             by_acceptor: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
             last: AcceptProgress::default(),
             earlier: HashMap::new(),
@@ -133,11 +182,17 @@ impl Session for AcceptSession {
     }
 
     fn finish(mut self, elapsed: Duration) -> Result<Outcome<TraceAcceptResults>, TraceError> {
+        let drops = self.before.and_then(|before| Some(Drops::read()?.since(before)));
         self.wait.detach();
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
         validity.extend(limits(&counted.totals, self.wait.absent()));
+        if let Some(drops) = drops {
+            leave_out_ignored(&mut results.listeners, drops);
+            let all = self.wait.listeners().map_err(TraceError::Accept)?;
+            validity.extend(uncounted(&all, drops).filter(|_| !self.by_listener));
+        }
         results.notes = notes;
         Ok(Outcome { results, validity, folded: Folded::new() })
     }
@@ -179,6 +234,14 @@ impl AcceptSession {
             let with_accepts: HashSet<u64> = workers.iter().map(|(key, _)| key.listener).collect();
             listeners.retain(|(cookie, _)| with_accepts.contains(cookie));
         }
+        // Listeners that were there before the trace and have not been used.
+        let has_workers: HashSet<u64> = workers.iter().map(|(key, _)| key.listener).collect();
+        let is_used = |cookie: &u64, listener: &Listener| {
+            listener.depth_max > 0
+                || overflows(listener) + listener.other_drops() > 0
+                || has_workers.contains(cookie)
+        };
+        listeners.retain(|(cookie, listener)| is_used(cookie, listener));
         let totals = self.wait.totals()?;
         let losses = losses(&totals, self.wait.missed()?);
         Ok(Counted { totals, losses, listeners, workers })
@@ -229,6 +292,31 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
     }
 }
 
+/// Moves packets that are no loss from `other_drops` to `ignored`: sk_drops of a listener also counts SYNs that are sent again, RSTs of
+/// handshakes, and last ACKs that TCP_DEFER_ACCEPT ignores. ListenDrops counts SYNs and last ACKs that were lost, of all listeners of the
+/// namespace.
+fn leave_out_ignored(listeners: &mut [TraceListener], drops: Drops) {
+    let lost = drops.all.saturating_sub(drops.overflows);
+    for listener in listeners.iter_mut().filter(|listener| listener.namespace == drops.namespace) {
+        let ignored = listener.other_drops.saturating_sub(lost);
+        listener.other_drops -= ignored;
+        listener.ignored = Some(ignored);
+    }
+}
+
+/// Remarks that the namespace counts more overflows than the trace.
+fn uncounted(listeners: &[(u64, Listener)], drops: Drops) -> Option<Remark> {
+    let own = listeners.iter().filter(|(_, listener)| listener.network == drops.namespace);
+    let counted: u64 = own.map(|(_, listener)| overflows(listener)).sum();
+    (drops.overflows > counted).then(|| {
+        let message = format!(
+            "the network namespace counts {} overflows of accept queues during the trace (TcpExt.ListenOverflows), the trace {counted}",
+            drops.overflows
+        );
+        Remark::new("overflows-unseen", message)
+    })
+}
+
 /// Builds a histogram from buckets of the coarse resolution.
 fn coarse(buckets: &[u32], sum_ns: u64, max_ns: u64) -> LogLinear {
     LogLinear::new(COARSE_BITS, buckets.iter().map(|&number| u64::from(number)).collect(), sum_ns, max_ns)
@@ -267,6 +355,7 @@ fn listener_result(
         overflows: overflows(listener),
         overflow_acks: listener.refused_acks,
         other_drops: listener.other_drops(),
+        ignored: None,
         never_accepted: listener.never_accepted,
         closed_by_peer: listener.closed_by_peer,
         closed_first: workers.iter().map(|(_, worker)| worker.closed).sum(),
@@ -292,6 +381,9 @@ fn worker_result(key: &WorkerKey, worker: &Worker) -> TraceWorker {
         empty: worker.empty,
         woken_for_nothing: worker.woken,
         closed_first: worker.closed,
+        failed: worker.failed,
+        error: (worker.failed > 0)
+            .then(|| errno_name(&io::Error::from_raw_os_error(worker.error as i32)).to_string()),
     }
 }
 

@@ -6,6 +6,8 @@ mod traced;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,7 +18,10 @@ use fourtuple::listen::{
 };
 use fourtuple_measure::balance;
 use fourtuple_record::{TraceAcceptResults, TraceListener};
-use fourtuple_testing::accept_queue::listen_overflows;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
+use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip};
 use fourtuple_trace::Accept;
 use traced::{count, has_missed, traced, until_none_missed};
@@ -86,6 +91,107 @@ fn waits(test: &str, from: &'static str) {
     let [worker] = &listener.workers[..] else { panic!("{listener:?}") };
     assert_eq!((worker.process, worker.accepts), (process::id(), u64::from(NUMBER)));
     assert_eq!((worker.empty, worker.open), (0, 0));
+}
+
+/// A listener whose queue is full queues no connection, so that only the look at the start finds it.
+#[test]
+fn a_queue_that_was_full_before_the_trace_overflows() {
+    let test = "a_queue_that_was_full_before_the_trace_overflows";
+    in_namespace(|| {
+        let (_listener, address, _queued) = full_listener("127.0.5.1");
+        let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
+        let attempts = || {
+            let before = listen_overflows();
+            let clients: Vec<OwnedFd> = (0..3)
+                .map(|_| {
+                    let client = socket::open(Transport::Tcp, address, true).unwrap();
+                    socket::connect(client.as_fd(), address).unwrap();
+                    client
+                })
+                .collect();
+            drop(clients);
+            listen_overflows() - before
+        };
+        let Some((overflows, outcome)) = until_none_missed(|| traced(test, &trace, attempts)) else { return };
+        let results = outcome.results;
+        assert!(overflows >= 3);
+        assert_eq!((results.overflows, outcome.validity), (overflows, vec![]), "{results:?}");
+        assert_eq!((only(&results).depth.max, only(&results).queued), (1, 0));
+    });
+}
+
+/// The last ACK of a handshake is ignored until data arrives, and counts in sk_drops of the listener.
+#[test]
+fn acks_that_defer_accept_ignores_are_no_drops() {
+    let test = "acks_that_defer_accept_ignores_are_no_drops";
+    in_namespace(|| {
+        let (listener, address) = listener("127.0.5.2", 16);
+        assert_eq!(option::set_defer_accept(listener.as_fd(), 60).unwrap(), option::Answer::Done);
+        let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
+        let work = || {
+            let before = tcp_counter("TCPDeferAcceptDrop");
+            let mut clients: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
+            let end = Instant::now() + DEADLINE;
+            while tcp_counter("TCPDeferAcceptDrop") < before + 5 {
+                assert!(Instant::now() < end);
+                thread::yield_now();
+            }
+            // With data the connection is queued.
+            clients[0].write_all(b"?").unwrap();
+            drop(socket::accept(listener.as_fd()).unwrap());
+        };
+        let Some(((), outcome)) = until_none_missed(|| traced(test, &trace, work)) else { return };
+        let results = outcome.results;
+        let listener = only(&results);
+        assert_eq!((listener.other_drops, listener.overflows), (0, 0), "{results:?}");
+        assert!(listener.ignored.unwrap() >= 5, "{results:?}");
+    });
+}
+
+/// A worker without descriptors leaves its connections in the queue.
+#[test]
+fn accept_without_descriptors_is_counted() {
+    let test = "accept_without_descriptors_is_counted";
+    in_namespace(|| {
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run(
+            "import resource\ns = socket.socket(); s.bind(('127.0.5.3', 4300)); s.listen(9)\n\
+             resource.setrlimit(resource.RLIMIT_NOFILE, (s.fileno() + 1, 4096))",
+        );
+        let address: SocketAddr = "127.0.5.3:4300".parse().unwrap();
+        let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
+        let mut work = || {
+            let _client = TcpStream::connect(address).unwrap();
+            python.run("for _ in range(3):\n  try: s.accept()\n  except OSError as e: print(e.errno)")
+        };
+        let traced = || traced(test, &trace, &mut work);
+        let Some((_, outcome)) = until_none_missed(traced) else { return };
+        let listener = only(&outcome.results);
+        let [worker] = &listener.workers[..] else { panic!("{listener:?}") };
+        assert_eq!((worker.failed, worker.error.as_deref()), (3, Some("EMFILE")), "{listener:?}");
+        assert_eq!((worker.accepts, worker.empty), (0, 0));
+    });
+}
+
+#[test]
+fn a_trace_of_a_namespace_sees_its_listeners_only() {
+    let test = "a_trace_of_a_namespace_sees_its_listeners_only";
+    in_namespace(|| {
+        let (listener, address) = std_listener("127.0.5.4", 16);
+        let serve = || {
+            let _client = TcpStream::connect(address).unwrap();
+            drop(listener.accept().unwrap());
+        };
+        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        for (network, accepts) in [(own, 1), (1, 0)] {
+            let trace = Accept { network: Some(network), ..at(address) };
+            let Some(((), outcome)) = until_none_missed(|| traced(test, &trace, serve)) else { return };
+            assert_eq!(outcome.results.accepts, accepts);
+        }
+    });
 }
 
 #[test]

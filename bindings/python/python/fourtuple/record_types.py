@@ -697,6 +697,7 @@ class TraceAcceptSettings(TypedDict):
     name: str | None
     listen: str | None
     port: int | None
+    netns: str | None
     cgroup: str | None
     for_ns: int | None
 
@@ -727,6 +728,8 @@ class TraceWorker(TypedDict):
     empty: int
     woken_for_nothing: int
     closed_first: int
+    failed: int
+    error: str | None
 
 
 class TraceListener(TypedDict):
@@ -745,6 +748,7 @@ class TraceListener(TypedDict):
     overflows: int
     overflow_acks: int
     other_drops: int
+    ignored: int | None
     never_accepted: int
     closed_by_peer: int
     closed_first: int

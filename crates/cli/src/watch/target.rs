@@ -40,6 +40,8 @@ pub(crate) struct Namespace {
     pub(crate) inode: u32,
     /// Prefix of a command that runs in the namespace; empty for the namespace of this process.
     prefix: String,
+    /// Path of the file of the namespace; empty for the namespace of this process.
+    path: String,
 }
 
 impl TargetFlags {
@@ -66,7 +68,7 @@ impl TargetFlags {
             (None, None, None) => {
                 let own = File::open("/proc/self/ns/net").and_then(|file| file.metadata());
                 let inode = own.map_or(0, |metadata| metadata.ino() as u32);
-                return Ok(Namespace { file: None, inode, prefix: String::new() });
+                return Ok(Namespace { file: None, inode, prefix: String::new(), path: String::new() });
             }
         };
         let file = namespace::open(&target, Path::new("/")).with_context(|| flag(&target))?;
@@ -76,7 +78,11 @@ impl TargetFlags {
             Target::Process(pid) => format!("nsenter --target {pid} --net "),
             Target::File(path) => format!("nsenter --net={} ", path.display()),
         };
-        Ok(Namespace { file: Some(file.into()), inode, prefix })
+        let path = match &target {
+            Target::Process(pid) => format!("/proc/{pid}/ns/net"),
+            Target::File(path) => path.display().to_string(),
+        };
+        Ok(Namespace { file: Some(file.into()), inode, prefix, path })
     }
 }
 
@@ -110,6 +116,10 @@ impl Namespace {
             .and_then(|rest| rest.split('=').next())
             .is_some_and(|name| !self.has_sysctl(name));
         if is_of_host || BY_PROCESS.iter().any(|start| command.starts_with(start)) {
+            return;
+        }
+        if let Some(flags) = command.strip_prefix("fourtuple trace accept ") {
+            *command = format!("fourtuple trace accept --netns {} {flags}", self.path);
             return;
         }
         // The shell of the user would open the file of a redirection in its own namespace.
@@ -222,6 +232,9 @@ mod tests {
             for command in ["ss -tn", "fourtuple trace locks", "sysctl -w net.ipv4.tcp_tw_reuse=1"] {
                 assert_eq!(adapted(command), inside(command));
             }
+            let trace = "fourtuple trace accept --port 80 --for 10s";
+            let traced = format!("fourtuple trace accept --netns {path} --port 80 --for 10s");
+            assert_eq!(adapted(trace), Some(traced));
             let clear = "echo > /proc/sys/net/ipv4/ip_local_reserved_ports";
             assert_eq!(adapted(clear), inside(&format!("sh -c '{clear}'")));
             for command in

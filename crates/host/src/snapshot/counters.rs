@@ -10,6 +10,22 @@ use crate::snapshot::reading::text;
 /// Counters by `GROUP.NAME`.
 pub(super) type Totals = BTreeMap<String, u64>;
 
+/// Returns all counters of the calling thread's network namespace that the kernel has in /proc/net, by `GROUP.NAME`.
+///
+/// # Errors
+///
+/// The file and the error as text.
+pub fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
+    let mut now = Totals::new();
+    // /proc/net belongs to the process's first thread; this thread may be in another namespace.
+    for path in ["proc/thread-self/net/netstat", "proc/thread-self/net/snmp"] {
+        parse(&text(root, path)?, &mut now);
+    }
+    // A kernel without IPv6 has no such file.
+    parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), &mut now);
+    Ok(now)
+}
+
 /// Reads the counters, and compares them with the reading before.
 pub(super) fn read(
     root: &Path,
@@ -17,12 +33,7 @@ pub(super) fn read(
     is_first: bool,
     now: &mut Totals,
 ) -> Result<BTreeMap<String, Counter>, String> {
-    // /proc/net belongs to the process's first thread; this thread may be in another namespace.
-    for path in ["proc/thread-self/net/netstat", "proc/thread-self/net/snmp"] {
-        parse(&text(root, path)?, now);
-    }
-    // A kernel without IPv6 has no such file.
-    parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), now);
+    *now = counter_totals(root)?;
     Ok(now.iter().map(|(name, &total)| (name.clone(), since(before.get(name), total, is_first))).collect())
 }
 

@@ -42,6 +42,7 @@ use crate::snapshot::open_sockets::Plain;
 use crate::snapshot::processes::{Sockets, Source};
 use crate::{processors, sysctl};
 
+pub use crate::snapshot::counters::counter_totals;
 pub use crate::snapshot::reading::LISTED;
 
 /// The reason why a reading has no traces: the caller adds them.

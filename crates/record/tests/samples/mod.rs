@@ -684,6 +684,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
         name: Some("it's nginx".into()),
         listen: Some("127.0.0.1".into()),
         port: Some(8080),
+        netns: Some("/run/netns/blue".into()),
         cgroup: None,
         for_ns: Some(10_000_000_000),
     };
@@ -709,6 +710,8 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
         empty: 40,
         woken_for_nothing: 17,
         closed_first: accepts / 2,
+        failed: u64::from(accepts == 6_000) * 320,
+        error: (accepts == 6_000).then(|| "EMFILE".into()),
     };
     let ladder = TraceListener {
         address: "127.0.0.1:8080".into(),
@@ -726,6 +729,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
         overflows: 0,
         overflow_acks: 0,
         other_drops: 0,
+        ignored: Some(99),
         never_accepted: 1,
         closed_by_peer: 5_000,
         closed_first: 6_000,
@@ -777,6 +781,7 @@ fn empty_trace_accept() -> TraceAcceptRecord {
         name: None,
         listen: None,
         port: None,
+        netns: None,
         cgroup: None,
         for_ns: None,
     };

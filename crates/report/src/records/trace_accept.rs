@@ -9,6 +9,8 @@ use crate::records::trace::{Filters, occurred, tier};
 use crate::table::{Cell, Table, more};
 use crate::words::{CommandLine, index, plural, present, unnamed};
 
+/// The maximum number of workers whose calls failed that are named.
+const FAILING: usize = 4;
 /// The maximum number of listeners on the terminal and on the page.
 const LISTENERS: (usize, usize) = (10, 100);
 
@@ -20,7 +22,10 @@ pub(super) fn document(record: &TraceAcceptRecord) -> Document {
     document.facts(vec![tier(&results.tier), format!("traced for {}", duration(results.elapsed_ns))]);
     document.push(Block::Figures(figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
+    let is_by_acceptor = settings.process.is_some() || settings.name.is_some() || settings.cgroup.is_some();
     match results.overflows {
+        // The other listeners are not known to belong to the chosen threads.
+        0 if is_by_acceptor => document.note(Tone::Good, "no queue of a listener with accepts overflowed"),
         0 => document.note(Tone::Good, "no queue overflowed"),
         some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),
     }
@@ -50,6 +55,7 @@ fn facts(settings: &TraceAcceptSettings) -> Vec<String> {
     let own = [
         settings.listen.as_ref().map(|listen| format!("listeners at {listen}")),
         settings.port.map(|port| format!("at port {port}")),
+        settings.netns.as_ref().map(|netns| format!("in the network namespace {netns}")),
     ];
     filters(settings).facts(own.into_iter().flatten(), "every TCP accept() of this host")
 }
@@ -57,7 +63,9 @@ fn facts(settings: &TraceAcceptSettings) -> Vec<String> {
 fn command_line(settings: &TraceAcceptSettings) -> String {
     filters(settings)
         .add(CommandLine::new("trace accept"), |line| {
-            line.maybe("--listen", settings.listen.as_ref()).maybe("--port", settings.port)
+            line.maybe("--listen", settings.listen.as_ref())
+                .maybe("--port", settings.port)
+                .maybe("--netns", settings.netns.as_ref())
         })
         .finish()
 }
@@ -95,6 +103,17 @@ fn one_listener(document: &mut Document, listener: &TraceListener) {
         let line = format!("{packets} dropped because the queue was full ({acks} of them final ACKs): {why}");
         document.note(Tone::Bad, line);
     }
+    for worker in listener.workers.iter().filter(|worker| worker.failed > 0).take(FAILING) {
+        let error = worker.error.as_deref().unwrap_or_default();
+        let explained = if error == "EMFILE" { "; `fourtuple explain F01`" } else { "" };
+        let line = format!(
+            "accept() of {}[{}] failed {} with {error}: the connections stay in the queue{explained}",
+            worker.name,
+            worker.process,
+            plural(worker.failed, "time")
+        );
+        document.note(Tone::Bad, line);
+    }
     if !listener.workers.is_empty() {
         document.table(workers(&listener.workers));
     }
@@ -122,11 +141,24 @@ fn of_listener(listener: &TraceListener) -> Vec<String> {
     let jain = || format!("Jain's index of the workers {}", index(listener.jain));
     present([
         Some(format!("{} accepted of {} queued", count(listener.accepts), count(listener.queued))),
-        Some(format!("queue depth {} on average, {max} at most, backlog {backlog}", quantity(depth.mean))),
+        Some(match listener.queued {
+            0 => format!("queue depth {max}, backlog {backlog}"),
+            _ => format!("queue depth {} on average, {max} at most, backlog {backlog}", quantity(depth.mean)),
+        }),
         some(depth.full, "times full"),
         some(listener.other_accepts, "accepted by threads outside the filters"),
         some(listener.retried_handshakes, "handshakes with a retransmitted SYN-ACK"),
-        some(listener.other_drops, "packets dropped for other reasons"),
+        some(
+            listener.other_drops,
+            match listener.ignored {
+                Some(_) => "packets dropped for other reasons",
+                None => "packets dropped for other reasons or ignored",
+            },
+        ),
+        some(
+            listener.ignored.unwrap_or(0),
+            "packets ignored (sent again, or before data with TCP_DEFER_ACCEPT)",
+        ),
         some(listener.never_accepted, "closed before they were accepted"),
         some(listener.closed_first, "closed by the workers first (TIME_WAIT here)"),
         some(listener.closed_by_peer, "closed by the peer first"),
@@ -166,6 +198,7 @@ mod tests {
             listen: None,
             port: None,
             cgroup: None,
+            netns: None,
             for_ns: None,
         };
         assert_eq!(facts(&settings), ["every TCP accept() of this host"]);

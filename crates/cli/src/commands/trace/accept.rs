@@ -14,6 +14,7 @@ use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::Output;
 use crate::units::{self, nanoseconds};
+use crate::watch::TargetFlags;
 
 /// Trace accept(): how long TCP connections wait in the accept queue, and which worker accepts them
 ///
@@ -34,6 +35,9 @@ pub(super) struct AcceptFlags {
     /// Trace listeners on this address only: 192.0.2.1, 0.0.0.0 or ::
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     listen: Option<IpAddr>,
+    /// Trace listeners in the network namespace of this file only: /run/netns/blue, /proc/812/ns/net
+    #[arg(long, value_name = "PATH")]
+    netns: Option<PathBuf>,
     /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
@@ -46,12 +50,15 @@ pub(super) struct AcceptFlags {
 
 impl AcceptFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
+        let target = TargetFlags { pid: None, netns: self.netns.clone(), container: None };
+        let namespace = target.open()?;
         let accept = Accept {
             process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             address: self.listen,
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
+            network: self.netns.as_ref().map(|_| namespace.inode),
             time: self.time,
         };
         let description = Description {
@@ -64,7 +71,9 @@ impl AcceptFlags {
             ],
         };
         let show = |line: &Line, progress: &AcceptProgress| line.set(&words(progress));
-        let (record, _) = runner::run(&description, &accept, self.settings(), &self.output, show)?;
+        // The trace reads the counters of the namespace of its thread.
+        let (record, _) =
+            namespace.within(|| runner::run(&description, &accept, self.settings(), &self.output, show))?;
         self.output.finish(&Saved::TraceAccept(record))
     }
 
@@ -74,6 +83,7 @@ impl AcceptFlags {
             name: self.comm.clone(),
             listen: self.listen.map(|address| address.to_string()),
             port: self.port.map(|port| port as u16),
+            netns: self.netns.as_ref().map(|path| path.display().to_string()),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(nanoseconds),
         }

@@ -8,7 +8,7 @@ use fourtuple_forward::ForwardError;
 use fourtuple_host::namespace::NamespaceError;
 use fourtuple_lab::LabError;
 use fourtuple_load::LoadError;
-use fourtuple_report::terminal::printable;
+use fourtuple_record::printable;
 use fourtuple_serve::ServeError;
 
 /// The exit status of a command.

@@ -16,12 +16,12 @@ mod stop;
 mod units;
 mod watch;
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Parser, Subcommand};
-use fourtuple_report::terminal::printable;
+use fourtuple_record::printable;
 
 use commands::{
     agent, compare, doctor, explain, export, fix, fleet, forward, lab, load, plan, report, run, serve, top,
@@ -102,7 +102,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             let exit = exit::of(&error);
             // An error while writing to stderr cannot be reported.
-            let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
+            output::say(&format!("fourtuple: {}", exit::message(&error)));
             exit.into()
         }
     }
@@ -137,14 +137,14 @@ fn refuse(error: &clap::Error) -> ExitCode {
         return match error.print() {
             // The reader has closed the pipe, as in `fourtuple --help | head -1`.
             Err(failure) if failure.kind() != io::ErrorKind::BrokenPipe => {
-                let _ = writeln!(io::stderr(), "fourtuple: cannot write to stdout: {failure}");
+                output::say(&format!("fourtuple: cannot write to stdout: {failure}"));
                 exit::Exit::Environment.into()
             }
             _ if error.use_stderr() => exit::Exit::Usage.into(),
             _ => ExitCode::SUCCESS,
         };
     }
-    let _ = writeln!(io::stderr(), "fourtuple: {}", one_line(error));
+    output::say(&format!("fourtuple: {}", one_line(error)));
     exit::Exit::Usage.into()
 }
 
@@ -157,11 +157,21 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let message = message.join(" ").replace(" tip: ", "; ");
+    // Flags of `load` and `serve` in front of -- are errors of place: clap's tip would make them words of the command.
+    let behind =
+        ["load TARGET", "serve PROTOCOL"].into_iter().find(|it| text.contains(&format!("-- <{it} ...>")));
+    let is_behind = error.kind() == ErrorKind::UnknownArgument && behind.is_some();
+    let mut message = message.join(" ").replace(" tip: ", "; ");
+    if let (true, Some(behind), Some((first, _))) = (is_behind, behind, message.split_once("; ")) {
+        message = format!("{first}; the command and its flags come behind --: -- {behind} ...");
+    } else if let (true, Some(behind)) = (is_behind, behind) {
+        message.push_str(&format!("; the command and its flags come behind --: -- {behind} ..."));
+    }
     let message = printable(message.strip_prefix("error: ").unwrap_or(&message));
     // For these errors clap lists no accepted values.
     let is_word = error.get(ContextKind::InvalidArg).is_some_and(|word| !word.to_string().starts_with('-'));
     let more = match error.kind() {
+        ErrorKind::UnknownArgument if is_behind => "",
         ErrorKind::UnknownArgument if is_word && text.contains("-- <PROGRAM>") => {
             "; write -- before the program"
         }

@@ -1,5 +1,6 @@
 use std::io::{self, IsTerminal};
 
+use fourtuple_record::{printable, printable_lines};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A live line on stderr with an optional picture below; hidden if stderr is no terminal.
@@ -21,7 +22,7 @@ impl Line {
     /// Replaces the text of the line.
     pub(crate) fn set(&self, words: &[String]) {
         if let Some(bar) = &self.0 {
-            bar.set_message(words.join("  "));
+            bar.set_message(printable(&words.join("  ")));
             bar.tick();
         }
     }
@@ -29,7 +30,7 @@ impl Line {
     /// Replaces the picture below the line.
     pub(crate) fn set_picture(&self, picture: &str) {
         if let Some(bar) = &self.0 {
-            bar.set_prefix(format!("\n{}", picture.trim_end()));
+            bar.set_prefix(format!("\n{}", printable_lines(picture.trim_end())));
         }
     }
 

@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +13,8 @@ use anyhow::Context;
 use clap::Command;
 use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
+
+use crate::output;
 
 /// The pages of section 7 that the page of the command refers to.
 const KERNEL_PAGES: &[&str] = &["ip", "socket", "tcp", "udp"];
@@ -31,7 +32,7 @@ pub(crate) fn run(command: Command, directory: &Path) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // An error while writing to stderr cannot be reported.
-            let _ = writeln!(io::stderr(), "fourtuple: {error:#}");
+            output::say(&format!("fourtuple: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -10,8 +10,9 @@ use std::process;
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_record::{Host, Record, Remark, SCHEMA, Saved};
+use fourtuple_record::{Host, Record, Remark, SCHEMA, Saved, printable, printable_lines};
 use fourtuple_report::{html, terminal};
+use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -66,13 +67,13 @@ impl Output {
     /// Prints the record, writes the page, and returns the exit status. If one of them fails, saves the record to a temporary
     /// file, unless the JSON was printed.
     pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
-        let printed = if self.json { print(&format!("{}\n", json(saved)?)) } else { print(&text(saved)) };
+        let printed = if self.json { print_json(saved) } else { print(&text(saved)) };
         let page = match &self.html {
             Some(path) => save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into),
             None => Ok(()),
         };
         if let (Some(path), Ok(()), false) = (&self.html, &page, self.json || self.quiet) {
-            let _ = writeln!(io::stderr(), "wrote {}", path.display());
+            say(&format!("wrote {}", path.display()));
         }
         match (printed, page) {
             (Ok(()), Ok(())) => {
@@ -155,8 +156,29 @@ pub(crate) fn width() -> usize {
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }
 
-/// Prints on stdout. Ignores EPIPE: the reader has closed the pipe.
+/// Prints a line on stderr. The names and messages of others in it cannot control the terminal, and are no line of their own.
+///
+/// Without a reader of stderr a command works all the same. `cargo xtask tidy` accepts no other way to write to stdout and stderr.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", printable(line));
+}
+
+/// Prints a record on stderr, for commands whose stdout belongs to another program.
+pub(crate) fn say_record(saved: &Saved) {
+    let _ = io::stderr().write_all(printable_lines(&text_for(saved, &io::stderr())).as_bytes());
+}
+
+/// Prints lines on stdout, as [`say`] does. Ignores EPIPE: the reader has closed the pipe.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    print_exactly(&printable_lines(text))
+}
+
+/// Prints JSON on stdout.
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    print_exactly(&format!("{}\n", serde_json::to_string(value)?))
+}
+
+fn print_exactly(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -12,23 +11,23 @@ use async_nats::Client;
 use async_nats::connection;
 use async_nats::service::{self, ServiceExt};
 use fourtuple_load::Prepared;
-use fourtuple_record::{Host, SCHEMA};
-use fourtuple_syscalls::{child, resource};
+use fourtuple_record::{Host, SCHEMA, printable};
+use fourtuple_syscalls::resource;
 use futures_util::StreamExt;
-use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::children::Children;
 use crate::error::FleetError;
-use crate::journal;
+use crate::journal::JournalReader;
 use crate::nats::{Connection, binary_digest, discover, random_name, runtime};
 use crate::permission::{Permission, Permissions};
 use crate::protocol::{
     AgentInfo, Envelope, MAX_AHEAD, MAX_REQUEST, MAX_RUN, Reply, Request, SERVICE, agent_subject, is_token,
 };
 use crate::request::LoadRequest;
-use crate::servers::Servers;
 use crate::session::Sessions;
 use crate::worker::{self, Outbox, Worker};
 
@@ -50,8 +49,27 @@ const MAX_STARTED: usize = 35;
 /// The name of a request to prepare a load, in the log.
 const PREPARE: &str = "prepare";
 
-/// The name of a request for a server, in the log.
-const SERVING: &str = "serving";
+/// The name of a request for a process, in the log.
+const ASK: &str = "ask";
+
+/// Maximum number of loads that threads prepare at a time: each may wait for a name server.
+const MAX_PREPARING: usize = 4;
+
+/// Maximum number of runs whose messages wait for NATS.
+const MAX_PUBLISHERS: usize = 8;
+
+/// Maximum number of journals that are published again at a time. A further one ends the oldest.
+const MAX_RESENDS: usize = 4;
+
+/// Maximum number of requests that wait in memory; a message of NATS has up to 1 MiB.
+const MAX_QUEUED: usize = 256;
+
+/// Number of lines about requests that may follow at once, and the number of further ones in a second.
+const MAX_LINES: f64 = 200.0;
+const LINES_PER_S: f64 = 10.0;
+
+/// Maximum length of a line about a request, and of the reason in a reply, in characters.
+const MAX_REASON: usize = 1_000;
 
 /// The settings of an agent.
 pub struct Agent {
@@ -100,8 +118,43 @@ struct State {
     job: Option<Job>,
     /// For loads that threads have prepared.
     prepared: UnboundedSender<(service::Request, Preparation)>,
-    servers: Servers,
+    children: Children,
+    /// Number of loads that threads prepare.
+    preparing: usize,
+    /// Tasks that publish the messages of runs.
+    publishers: Vec<JoinHandle<()>>,
+    /// Tasks that publish the messages of a run and a slot again, the oldest first.
+    resends: Vec<((String, u32), JoinHandle<()>)>,
     log: fn(&str),
+    lines: Arc<Mutex<Lines>>,
+}
+
+/// The lines of the log about requests. A client may send any number of requests, so that their lines are limited.
+struct Lines {
+    log: fn(&str),
+    left: f64,
+    at: Instant,
+    omitted: u64,
+}
+
+impl Lines {
+    fn new(log: fn(&str)) -> Lines {
+        Lines { log, left: MAX_LINES, at: Instant::now(), omitted: 0 }
+    }
+
+    fn add(&mut self, line: &str) {
+        let earned = self.at.elapsed().as_secs_f64() * LINES_PER_S;
+        (self.at, self.left) = (Instant::now(), (self.left + earned).min(MAX_LINES));
+        if self.left < 1.0 {
+            self.omitted += 1;
+            return;
+        }
+        self.left -= 1.0;
+        if let omitted @ 1.. = std::mem::take(&mut self.omitted) {
+            (self.log)(&format!("left out {omitted} lines about requests"));
+        }
+        (self.log)(line);
+    }
 }
 
 impl Agent {
@@ -136,7 +189,7 @@ impl Agent {
             kernel: self.host.kernel.clone(),
             cpus: self.host.cpus,
         };
-        let client = self.connection.open(&format!("fourtuple agent {}", self.name)).await?;
+        let client = self.connection.open(&format!("fourtuple agent {}", self.name), MAX_QUEUED).await?;
         let service = client
             .service_builder()
             .description("performs measurements on this host")
@@ -162,8 +215,12 @@ impl Agent {
             sessions: Sessions::default(),
             job: None,
             prepared,
-            servers: Servers::default(),
+            children: Children::default(),
+            preparing: 0,
+            publishers: Vec::new(),
+            resends: Vec::new(),
             log,
+            lines: Arc::new(Mutex::new(Lines::new(log))),
         };
         let mut looked = Instant::now();
         while !stop.load(Ordering::Relaxed) {
@@ -175,7 +232,7 @@ impl Agent {
                 () = tokio::time::sleep(LOOK) => {}
             }
             let connected = client.connection_state() == connection::State::Connected;
-            state.servers.stop_abandoned(connected && looked.elapsed() < PAUSE);
+            state.children.stop_abandoned(connected && looked.elapsed() < PAUSE);
             looked = Instant::now();
         }
         if let Some(job) = state.job.filter(Job::is_running) {
@@ -212,15 +269,15 @@ impl State {
             }
             Err(reason) => ("request", Performed::Now(Reply::Refused { reason })),
         };
-        let log = self.log;
+        let lines = Arc::clone(&self.lines);
         match reply {
-            Performed::Now(reply) => respond(&request, name, &reply, log).await,
+            Performed::Now(reply) => respond(&request, name, &reply, &lines).await,
             Performed::Later(reply) => {
                 tokio::spawn(async move {
                     let lost =
                         |_| Reply::Refused { reason: "the thread of the request has ended".to_owned() };
                     let reply = reply.await.unwrap_or_else(lost);
-                    respond(&request, name, &reply, log).await;
+                    respond(&request, name, &reply, &lines).await;
                 });
             }
             Performed::Prepare(ready) => {
@@ -235,12 +292,13 @@ impl State {
 
     /// Keeps a prepared job, which replaces a job that never started, and replies to its coordinator.
     async fn keep(&mut self, request: service::Request, prepared: Preparation) {
+        self.preparing -= 1;
         let kept = self.require_idle().and(prepared).map(|(job, reply)| {
             self.job = Some(*job);
             reply
         });
         let reply = kept.unwrap_or_else(|reason| Reply::Refused { reason });
-        respond(&request, PREPARE, &reply, self.log).await;
+        respond(&request, PREPARE, &reply, &self.lines).await;
     }
 
     /// Returns an error if the agent performs a run.
@@ -267,11 +325,15 @@ impl State {
             Request::Doctor => Permission::Doctor,
             Request::LabPorts { .. } => Permission::Lab,
             Request::TraceConnect { .. } => Permission::Trace,
-            Request::Serve { .. } | Request::Serving { .. } => Permission::Serve,
+            Request::Serve { .. } => Permission::Serve,
             Request::Plan { .. } => Permission::Plan,
             _ => Permission::Load,
         };
-        if let Err(error) = self.agent.permissions.command(permission) {
+        // The client knows the random name of a process that was permitted.
+        let is_ask = matches!(request, Request::Ask { .. });
+        if let Err(error) = self.agent.permissions.command(permission)
+            && !is_ask
+        {
             return Performed::refused(error.to_string());
         }
         match request {
@@ -281,21 +343,18 @@ impl State {
             }
             Request::Stop { run } => self.stop(&run),
             Request::Resend { run, slot, from } => self.resend(&run, slot, from),
-            Request::Doctor
-            | Request::LabPorts { .. }
-            | Request::TraceConnect { .. }
-            | Request::Plan { .. } => self.command(&request.command().unwrap_or_default()),
-            Request::Serve { settings } => {
+            Request::Ask { child, stop } => Performed::Now(self.children.ask(&child, stop)),
+            request => {
                 let Ok(name) = random_name() else {
                     return Performed::refused("cannot draw random bytes".to_owned());
                 };
                 let Agent { program, permissions, .. } = &self.agent;
-                match self.servers.start(name, program, &settings, permissions) {
-                    Ok(ready) => Performed::Later(ready),
-                    Err(reason) => Performed::refused(reason),
-                }
+                let started = match &request {
+                    Request::Serve { settings } => self.children.serve(name, program, settings, permissions),
+                    request => self.children.command(name, program, request),
+                };
+                started.map_or_else(Performed::refused, Performed::Later)
             }
-            Request::Serving { server, stop } => Performed::Now(self.servers.ask(&server, stop)),
         }
     }
 
@@ -305,6 +364,9 @@ impl State {
         }
         if let Err(reason) = self.require_idle() {
             return Performed::refused(reason);
+        }
+        if self.preparing == MAX_PREPARING {
+            return Performed::refused(format!("the agent prepares {MAX_PREPARING} loads at present"));
         }
         let (permissions, host) = (self.agent.permissions.clone(), self.agent.host.clone());
         let prepare = move || -> Preparation {
@@ -340,12 +402,18 @@ impl State {
             let _ = sender.send(prepare());
         });
         match begin {
-            Ok(_) => Performed::Prepare(ready),
+            Ok(_) => {
+                self.preparing += 1;
+                Performed::Prepare(ready)
+            }
             Err(error) => Performed::refused(format!("cannot create a thread: {error}")),
         }
     }
 
     fn start(&mut self, run: &str, at_ns: i64, deadline_ns: u64, started: String) -> Performed {
+        if let Err(reason) = self.require_publisher() {
+            return Performed::refused(reason);
+        }
         let Some(job) = self.job.as_mut().filter(|job| job.run == run) else {
             return Performed::refused(format!("the run {run} is not prepared here"));
         };
@@ -391,7 +459,8 @@ impl State {
         match worker.start(outbox, self.log) {
             Ok(()) => {
                 job.started = true;
-                tokio::spawn(worker::publish(self.client.clone(), queue, self.log));
+                let task = worker::publish(self.client.clone(), queue, self.log);
+                self.publishers.push(tokio::spawn(task));
                 Performed::Now(Reply::Done)
             }
             Err(reason) => Performed::refused(reason),
@@ -408,51 +477,36 @@ impl State {
         }
     }
 
-    fn resend(&self, run: &str, slot: u32, from: u64) -> Performed {
+    fn resend(&mut self, run: &str, slot: u32, from: u64) -> Performed {
         if !is_token(run) {
             return Performed::refused(format!("{run:?} is not the name of a run"));
         }
-        let messages = match journal::read(&self.agent.directory, run, slot) {
-            Ok(messages) => messages,
+        let journal = match JournalReader::open(&self.agent.directory, run, slot) {
+            Ok(journal) => journal,
             Err(error) => {
                 return Performed::refused(format!(
                     "the run {run}, slot {slot}, is not on this host: {error}"
                 ));
             }
         };
-        let (outbox, queue) = Outbox::new(run, slot);
-        let mut count = 0;
-        for (sequence, message) in messages.into_iter().enumerate().skip(from as usize) {
-            outbox.add(sequence as u64, message);
-            count += 1;
+        // A coordinator that asks again gets what it asks for now, and not all that it asked for before.
+        let key = (run.to_owned(), slot);
+        self.resends.retain(|(_, task)| !task.is_finished());
+        let same = self.resends.iter().position(|(of, _)| *of == key);
+        if let Some(ended) = same.or_else(|| (self.resends.len() >= MAX_RESENDS).then_some(0)) {
+            self.resends.remove(ended).1.abort();
         }
-        tokio::spawn(worker::publish(self.client.clone(), queue, self.log));
-        Performed::Now(Reply::Resending { messages: count })
+        let task = worker::publish_again(self.client.clone(), journal, (run.to_owned(), slot, from));
+        self.resends.push((key, tokio::spawn(task)));
+        Performed::Now(Reply::Done)
     }
 
-    /// Runs a command of this program and replies with its record. The arguments come from typed settings; there is no shell.
-    fn command(&self, arguments: &[String]) -> Performed {
-        let mut command = Command::new(&self.agent.program);
-        command.args(arguments).args(["--json", "--quiet"]).stdin(Stdio::null());
-        child::end_with_this_thread(&mut command);
-        let (sender, reply) = oneshot::channel();
-        let text = arguments.join(" ");
-        let run = move || {
-            let reply = match command.output() {
-                Err(error) => Reply::Refused { reason: format!("cannot run {text}: {error}") },
-                Ok(output) => match serde_json::from_slice::<Value>(&output.stdout) {
-                    Ok(record) => Reply::Record { record },
-                    Err(_) => {
-                        let said = String::from_utf8_lossy(&output.stderr);
-                        Reply::Refused { reason: format!("{text}: {}", said.trim()) }
-                    }
-                },
-            };
-            let _ = sender.send(reply);
-        };
-        match thread::Builder::new().name("command".to_owned()).spawn(run) {
-            Ok(_) => Performed::Later(reply),
-            Err(error) => Performed::refused(format!("cannot create a thread: {error}")),
+    /// Returns an error if too many runs wait for NATS.
+    fn require_publisher(&mut self) -> Result<(), String> {
+        self.publishers.retain(|task| !task.is_finished());
+        match self.publishers.len() {
+            MAX_PUBLISHERS => Err(format!("the results of {MAX_PUBLISHERS} runs wait for NATS at present")),
+            _ => Ok(()),
         }
     }
 }
@@ -485,25 +539,34 @@ fn kind(request: &Request) -> &'static str {
         Request::TraceConnect { .. } => "trace connect",
         Request::Plan { .. } => "plan",
         Request::Serve { .. } => "serve",
-        Request::Serving { .. } => SERVING,
+        Request::Ask { .. } => ASK,
     }
 }
 
+/// Returns the beginning of a reason, which may contain text of a request, as one line.
+fn one_line(reason: &str) -> String {
+    let beginning: String = reason.chars().take(MAX_REASON).collect();
+    let more = if beginning.len() < reason.len() { "..." } else { "" };
+    printable(&beginning) + more
+}
+
 /// Sends a reply and logs it. A refusal counts as an error in the statistics of the service.
-async fn respond(request: &service::Request, name: &str, reply: &Reply, log: fn(&str)) {
+async fn respond(request: &service::Request, name: &str, reply: &Reply, lines: &Mutex<Lines>) {
+    let log = |line: &str| lines.lock().unwrap_or_else(PoisonError::into_inner).add(line);
     match reply {
-        Reply::Refused { reason } => log(&format!("refused {name}: {reason}")),
-        Reply::Prepared { refusal: Some(refusal), .. } => log(&format!("refused {name}: {refusal}")),
+        Reply::Refused { reason } => log(&format!("refused {name}: {}", one_line(reason))),
+        Reply::Prepared { refusal: Some(refusal), .. } => {
+            log(&format!("refused {name}: {}", one_line(refusal)))
+        }
         // A coordinator asks every second.
-        _ if name == SERVING => {}
+        _ if name == ASK => {}
         _ => log(&format!("accepted {name}")),
     }
     let bytes = serde_json::to_vec(reply).expect("a reply has string keys");
     let sent = match reply {
         Reply::Refused { reason } => {
             // A header is one line.
-            let status = reason.lines().collect::<Vec<_>>().join(" ");
-            request.respond(Err(service::error::Error { status, code: 403 })).await
+            request.respond(Err(service::error::Error { status: one_line(reason), code: 403 })).await
         }
         _ => request.respond(Ok(bytes.into())).await,
     };

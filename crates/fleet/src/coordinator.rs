@@ -25,10 +25,13 @@ pub(crate) const DISCOVERY: Duration = Duration::from_millis(1500);
 /// Time between the request to start and the start, without round trips.
 const LEAD: Duration = Duration::from_secs(1);
 
-/// Time in which a server is ready, and beyond its deadline in which its record arrives.
+/// Time in which a process is ready, and beyond its deadline in which its record arrives.
 const SERVER_READY: Duration = Duration::from_secs(15);
 
-/// Time between two requests for a server.
+/// Maximum number of messages that wait in a subscription: the replies of all agents, and a fetch of the stream.
+const MAX_QUEUED: usize = 65_536;
+
+/// Time between two requests for a process.
 const SERVER_ASKED: Duration = Duration::from_secs(1);
 
 /// Which agents take part.
@@ -102,7 +105,7 @@ impl Coordinator {
     /// [`FleetError::Connect`], [`FleetError::Credentials`]
     pub fn connect(connection: &Connection) -> Result<Coordinator, FleetError> {
         let runtime = runtime()?;
-        let client = runtime.block_on(connection.open("fourtuple fleet"))?;
+        let client = runtime.block_on(connection.open("fourtuple fleet", MAX_QUEUED))?;
         Ok(Coordinator { runtime, client })
     }
 
@@ -115,7 +118,8 @@ impl Coordinator {
         self.runtime.block_on(discover(&self.client, DISCOVERY))
     }
 
-    /// Performs a request on the selected agents at the same time. Returns the record of each, or the reason why there is none.
+    /// Performs a request on the selected agents at the same time, until `wait` is over or `stop` is set. Returns the record of each,
+    /// or the reason why there is none.
     ///
     /// # Errors
     ///
@@ -125,16 +129,10 @@ impl Coordinator {
         selection: &Selection,
         request: &Request,
         wait: Duration,
+        stop: &AtomicBool,
     ) -> Result<Vec<HostReply>, FleetError> {
-        self.runtime.block_on(async {
-            let agents = select(discover(&self.client, DISCOVERY).await?, selection)?;
-            let replies = join_all(agents.iter().map(|agent| async {
-                let session = Session::open(&self.client, agent).await?;
-                session.ask(request.clone(), wait).await
-            }));
-            let replies = replies.await.into_iter().map(|reply| record_of(answer(reply)));
-            Ok(agents.clone().into_iter().zip(replies).collect())
-        })
+        let replies = self.runtime.block_on(self.each(selection, request, wait, stop, |_, _| ()))?;
+        Ok(replies.into_iter().map(|(agent, reply, _)| (agent, record_of(reply))).collect())
     }
 
     /// Runs a server on each of the selected agents until its deadline, or until `stop` is set. Calls `ready` with the address of
@@ -148,58 +146,100 @@ impl Coordinator {
         selection: &Selection,
         settings: &ServeSettings,
         stop: &AtomicBool,
-        mut ready: impl FnMut(&AgentInfo, &str),
+        ready: impl FnMut(&AgentInfo, &str),
     ) -> Result<Vec<HostReply>, FleetError> {
         let length = Duration::from_nanos(settings.for_ns.unwrap_or(0));
         let request = Request::Serve { settings: Box::new(settings.clone()) };
-        self.runtime.block_on(async {
-            let agents = select(discover(&self.client, DISCOVERY).await?, selection)?;
-            let sessions = join_all(agents.iter().map(|agent| Session::open(&self.client, agent))).await;
-            let started = join_all(sessions.iter().map(|session| async {
-                match session {
-                    Ok(session) => answer(session.ask(request.clone(), SERVER_READY).await),
-                    Err(error) => Reply::Refused { reason: error.to_string() },
+        let replies = self.runtime.block_on(self.each(selection, &request, length, stop, ready))?;
+        let record = |(agent, reply, by_itself): (AgentInfo, Reply, bool)| {
+            let record = record_of(reply);
+            (agent, record.map(|record| if by_itself { remark_early_end(record) } else { record }))
+        };
+        Ok(replies.into_iter().map(record).collect())
+    }
+
+    /// Starts a process on each of the selected agents, and asks for it until it has ended. Returns the last reply of each agent, and
+    /// whether its process ended before `stop` was set.
+    async fn each(
+        &self,
+        selection: &Selection,
+        request: &Request,
+        length: Duration,
+        stop: &AtomicBool,
+        mut ready: impl FnMut(&AgentInfo, &str),
+    ) -> Result<Vec<(AgentInfo, Reply, bool)>, FleetError> {
+        let agents = select(discover(&self.client, DISCOVERY).await?, selection)?;
+        let sessions = join_all(agents.iter().map(|agent| Session::open(&self.client, agent))).await;
+        let started = join_all(sessions.iter().map(|session| async {
+            match session {
+                Ok(session) => answer(session.ask(request.clone(), SERVER_READY).await),
+                Err(error) => Reply::Refused { reason: error.to_string() },
+            }
+        }));
+        let mut replies = started.await;
+        let mut by_itself = vec![false; replies.len()];
+        for (agent, reply) in agents.iter().zip(&replies) {
+            if let Reply::Running { listen: Some(listen), .. } = reply {
+                ready(agent, listen);
+            }
+        }
+        let begun = Instant::now();
+        let deadline = begun + length + SERVER_READY;
+        while replies.iter().any(|reply| matches!(reply, Reply::Running { .. })) {
+            // In short steps, because a stop must not wait for a second, and most commands end within it.
+            let steps = if begun.elapsed() < SERVER_ASKED { 2 } else { 10 };
+            for _ in 0..steps {
+                if !stop.load(Ordering::Relaxed) {
+                    tokio::time::sleep(SERVER_ASKED / 10).await;
+                }
+            }
+            let is_over = Instant::now() >= deadline;
+            let stop = stop.load(Ordering::Relaxed);
+            let asked = join_all(sessions.iter().zip(replies).map(async |(session, reply)| {
+                let (Ok(session), Reply::Running { child, .. }) = (session, &reply) else {
+                    return reply;
+                };
+                let request = Request::Ask { child: child.clone(), stop: stop || is_over };
+                match session.ask(request, SERVER_ASKED).await {
+                    // NATS may come back; the process ends at its deadline in any case.
+                    Err(_) if !is_over && !stop => reply,
+                    Ok(Reply::Running { .. }) if Instant::now() >= deadline + SERVER_READY => {
+                        Reply::Refused { reason: "the process does not end".to_owned() }
+                    }
+                    answered => answer(answered),
                 }
             }));
-            let mut replies = started.await;
-            let mut by_itself = vec![false; replies.len()];
-            for (agent, reply) in agents.iter().zip(&replies) {
-                if let Reply::Serving { listen, .. } = reply {
-                    ready(agent, listen);
-                }
+            replies = asked.await;
+            if stop {
+                tokio::time::sleep(SERVER_ASKED / 10).await;
+            } else {
+                by_itself = replies.iter().map(|reply| matches!(reply, Reply::Record { .. })).collect();
             }
-            let deadline = Instant::now() + length + SERVER_READY;
-            while replies.iter().any(|reply| matches!(reply, Reply::Serving { .. })) {
-                // In short steps, because a stop must not wait for a second.
-                for _ in 0..10 {
-                    if !stop.load(Ordering::Relaxed) {
-                        tokio::time::sleep(SERVER_ASKED / 10).await;
-                    }
-                }
-                let stop = stop.load(Ordering::Relaxed);
-                let asked = join_all(sessions.iter().zip(replies).map(async |(session, reply)| {
-                    let (Ok(session), Reply::Serving { server, .. }) = (session, &reply) else {
-                        return reply;
-                    };
-                    let request = Request::Serving { server: server.clone(), stop };
-                    match session.ask(request, SERVER_ASKED).await {
-                        // NATS may come back; the server ends at its deadline in any case.
-                        Err(_) if Instant::now() < deadline && !stop => reply,
-                        answered => answer(answered),
-                    }
-                }));
-                replies = asked.await;
-                if stop {
-                    tokio::time::sleep(SERVER_ASKED / 10).await;
-                } else {
-                    by_itself = replies.iter().map(|reply| matches!(reply, Reply::Record { .. })).collect();
-                }
+        }
+        Ok(agents
+            .into_iter()
+            .zip(replies)
+            .zip(by_itself)
+            .map(|((agent, reply), by_itself)| (agent, reply, by_itself))
+            .collect())
+    }
+
+    /// Waits until agents with these names answer. Returns false if one has not answered within `wait`, or `stop` is set.
+    ///
+    /// # Errors
+    ///
+    /// [`FleetError::Nats`]
+    pub fn wait_for(&self, names: &[String], wait: Duration, stop: &AtomicBool) -> Result<bool, FleetError> {
+        const ROUND: Duration = Duration::from_millis(300);
+        let until = Instant::now() + wait;
+        loop {
+            let agents = self.runtime.block_on(discover(&self.client, ROUND))?;
+            if names.iter().all(|name| agents.iter().any(|agent| agent.name == *name)) {
+                return Ok(true);
+            } else if Instant::now() >= until || stop.load(Ordering::Relaxed) {
+                return Ok(false);
             }
-            let replies = replies.into_iter().zip(by_itself).map(|(reply, by_itself)| {
-                record_of(reply).map(|record| if by_itself { remark_early_end(record) } else { record })
-            });
-            Ok(agents.clone().into_iter().zip(replies).collect())
-        })
+        }
     }
 
     /// Performs a run on the fleet. Setting `stop` stops all workers and keeps what was measured.

@@ -59,7 +59,8 @@ pub enum FleetError {
     },
     /// There are too few agents.
     #[error(
-        "{found} of {wanted} workers answered ({names}): start more with fourtuple agent, or use --workers {found}"
+        "{found} of {wanted} workers answered ({names}): start more with fourtuple agent{}",
+        if *found > 0 { format!(", or use --workers {found}") } else { String::new() }
     )]
     TooFew {
         /// Number of fitting agents.

@@ -1,7 +1,7 @@
 //! The messages of a worker on its disk, so that they outlive an outage of NATS and the coordinator.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::interval::MOST_BYTES;
@@ -34,21 +34,37 @@ impl Journal {
     }
 }
 
-/// Returns all complete messages of a journal.
-pub(crate) fn read(directory: &Path, run: &str, slot: u32) -> io::Result<Vec<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    File::open(path(directory, run, slot))?.read_to_end(&mut bytes)?;
-    let mut rest = bytes.as_slice();
-    let mut messages = Vec::new();
-    while let Some((length, after)) = rest.split_first_chunk() {
-        let length = u32::from_le_bytes(*length) as usize;
-        let Some((message, after)) = after.split_at_checked(length).filter(|_| length <= MOST_BYTES) else {
-            break;
-        };
-        messages.push(message.to_vec());
-        rest = after;
+/// Reads a journal message by message: it can have hundreds of megabytes.
+pub(crate) struct JournalReader(BufReader<File>);
+
+impl JournalReader {
+    pub(crate) fn open(directory: &Path, run: &str, slot: u32) -> io::Result<JournalReader> {
+        Ok(JournalReader(BufReader::new(File::open(path(directory, run, slot))?)))
     }
-    Ok(messages)
+
+    /// Returns the length of the next message; `None` at the end.
+    fn length(&mut self) -> Option<usize> {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).ok()?;
+        Some(u32::from_le_bytes(length) as usize).filter(|length| *length <= MOST_BYTES)
+    }
+
+    /// Skips a message. Returns whether there was one.
+    pub(crate) fn pass(&mut self) -> bool {
+        let length = self.length();
+        length.is_some_and(|length| self.0.seek_relative(length as i64).is_ok())
+    }
+}
+
+impl Iterator for JournalReader {
+    type Item = Vec<u8>;
+
+    /// Returns the next complete message.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let mut message = vec![0; self.length()?];
+        self.0.read_exact(&mut message).ok()?;
+        Some(message)
+    }
 }
 
 /// The name of a run is a token, so the path stays in the directory.
@@ -97,12 +113,17 @@ mod tests {
         journal.add(b"one").unwrap();
         journal.add(b"").unwrap();
         journal.add(b"three").unwrap();
-        assert_eq!(read(&room.0, "r", 3).unwrap(), [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
+        let open = |slot| JournalReader::open(&room.0, "r", slot);
+        let messages: Vec<_> = open(3).unwrap().collect();
+        assert_eq!(messages, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
+        let mut reader = open(3).unwrap();
+        assert!(reader.pass() && reader.pass());
+        assert_eq!((reader.next(), reader.pass()), (Some(b"three".to_vec()), false));
         let path = path(&room.0, "r", 3);
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
-        assert_eq!(read(&room.0, "r", 3).unwrap().len(), 2);
-        assert!(read(&room.0, "r", 4).is_err());
+        assert_eq!(open(3).unwrap().count(), 2);
+        assert!(open(4).is_err());
         assert!(Journal::create(&room.0, "r", 3).is_err(), "a run has one journal per slot");
     }
 

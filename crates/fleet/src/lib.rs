@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+mod children;
 mod client;
 pub mod clock;
 pub mod coordinator;
@@ -21,7 +22,6 @@ pub mod overview;
 pub mod permission;
 pub mod protocol;
 mod request;
-mod servers;
 pub mod session;
 pub mod split;
 pub mod summary;

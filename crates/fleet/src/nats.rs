@@ -25,7 +25,7 @@ const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 const MOST_DELAY: Duration = Duration::from_secs(1);
 
 /// How to connect to NATS.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Connection {
     /// The servers, with commas: `nats://127.0.0.1:4222`, `tls://nats.example:4222`.
     pub url: String,
@@ -48,14 +48,16 @@ impl Connection {
         self.url.split(',').map(|server| shown(server.trim())).collect::<Vec<_>>().join(",")
     }
 
-    /// Connects. A connection that is lost later is opened again, without an end.
-    pub(crate) async fn open(&self, name: &str) -> Result<Client, FleetError> {
+    /// Connects. A connection that is lost later is opened again, without an end. `capacity`: maximum number of messages that wait in
+    /// a subscription; further ones are lost.
+    pub(crate) async fn open(&self, name: &str, capacity: usize) -> Result<Client, FleetError> {
         let unreadable = |path: &PathBuf| {
             let path = path.clone();
             move |error| FleetError::Credentials { path, error }
         };
         let mut options = ConnectOptions::new()
             .name(name)
+            .subscription_capacity(capacity)
             .connection_timeout(Duration::from_secs(5))
             .reconnect_delay_callback(|attempt| MOST_DELAY.min(Duration::from_millis(100) * attempt as u32))
             .request_timeout(Some(Duration::from_secs(5)));

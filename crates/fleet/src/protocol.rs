@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings, exact_duration};
+use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings, exact_duration, format_time};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -28,6 +28,9 @@ pub const MAX_RUN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Maximum time from the request to start a run until its start, during which the agent takes no other run.
 pub const MAX_AHEAD: Duration = Duration::from_secs(60);
+
+/// Maximum length of the measurement of a trace.
+pub const MAX_TRACE: Duration = Duration::from_secs(3600);
 
 /// Maximum number of workers of a run.
 pub const MAX_WORKERS: u32 = 10_000;
@@ -194,7 +197,7 @@ pub enum Request {
         /// Name of the run.
         run: String,
     },
-    /// Publish the messages of a run again that the agent has on its disk, from a sequence number on.
+    /// Publish the messages of a run again (the reply is [`Reply::Done`]) that the agent has on its disk, from a sequence number on.
     Resend {
         /// Name of the run.
         run: String,
@@ -230,21 +233,46 @@ pub enum Request {
         /// Destinations.
         destinations: u64,
     },
-    /// Start a server: `fourtuple serve`. The reply is [`Reply::Serving`] when it is ready. It ends at its deadline, `for_ns`.
+    /// Start a server: `fourtuple serve`. The reply is [`Reply::Running`] when it is ready. It ends at its deadline, `for_ns`.
     Serve {
         /// The settings, with an address and a deadline.
         settings: Box<ServeSettings>,
     },
-    /// Ask for a server, which ends if its coordinator no longer asks. The reply is [`Reply::Serving`] or [`Reply::Record`].
-    Serving {
-        /// Name of the server.
-        server: String,
+    /// Ask for a server or a command, which ends if its coordinator no longer asks. The reply is [`Reply::Running`] or
+    /// [`Reply::Record`].
+    Ask {
+        /// Name of the process.
+        child: String,
         /// Whether to stop it.
         stop: bool,
     },
 }
 
 impl Request {
+    /// Returns the time after which an agent ends the command of the request, or why the request is refused. `None`: it runs no
+    /// command.
+    ///
+    /// # Errors
+    ///
+    /// The reason, if a measurement is longer than [`MAX_TRACE`].
+    pub fn limit(&self) -> Result<Option<Duration>, String> {
+        let minutes = |minutes: u64| Ok(Some(Duration::from_secs(minutes * 60)));
+        match self {
+            Request::Doctor => minutes(1),
+            Request::Plan { .. } => minutes(3),
+            Request::LabPorts { .. } => minutes(10),
+            Request::TraceConnect { for_ns } => match Duration::from_nanos(*for_ns) {
+                time if time <= MAX_TRACE => Ok(Some(time + Duration::from_secs(60))),
+                time => Err(format!(
+                    "invalid value '{}' for '--for': expected at most {}",
+                    format_time(time),
+                    format_time(MAX_TRACE)
+                )),
+            },
+            _ => Ok(None),
+        }
+    }
+
     /// Returns the command line behind `fourtuple` by which an agent performs the request; `None`: it runs no command, or the settings
     /// of the agent are needed.
     pub fn command(&self) -> Option<Vec<String>> {
@@ -294,22 +322,17 @@ pub enum Reply {
     },
     /// The request is done.
     Done,
-    /// The number of messages that the agent publishes again.
-    Resending {
-        /// Number of messages.
-        messages: u64,
-    },
     /// The record of a command.
     Record {
         /// The record.
         record: Value,
     },
-    /// A server is ready and has not ended.
-    Serving {
-        /// Name of the server.
-        server: String,
-        /// Its address, workers and mechanism.
-        listen: String,
+    /// A command or a server, which is ready, has not ended.
+    Running {
+        /// Name of the process.
+        child: String,
+        /// Address, workers and mechanism of a server.
+        listen: Option<String>,
     },
     /// The agent refuses or failed.
     Refused {

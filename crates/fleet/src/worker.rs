@@ -9,6 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_nats::header::NATS_MESSAGE_ID;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::{Client, HeaderMap};
 use bytes::Bytes;
 use fourtuple_load::{Coordination, Interval, Measured, Prepared, RunProgress};
@@ -16,7 +18,7 @@ use fourtuple_record::{Host, LoadRecord, Record, SCHEMA};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::interval::{Content, Message, WorkerEnd};
-use crate::journal::Journal;
+use crate::journal::{Journal, JournalReader};
 use crate::nats::{jetstream, require_stream};
 use crate::protocol::{summary_subject, worker_subject};
 use crate::summary::Totals;
@@ -57,6 +59,13 @@ pub(crate) struct Outgoing {
     bytes: Vec<u8>,
 }
 
+impl Outgoing {
+    /// Returns an interval or the end.
+    fn new(run: &str, slot: u32, sequence: u64, bytes: Vec<u8>) -> Outgoing {
+        Outgoing { subject: worker_subject(run, slot), id: format!("{run}.{slot}.{sequence}"), bytes }
+    }
+}
+
 /// The messages of a worker on their way to NATS.
 pub(crate) struct Outbox {
     run: String,
@@ -75,19 +84,19 @@ impl Outbox {
 
     /// Adds an interval or the end.
     pub(crate) fn add(&self, sequence: u64, bytes: Vec<u8>) {
-        let Outbox { run, slot, .. } = self;
-        self.send(worker_subject(run, *slot), format!("{run}.{slot}.{sequence}"), bytes);
+        self.send(Outgoing::new(&self.run, self.slot, sequence, bytes));
     }
 
     /// Adds a message of the summary.
     fn add_summary(&self, part: usize, bytes: Vec<u8>) {
         let Outbox { run, slot, .. } = self;
-        self.send(summary_subject(run, *slot, part), format!("{run}.{slot}.end.{part}"), bytes);
+        let (subject, id) = (summary_subject(run, *slot, part), format!("{run}.{slot}.end.{part}"));
+        self.send(Outgoing { subject, id, bytes });
     }
 
-    fn send(&self, subject: String, id: String, bytes: Vec<u8>) {
+    fn send(&self, outgoing: Outgoing) {
         // The event loop has ended with the agent if this fails; intervals and the end are in the journal.
-        let _ = self.sender.send(Outgoing { subject, id, bytes });
+        let _ = self.sender.send(outgoing);
     }
 }
 
@@ -246,9 +255,44 @@ impl Recorder {
 
 /// Publishes messages in order, each until NATS acknowledges it.
 pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
-    let context = jetstream(&client);
-    let mut complained = false;
-    while let Some(Outgoing { subject, id, bytes }) = queue.recv().await {
+    let mut publisher = Publisher { context: jetstream(&client), complained: false, log };
+    while let Some(outgoing) = queue.recv().await {
+        publisher.send(outgoing).await;
+    }
+}
+
+/// Publishes the messages of a journal again, from a sequence number on. One message is in memory at a time.
+pub(crate) async fn publish_again(
+    client: Client,
+    mut journal: JournalReader,
+    (run, slot, from): (String, u32, u64),
+) {
+    /// Number of messages that are skipped before other requests get their turn.
+    const TURN: u64 = 1_000;
+    // The requests are in the log, and there may be many.
+    let mut publisher = Publisher { context: jetstream(&client), complained: false, log: |_| () };
+    for number in 0..from {
+        if !journal.pass() {
+            return;
+        }
+        if number % TURN == TURN - 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    for (sequence, bytes) in (from..).zip(journal) {
+        publisher.send(Outgoing::new(&run, slot, sequence, bytes)).await;
+    }
+}
+
+struct Publisher {
+    context: Context,
+    complained: bool,
+    log: fn(&str),
+}
+
+impl Publisher {
+    async fn send(&mut self, Outgoing { subject, id, bytes }: Outgoing) {
+        let Publisher { context, complained, log } = self;
         let bytes = Bytes::from(bytes);
         loop {
             let mut headers = HeaderMap::new();
@@ -259,18 +303,22 @@ pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
             };
             match sent.await {
                 Ok(_) => break,
+                // It would be refused each time.
+                Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
+                    log(&format!("a message is larger than NATS accepts: {error}"));
+                    break;
+                }
                 Err(error) => {
-                    if !complained {
-                        complained = true;
+                    if !std::mem::replace(complained, true) {
                         log(&format!("cannot publish to NATS, trying again: {error}"));
                     }
                 }
             }
             tokio::time::sleep(AGAIN).await;
             // A server that lost its storage has lost the stream too.
-            let _ = require_stream(&context).await;
+            let _ = require_stream(context).await;
         }
-        if std::mem::take(&mut complained) {
+        if std::mem::take(complained) {
             log("NATS accepts messages again");
         }
     }

@@ -24,6 +24,7 @@ mod load;
 mod plan;
 mod planes;
 mod ports;
+mod printable;
 mod run;
 mod saved;
 mod scatter;
@@ -65,6 +66,7 @@ pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSet
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
 };
+pub use printable::{printable, printable_lines};
 pub use run::{RunRecord, RunResults, RunSettings};
 pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};

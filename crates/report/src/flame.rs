@@ -1,5 +1,6 @@
 //! Flame graphs of stacks: a self-contained SVG file, drawn by inferno.
 
+use fourtuple_record::printable;
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self, Options, TextTruncateDirection};
 
@@ -65,11 +66,6 @@ pub fn graph(folded: &[(String, u64)], caption: &Caption<'_>) -> Option<String> 
 /// Replaces spaces: a thread name may contain anything, and inferno reads numbers at the end of a line as weights.
 fn plain(frames: &str) -> String {
     printable(frames).replace(' ', "\u{a0}")
-}
-
-/// Replaces control characters, which XML forbids.
-fn printable(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 fn colour(frame: &str) -> Color {

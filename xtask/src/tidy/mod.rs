@@ -14,6 +14,7 @@ mod length;
 mod lexer;
 mod links;
 mod names;
+mod printing;
 mod purity;
 mod source;
 mod tree;
@@ -41,6 +42,7 @@ const CHECKS: &[Check] = &[
     ("unsafe", Severity::Fault, unsafe_code::check),
     ("names", Severity::Fault, names::check),
     ("length", Severity::Notice, length::check),
+    ("printing", Severity::Fault, printing::check),
     ("purity", Severity::Fault, purity::check),
     ("architecture", Severity::Fault, architecture::check),
     ("circles", Severity::Fault, circles::check),

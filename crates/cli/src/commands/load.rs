@@ -1,4 +1,4 @@
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -268,7 +268,7 @@ impl LoadFlags {
         if !self.output.quiet {
             for finding in prepared.findings() {
                 // The write fails if the reader is gone.
-                let _ = writeln!(io::stderr(), "fourtuple: {finding}");
+                output::say(&format!("fourtuple: {finding}"));
             }
         }
         Ok(())

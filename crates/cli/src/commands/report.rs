@@ -29,7 +29,7 @@ impl Report {
         }
         for saved in &all {
             if self.json {
-                output::print(&format!("{}\n", output::json(saved)?))?;
+                output::print_json(saved)?;
             } else {
                 output::print(&output::text(saved))?;
             }

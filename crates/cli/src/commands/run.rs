@@ -1,5 +1,4 @@
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -7,7 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple_fix::{Choice, Run, RunOutcome, Way, Ways};
 use fourtuple_record::{RunSettings, Saved};
-use fourtuple_report::{html, terminal};
+use fourtuple_report::html;
 use fourtuple_syscalls::fork::End;
 use time::OffsetDateTime;
 
@@ -58,13 +57,13 @@ impl RunFlags {
         let name = self.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let outcome = run.run(|choice| {
             if !is_quiet {
-                let _ = writeln!(io::stderr(), "{}", terminal::printable(&announcement(&name, choice)));
+                output::say(&announcement(&name, choice));
             }
         })?;
         let code = exit_code(outcome.end);
         // The exit code is the program's, also if its record cannot be written.
         if let Err(error) = self.write(started, outcome) {
-            let _ = writeln!(io::stderr(), "fourtuple: {}", exit::message(&error));
+            output::say(&format!("fourtuple: {}", exit::message(&error)));
         }
         Ok(Exit::Program(code))
     }
@@ -81,7 +80,7 @@ impl RunFlags {
         let saved =
             Saved::Run(output::record("run", started, host, settings, outcome.validity, outcome.results));
         if self.report {
-            let _ = io::stderr().write_all(output::text_for(&saved, &io::stderr()).as_bytes());
+            output::say_record(&saved);
         }
         if let Some(path) = &self.json {
             save(path, &format!("{}\n", output::json(&saved)?))?;

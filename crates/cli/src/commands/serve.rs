@@ -1,5 +1,4 @@
 use std::fmt::Display;
-use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -132,7 +131,7 @@ impl ServeFlags {
         let running = serve.start()?;
         if !self.output.quiet {
             // Written even if stderr is no terminal: a script waits for this line. The write fails if the reader is gone.
-            let _ = writeln!(io::stderr(), "{}", ready_line(&running, serve.workers));
+            output::say(&ready_line(&running, serve.workers));
         }
         wait(&running, &stop, self.time);
         let backlog_remark = running.backlog_remark();

@@ -14,6 +14,7 @@ use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
 use fourtuple_trace::{Survey, SurveyTimes, Window};
 
+use crate::output;
 use crate::watch::target::{Destination, Namespace};
 
 /// The share of a processor for the pass over all sockets in a live view.
@@ -149,7 +150,7 @@ pub(crate) fn probe_if_requested() -> bool {
     let is_requested = env::args_os().nth(1).is_some_and(|argument| argument == PROBE);
     if is_requested {
         // The parent reports a result that it cannot read.
-        let _ = serde_json::to_writer(io::stdout(), &probe());
+        let _ = output::print_json(&probe());
     }
     is_requested
 }

@@ -207,6 +207,125 @@ fn requests_out_of_range_occupy_no_agent() {
     });
 }
 
+/// Returns the value of a line of /proc/PID/status, such as `VmRSS`.
+fn status(process: u32, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).expect("procfs");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).expect("a number")
+}
+
+/// 10,000 requests of every kind, most of them hostile, without a wait for the replies: memory, processes, threads and log are
+/// bounded, and the agent then performs the run of another coordinator.
+#[test]
+fn hostile_requests_leave_the_agent_bounded() {
+    in_namespace(|| {
+        let test = "fleet_security::hostile_requests_leave_the_agent_bounded";
+        let Some(local) = LocalFleet::start(test) else { return };
+        // A journal of 200 MiB, which takes no space on the disk.
+        std::fs::create_dir_all(local.room.path().join("a")).expect("our own directory");
+        for slot in 0..12 {
+            let path = local.room.path().join(format!("a/r-{slot}.journal"));
+            let journal = std::fs::File::create(path).expect("our own directory");
+            for at in 0..200 {
+                let at = at * ((1 << 20) + 4);
+                std::os::unix::fs::FileExt::write_all_at(&journal, &(1_u32 << 20).to_le_bytes(), at).unwrap();
+            }
+            journal.set_len(200 * ((1 << 20) + 4)).unwrap();
+        }
+        let agent = local.agent("a", "");
+        let mut client = RawClient::connect();
+        let name = client.agent();
+        let session = client.session(&name);
+        let (before, begun) = (status(agent.id(), "VmRSS"), std::time::Instant::now());
+        let escape = "\u{1b}]0;OWNED\u{7}\u{1b}[2J\r\nfourtuple agent: accepted load";
+        let serve = json!({
+            "listen": "127.0.0.1:0", "protocol": "crr", "workers": 1, "close": "client", "service": "0s", "spin": false,
+            "backlog": 1, "defer_accept": false, "pin": false, "for_ns": u64::MAX, "seed": 1
+        });
+        let with = |base: &Value, field: &str, value: Value| {
+            let mut changed = base.clone();
+            changed[field] = value;
+            changed
+        };
+        let settings = load_settings();
+        let requests = [
+            json!({ "kind": "doctor" }),
+            json!({ "kind": "lab-ports", "repeats": u32::MAX, "first": 0, "last": 65535 }),
+            json!({ "kind": "lab-ports", "repeats": 1, "first": 20000, "last": 20063 }),
+            json!({ "kind": "trace-connect", "for_ns": 1_u64 << 62 }),
+            json!({ "kind": "trace-connect", "for_ns": 3_600_000_000_000_u64 }),
+            json!({ "kind": "plan", "rate_per_s": 1e308, "hold_ns": u64::MAX, "sources": u64::MAX, "destinations": u64::MAX }),
+            json!({ "kind": "plan", "rate_per_s": 1e6, "hold_ns": 1, "sources": 1_000_000, "destinations": 1_000_000 }),
+            json!({ "kind": "serve", "settings": serve }),
+            json!({ "kind": "serve", "settings": with(&serve, "listen", escape.into()) }),
+            json!({ "kind": "serve", "settings": with(&serve, "workers", u32::MAX.into()) }),
+            json!({ "kind": "serve", "settings": with(&serve, "response_bytes", u32::MAX.into()) }),
+            json!({ "kind": "ask", "child": escape, "stop": true }),
+            json!({ "kind": "resend", "run": "r", "slot": 0, "from": 0 }),
+            json!({ "kind": "resend", "run": "r", "slot": 1, "from": u64::MAX }),
+            json!({ "kind": "resend", "run": escape, "slot": 1, "from": 0 }),
+            json!({ "kind": "stop", "run": escape }),
+            json!({ "kind": escape }),
+            start("r", 1, 1_000_000_000),
+            start("r", 3_000_000_000, u64::MAX),
+            start(escape, 1, 1),
+            prepare("r", &settings),
+            prepare("r", &with(&settings, "request_bytes", (1_u64 << 50).into())),
+            prepare("r", &with(&settings, "connections", u64::MAX.into())),
+            prepare("r", &with(&settings, "threads", 1024.into())),
+            prepare("r", &with(&settings, "target", escape.into())),
+            prepare("r", &with(&settings, "target", "x".repeat(100_000).into())),
+        ];
+        let mut most = [0; 2];
+        let total = 10_000;
+        for number in 0..total {
+            let request = &requests[number % requests.len()];
+            let mut request = request.clone();
+            if request["kind"] == "resend" && request["slot"] == 0 {
+                request["slot"] = (number / requests.len() % 12).into();
+            }
+            let envelope =
+                json!({ "ticket": { "session": session, "sequence": number + 1 }, "request": request });
+            let payload = envelope.to_string();
+            // A cut request is malformed, and a third of the requests have no session.
+            let payload = if number % 31 == 0 { &payload[..payload.len() / 2] } else { &payload };
+            client.send(&format!("{name}.request"), payload.as_bytes());
+            if number % 3 == 0 {
+                client.send(&format!("{name}.session"), b"");
+            }
+            if number % 100 == 99 {
+                // It is refused at once, behind the requests before it. No more of them wait than the agent keeps.
+                client.request(&format!("{name}.request"), b"");
+                let children = super::fleet::children(agent.id()).len() as u64;
+                most = [most[0].max(children), most[1].max(status(agent.id(), "Threads"))];
+            }
+        }
+        drop(client);
+        let [children, threads] = most;
+        let (peak, log) = (status(agent.id(), "VmHWM"), agent.said());
+        let lines = log.lines().count();
+        eprintln!(
+            "{total} requests in {:.1?}: RSS {before} kB before, {peak} kB at most; {children} processes and {threads} \
+             threads at most; a log of {lines} lines, {} bytes",
+            begun.elapsed(),
+            log.len()
+        );
+        assert!(children <= 16 + 4, "{children} processes");
+        assert!(threads <= 64, "{threads} threads");
+        assert!(peak < before + 150_000, "{peak} kB, {before} kB before");
+        assert!(lines < 2_000 && log.len() < 500_000, "{lines} lines, {} bytes", log.len());
+        assert!(log.chars().all(|letter| letter == '\n' || !letter.is_control()), "a control character");
+        let forged = log.lines().find(|line| line.starts_with("fourtuple agent: accepted load"));
+        assert_eq!(forged, None);
+        // The processes have no coordinator, so they end, and the agent takes other requests.
+        crate::program::until("all processes have ended", || super::fleet::children(agent.id()).is_empty());
+        let (_, record) = fleet(&format!("load --workers 1 -- load {TARGET} --operations 5"));
+        assert_eq!(number(&record["results"], "operations"), 5);
+        let (_, record) = fleet("doctor");
+        assert!(record["results"]["hosts"][0]["record"].is_object(), "{record:#}");
+    });
+}
+
 #[test]
 fn a_name_is_taken_once() {
     in_namespace(|| {

@@ -22,12 +22,13 @@ pub(crate) const TARGET: &str = "tcp://127.0.0.1:4000";
 pub(crate) struct Process {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
+    printed: Arc<Mutex<String>>,
 }
 
 impl Process {
     pub(crate) fn start(mut command: Command) -> Process {
         child::end_with_this_thread(&mut command);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = loop {
             match command.spawn() {
                 // ETXTBSY: a process that another test has just forked still has the copy of the program open for writing.
@@ -45,7 +46,19 @@ impl Process {
                 kept.lock().unwrap().push(line);
             }
         });
-        Process { child, lines }
+        let printed = Arc::new(Mutex::new(String::new()));
+        let (stdout, kept) = (child.stdout.take().expect("stdout is piped"), Arc::clone(&printed));
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                kept.lock().unwrap().push_str(&line);
+            }
+        });
+        Process { child, lines, printed }
+    }
+
+    /// Waits until stdout contains the text.
+    pub(crate) fn until_printed(&self, text: &str) {
+        until("the text is printed", || self.printed.lock().unwrap().contains(text));
     }
 
     pub(crate) fn has_said(&self, text: &str) -> bool {
@@ -260,11 +273,20 @@ impl RawClient {
         RawClient { stream }
     }
 
-    /// Sends a request and returns the header and the payload of the reply.
-    pub(crate) fn request(&mut self, subject: &str, payload: &[u8]) -> (String, Vec<u8>) {
-        let line = format!("PUB {subject} inbox {}\r\n", payload.len());
+    /// Sends a request whose reply is not read.
+    pub(crate) fn send(&mut self, subject: &str, payload: &[u8]) {
+        self.publish(subject, "nowhere", payload);
+    }
+
+    fn publish(&mut self, subject: &str, reply: &str, payload: &[u8]) {
+        let line = format!("PUB {subject} {reply} {}\r\n", payload.len());
         let message = [line.as_bytes(), payload, b"\r\n"].concat();
         self.stream.get_mut().write_all(&message).expect("sent");
+    }
+
+    /// Sends a request and returns the header and the payload of the reply.
+    pub(crate) fn request(&mut self, subject: &str, payload: &[u8]) -> (String, Vec<u8>) {
+        self.publish(subject, "inbox", payload);
         loop {
             let mut line = String::new();
             self.stream.read_line(&mut line).expect("a line");

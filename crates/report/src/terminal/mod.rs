@@ -12,7 +12,6 @@ use crate::records::{document, host_facts};
 use crate::table::{Cell, Table, more};
 use heat::Ends;
 use sheet::Sheet;
-pub use sheet::printable;
 use table::Text;
 
 /// Returns the record as lines of at most `width` columns (at least 20), with ANSI colours if `color` is true.

@@ -1,3 +1,5 @@
+use fourtuple_record::printable;
+
 use crate::document::Tone;
 use crate::terminal::table::Text;
 
@@ -121,30 +123,6 @@ impl Sheet {
     }
 }
 
-/// Replaces control characters and invisible format characters (Unicode category Cf, such as bidirectional overrides) by
-/// U+FFFD, and line ends and tabs by a space.
-pub fn printable(text: &str) -> String {
-    text.chars()
-        .map(|character| match character {
-            '\t' | '\n' => ' ',
-            '\u{ad}'
-            | '\u{600}'..='\u{605}'
-            | '\u{61c}'
-            | '\u{6dd}'
-            | '\u{70f}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
-            | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}' => '\u{fffd}',
-            character if character.is_control() => '\u{fffd}',
-            character => character,
-        })
-        .collect()
-}
-
 /// Breaks at spaces; cuts a word that is longer than a line.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
@@ -180,11 +158,6 @@ mod tests {
         assert_eq!(wrap("one two  three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefghij kl", 4), ["abcd", "efgh", "ij", "kl"]);
         assert_eq!(wrap("", 4), [""]);
-    }
-
-    #[test]
-    fn control_characters_do_not_get_through() {
-        assert_eq!(printable("a\x1b[2Jb\r\u{202e}c\nd"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c d");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 use crate::document::{Medium, Tone};
 use crate::table::{Align, Cell, Column, Table};
-use crate::terminal::sheet::{Line, Style, printable};
+use fourtuple_record::printable;
+
+use crate::terminal::sheet::{Line, Style};
 
 const BETWEEN: usize = 2;
 

@@ -1,5 +1,4 @@
 use std::env;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -80,5 +79,5 @@ fn state_directory() -> PathBuf {
 
 fn log(line: &str) {
     // The write fails if the reader of the log is gone.
-    let _ = writeln!(io::stderr(), "fourtuple agent: {line}");
+    output::say(&format!("fourtuple agent: {line}"));
 }

@@ -1,6 +1,5 @@
 mod metrics;
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -69,7 +68,7 @@ impl ExportFlags {
             let mut watch = Watch::begin(&namespace, !self.no_trace);
             let SurveyTimes { search, wait } = watch.times();
             for reason in [search.err(), wait.err()].into_iter().flatten().filter(|_| !self.no_trace) {
-                let _ = writeln!(io::stderr(), "without a histogram: {reason}");
+                output::say(&format!("without a histogram: {reason}"));
             }
             let mut live = Live {
                 flags: &self,
@@ -83,10 +82,7 @@ impl ExportFlags {
             live.show(&mut watch);
             if !self.quiet {
                 let address = endpoint.address();
-                let _ = writeln!(
-                    io::stderr(),
-                    "metrics at http://{address}/metrics, live page at http://{address}/"
-                );
+                output::say(&format!("metrics at http://{address}/metrics, live page at http://{address}/"));
             }
             let mut next = Instant::now() + self.every;
             while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,3 @@
-use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -134,11 +133,7 @@ fn show<T, E>(
     let result = run(&mut |progress| {
         if !std::mem::replace(&mut named, true) && !quiet {
             // The write fails if the reader is gone.
-            let _ = writeln!(
-                io::stderr(),
-                "fourtuple: run {0}; fourtuple fleet collect {0} fetches it",
-                progress.run
-            );
+            output::say(&format!("fourtuple: run {0}; fourtuple fleet collect {0} fetches it", progress.run));
         }
         if line.is_visible() {
             line.set(&words(progress));

@@ -1,14 +1,13 @@
 //! Commands that every host performs by itself, as one record.
 
-use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use fourtuple::ports::PortRange;
 use fourtuple_fleet::coordinator::Coordinator;
 use fourtuple_fleet::overview::{HostReply, overview};
-use fourtuple_fleet::protocol::Request;
-use fourtuple_record::{FleetSettings, Saved};
+use fourtuple_fleet::protocol::{MAX_TRACE, Request};
+use fourtuple_record::{FleetSettings, Saved, printable};
 use time::OffsetDateTime;
 
 use crate::commands::fleet::connect::{ConnectFlags, SelectFlags};
@@ -66,10 +65,19 @@ pub(crate) enum Trace {
 #[derive(Debug, Args)]
 pub(crate) struct ConnectTraceFlags {
     /// Length of the measurement
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = units::duration, allow_hyphen_values = true)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = trace_time, allow_hyphen_values = true)]
     time: Duration,
     #[command(flatten)]
     common: Common,
+}
+
+fn trace_time(text: &str) -> Result<Duration, String> {
+    match units::duration(text)? {
+        time if time > MAX_TRACE => {
+            Err(format!("{text:?} is not accepted: expected at most 1h, such as 10s"))
+        }
+        time => Ok(time),
+    }
 }
 
 /// Parses a command line of `serve`.
@@ -121,7 +129,7 @@ impl AgentsFlags {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let agents = Coordinator::connect(&self.connect.connection())?.agents()?;
         if self.json {
-            output::print(&format!("{}\n", serde_json::to_string(&agents)?))?;
+            output::print_json(&agents)?;
             return Ok(Exit::Fine);
         }
         let rows = agents.iter().map(|agent| {
@@ -181,7 +189,7 @@ impl FleetServeFlags {
         let coordinator = Coordinator::connect(&connect.connection())?;
         let replies = coordinator.serve(&select.selection(None), &settings, &stop, |agent, listen| {
             // Written even if stderr is no terminal: a script waits for these lines. The write fails if the reader is gone.
-            let _ = writeln!(io::stderr(), "{}: listening on {listen}", agent.name);
+            output::say(&format!("{}: listening on {listen}", agent.name));
         })?;
         self.common.finish("fleet serve", started, self.command.clone(), replies)
     }
@@ -191,7 +199,8 @@ impl Common {
     fn run(&self, name: &str, request: &Request, wait: Duration) -> anyhow::Result<Exit> {
         let started = OffsetDateTime::now_utc();
         let coordinator = Coordinator::connect(&self.connect.connection())?;
-        let replies = coordinator.on_each(&self.select.selection(None), request, wait)?;
+        let stop = stop::flag()?;
+        let replies = coordinator.on_each(&self.select.selection(None), request, wait, &stop)?;
         self.finish(name, started, request.command().unwrap_or_default(), replies)
     }
 
@@ -218,6 +227,8 @@ impl Common {
 
 /// Aligns the columns of a table. Each row has a cell per column.
 fn table(columns: [&str; 5], rows: impl Iterator<Item = [String; 5]>) -> String {
+    // A line end in a cell would be a row of its own.
+    let rows = rows.map(|row| row.map(|cell| printable(&cell)));
     let lines: Vec<[String; 5]> = std::iter::once(columns.map(str::to_owned)).chain(rows).collect();
     let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
     let widths: [usize; 5] = std::array::from_fn(width);

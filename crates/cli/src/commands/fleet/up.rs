@@ -1,5 +1,5 @@
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -12,6 +12,8 @@ use std::{env, process};
 
 use anyhow::Context;
 use clap::Args;
+use fourtuple_fleet::coordinator::Coordinator;
+use fourtuple_fleet::nats::Connection;
 use fourtuple_syscalls::{child, device, netns};
 
 use crate::exit::Exit;
@@ -128,6 +130,14 @@ impl UpFlags {
                 directory.0.join(format!("agent-{number}")),
             )?);
         }
+        let names: Vec<String> = agents.iter().map(|agent| agent.name.clone()).collect();
+        let connection = Connection { url: format!("nats://{SERVER}:{NATS_PORT}"), ..Connection::default() };
+        let coordinator = Coordinator::connect(&connection)?;
+        if !coordinator.wait_for(&names, READY, &stop)? {
+            anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped before the fleet was up");
+            anyhow::bail!("not all of {} agents have registered with NATS within {READY:?}", self.local);
+        }
+        drop(coordinator);
         output::print(&format!(
             "{} agents are up: --nats nats://{address}\ntarget for a load: http://{SERVER}:{TARGET_PORT}/\n",
             self.local
@@ -135,7 +145,7 @@ impl UpFlags {
         while !stop.load(Ordering::Relaxed) {
             if let Some(agent) = agents.iter().find(|agent| agent.has_ended()) {
                 let name = &agent.name;
-                let _ = writeln!(io::stderr(), "fourtuple: the agent {name} has ended");
+                output::say(&format!("fourtuple: the agent {name} has ended"));
                 agents.retain(|agent| !agent.has_ended());
             }
             if let Ok(Some(status)) = servers[0].0.try_wait() {
@@ -193,7 +203,7 @@ impl Drop for LocalAgent {
     fn drop(&mut self) {
         drop(self.keep.take());
         if let Some(Ok(Err(error))) = self.thread.take().map(thread::JoinHandle::join) {
-            let _ = writeln!(io::stderr(), "fourtuple: {}: {error:#}", self.name);
+            output::say(&format!("fourtuple: {}: {error:#}", self.name));
         }
     }
 }

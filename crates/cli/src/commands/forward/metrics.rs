@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::output;
 use anyhow::Context;
 use fourtuple_exposition::{
     Collector, DescriptorEncoder, Endpoint, Kind, Limits, Number, Registry, Sample, write_family,
@@ -50,7 +50,7 @@ impl Metrics {
 
     /// Prints the URL on stderr.
     pub(super) fn tell(&self) {
-        let _ = writeln!(io::stderr(), "metrics at http://{}/metrics", self.address);
+        output::say(&format!("metrics at http://{}/metrics", self.address));
     }
 
     pub(super) fn update(&self, planes: &[ForwardPlane], bfd: &[ForwardBfd]) {

@@ -6,7 +6,6 @@ mod reload;
 mod takeover;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -157,10 +156,10 @@ impl ForwardFlags {
         if !self.output.quiet {
             // Printed without a terminal too: scripts wait for this line.
             for line in ready_lines(&running, &forward) {
-                let _ = writeln!(io::stderr(), "{line}");
+                output::say(&line);
             }
             if let Some(process) = takeover.from() {
-                let _ = writeln!(io::stderr(), "taken over from process {process}");
+                output::say(&format!("taken over from process {process}"));
             }
             if let Some(metrics) = &metrics {
                 metrics.tell();
@@ -237,7 +236,7 @@ impl ForwardFlags {
             metrics.tell();
         }
         metrics.unwrap_or_else(|error| {
-            let _ = writeln!(io::stderr(), "{error:#}; packets are forwarded without it");
+            output::say(&format!("{error:#}; packets are forwarded without it"));
             Metrics::nowhere(address)
         })
     }
@@ -319,7 +318,7 @@ impl ForwardFlags {
     fn reload(&self, running: &Running, forward: &Forward, links: &[ParsedLink]) {
         let tell = |line: String| {
             if !self.output.quiet {
-                let _ = writeln!(io::stderr(), "SIGHUP: {line}");
+                output::say(&format!("SIGHUP: {line}"));
             }
         };
         let Some(path) = &self.config else { return tell("no --config to read".to_owned()) };

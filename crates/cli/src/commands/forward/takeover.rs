@@ -1,9 +1,9 @@
 //! `--takeover`: this process takes over from the running process, and a later process can take over from this process.
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::output;
 use fourtuple_forward::{
     Forward, ForwardError, HandoverError, Predecessor, Running, SessionReport, TakenOver, TakeoverOutcome,
     TakeoverSocket,
@@ -59,7 +59,7 @@ impl Takeover {
     ) -> Result<Option<Vec<SessionReport>>, ForwardError> {
         let tell = |line: String| {
             if !quiet {
-                let _ = writeln!(io::stderr(), "{line}");
+                output::say(&line);
             }
         };
         let Some(takeover_socket) = &mut self.takeover_socket else { return Ok(None) };

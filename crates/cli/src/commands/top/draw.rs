@@ -2,7 +2,7 @@
 
 use fourtuple_measure::words::counted;
 use fourtuple_record::Severity;
-use fourtuple_report::terminal::printable;
+use fourtuple_record::printable;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};

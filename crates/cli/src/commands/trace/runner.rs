@@ -1,7 +1,5 @@
 //! Runs an instrument: signals, the ready line, the live line and the record.
 
-use std::io::{self, Write};
-
 use fourtuple_record::Record;
 use fourtuple_trace::{Folded, Instrument, Progress, Results};
 use time::OffsetDateTime;
@@ -36,7 +34,7 @@ pub(super) fn run<I: Instrument, S>(
     let line = Line::new(output.quiet);
     let attached = || {
         if !output.quiet {
-            let _ = writeln!(io::stderr(), "tracing {}", description.target);
+            output::say(&format!("tracing {}", description.target));
         }
     };
     let outcome = instrument.run(&stop, attached, |progress| {

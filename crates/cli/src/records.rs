@@ -10,15 +10,19 @@ use crate::input;
 /// The longest file that is read: a record has at most a few megabytes.
 const LONGEST: u64 = 256 << 20;
 
-/// Returns the records of a file, at least one: one record on any number of lines, or several, one on each line.
+/// Returns the records of a file or, for `-`, of stdin, at least one: one record on any number of lines, or several, one on each line.
 ///
 /// # Errors
 /// An invalid file or record; the message names the record.
 pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
-    let place = path.display();
-    let text = input::read(path, LONGEST)
-        .and_then(input::utf8)
-        .map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
+    let is_stdin = path == Path::new("-");
+    let place = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
+    let bytes = if is_stdin { input::stdin(LONGEST) } else { input::read(path, LONGEST) };
+    let text =
+        bytes.and_then(input::utf8).map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
+    if text.trim().is_empty() {
+        return Err(UsageError(format!("{place} is empty: expected a record, as --json prints it")));
+    }
     let whole = match Saved::parse(&text) {
         Ok(record) => return Ok(vec![record]),
         Err(error) => error,

@@ -38,28 +38,42 @@ const MOST_DRAWN: u64 = 1_000_000;
 pub(crate) struct Schedule {
     /// Mean time between two starts of this thread, in nanoseconds.
     gap: f64,
-    random: Option<Rng>,
+    process: Process,
     next: f64,
+}
+
+#[derive(Debug)]
+enum Process {
+    /// The starts of all threads are multiples of `gap`. Each start is computed from its number: the sum of many gaps would drift, and
+    /// a start that is due at the end of the run would come before it.
+    Even {
+        number: u64,
+        threads: u64,
+        gap: f64,
+    },
+    Poisson(Rng),
 }
 
 impl Schedule {
     /// Creates the schedule of thread `number` of `threads`; `None` in a closed loop.
     pub(crate) fn new(arrival: Arrival, number: usize, threads: usize, seed: u64) -> Option<Self> {
-        let gap = 1e9 / arrival.rate_per_s()? * threads as f64;
-        let mut schedule = match arrival {
+        let of_all = 1e9 / arrival.rate_per_s()?;
+        let gap = of_all * threads as f64;
+        Some(match arrival {
             Arrival::Closed => return None,
             // The starts are dealt to the threads in turn.
-            Arrival::Even(_) => Schedule { gap, random: None, next: gap * number as f64 / threads as f64 },
+            Arrival::Even(_) => {
+                let process = Process::Even { number: number as u64, threads: threads as u64, gap: of_all };
+                Schedule { gap, process, next: (of_all * number as f64).round() }
+            }
             // The sum of independent Poisson processes is a Poisson process.
             Arrival::Poisson(_) => {
                 let random = Rng::with_seed(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                Schedule { gap, random: Some(random), next: 0.0 }
+                let mut schedule = Schedule { gap, process: Process::Poisson(random), next: 0.0 };
+                schedule.advance(1);
+                schedule
             }
-        };
-        if schedule.random.is_some() {
-            schedule.advance();
-        }
-        Some(schedule)
+        })
     }
 
     /// Returns the next intended start.
@@ -67,14 +81,17 @@ impl Schedule {
         self.next as u64
     }
 
-    /// Advances to the following start.
-    pub(crate) fn advance(&mut self) {
-        let share = match &mut self.random {
+    /// Advances by this number of starts, in a Poisson process of more than one start by their mean.
+    pub(crate) fn advance(&mut self, starts: u64) {
+        self.next = match &mut self.process {
+            Process::Even { number, threads, gap } => {
+                *number += *threads * starts;
+                (*number as f64 * *gap).round()
+            }
             // f64() is below 1, so the logarithm is never taken of 0.
-            Some(random) => -(1.0 - random.f64()).ln(),
-            None => 1.0,
+            Process::Poisson(random) if starts == 1 => self.next - (1.0 - random.f64()).ln() * self.gap,
+            Process::Poisson(_) => self.next + self.gap * starts as f64,
         };
-        self.next += self.gap * share;
     }
 
     /// Advances the schedule to `until` and returns the number of starts it passed. Beyond [`MOST_DRAWN`] this is the expected
@@ -84,11 +101,15 @@ impl Schedule {
             if self.next() >= until {
                 return count;
             }
-            self.advance();
+            self.advance(1);
         }
-        let rest = (until as f64 - self.next).max(0.0);
-        self.next = self.next.max(until as f64);
-        MOST_DRAWN + (rest / self.gap).ceil() as u64
+        let mut rest = ((until as f64 - self.next).max(0.0) / self.gap).ceil() as u64;
+        self.advance(rest);
+        while self.next() < until {
+            self.advance(1);
+            rest += 1;
+        }
+        MOST_DRAWN + rest
     }
 }
 
@@ -102,7 +123,7 @@ mod tests {
             let mut schedule = Schedule::new(arrival, number, threads, 7).unwrap();
             while schedule.next() < until {
                 all.push(schedule.next());
-                schedule.advance();
+                schedule.advance(1);
             }
         }
         all.sort_unstable();
@@ -115,6 +136,20 @@ mod tests {
         assert_eq!(all.len(), 1000);
         assert!(all.windows(2).all(|pair| (999_999..=1_000_001).contains(&(pair[1] - pair[0]))));
         assert!(Schedule::new(Arrival::Closed, 0, 1, 1).is_none());
+    }
+
+    #[test]
+    fn even_starts_are_exactly_rate_times_time() {
+        const SECOND: u64 = 1_000_000_000;
+        for rate in (1..=30).chain([97, 333, 1000]) {
+            for (seconds, threads) in [(1, 1), (2, 1), (3, 2), (10, 3), (60, 7)] {
+                let all = starts(Arrival::Even(rate as f64), threads, seconds * SECOND);
+                assert_eq!(all.len() as u64, rate * seconds, "{rate}/s for {seconds} s in {threads} threads");
+                let first =
+                    Schedule::new(Arrival::Even(rate as f64), 0, 1, 1).unwrap().count_until(seconds * SECOND);
+                assert_eq!(first, rate * seconds);
+            }
+        }
     }
 
     #[test]

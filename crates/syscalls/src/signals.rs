@@ -6,6 +6,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 pub use libc::{SIGCHLD, SIGCONT};
 
+/// Returns whether this process ignores a signal, as programs started by nohup(1) ignore SIGHUP.
+///
+/// # Errors
+///
+/// EINVAL: there is no such signal.
+pub fn is_ignored(signal: i32) -> io::Result<bool> {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only writes the current one, which outlives the call.
+    check(unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, so it has written the action.
+    Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN)
+}
+
 use crate::check;
 
 /// A signal mask of a thread.

@@ -10,7 +10,7 @@ use crate::{output, records};
 /// Render saved records: tables on stdout, or one HTML page
 #[derive(Debug, Args)]
 pub(crate) struct Report {
-    /// Files of records printed by --json: one record, or one on each line
+    /// Files of records printed by --json, - for stdin: one record, or one on each line
     #[arg(required = true, value_name = "RECORD")]
     records: Vec<PathBuf>,
     /// Print the parsed records as JSON, one on each line

@@ -182,7 +182,7 @@ fn the_calibration_refuses_an_impossible_range() {
 fn files_without_records_are_refused() {
     let room = Room::new();
     let cases = [
-        ("empty.json", "", "not a fourtuple record"),
+        ("empty.json", "", "is empty: expected a record"),
         ("prose.json", "hello", "not a fourtuple record"),
         ("array.json", "[]", "not a fourtuple record"),
         ("object.json", r#"{"a": 1}"#, "missing field `schema`"),

@@ -279,10 +279,11 @@ fn a_name_that_does_not_resolve_is_one_line() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_was_measured() {
+fn ctrl_c_and_a_lost_terminal_keep_what_was_measured() {
     in_namespace(|| {
         let running = serve(Protocol::Http { body: 10 });
-        for engine in ["auto", "epoll"] {
+        let signals: [fn(u32) -> std::io::Result<()>; 2] = [child::interrupt, child::hang_up];
+        for (engine, signal) in ["auto", "epoll"].into_iter().zip(signals) {
             let line = format!("load http://127.0.0.1:4000 --for 60s --engine {engine} --json");
             let before: u64 = running.counts().iter().map(|worker| worker.requests).sum();
             let mut load = Running::start(&mut fourtuple(&line));
@@ -290,7 +291,7 @@ fn ctrl_c_keeps_what_was_measured() {
                 running.counts().iter().map(|worker| worker.requests).sum::<u64>() > before + 500
             });
             assert!(begun, "it ended by itself");
-            child::interrupt(load.id()).unwrap();
+            signal(load.id()).unwrap();
             let ended = load.end();
             assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
             let record = ended.json();
@@ -306,6 +307,26 @@ fn ctrl_c_keeps_what_was_measured() {
                 "to the request: {done} {record:#}"
             );
         }
+        running.stop();
+    });
+}
+
+#[test]
+fn with_nohup_a_lost_terminal_does_not_end_the_run() {
+    in_namespace(|| {
+        let running = serve(Protocol::Http { body: 10 });
+        let asked = || running.counts().iter().map(|worker| worker.requests).sum::<u64>();
+        let mut command = std::process::Command::new("sh");
+        let program = fourtuple("").get_program().to_owned();
+        command
+            .args(["-c", "trap '' HUP; exec \"$0\" load http://127.0.0.1:4000 --for 1s --json --quiet"])
+            .arg(program);
+        let mut load = Running::start(&mut command);
+        assert!(load.until("asked", |_| asked() > 100), "it ended by itself");
+        child::hang_up(load.id()).unwrap();
+        let record = load.end().json();
+        assert_ne!(record["validity"][0]["id"], "interrupted");
+        assert!(number(&record["results"], "elapsed_ns") >= 1_000_000_000);
         running.stop();
     });
 }

@@ -22,6 +22,11 @@ fn a_file_may_have_several_records() {
     let pretty = room.file("pretty.json", &format!("{pretty:#}\n"));
     let ended = run(&mut fourtuple(&format!("report --json {pretty} {both}")));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")));
+    // Editors of other systems begin a file with a byte order mark.
+    let marked = room.file("marked.json", &format!("\u{feff}{one}"));
+    let mut command = fourtuple(&format!("report --json {marked} -"));
+    let ended = run(command.stdin(std::fs::File::open(both).unwrap()));
+    assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")), "{}", ended.stderr);
 }
 
 #[test]
@@ -45,13 +50,18 @@ fn a_bad_file_is_bad_usage() {
     let cases = [
         (room.join("missing.json"), "cannot read"),
         (room.path().display().to_string(), "cannot read"),
-        (room.file("empty.json", ""), "not a fourtuple record"),
+        (room.file("empty.json", ""), "empty.json is empty: expected a record"),
+        (room.file("blank.json", "\n \n"), "blank.json is empty"),
+        (room.file("bom.json", "\u{feff}"), "bom.json is empty"),
+        (room.file("utf16.json", "placeholder"), "UTF-16"),
+        ("-".to_owned(), "stdin is empty"),
         (room.file("prose.json", "hello"), "not a fourtuple record"),
         (room.file("cut.json", &one[..one.len() / 2]), "not a fourtuple record"),
         (room.file("second.json", &format!("{one}{{}}\n")), "record 2: not a fourtuple record"),
         (room.file("version.json", &one.replace("fourtuple/1", "fourtuple/9")), "fourtuple/9"),
         ("/dev/zero".to_owned(), "longer than 256 MiB"),
     ];
+    std::fs::write(room.join("utf16.json"), b"\xff\xfe{\0").unwrap();
     for (path, says) in cases {
         let ended = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");

@@ -464,7 +464,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                 if !self.ticket() {
                     return Ok(());
                 }
-                self.share.schedule.as_mut().expect("seen above").advance();
+                self.share.schedule.as_mut().expect("seen above").advance(1);
                 self.tally.offered += 1;
                 let slot = self.warm.pop().or_else(|| self.closed.pop()).expect("seen above");
                 self.start(slot, Some(intended))?;

@@ -37,7 +37,7 @@ pub(super) fn document(record: &LoadRecord) -> Document {
     if let Some(reason) = &results.engine_reason {
         document.note(Tone::Dim, format!("{} because {reason}", results.engine));
     }
-    latency(&mut document, results);
+    latency(&mut document, settings, results);
     document.terminal(|document| seconds(document, results));
     charts(&mut document, settings, results);
     load_hosts::show(&mut document, results);
@@ -207,7 +207,7 @@ fn all_ok(results: &LoadResults) -> bool {
     matches!(results.statuses.as_slice(), [status] if status.code == 200)
 }
 
-fn latency(document: &mut Document, results: &LoadResults) {
+fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResults) {
     document.heading("Latency");
     let measured = |times: Quantiles| (times.samples > 0).then(|| Distribution::from(times));
     let (times, late) = (results.latency_ns, measured(results.late_ns));
@@ -226,6 +226,34 @@ fn latency(document: &mut Document, results: &LoadResults) {
                        is established. First byte: from the request to the first byte of the response. Total: from the \
                        start to the end, closing not included.";
     times::show(document, "|Part", &parts, format!("{explanation}{late}"));
+    if let Some(text) = timed_out(settings, results) {
+        document.note(Tone::Bad, text);
+    }
+}
+
+/// Says which percentiles would be different if the operations that timed out had a time. They have none, and took longer than
+/// the timeout.
+fn timed_out(settings: &LoadSettings, results: &LoadResults) -> Option<String> {
+    let number = results.errors.get("timeout").copied().filter(|number| *number > 0)?;
+    let total = results.latency_ns.total;
+    let all = total.samples.saturating_add(number);
+    let is_higher = |share: f64| number as f64 > all as f64 * (1.0 - share);
+    let names = present([
+        is_higher(0.5).then_some("p50"),
+        is_higher(0.99).then_some("p99"),
+        is_higher(0.999).then_some("p99.9"),
+        Some("max"),
+    ]);
+    let limit = duration(settings.timeout_ns);
+    let (are, them) = if number == 1 { ("is", "it") } else { ("are", "them") };
+    Some(format!(
+        "{} that timed out after {limit} {are} not in these times: with {them}, {} of the total would be at least {limit}.",
+        plural(number, "operation"),
+        match names.as_slice() {
+            [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+            names => names.join(", "),
+        }
+    ))
 }
 
 fn charts(document: &mut Document, settings: &LoadSettings, results: &LoadResults) {

@@ -139,7 +139,7 @@ impl ForwardFlags {
         let file = self.config.as_deref().map(config::read).transpose()?.unwrap_or_default();
         let links = self.links(&file)?;
         let forward = self.forward(&file, &links)?;
-        let stop = stop::flag()?;
+        let stop = stop::flag_without_hangup()?;
         let reload = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("cannot handle signals")?;
         // Each client takes a descriptor, so that the soft limit is raised to the hard limit.

@@ -1,6 +1,6 @@
 //! The processes of tuples whose sockets belong to no process.
 
-use fourtuple_record::snapshot::{Owner, Part, Snapshot, Traced, Tuple};
+use fourtuple_record::snapshot::{Owner, Part, Snapshot, Tuple};
 
 use crate::accepting::process_of;
 use crate::budget::{Budget, state};
@@ -10,25 +10,26 @@ use crate::words::{count, counted, process, rate, time};
 /// destination, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT sockets belong to no process, so that a tuple full of
 /// them has none.
 pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
-    let traced = snapshot.traced.seen().ok()?;
     let tuples = &snapshot.connections.seen().ok()?.tuples;
-    let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(traced, tuple).is_empty();
+    let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(snapshot, tuple).is_empty();
     if tuples.iter().all(is_known) {
         return None;
     }
     let mut attributed = snapshot.clone();
     if let Part::Seen(connections) = &mut attributed.connections {
         for tuple in connections.tuples.iter_mut().filter(|tuple| tuple.owners.is_empty()) {
-            tuple.owners = callers(traced, tuple);
+            tuple.owners = callers(snapshot, tuple);
         }
     }
     Some(attributed)
 }
 
 /// Returns the processes that called connect() to the destination of a tuple, the one with the most calls first.
-fn callers(traced: &Traced, tuple: &Tuple) -> Vec<Owner> {
-    let connects = traced.connects.iter().map(|connects| (&connects.owner, connects.destination));
-    let failed = traced.unavailable.iter().map(|failed| (&failed.owner, failed.destination));
+fn callers(snapshot: &Snapshot, tuple: &Tuple) -> Vec<Owner> {
+    let connects = snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects);
+    let connects = connects.map(|connects| (&connects.owner, connects.destination));
+    let failed = snapshot.failures.seen().into_iter().flat_map(|failures| failures.without_port());
+    let failed = failed.map(|(call, destination)| (&call.owner, destination));
     let mut owners: Vec<Owner> = Vec::new();
     for (owner, destination) in connects.chain(failed) {
         if destination == tuple.destination && !owners.iter().any(|known| known.pid == owner.pid) {
@@ -140,7 +141,7 @@ pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use fourtuple_record::snapshot::{Connections, Unavailable};
+    use fourtuple_record::snapshot::{Connections, FailedCall, Failures};
 
     use super::*;
 
@@ -164,19 +165,24 @@ mod tests {
     #[test]
     fn callers_of_connect_own_a_tuple_without_a_process() {
         let owner = |pid| Owner { pid, name: "nginx".to_owned(), sockets: 7 };
-        let failed = |pid, port| Unavailable {
+        let failed = |pid, port| FailedCall {
+            call: "connect".to_owned(),
+            errno: "EADDRNOTAVAIL".to_owned(),
+            protocol: "tcp".to_owned(),
             owner: owner(pid),
-            destination: ([10, 0, 0, 2], port).into(),
+            processes: 1,
+            address: Some(format!("10.0.0.2:{port}")),
+            before_search: false,
             failed: 3,
         };
         let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
-        let unavailable = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
+        let calls = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
         let mut snapshot = Snapshot {
             connections: Part::Seen(Connections { tuples, ..Connections::default() }),
             ..Snapshot::default()
         };
         assert_eq!(with_callers(&snapshot), None, "nothing was traced");
-        snapshot.traced = Part::Seen(Traced { unavailable, ..Traced::default() });
+        snapshot.failures = Part::Seen(Failures { calls, left_out: 0 });
         let attributed = with_callers(&snapshot).unwrap();
         let owners = |index: usize| {
             let owners = &attributed.connections.seen().unwrap().tuples[index].owners;

@@ -356,8 +356,9 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "P07",
                 "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
             ),
-            perhaps(
-                "the IPv6 source address is tentative (duplicate address detection; `ip -6 address show tentative`)",
+            shown(
+                before_search,
+                "no source address can be used: the IPv6 address is tentative (`ip -6 address show tentative`), or the address of the socket is gone",
             ),
         ],
     ),
@@ -698,6 +699,11 @@ fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         IpAddr::V6(local) => local.is_loopback() == destination.ip().is_loopback(),
     };
     if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
+}
+
+/// Returns whether the call had not searched for a port yet.
+fn before_search(_: &Snapshot, call: &FailedCall) -> Judged {
+    if call.before_search { Judged::Yes } else { Judged::No }
 }
 
 fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {

@@ -11,7 +11,8 @@ use std::process::{Child, Command, Stdio};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{
-    IdleTimes, Owner, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple, Unavailable,
+    FailedCall, Failures, IdleTimes, Owner, Part, Process, RunningFix, Snapshot, Traced, TracedConnects,
+    Tuple,
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
@@ -123,7 +124,7 @@ fn p01_names_the_side_that_closes_first() {
         let mut later = now();
         let Part::Seen(connections) = &mut later.connections else { panic!("no connections") };
         connections.tuples[0].closes_per_s = 0.0;
-        later.traced = Part::Seen(traced());
+        later.failures = Part::Seen(failures());
         let verdict = the_finding(&later, "P01").verdict;
         assert!(verdict.ends_with("100% of them in TIME_WAIT; envoy[812] calls connect()"), "{verdict}");
         let verdict = the_finding(&later, "T06").verdict;
@@ -245,7 +246,6 @@ fn no_draws_for_a_full_tuple(long: &Snapshot) {
         searches: 1_000,
         search_ns: 2_300_000_000,
         connects: vec![connects(&snapshot)],
-        ..Traced::default()
     });
     let draws = |snapshot: &Snapshot, id: &str| {
         let found = findings_in(snapshot, id);
@@ -444,10 +444,18 @@ fn p06_bound_ports_name_their_process() {
     });
 }
 
-fn traced() -> Traced {
-    let owner = Owner { pid: 812, name: "envoy".to_owned(), sockets: 0 };
-    let destination = "10.0.0.1:4000".parse().unwrap();
-    Traced { unavailable: vec![Unavailable { owner, destination, failed: 312 }], ..Traced::default() }
+fn failures() -> Failures {
+    let call = FailedCall {
+        call: "connect".to_owned(),
+        errno: "EADDRNOTAVAIL".to_owned(),
+        protocol: "tcp".to_owned(),
+        owner: Owner { pid: 812, name: "envoy".to_owned(), sockets: 0 },
+        processes: 1,
+        address: Some("10.0.0.1:4000".to_owned()),
+        before_search: false,
+        failed: 312,
+    };
+    Failures { calls: vec![call], left_out: 0 }
 }
 
 #[test]
@@ -465,9 +473,9 @@ fn p07_failed_connects_name_process_and_destination() {
             reason.is_some_and(|reason| reason.contains("fourtuple trace connect --for 10s")),
             "{unchecked:?}"
         );
-        snapshot.traced = Part::Seen(Traced::default());
+        snapshot.failures = Part::Seen(Failures::default());
         assert!(findings_in(&snapshot, "P07").is_empty());
-        snapshot.traced = Part::Seen(traced());
+        snapshot.failures = Part::Seen(failures());
         snapshot.interval_ns = 10_000_000_000;
         let finding = the_finding(&snapshot, "P07");
         assert_eq!(finding.severity, Severity::Critical);
@@ -483,7 +491,7 @@ fn p07_failed_connects_name_process_and_destination() {
         assert_eq!((order[0].id.as_str(), order[1].id.as_str()), ("P01", "P07"));
         // Failures of the process that has the ports are a fact of the tuple.
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
-        connections.tuples[0].owners[0].clone_from(&traced().unavailable[0].owner);
+        connections.tuples[0].owners[0].clone_from(&failures().calls[0].owner);
         assert!(findings_in(&snapshot, "P07").is_empty());
         assert_eq!(the_finding(&snapshot, "P01").evidence[0], expected);
     });
@@ -491,7 +499,7 @@ fn p07_failed_connects_name_process_and_destination() {
 
 #[test]
 fn p07_failures_without_a_full_tuple_are_a_warning() {
-    let snapshot = Snapshot { traced: Part::Seen(traced()), ..Snapshot::default() };
+    let snapshot = Snapshot { failures: Part::Seen(failures()), ..Snapshot::default() };
     assert_eq!(the_finding(&snapshot, "P07").severity, Severity::Warning);
 }
 
@@ -567,7 +575,6 @@ fn p09_a_slow_search_is_named_from_a_trace() {
             search_p99_ns: 4_700_000,
             given_port: 0,
         }],
-        ..Traced::default()
     };
     let snapshot =
         |traced| Snapshot { traced: Part::Seen(traced), interval_ns: 10_000_000_000, ..Snapshot::default() };

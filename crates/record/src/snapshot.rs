@@ -468,8 +468,6 @@ pub struct LocalAddress {
 pub struct Traced {
     /// connect() calls by process and destination, most calls first; bounded.
     pub connects: Vec<TracedConnects>,
-    /// connect() calls that failed with EADDRNOTAVAIL, by process and destination.
-    pub unavailable: Vec<Unavailable>,
     /// 99th percentile of the port search; `null`: no search was seen.
     pub search_p99_ns: Option<u64>,
     /// Number of port searches.
@@ -531,6 +529,20 @@ pub struct Failures {
     pub left_out: u64,
 }
 
+impl Failures {
+    /// Returns the calls of connect() that found no port for their destination, with the destination.
+    pub fn without_port(&self) -> impl Iterator<Item = (&FailedCall, SocketAddr)> {
+        let found_none = |call: &&FailedCall| {
+            call.call == "connect"
+                && call.protocol == "tcp"
+                && call.errno == "EADDRNOTAVAIL"
+                && !call.before_search
+        };
+        let found_none = self.calls.iter().filter(found_none);
+        found_none.filter_map(|call| Some((call, call.address.as_ref()?.parse().ok()?)))
+    }
+}
+
 /// Calls of a process for an address that failed with the same errno.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedCall {
@@ -548,17 +560,8 @@ pub struct FailedCall {
     /// Address of the peer (`connect`, `send`, `recv`) or of this side, such as `192.0.2.1:443`, or the path of a Unix socket; `null`:
     /// not known.
     pub address: Option<String>,
-    /// Number of failed calls.
-    pub failed: u64,
-}
-
-/// connect() calls that failed with EADDRNOTAVAIL.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unavailable {
-    /// The process.
-    pub owner: Owner,
-    /// The destination.
-    pub destination: SocketAddr,
+    /// connect() of TCP: the call failed before it searched for a port, for lack of a source address or a route, or by a firewall.
+    pub before_search: bool,
     /// Number of failed calls.
     pub failed: u64,
 }

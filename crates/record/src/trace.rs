@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::snapshot::{Failures, Part};
 use crate::{ByParity, Distribution, Record};
 
 /// The record of `fourtuple trace connect`.
@@ -84,6 +85,9 @@ pub struct TraceConnectResults {
     pub tuples: Vec<TraceTuple>,
     /// Random sample of single searches in order, at most 10,000.
     pub samples: Vec<TraceSample>,
+    /// Calls of connect() that failed, by process and destination, with the errno that the program got; `hidden`: not counted.
+    #[serde(default)]
+    pub calls: Part<Failures>,
 }
 
 /// A bucket of the histogram of search times.

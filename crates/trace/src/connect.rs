@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, Tuple, UDP_TIER};
+use fourtuple_bpf::failed_calls::{CallFilter, Failed};
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
@@ -14,6 +15,7 @@ use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 
 use crate::connect_results::{all_searches, results, tuple_result};
 use crate::error::TraceError;
+use crate::failed::{FailedSession, account, correct};
 use crate::flame::Sampling;
 use crate::heat::Heat;
 use crate::instrument::{Folded, Instrument, Outcome, Session};
@@ -112,12 +114,19 @@ pub struct ConnectSession {
     last: (Duration, u64),
     /// The counts at the end of the previous window.
     earlier: Vec<Tuple>,
+    /// Failed calls, or why they are not counted.
+    failed: Result<FailedSession, String>,
+    address: Option<IpAddr>,
+    port: Option<u16>,
 }
 
 impl Instrument for Connect {
     type Session = ConnectSession;
 
     fn attach(&self) -> Result<ConnectSession, TraceError> {
+        // Before the search, so that each attempt of the search has its failure here.
+        let filter = CallFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
+        let failed = FailedSession::attach(&filter).map_err(|error| error.to_string());
         let (search, tier, tier_reason) = self.attach_search()?;
         let sampled = Sampled { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
         let sampling = self.flame.then(|| Sampling::begin(&sampled)).transpose()?;
@@ -132,6 +141,9 @@ impl Instrument for Connect {
             heat: Heat::new(),
             last: (Duration::ZERO, 0),
             earlier: Vec::new(),
+            failed,
+            address: self.address,
+            port: self.port,
         })
     }
 
@@ -172,6 +184,22 @@ impl ConnectSession {
     /// Returns the times of all searches that found a port.
     pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
         Ok(all_searches(&self.search.totals()?))
+    }
+
+    /// Returns the failed calls of connect() that match the settings.
+    fn failed_calls(&mut self) -> Result<Vec<Failed>, String> {
+        let session = self.failed.as_mut().map_err(|reason| reason.clone())?;
+        session.detach();
+        let mut failed = session.window().map_err(|error| error.to_string())?;
+        let (address, port) = (self.address, self.port);
+        failed.retain(|failed| {
+            let destination = failed.failure.address();
+            failed.failure.call() == "connect"
+                && failed.failure.protocol() == self.protocol.name()
+                && address.is_none_or(|address| destination.is_some_and(|to| to.ip() == address))
+                && port.is_none_or(|port| destination.is_some_and(|to| to.port() == port))
+        });
+        Ok(failed)
     }
 
     /// Returns the calls since the previous window, by process and destination, without the ports in use.
@@ -230,6 +258,7 @@ impl Session for ConnectSession {
         let totals = self.search.totals()?;
         let losses = losses(&totals, self.search.missed()?);
         let tuples = self.search.tuples()?;
+        let failed = self.failed_calls();
         let (flame, folded) = match self.sampling {
             Some(sampling) => {
                 let connecting = || tuples.iter().map(|tuple| tuple.key.process).collect::<HashSet<u32>>();
@@ -240,12 +269,16 @@ impl Session for ConnectSession {
             None => (None, Folded::new()),
         };
         self.heat.update(elapsed, &all_searches(&totals));
-        let (results, fill_error) =
+        let (mut results, fill_error) =
             results(self.protocol, &totals, tuples, self.samples.into_kept(), elapsed);
+        if let (Ok(failed), Protocol::Tcp) = (&failed, self.protocol) {
+            correct(&mut results.failed, failed);
+        }
         let Judgement { mut validity, notes } =
             losses.judge(all_searches(&totals).count() + totals.established);
         let results = TraceConnectResults {
             lost: losses.sum(),
+            calls: failed.map(|failed| account(failed.iter())).into(),
             notes,
             tier: self.tier.to_owned(),
             tier_reason: self.tier_reason,

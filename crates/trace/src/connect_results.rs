@@ -7,6 +7,7 @@ use std::time::Duration;
 use fourtuple_bpf::connect_search::{Event, Totals, Tuple};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_measure::LogLinear;
+use fourtuple_record::snapshot::Part;
 use fourtuple_record::{ByParity, TraceConnectResults, TraceHeat, TraceSample, TraceStep, TraceTuple};
 
 use crate::connect::Protocol;
@@ -76,6 +77,7 @@ pub(crate) fn results(
         heat: TraceHeat::default(),
         flame: None,
         samples: samples.collect(),
+        calls: Part::default(),
         tuples: order.iter().zip(fills).map(|(&index, fill)| tuple_result(&tuples[index], fill)).collect(),
     };
     (results, error)

@@ -9,6 +9,9 @@ pub enum TraceError {
     /// The BPF programs that trace accept() could not be loaded or attached, or their maps could not be read.
     #[error("cannot trace accept(): {0}")]
     Accept(BpfError),
+    /// The BPF programs that count failed system calls could not be loaded or attached, or their maps could not be read.
+    #[error("cannot count failed system calls: {0}")]
+    Failed(BpfError),
     /// The requested tier could not be attached.
     #[error("cannot trace connect() with tier {tier}: {error}")]
     Tier {

@@ -10,6 +10,7 @@ mod blind_spots;
 mod connect;
 mod connect_results;
 mod error;
+mod failed;
 mod fill;
 mod flame;
 mod heat;

@@ -1,15 +1,17 @@
-//! All three traces at once, for the snapshot that `doctor` examines.
+//! All traces at once, for the snapshot that `doctor` examines.
 
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
+use fourtuple_bpf::failed_calls::{CallFilter, Failed};
 use fourtuple_measure::LogLinear;
 use fourtuple_record::TraceTuple;
-use fourtuple_record::snapshot::{Owner, Traced, TracedAccepts, TracedConnects, TracedLocks, Unavailable};
+use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
 
 use crate::accept::{Accept, Accepts};
 use crate::connect::Connect;
 use crate::error::TraceError;
+use crate::failed::{FailedSession, account};
 use crate::instrument::{Instrument, Session};
 use crate::locks::{Locks, by_class};
 
@@ -28,6 +30,7 @@ pub struct Survey {
     connect: Seen<<Connect as Instrument>::Session>,
     accept: Seen<<Accept as Instrument>::Session>,
     locks: Seen<<Locks as Instrument>::Session>,
+    failed: Seen<FailedSession>,
     /// The port searches and accept waits of traces that were replaced because a table was full.
     ended: (LogLinear, LogLinear),
 }
@@ -50,6 +53,8 @@ pub struct Window {
     pub accepts: Seen<TracedAccepts>,
     /// Lock waits, of the whole host.
     pub locks: Seen<TracedLocks>,
+    /// Calls that failed.
+    pub failures: Seen<Failures>,
 }
 
 impl Survey {
@@ -58,7 +63,10 @@ impl Survey {
 
     /// Attaches all traces that this process may attach.
     pub fn attach() -> Survey {
+        // First, because the other traces take seconds to load on a busy host.
+        let failed = seen(FailedSession::attach(&CallFilter::default()));
         Survey {
+            failed,
             connect: seen(Connect::default().attach()),
             accept: seen(Accept::default().attach()),
             locks: seen(Locks::default().attach()),
@@ -73,13 +81,14 @@ impl Survey {
             connect: Err(reason.to_owned()),
             accept: Err(reason.to_owned()),
             locks: Err(reason.to_owned()),
+            failed: Err(reason.to_owned()),
             ended: (LogLinear::default(), LogLinear::default()),
         }
     }
 
     /// Returns whether a trace is attached, which needs [`Survey::poll`].
     pub fn is_attached(&self) -> bool {
-        self.connect.is_ok() || self.accept.is_ok() || self.locks.is_ok()
+        self.connect.is_ok() || self.accept.is_ok() || self.locks.is_ok() || self.failed.is_ok()
     }
 
     /// Returns the durations of all events so far.
@@ -122,7 +131,14 @@ impl Survey {
             }
             Ok(accepted(namespace, &window))
         });
-        Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)) }
+        let failures = read(&mut self.failed, |session| {
+            let window = session.window()?;
+            if session.lost()? > 0 {
+                *session = FailedSession::attach(&CallFilter::default())?;
+            }
+            Ok(failures(namespace, &window))
+        });
+        Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)), failures }
     }
 
     /// Detaches the traces and returns what they saw in a network namespace, by its inode.
@@ -131,6 +147,7 @@ impl Survey {
         let connects = self.connect.and_then(|connect| seen(connect.finish(elapsed)));
         let accepts = self.accept.and_then(|accept| seen(accept.finish(elapsed)));
         let locks = self.locks.and_then(|locks| seen(locks.finish(elapsed)));
+        let failed = self.failed.and_then(|mut session| seen(session.window()));
         Window {
             connects: connects.map(|connects| traced(namespace, connects.results.tuples)),
             accepts: accepts.map(|accepts| {
@@ -145,6 +162,7 @@ impl Survey {
                 interval_ns: locks.results.elapsed_ns,
                 classes: by_class(locks.results.classes),
             }),
+            failures: failed.map(|failed| failures(namespace, &failed)),
         }
     }
 }
@@ -167,7 +185,6 @@ fn traced(namespace: u32, mut tuples: Vec<TraceTuple>) -> Traced {
     tuples.sort_by_key(|tuple| Reverse(calls(tuple)));
     Traced {
         connects: tuples.iter().take(LISTED).filter_map(connects).collect(),
-        unavailable: tuples.iter().filter_map(unavailable).take(LISTED).collect(),
         // The traces keep a histogram for each tuple, and one of all namespaces: the worst tuple stands for the namespace.
         search_p99_ns: tuples.iter().filter(|tuple| tuple.searches > 0).map(|tuple| tuple.p99_ns).max(),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
@@ -202,11 +219,6 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     })
 }
 
-fn unavailable(tuple: &TraceTuple) -> Option<Unavailable> {
-    let destination = tuple.destination.parse().ok()?;
-    (tuple.no_port > 0).then(|| Unavailable {
-        owner: owner(tuple, tuple.no_port),
-        destination,
-        failed: tuple.no_port,
-    })
+fn failures(namespace: u32, failed: &[Failed]) -> Failures {
+    account(failed.iter().filter(|failed| failed.failure.namespace == namespace))
 }

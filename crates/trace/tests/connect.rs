@@ -3,14 +3,16 @@
 mod traced;
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
 use fourtuple_bpf::BpfError;
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
-use fourtuple_trace::{Instrument, TraceError};
+use fourtuple_trace::{Connect, Instrument, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
@@ -151,5 +153,38 @@ fn without_sock_diag_the_ports_in_use_are_unknown() {
         assert!(remark.message.contains(unknown), "{remark:?}");
         let tuple = tuple(&outcome.results, destination);
         assert_eq!((tuple.established, tuple.in_use, tuple.fill), (1, None, None), "{tuple:?}");
+    });
+}
+
+/// connect() that fails before it searches for a port, and errors of non-blocking connects that the program reads by SO_ERROR.
+#[test]
+fn each_failed_call_has_the_errno_of_the_program() {
+    in_namespace(|| {
+        let test = "each_failed_call_has_the_errno_of_the_program";
+        set_sysctl("net.ipv6.conf.lo.disable_ipv6", "1");
+        let refused: SocketAddr = "127.0.0.5:9".parse().unwrap();
+        let absent: SocketAddr = "[::1]:6432".parse().unwrap();
+        let program = || {
+            for _ in 0..5 {
+                let error = TcpStream::connect(absent).unwrap_err();
+                assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL));
+            }
+            for _ in 0..3 {
+                // A non-blocking connect(), poll() and SO_ERROR.
+                TcpStream::connect_timeout(&refused, Duration::from_secs(60)).unwrap_err();
+            }
+        };
+        let own = Connect { process: Some(std::process::id()), ..Connect::default() };
+        let Some(((), outcome)) = traced(test, &own, program) else { return };
+        let calls = &outcome.results.calls.seen().unwrap().calls;
+        let of = |address: SocketAddr| {
+            let call = calls.iter().find(|call| call.address == Some(address.to_string()));
+            let call = call.unwrap_or_else(|| panic!("{address}: {calls:#?}"));
+            (call.errno.as_str(), call.failed, call.before_search)
+        };
+        assert_eq!(of(absent), ("EADDRNOTAVAIL", 5, true));
+        assert_eq!(of(refused), ("ECONNREFUSED", 3, false));
+        // Other tests of this process fail as well; the sums have at least these.
+        assert!(outcome.results.failed["EADDRNOTAVAIL"] >= 5 && outcome.results.failed["ECONNREFUSED"] >= 3);
     });
 }

@@ -601,6 +601,36 @@ class TraceConnectSettings(TypedDict):
     tier: Literal["auto", "tp_btf", "fexit"]
 
 
+class DoctorOwner(TypedDict):
+    pid: int
+    name: str
+    sockets: int
+
+
+class FailedCall(TypedDict):
+    call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
+    errno: str
+    protocol: Literal["tcp", "udp", "unix", "other"]
+    owner: DoctorOwner
+    processes: int
+    address: str | None
+    before_search: bool
+    failed: int
+
+
+class Failures(TypedDict):
+    calls: list[FailedCall]
+    left_out: int
+
+
+class SeenFailures1(TypedDict):
+    seen: Failures
+
+
+class DoctorHidden(TypedDict):
+    hidden: str
+
+
 class TraceConnectResultsSearchNs(TypedDict):
     all: None | Spread
     even: None | Spread
@@ -661,6 +691,7 @@ class TraceSample(TypedDict):
 
 class TraceConnectResults(TypedDict):
     tier: Literal["tp_btf", "fexit", "cgroup+tp_btf"]
+    calls: SeenFailures1 | DoctorHidden
     tier_reason: str | None
     elapsed_ns: int
     searches: int
@@ -971,10 +1002,6 @@ class DoctorSnapshotConfigured1(TypedDict):
     seen: list[DoctorConfiguredSysctl]
 
 
-class DoctorHidden(TypedDict):
-    hidden: str
-
-
 class DoctorEphemeralPorts(TypedDict):
     low: int
     high: int
@@ -994,25 +1021,14 @@ class DoctorSnapshotSearch1(TypedDict):
     seen: DoctorPortSearch
 
 
-class DoctorOwner(TypedDict):
-    pid: int
-    name: str
-    sockets: int
-
-
-class SelfConnected(TypedDict):
-    address: str
-    owner: DoctorOwner | None
+class IdleTimes(TypedDict):
+    median_ns: int
+    longest_ns: int
 
 
 class RunningFix(TypedDict):
     pid: int
     source: str | None
-
-
-class IdleTimes(TypedDict):
-    median_ns: int
-    longest_ns: int
 
 
 class DoctorTuple(TypedDict):
@@ -1052,6 +1068,11 @@ class DoctorService(TypedDict):
     workers: list[DoctorOwner]
 
 
+class SelfConnected(TypedDict):
+    address: str
+    owner: DoctorOwner | None
+
+
 class DoctorCloseWait(TypedDict):
     owner: DoctorOwner
     remote: str
@@ -1077,8 +1098,8 @@ class DoctorConnections(TypedDict):
     held_bound: int
     services: list[DoctorService]
     services_left_out: int
-    close_wait: list[DoctorCloseWait]
     self_connected: list[SelfConnected]
+    close_wait: list[DoctorCloseWait]
 
 
 class DoctorSnapshotConnections1(TypedDict):
@@ -1205,15 +1226,8 @@ class DoctorTracedConnects(TypedDict):
     given_port: int
 
 
-class DoctorUnavailable(TypedDict):
-    owner: DoctorOwner
-    destination: str
-    failed: int
-
-
 class DoctorTraced(TypedDict):
     connects: list[DoctorTracedConnects]
-    unavailable: list[DoctorUnavailable]
     search_p99_ns: int | None
     searches: int
     search_ns: int
@@ -1246,25 +1260,6 @@ class DoctorSnapshotLocks1(TypedDict):
     seen: DoctorTracedLocks
 
 
-class FailedCall(TypedDict):
-    call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
-    errno: str
-    protocol: Literal["tcp", "udp", "unix", "other"]
-    owner: DoctorOwner
-    processes: int
-    address: str | None
-    failed: int
-
-
-class Failures(TypedDict):
-    calls: list[FailedCall]
-    left_out: int
-
-
-class DoctorSnapshotFailures1(TypedDict):
-    seen: Failures
-
-
 class DoctorSnapshot(TypedDict):
     interval_ns: int
     processors: int
@@ -1284,7 +1279,7 @@ class DoctorSnapshot(TypedDict):
     traced: DoctorSnapshotTraced1 | DoctorHidden
     accepts: DoctorSnapshotAccepts1 | DoctorHidden
     locks: DoctorSnapshotLocks1 | DoctorHidden
-    failures: DoctorSnapshotFailures1 | DoctorHidden
+    failures: SeenFailures1 | DoctorHidden
 
 
 class DoctorMoment(TypedDict):

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_doctor::Diagnosis;
-use fourtuple_record::snapshot::{Part, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;
 
@@ -90,6 +90,12 @@ impl DoctorFlags {
 fn restrict(snapshot: &mut Snapshot, to: &Destination) {
     if let Part::Seen(traced) = &mut snapshot.traced {
         traced.connects.retain(|connects| to.matches(connects.destination));
-        traced.unavailable.retain(|failed| to.matches(failed.destination));
+    }
+    if let Part::Seen(failures) = &mut snapshot.failures {
+        let is_of = |call: &FailedCall| {
+            let address = call.address.as_ref().and_then(|address| address.parse().ok());
+            address.is_none_or(|address| call.call != "connect" || to.matches(address))
+        };
+        failures.calls.retain(is_of);
     }
 }

@@ -67,8 +67,14 @@ fn attach(trace: bool) -> Survey {
 }
 
 fn with_traces(snapshot: Snapshot, window: Window) -> Snapshot {
-    let Window { connects, accepts, locks } = window;
-    Snapshot { traced: connects.into(), accepts: accepts.into(), locks: locks.into(), ..snapshot }
+    let Window { connects, accepts, locks, failures } = window;
+    Snapshot {
+        traced: connects.into(),
+        accepts: accepts.into(),
+        locks: locks.into(),
+        failures: failures.into(),
+        ..snapshot
+    }
 }
 
 /// Reads the namespace twice and traces in between. Returns the snapshot and the time between the readings, which is shorter than

@@ -1,5 +1,7 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Snapshot, Tuple, Unavailable};
+use std::net::SocketAddr;
+
+use fourtuple_record::snapshot::{FailedCall, Snapshot, Tuple};
 
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy, What};
@@ -10,7 +12,7 @@ use crate::words::{count, counted, process, tuple};
 pub(super) const RULE: Rule = Rule {
     id: "P07",
     title: "connect() fails with EADDRNOTAVAIL",
-    source: "tracepoints at the end of connect() (`fourtuple trace connect`)",
+    source: "the tracepoint at the end of connect() (raw_syscalls:sys_exit; `fourtuple trace connect`)",
     threshold: None,
     explanation: &[
         "connect() returns EADDRNOTAVAIL if it finds no port for the destination (__inet_hash_connect), or if the socket has a port already, from \
@@ -27,17 +29,16 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, _: f64) -> Checked {
-    let traced = snapshot.traced.seen().map_err(|reason| {
+    let failures = snapshot.failures.seen().map_err(|reason| {
         format!(
             "{reason}; `fourtuple trace connect --for 10s`, as root, shows failed calls of connect() by errno"
         )
     })?;
-    let failing = traced.unavailable.iter().filter(|unavailable| unavailable.failed > 0);
-    Ok(failing.map(|unavailable| draft(snapshot, unavailable)).collect())
+    Ok(failures.without_port().map(|(call, destination)| draft(snapshot, call, destination)).collect())
 }
 
-fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
-    let Unavailable { owner, destination, failed } = unavailable;
+fn draft(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Draft {
+    let FailedCall { owner, failed, .. } = call;
     let seconds = snapshot.interval_ns as f64 / 1e9;
     let verdict = format!(
         "{} cannot connect to {destination}: {} of connect() failed with EADDRNOTAVAIL in {seconds:.1} s",
@@ -51,7 +52,7 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
         process: Some(owner.pid),
         address: Some(destination.to_string()),
     };
-    match full_tuple(snapshot, unavailable) {
+    match full_tuple(snapshot, destination) {
         Some((full, budget)) => {
             let fact = format!(
                 "{} uses {} of {} ports (P01)",
@@ -74,9 +75,9 @@ fn draft(snapshot: &Snapshot, unavailable: &Unavailable) -> Draft {
 }
 
 /// The tuple to the destination that has, or just had, no port left.
-fn full_tuple<'a>(snapshot: &'a Snapshot, unavailable: &Unavailable) -> Option<(&'a Tuple, Budget)> {
+fn full_tuple(snapshot: &Snapshot, destination: SocketAddr) -> Option<(&Tuple, Budget)> {
     let tuples = &snapshot.connections.seen().ok()?.tuples;
-    let of_destination = tuples.iter().filter(|tuple| tuple.destination == unavailable.destination);
+    let of_destination = tuples.iter().filter(|tuple| tuple.destination == destination);
     of_destination
         .filter_map(|tuple| Some((tuple, Budget::of(snapshot, tuple).ok()?)))
         .find(|(_, budget)| budget.is_past(95.0))

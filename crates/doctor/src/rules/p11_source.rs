@@ -1,10 +1,11 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 
+use crate::accepting::time;
 use crate::budget::state;
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
 use crate::words::{counted, process};
 
@@ -19,7 +20,8 @@ pub(super) const RULE: Rule = Rule {
          but drops what comes back, so that writes fail with ETIMEDOUT only after net.ipv4.tcp_retries2 (15 retransmissions, 13 to 30 \
          minutes), and reads wait without end unless keepalives are on.",
         "New sockets get EADDRNOTAVAIL from bind() to such an address (inet_bind checks inet_addr_valid_or_nonlocal), which is easily taken for \
-         exhausted ports. Only the call tells them apart: bind() to an address fails for the address, connect() for the ports.",
+         exhausted ports. Only the call tells them apart: bind() to an address fails for the address, connect() for the ports. A trace sees such calls, and the rule \
+         names the process and the address, also of a source that is only in a configuration file.",
         "Local are all addresses of devices, also of devices in a VRF, and what a route of type `local` covers (127.0.0.0/8, AnyIP). Sources of sockets \
          with IP_TRANSPARENT or IP_FREEBIND, which transparent proxies use, are not reported. Sockets that the program has closed already are not either.",
         "What helps: the address back on its device; closing the connections (`ss -K`, or a restart of the program), so that the program connects \
@@ -78,10 +80,96 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
                 )),
         );
     }
+    drafts.extend(refused_binds(snapshot));
     Ok(drafts)
+}
+
+/// Returns a finding for each process and address with calls of bind() that failed because the address is not on this host.
+fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    let refused = calls.filter(|call| call.call == "bind" && call.errno == "EADDRNOTAVAIL");
+    let mut drafts = Vec::new();
+    for call in refused {
+        let Some(Ok(address)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
+            continue;
+        };
+        let source = address.ip();
+        if addresses.is_empty() || addresses.iter().any(|local| local.address == source) {
+            continue;
+        }
+        let name = process(&call.owner);
+        let verdict = format!(
+            "{name} cannot use {source}, which is not an address of this host: {} of bind() failed with EADDRNOTAVAIL in {}",
+            counted(call.failed, "call"),
+            time(snapshot.interval_ns)
+        );
+        let owner = &call.owner;
+        let configured = format!("{}: another source address in its configuration, or none", owner.name);
+        drafts.push(
+            Draft::new(Severity::Critical, format!("bind() of {name} to {address}"), verdict)
+                .explains(What::Calls {
+                    call: "bind",
+                    errno: "EADDRNOTAVAIL",
+                    process: Some(owner.pid),
+                    address: Some(address.to_string()),
+                })
+                .now(Remedy::advice(
+                    format!(
+                        "`ip addr add {source}/PREFIX dev DEVICE`, if the address should be on this host"
+                    ),
+                    "bind() succeeds at once",
+                ))
+                .proper(Remedy::advice(configured, "the program binds to an address that is there"))
+                .proper(Remedy::advice(
+                    "net.ipv4.ip_nonlocal_bind=1, only for an address that moves between hosts (VRRP)",
+                    "bind() succeeds before the address is there; connections from it still get no answer",
+                )),
+        );
+    }
+    drafts
 }
 
 /// Returns an address as `ss` reads it, for a shell, which could take brackets for a pattern.
 fn filter(address: IpAddr) -> String {
     if address.is_ipv4() { address.to_string() } else { format!("'[{address}]'") }
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::snapshot::{Connections, FailedCall, Failures, LocalAddress, Owner};
+
+    use super::*;
+
+    #[test]
+    fn a_refused_bind_names_the_missing_address() {
+        let call = |address: &str| FailedCall {
+            call: "bind".to_owned(),
+            errno: "EADDRNOTAVAIL".to_owned(),
+            protocol: "tcp".to_owned(),
+            owner: Owner { pid: 7, name: "haproxy".to_owned(), sockets: 12 },
+            processes: 1,
+            address: Some(address.to_owned()),
+            before_search: false,
+            failed: 12,
+        };
+        let snapshot = Snapshot {
+            interval_ns: 2_000_000_000,
+            lost_sources: Part::Seen(Vec::new()),
+            connections: Part::Seen(Connections::default()),
+            addresses: Part::Seen(vec![LocalAddress { address: [10, 0, 0, 1].into(), prefix: 24 }]),
+            failures: Part::Seen(Failures {
+                calls: vec![call("10.0.0.99:0"), call("10.0.0.1:0")],
+                left_out: 0,
+            }),
+            ..Snapshot::default()
+        };
+        let drafts = check(&snapshot, 0.0).unwrap();
+        let [draft] = &drafts[..] else { panic!("{} findings", drafts.len()) };
+        let expected = "haproxy[7] cannot use 10.0.0.99, which is not an address of this host: 12 calls of bind() failed with EADDRNOTAVAIL in 2.0 s";
+        assert_eq!(draft.verdict, expected);
+        let left = crate::diagnose(&snapshot, &crate::Limits::default()).findings;
+        let of = |id: &str| left.iter().filter(|finding| finding.id == id).count();
+        assert_eq!((of("P11"), of("X01")), (1, 1), "the other address is not explained: {left:#?}");
+    }
 }

@@ -132,6 +132,7 @@ mod tests {
             owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: failed as u32 },
             processes: 1,
             address: Some(address.to_owned()),
+            before_search: address.starts_with("[::1]"),
             failed,
         }
     }
@@ -160,21 +161,21 @@ mod tests {
         let expected =
             "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
         assert_eq!(of[0].0, expected);
-        assert!(of[0].1.iter().any(|fact| fact.starts_with("possible: all ports")), "{of:?}");
+        assert!(of[0].1[0].starts_with("the cause here: no source address"), "{of:?}");
         let local = |address: IpAddr| LocalAddress { address, prefix: 8 };
         snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
         snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);
-        assert!(!found(&snapshot)[0].1[0].starts_with("the cause here"));
+        assert!(found(&snapshot)[0].1[0].starts_with("the cause here: no source address"));
     }
 
     #[test]
     fn a_rule_without_a_finding_excludes_its_cause() {
-        let mut snapshot = snapshot(vec![failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 3)], &[]);
-        snapshot.ports = Part::Seen(EphemeralPorts { low: 32_768, high: 60_999, reserved: Vec::new() });
-        snapshot.connections = Part::Seen(Connections::default());
+        let mut snapshot = snapshot(vec![failed("connect", "ETIMEDOUT", "tcp", "10.0.0.2:80", 3)], &[]);
+        snapshot.listeners = Part::Seen(Vec::new());
         let evidence = &found(&snapshot)[0].1;
-        assert!(evidence.iter().any(|fact| fact.starts_with("excluded by P01: all ports")), "{evidence:?}");
+        assert!(evidence.iter().any(|fact| fact.starts_with("possible: the host is down")), "{evidence:?}");
+        assert!(evidence.iter().any(|fact| fact.starts_with("excluded by A01: ")), "{evidence:?}");
     }
 
     #[test]
@@ -182,7 +183,7 @@ mod tests {
         let mut snapshot = snapshot(
             vec![
                 failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 300),
-                failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.3:80", 7),
+                failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7),
             ],
             &[("TcpExt.ListenOverflows", 4)],
         );

@@ -172,11 +172,6 @@ fn traced() -> Traced {
             search_p99_ns: 4_600_000,
             given_port: 2,
         }],
-        unavailable: vec![Unavailable {
-            owner: owner(812, "envoy", 68),
-            destination: address("10.1.2.3:443"),
-            failed: 68,
-        }],
         search_p99_ns: Some(4_600_000),
         searches: 930,
         search_ns: 1_116_000_000,
@@ -192,6 +187,7 @@ pub(crate) fn failed_call() -> FailedCall {
         owner: owner(812, "envoy", 68),
         processes: 1,
         address: Some("10.1.2.3:443".into()),
+        before_search: false,
         failed: 68,
     }
 }

@@ -16,6 +16,7 @@ mod trace_locks;
 
 use std::collections::BTreeMap;
 
+use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
@@ -586,6 +587,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
             .chain((1..25).map(|process| tuple(process, 0)))
             .collect(),
         samples,
+        calls: Part::Seen(Failures { calls: vec![doctor::failed_call()], left_out: 0 }),
     };
     record("trace connect", settings, results)
 }
@@ -672,6 +674,10 @@ fn empty_trace() -> TraceConnectRecord {
         flame: None,
         tuples: Vec::new(),
         samples: Vec::new(),
+        calls: Part::Seen(Failures {
+            calls: vec![FailedCall { address: Some("</script>".into()), ..doctor::failed_call() }],
+            left_out: 1,
+        }),
         ..record.results
     };
     record

@@ -1,0 +1,382 @@
+/* Counts system calls on sockets that return an error, by call, errno, process and address.
+ *
+ *   raw_syscalls:sys_exit   the result, and the arguments, which the registers still hold
+ *   inet_sock_set_state     CLOSE -> SYN_SENT: the errors that follow belong to a connect() that has begun
+ *
+ * A non-blocking connect() fails later: the program reads the errno by SO_ERROR, by another connect(), or by recv or send. The first of them
+ * counts as the failure of connect(). EINTR, EAGAIN and EINPROGRESS are no failures, except for connect(), where EAGAIN means no port (UDP) or a
+ * full queue (Unix). */
+#include "counting.h"
+#include "current.h"
+
+/* The same numbers and structs are in failed_calls.rs. */
+enum { FAILURES = 4096, ATTEMPTS = 65536, PATH = 108 };
+enum call { SOCKET = 1, BIND, LISTEN_, CONNECT, ACCEPT, SEND, RECV, SO_ERROR_ };
+enum { OF_TCP = 1, OF_UDP = 2, OF_UNIX = 3, OF_OTHER = 4 };
+/* States of a failed connect(): it ended before a SYN was sent; after it; and its socket is still in SYN_SENT. */
+enum { BEFORE_SYN = 0, AFTER_SYN = 1, IN_SYN_SENT = 2 };
+enum { UNIX = 1, STREAM = 1, DATAGRAM = 2, MPTCP = 262 };
+enum { INTERRUPTED = 4, TRY_AGAIN = 11, BAD_DESCRIPTOR = 9, IS_CONNECTED = 106, IN_PROGRESS = 114, NOW_IN_PROGRESS = 115 };
+/* From here on errnos are of the kernel only, such as ERESTARTSYS. */
+enum { MAX_ERRNO = 511 };
+enum { SOCKET_FILE = 0140000, FILE_TYPE = 0170000 };
+
+struct wanted {
+	u64 cgroup;
+	u64 namespace_device;
+	u64 namespace_inode;
+	u32 flags;
+	u32 process;
+	u8 name[16];
+};
+
+struct failure {
+	u32 process;
+	u32 namespace; /* inode of the network namespace */
+	u16 errno;
+	u16 port;
+	u8 call;
+	u8 protocol;
+	u8 family; /* of the address; 0: none */
+	u8 state;
+	u32 zone;
+	u8 address[PATH]; /* 16 bytes, IPv4 as ::ffff:a.b.c.d, or the path of a Unix socket */
+};
+
+struct count {
+	u64 calls;
+	u8 name[16];
+};
+
+struct totals {
+	u64 lost;
+};
+
+LAYOUT(struct wanted, 48);
+LAYOUT(struct failure, 128);
+LAYOUT(struct count, 24);
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+/* The arguments of current.h and the further ones. */
+struct pt_regs___arguments {
+	unsigned long orig_ax;
+	unsigned long si;
+	unsigned long dx;
+	unsigned long r10;
+	u64 regs[31];
+};
+struct inode {
+	unsigned short i_mode;
+};
+struct file___typed {
+	struct inode *f_inode;
+	void *private_data;
+};
+#pragma clang attribute pop
+
+static long (*const read_user)(void *into, u32 size, const void *from) = (void *)112;
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct wanted);
+} settings SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct totals);
+} sums SECTION(".maps");
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(max_entries, FAILURES);
+	TYPE(key, struct failure);
+	TYPE(value, struct count);
+} failures SECTION(".maps");
+
+/* Sockets that have sent a SYN and are not connected. Of a socket that is closed without another call the entry is left behind. */
+struct {
+	NUMBER(type, MAP_HASH_FORGETFUL);
+	NUMBER(max_entries, ATTEMPTS);
+	TYPE(key, u64);
+	TYPE(value, u32);
+} attempts SECTION(".maps");
+
+INLINE u32 call_kind(int call)
+{
+	struct pt_regs *registers = NULL;
+	if (IS_THERE(registers->orig_ax)) {
+		switch (call) {
+		case 41: return SOCKET;
+		case 42: return CONNECT;
+		case 43: case 288: return ACCEPT;
+		case 49: return BIND;
+		case 50: return LISTEN_;
+		case 55: return SO_ERROR_;
+		case 1: case 20: case 40: case 44: case 46: case 307: return SEND;
+		case 0: case 19: case 45: case 47: case 299: return RECV;
+		}
+		return 0;
+	}
+	switch (call) {
+	case 198: return SOCKET;
+	case 203: return CONNECT;
+	case 202: case 242: return ACCEPT;
+	case 200: return BIND;
+	case 201: return LISTEN_;
+	case 209: return SO_ERROR_;
+	case 64: case 66: case 71: case 206: case 211: case 269: return SEND;
+	case 63: case 65: case 207: case 212: case 243: return RECV;
+	}
+	return 0;
+}
+
+INLINE u64 second_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->si;
+	return registers->regs[1];
+}
+
+INLINE u64 third_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->dx;
+	return registers->regs[2];
+}
+
+INLINE u64 fourth_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->r10;
+	return registers->regs[3];
+}
+
+/* Returns the socket of a descriptor, or NULL if it is not a socket. */
+INLINE const struct sock *socket_at(u32 descriptor)
+{
+	struct fdtable *table = current_task()->files->fdt;
+	struct file **files;
+	struct file___typed *file = NULL;
+	struct inode *inode = NULL;
+	struct socket *found = NULL;
+	struct sock *socket = NULL;
+	unsigned short mode = 0;
+	if (descriptor >= table->max_fds)
+		return NULL;
+	files = table->fd;
+	if (read_kernel(&file, sizeof(file), files + descriptor) || !file)
+		return NULL;
+	if (READ(inode, file->f_inode) || !inode || READ(mode, inode->i_mode) || (mode & FILE_TYPE) != SOCKET_FILE)
+		return NULL;
+	if (READ(found, file->private_data) || !found || READ(socket, found->sk))
+		return NULL;
+	return socket;
+}
+
+INLINE u32 protocol_of(u32 family, u32 protocol)
+{
+	if (family == UNIX)
+		return OF_UNIX;
+	if (family != INET && family != INET6)
+		return 0;
+	if (protocol == TCP || protocol == MPTCP)
+		return OF_TCP;
+	return protocol == UDP ? OF_UDP : OF_OTHER;
+}
+
+/* The type of socket(), without SOCK_NONBLOCK and SOCK_CLOEXEC. */
+INLINE u32 protocol_of_type(u32 family, u32 type)
+{
+	type &= 15;
+	return protocol_of(family, type == STREAM ? TCP : type == DATAGRAM ? UDP : 0);
+}
+
+/* Stores the address that the program has passed. */
+INLINE void put_passed(struct failure *failure, u64 place, u32 length)
+{
+	u8 head[28] = {};
+	u32 *words = (u32 *)failure->address;
+	u16 family;
+	if (length < 2 || read_user(head, 8, (const void *)place))
+		return;
+	family = *(u16 *)head;
+	if (family == INET) {
+		words[2] = __builtin_bswap32(0xffff);
+		__builtin_memcpy(&words[3], head + 4, 4);
+		failure->port = __builtin_bswap16(*(u16 *)(head + 2));
+	} else if (family == INET6) {
+		if (read_user(head, 28, (const void *)place))
+			return;
+		__builtin_memcpy(words, head + 8, 16);
+		failure->port = __builtin_bswap16(*(u16 *)(head + 2));
+		__builtin_memcpy(&failure->zone, head + 24, 4);
+	} else if (family == UNIX) {
+		if (length > 2 + PATH)
+			length = 2 + PATH;
+		length -= 2;
+		if (length > PATH || (length && read_user(failure->address, length, (const void *)(place + 2))))
+			return;
+	} else {
+		return;
+	}
+	failure->family = family;
+}
+
+/* Stores the local address of a listener. */
+INLINE void put_local(struct failure *failure, const struct sock *socket, u32 family)
+{
+	u32 *words = (u32 *)failure->address;
+	if (family == INET) {
+		words[2] = __builtin_bswap32(0xffff);
+		READ(words[3], socket->__sk_common.skc_rcv_saddr);
+	} else if (family == INET6) {
+		read_kernel(words, 16, &socket->__sk_common.skc_v6_rcv_saddr);
+	} else {
+		return;
+	}
+	READ(failure->port, socket->__sk_common.skc_num);
+	failure->family = family;
+}
+
+/* Stores the address of the peer of a failed connect(). */
+INLINE void put_peer(struct failure *failure, const struct sock *socket, u32 family)
+{
+	u32 *words = (u32 *)failure->address;
+	u16 port = 0;
+	READ(port, socket->__sk_common.skc_dport);
+	if (!port)
+		return;
+	if (family == INET) {
+		words[2] = __builtin_bswap32(0xffff);
+		READ(words[3], socket->__sk_common.skc_daddr);
+	} else if (family == INET6) {
+		read_kernel(words, 16, &socket->__sk_common.skc_v6_daddr);
+	} else {
+		return;
+	}
+	failure->port = __builtin_bswap16(port);
+	failure->family = family;
+}
+
+INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
+{
+	u32 only = 0;
+	struct count *known, count = {};
+	struct totals *totals;
+	failure->process = current_process(wanted->namespace_device, wanted->namespace_inode);
+	if (wanted->flags & HAS_PROCESS && wanted->process != failure->process)
+		return;
+	if (!is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup))
+		return;
+	known = map_lookup(&failures, failure);
+	if (!known) {
+		current_name(count.name, sizeof(count.name));
+		/* EEXIST: another processor has added it. */
+		map_update(&failures, failure, &count, NOT_TWICE);
+		known = map_lookup(&failures, failure);
+	}
+	if (known) {
+		ADD(known->calls, 1);
+		return;
+	}
+	totals = map_lookup(&sums, &only);
+	if (totals)
+		ADD(totals->lost, 1);
+}
+
+SECTION("tp_btf/sys_exit")
+int call_failed(u64 *context)
+{
+	const struct pt_regs *registers = (const struct pt_regs *)context[0];
+	s64 result = (s64)context[1];
+	const struct sock *socket = NULL;
+	const struct net *net = NULL;
+	struct failure failure = {};
+	struct wanted *wanted;
+	u32 only = 0, errno, kind, family = 0;
+	u16 number = 0, short_family = 0;
+	u64 id;
+	u8 state = 0;
+	/* Runs for every system call of the host. */
+	if (result > 0 || result < -MAX_ERRNO)
+		return 0;
+	kind = call_kind(call_of(registers));
+	if (!kind)
+		return 0;
+	errno = -result;
+	if (kind == SO_ERROR_) {
+		int pending = 0;
+		/* SOL_SOCKET and SO_ERROR */
+		if (errno || (u32)second_argument(registers) != 1 || (u32)third_argument(registers) != 4)
+			return 0;
+		if (read_user(&pending, sizeof(pending), (const void *)fourth_argument(registers)) || pending <= 0)
+			return 0;
+		errno = pending;
+	} else if (!errno || errno == INTERRUPTED || errno == BAD_DESCRIPTOR) {
+		return 0;
+	} else if (errno == TRY_AGAIN && kind != CONNECT) {
+		return 0;
+	} else if (kind == CONNECT && (errno == IN_PROGRESS || errno == NOW_IN_PROGRESS || errno == IS_CONNECTED)) {
+		return 0;
+	}
+	wanted = map_lookup(&settings, &only);
+	if (!wanted)
+		return 0;
+	if (kind == SOCKET) {
+		family = first_argument(registers);
+		failure.protocol = protocol_of_type(family, second_argument(registers));
+		failure.namespace = current_task()->nsproxy->net_ns->ns.inum;
+	} else {
+		socket = socket_at(first_argument(registers));
+		if (!socket)
+			return 0;
+		READ(short_family, socket->__sk_common.skc_family);
+		READ(number, socket->sk_protocol);
+		family = short_family;
+		failure.protocol = protocol_of(family, number);
+		READ(net, socket->__sk_common.skc_net.net);
+		READ(failure.namespace, net->ns.inum);
+		id = (u64)socket;
+		if (failure.protocol == OF_TCP && (kind >= SEND || kind == CONNECT) && map_lookup(&attempts, &id)) {
+			READ(state, socket->__sk_common.skc_state);
+			failure.state = state == SYN_SENT ? IN_SYN_SENT : AFTER_SYN;
+			map_delete(&attempts, &id);
+			if (kind != CONNECT)
+				put_peer(&failure, socket, family);
+			kind = CONNECT;
+		}
+	}
+	if (!failure.protocol || kind == SO_ERROR_)
+		return 0;
+	failure.errno = errno;
+	failure.call = kind;
+	if (kind == BIND || (kind == CONNECT && !failure.family))
+		put_passed(&failure, second_argument(registers), third_argument(registers));
+	else if (kind == LISTEN_ || kind == ACCEPT)
+		put_local(&failure, socket, family);
+	count_failure(wanted, &failure);
+	return 0;
+}
+
+SECTION("tp_btf/inet_sock_set_state")
+int attempt_began(u64 *context)
+{
+	u64 id = context[0];
+	int from = (int)context[1];
+	int to = (int)context[2];
+	u32 one = 1;
+	if (from == CLOSED && to == SYN_SENT)
+		map_update(&attempts, &id, &one, ANY);
+	else if (from == SYN_SENT && to == ESTABLISHED)
+		map_delete(&attempts, &id);
+	return 0;
+}
+
+char terms[] SECTION("license") = "Dual MIT/GPL";

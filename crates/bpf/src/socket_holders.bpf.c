@@ -1,4 +1,4 @@
-/* Writes a record for each descriptor of an IPv4 or IPv6 socket, in the network namespace of the reading process, to that process.
+/* Writes a record for each descriptor of an IPv4 or IPv6 socket, or of a listening unix socket, in the network namespace of the reading process, to that process.
  *
  * The loader replaces offset_of__STRUCT__FIELD by the offset of the field in the running kernel: a full relocation (CO-RE) takes longer
  * than the whole pass. */
@@ -18,6 +18,9 @@ struct task_file {
 
 static long (*const sequence_write)(void *into, const void *bytes, u32 size) = (void *)127;
 static void *(*const socket_of_file)(void *file) = (void *)162;
+
+/* Beside the families of kernel.h. */
+enum { UNIX = 1 };
 
 #define OFFSET(structure, field) extern const char offset_of__##structure##__##field[]
 #define AT(type, pointer, structure, field) (*(type *)((char *)(pointer) + (u64)offset_of__##structure##__##field))
@@ -52,7 +55,8 @@ int socket_holders(struct task_file *context)
 	if (!own)
 		return 0;
 	holder.family = AT(u16, own, sock_common, skc_family);
-	if (holder.family != INET && holder.family != INET6)
+	holder.state = AT(u8, own, sock_common, skc_state);
+	if (holder.family != INET && holder.family != INET6 && (holder.family != UNIX || holder.state != LISTEN))
 		return 0;
 	proxy = AT(void *, current_task(), task_struct, nsproxy);
 	if (!proxy || AT(void *, own, sock_common, skc_net) != AT(void *, proxy, nsproxy, net_ns))
@@ -60,15 +64,15 @@ int socket_holders(struct task_file *context)
 	inode = AT(void *, file, file, f_inode);
 	holder.inode = AT(u64, inode, inode, i_ino);
 	holder.process = AT(u32, task, task_struct, tgid);
-	holder.state = AT(u8, own, sock_common, skc_state);
 	/* In a cache line that the program does not need otherwise. */
 	if (holder.state == CLOSED)
 		holder.protocol = AT(u16, own, sock, sk_protocol);
-	holder.port = AT(u16, own, sock_common, skc_num);
+	if (holder.family != UNIX)
+		holder.port = AT(u16, own, sock_common, skc_num);
 	if (holder.family == INET) {
 		holder.address[2] = 0xffff0000;
 		holder.address[3] = AT(u32, own, sock_common, skc_rcv_saddr);
-	} else {
+	} else if (holder.family == INET6) {
 		for (int word = 0; word < 4; word++)
 			holder.address[word] = *(&AT(u32, own, sock_common, skc_v6_rcv_saddr) + word);
 	}

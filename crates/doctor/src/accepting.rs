@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fourtuple_record::snapshot::{Listener, Owner, Process, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Process, Snapshot, UnixListener};
 
 use crate::draft::{Draft, Remedy, What};
 use crate::words::process;
@@ -19,14 +19,20 @@ pub(crate) fn holders(owners: &[Owner]) -> String {
 
 /// Returns the processes that accept from a listener: `nginx[813] and 3 more`.
 pub(crate) fn acceptors(snapshot: &Snapshot, listener: &Listener) -> String {
-    holders(&workers_of(snapshot, listener))
+    holders(&workers_of(snapshot, &listener.owners, listener.address.port()))
+}
+
+/// Returns the processes that accept from a unix listener.
+pub(crate) fn unix_acceptors(snapshot: &Snapshot, listener: &UnixListener) -> String {
+    // Port 0 has no connections.
+    holders(&workers_of(snapshot, &listener.owners, 0))
 }
 
 /// Returns the processes that hold a listener, without a master that holds it for its workers only. A child that was not there at the first
 /// reading may be about to execute another program, and is no worker.
-fn workers_of(snapshot: &Snapshot, listener: &Listener) -> Vec<Owner> {
+fn workers_of(snapshot: &Snapshot, owners: &[Owner], port: u16) -> Vec<Owner> {
     let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
-    let service = services.iter().find(|service| service.port == listener.address.port());
+    let service = services.iter().find(|service| service.port == port);
     let accepted = service.map(|service| service.workers.as_slice()).unwrap_or_default();
     let has_accepted = |pid: u32| accepted.iter().any(|worker| worker.pid == pid && worker.sockets > 0);
     // Gunicorn calls its processes `gunicorn: master` and `gunicorn: worker`.
@@ -37,11 +43,11 @@ fn workers_of(snapshot: &Snapshot, listener: &Listener) -> Vec<Owner> {
             && process.is_some_and(|process| process.parent == master.pid && process.cpu_ns.is_some())
     };
     let is_master = |master: &&Owner| {
-        let mut workers = listener.owners.iter().filter(|owner| is_worker_of(owner, master));
+        let mut workers = owners.iter().filter(|owner| is_worker_of(owner, master));
         let accepting = workers.clone().any(|worker| has_accepted(worker.pid));
         !has_accepted(master.pid) && (accepting || workers.nth(1).is_some())
     };
-    listener.owners.iter().filter(|owner| !is_master(owner)).cloned().collect()
+    owners.iter().filter(|owner| !is_master(owner)).cloned().collect()
 }
 
 /// Returns a duration with a unit that suits it: `120 ms`, `10.0 s`.
@@ -201,7 +207,31 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
         ));
     }
-    let settings = listener.owners.first().and_then(|owner| Settings::of(&owner.name));
+    with_settings(draft, &listener.owners, &server)
+}
+
+/// Adds what helps a unix listener whose accept queue is full.
+pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
+    let server = unix_acceptors(snapshot, listener);
+    let mut draft = match stopped(snapshot, &listener.owners) {
+        Some(owner) => draft
+            .because(format!("{} is stopped by a signal (state T)", process(owner)))
+            .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "lets the process accept again")),
+        None => draft,
+    };
+    let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
+    if u64::from(listener.backlog) >= somaxconn {
+        draft = draft.now(Remedy::unproven(
+            format!("sysctl -w net.core.somaxconn={}", (somaxconn * 8).max(4096)),
+            format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
+        ));
+    }
+    with_settings(draft, &listener.owners, &server)
+}
+
+/// Adds the settings of the server that empty an accept queue faster or make it longer.
+fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
+    let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
     let workers = settings.map_or("more workers", |settings| settings.workers);
     let backlog = settings.map_or("a greater argument of listen()", |settings| settings.backlog);
     draft

@@ -33,8 +33,8 @@ pub struct Threshold {
 /// The findings of a rule, or the reason why the rule could not be checked.
 pub(crate) type Checked = Result<Vec<Draft>, String>;
 
-/// Joins the findings of two sources of a rule, the readings and a trace. A trace adds findings and hides none: the rule is unchecked only
-/// if nothing was found and a source is missing.
+/// Joins the findings of two sources of a rule, such as the readings and a trace, or TCP and unix sockets. A source adds findings and hides
+/// none: the rule is unchecked only if nothing was found and a source is missing.
 pub(crate) fn joined(readings: Checked, trace: Checked) -> Checked {
     match (readings, trace) {
         (Ok(mut readings), Ok(trace)) => {

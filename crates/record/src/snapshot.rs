@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub connections: Part<Connections>,
     /// TCP listeners.
     pub listeners: Part<Vec<Listener>>,
+    /// Listening unix sockets.
+    pub unix_listeners: Part<Vec<UnixListener>>,
     /// UDP sockets.
     pub udp: Part<UdpSockets>,
     /// Processes that have sockets in the namespace.
@@ -348,6 +350,23 @@ pub struct Listener {
     /// does not tell.
     pub drops: Option<Counter>,
     /// Processes that hold the listener, with the number of their descriptors of it.
+    pub owners: Vec<Owner>,
+}
+
+/// A listening unix socket. The kernel counts no drops: a connect() that finds the queue full waits, or fails with EAGAIN.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnixListener {
+    /// The path, or `@` and the abstract name.
+    pub path: String,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// Connections in the accept queue at the second reading.
+    pub waiting: u32,
+    /// Connections in the accept queue at the first reading; 0 for a listener that did not exist then.
+    pub waiting_before: u32,
+    /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
+    pub backlog: u32,
+    /// Processes that hold the listener.
     pub owners: Vec<Owner>,
 }
 

@@ -36,10 +36,52 @@ pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
     // The kernel returns the lower 32 bits of the inode, and the device in its internal form (MKDEV).
     let wanted = [(stat.ino() as u32).to_ne_bytes(), (major << 20 | minor).to_ne_bytes()].concat();
     let mut found = None;
-    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request(), |body| {
+    let request = request(UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN);
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
         found = found.or_else(|| queue(body, &wanted));
     })?;
     Ok(found)
+}
+
+/// A listening unix socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detail {
+    /// The path, or `@` and the abstract name; empty for a socket without a name. Bytes that are not UTF-8 are replaced.
+    pub name: String,
+    /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd.
+    pub inode: u32,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// The accept queue.
+    pub queue: Queue,
+}
+
+/// Calls `found` for every listening unix socket in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// ENOENT: the kernel has no unix_diag and cannot load it. Other errors are from netlink.
+pub fn each_listener(mut found: impl FnMut(Detail)) -> io::Result<()> {
+    let request = request(UDIAG_SHOW_NAME | UDIAG_SHOW_RQLEN);
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
+        detail(body).into_iter().for_each(&mut found);
+    })
+}
+
+/// Parses a reply with a name and a queue.
+pub(crate) fn detail(reply: &[u8]) -> Option<Detail> {
+    let attributes = reply.get(MESSAGE..)?;
+    let word = |at: usize| Some(u32::from_ne_bytes(*reply.get(at..)?.first_chunk::<4>()?));
+    let name = netlink::attribute(attributes, UNIX_DIAG_NAME).unwrap_or_default();
+    let name = match name.split_first() {
+        Some((0, name)) => format!("@{}", String::from_utf8_lossy(name)),
+        // The kernel returns a path with its NUL.
+        _ => String::from_utf8_lossy(name).trim_end_matches('\0').to_owned(),
+    };
+    let (waiting, rest) = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
+    let backlog = rest.first_chunk::<4>()?;
+    let queue = Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) };
+    Some(Detail { name, inode: word(4)?, cookie: u64::from(word(12)?) << 32 | u64::from(word(8)?), queue })
 }
 
 /// Returns the device numbers of the file system of a file, as in the kernel's superblock. The device of stat(2) is another one for
@@ -67,8 +109,10 @@ pub(crate) fn queue(reply: &[u8], wanted: &[u8]) -> Option<Queue> {
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const UNIX_DIAG_NAME: u16 = 0;
 const UNIX_DIAG_VFS: u16 = 1;
 const UNIX_DIAG_RQLEN: u16 = 4;
+const UDIAG_SHOW_NAME: u32 = 0x01;
 const UDIAG_SHOW_VFS: u32 = 0x02;
 const UDIAG_SHOW_RQLEN: u32 = 0x10;
 
@@ -79,9 +123,9 @@ const MESSAGE: usize = 16;
 const LISTEN: u32 = 10;
 
 /// Returns struct unix_diag_req: family, protocol, padding, states, no inode, requested attributes, no cookie.
-fn request() -> Vec<u8> {
+fn request(attributes: u32) -> Vec<u8> {
     let mut body = vec![libc::AF_UNIX as u8, 0, 0, 0];
-    for word in [1 << LISTEN, 0, UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN, u32::MAX, u32::MAX] {
+    for word in [1 << LISTEN, 0, attributes, u32::MAX, u32::MAX] {
         body.extend_from_slice(&word.to_ne_bytes());
     }
     body

@@ -1130,6 +1130,19 @@ class DoctorSnapshotListeners1(TypedDict):
     seen: list[DoctorListener]
 
 
+class DoctorUnixListener(TypedDict):
+    path: str
+    cookie: int
+    waiting: int
+    waiting_before: int
+    backlog: int
+    owners: list[DoctorOwner]
+
+
+class DoctorSnapshotUnixListeners1(TypedDict):
+    seen: list[DoctorUnixListener]
+
+
 class DoctorUdpSocketView(TypedDict):
     local: str
     remote: str | None
@@ -1269,6 +1282,7 @@ class DoctorSnapshot(TypedDict):
     search: DoctorSnapshotSearch1 | DoctorHidden
     connections: DoctorSnapshotConnections1 | DoctorHidden
     listeners: DoctorSnapshotListeners1 | DoctorHidden
+    unix_listeners: DoctorSnapshotUnixListeners1 | DoctorHidden
     udp: DoctorSnapshotUdp1 | DoctorHidden
     processes: DoctorSnapshotProcesses1 | DoctorHidden
     counters: DoctorSnapshotCounters1 | DoctorHidden

@@ -1,15 +1,18 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Snapshot};
+use fourtuple_record::snapshot::{Listener, Snapshot, UnixListener};
 
-use crate::accepting::{acceptors, drops, empty_faster, explains_listener, is_full, subject, time, up_to};
+use crate::accepting::{
+    acceptors, drops, empty_faster, empty_unix, explains_listener, is_full, subject, time, unix_acceptors,
+    up_to,
+};
 use crate::draft::Draft;
-use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent};
+use crate::rule::{Checked, Rule, Threshold, joined};
+use crate::words::{count, counted, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "A01",
     title: "an accept queue is full or fills",
-    source: "sock_diag(7) (sk_ack_backlog, sk_max_ack_backlog), read twice",
+    source: "sock_diag(7) (sk_ack_backlog, sk_max_ack_backlog; UNIX_DIAG_RQLEN), read twice",
     threshold: Some(Threshold { default: 80.0, unit: "% of the backlog" }),
     explanation: &[
         "A connection whose handshake is complete waits in the accept queue of its listener until accept() takes it \
@@ -19,6 +22,8 @@ pub(super) const RULE: Rule = Rule {
          The client sends its SYN again after 1 s, then each second (Linux 6.5, net.ipv4.tcp_syn_linear_timeouts) or at doubled \
          intervals, so that connect() takes seconds or ends with ETIMEDOUT. The client may also believe that it is connected, because the \
          SYN-ACK arrived, and then waits for an answer.",
+        "The queue of a unix socket has the same limit (unix_recvq_full). A blocking connect() waits while it is full, a non-blocking one fails with \
+         EAGAIN, which nginx answers with 502. The kernel counts nothing: the queue is full if it was at both readings.",
         "What helps: a process that calls accept() faster: more workers, no blocking work between two calls of accept(), a process that \
          is not stopped. A greater backlog helps against bursts only: a queue that is full at two readings is full because connections \
          arrive faster than the process accepts them.",
@@ -29,6 +34,45 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    joined(of_tcp(snapshot, limit), of_unix(snapshot, limit))
+}
+
+/// Looks for full queues of unix sockets, whose drops the kernel does not count.
+fn of_unix(snapshot: &Snapshot, limit: f64) -> Checked {
+    let listeners = snapshot.unix_listeners.seen()?.iter();
+    Ok(listeners.filter_map(|listener| unix_draft(snapshot, listener, limit)).collect())
+}
+
+fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Option<Draft> {
+    let &UnixListener { waiting, waiting_before, backlog, ref path, .. } = listener;
+    let standing = waiting.min(waiting_before);
+    let (severity, state) = if is_full(standing, backlog) {
+        (Severity::Critical, "is full")
+    } else if standing > 0 && f64::from(standing) >= f64::from(backlog) * limit / 100.0 {
+        (Severity::Warning, "fills")
+    } else {
+        return None;
+    };
+    let server = unix_acceptors(snapshot, listener);
+    let verdict = format!(
+        "the accept queue of {path} {state}: {} for {server}, the backlog is {}",
+        match waiting {
+            1 => "1 connection waits".to_owned(),
+            _ => format!("{} connections wait", count(waiting.into())),
+        },
+        count(backlog.into())
+    );
+    let draft = Draft::new(severity, path.clone(), verdict)
+        .because(format!(
+            "first reading: {} in the queue, second reading: {}",
+            counted(waiting_before.into(), "connection"),
+            count(waiting.into())
+        ))
+        .because("with a full queue, connect() of a non-blocking client fails with EAGAIN (nginx answers 502), and other clients wait");
+    Some(empty_unix(draft, snapshot, listener))
+}
+
+fn of_tcp(snapshot: &Snapshot, limit: f64) -> Checked {
     let listeners = snapshot.listeners.seen()?;
     Ok(listeners.iter().filter_map(|listener| draft(snapshot, listener, limit)).collect())
 }

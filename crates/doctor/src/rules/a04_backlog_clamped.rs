@@ -1,15 +1,15 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 
-use crate::accepting::{Settings, acceptors, drops, during, subject};
+use crate::accepting::{Settings, acceptors, drops, during, subject, unix_acceptors};
 use crate::draft::{Draft, Remedy};
-use crate::rule::{Checked, Rule, Threshold};
+use crate::rule::{Checked, Rule, Threshold, joined};
 use crate::words::count;
 
 pub(super) const RULE: Rule = Rule {
     id: "A04",
     title: "net.core.somaxconn cuts a backlog",
-    source: "sock_diag(7) (sk_max_ack_backlog), net.core.somaxconn",
+    source: "sock_diag(7) (sk_max_ack_backlog, UNIX_DIAG_RQLEN), net.core.somaxconn",
     threshold: Some(Threshold { default: 50.0, unit: "% of the backlog" }),
     explanation: &[
         "listen(fd, backlog) stores the lower of backlog and net.core.somaxconn (__sys_listen) and reports no error. A listener whose \
@@ -26,6 +26,25 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
+    joined(of_tcp(snapshot, limit), of_unix(snapshot, limit))
+}
+
+fn of_unix(snapshot: &Snapshot, limit: f64) -> Checked {
+    let somaxconn = snapshot.number("net.core.somaxconn")?;
+    let matters = |listener: &&UnixListener| {
+        let standing = f64::from(listener.waiting.min(listener.waiting_before));
+        standing > 0.0 && standing >= f64::from(listener.backlog) * limit / 100.0
+    };
+    let is_cut = |listener: &&UnixListener| u64::from(listener.backlog) == somaxconn;
+    let listeners = snapshot.unix_listeners.seen()?.iter().filter(is_cut).filter(matters);
+    let drafts = listeners.map(|listener| {
+        let UnixListener { path, owners, waiting, .. } = listener;
+        draft(path.clone(), path, owners, &unix_acceptors(snapshot, listener), *waiting, somaxconn)
+    });
+    Ok(drafts.collect())
+}
+
+fn of_tcp(snapshot: &Snapshot, limit: f64) -> Checked {
     let somaxconn = snapshot.number("net.core.somaxconn")?;
     let overflows = during(snapshot, "TcpExt.ListenOverflows");
     let matters = |listener: &&Listener| {
@@ -38,24 +57,33 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     Ok(listeners
         .filter(is_cut)
         .filter(matters)
-        .map(|listener| draft(snapshot, listener, somaxconn))
+        .map(|listener| {
+            let server = acceptors(snapshot, listener);
+            let address = listener.address.to_string();
+            draft(subject(listener), &address, &listener.owners, &server, listener.waiting, somaxconn)
+        })
         .collect())
 }
 
-fn draft(snapshot: &Snapshot, listener: &Listener, somaxconn: u64) -> Draft {
-    let server = acceptors(snapshot, listener);
+fn draft(
+    subject: String,
+    address: &str,
+    owners: &[Owner],
+    server: &str,
+    waiting: u32,
+    somaxconn: u64,
+) -> Draft {
     let verdict = format!(
-        "the backlog of {} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {} connections wait",
-        listener.address,
+        "the backlog of {address} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {} connections wait",
         count(somaxconn),
-        count(listener.waiting.into())
+        count(waiting.into())
     );
     let wider = (somaxconn * 8).max(4096);
-    let settings = listener.owners.first().and_then(|owner| Settings::of(&owner.name));
+    let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
     // Programs in Go have no setting: the library reads net.core.somaxconn.
     let backlog = settings
         .map_or("the argument of listen() (Go takes net.core.somaxconn)", |settings| settings.backlog);
-    Draft::new(Severity::Notice, subject(listener), verdict)
+    Draft::new(Severity::Notice, subject, verdict)
         .now(Remedy::sysctl(
             "net.core.somaxconn",
             wider.to_string(),

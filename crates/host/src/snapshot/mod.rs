@@ -106,6 +106,7 @@ struct Counted {
     counters: counters::Totals,
     conntrack: BTreeMap<String, u64>,
     listeners: listeners::Before,
+    unix_listeners: listeners::UnixBefore,
     udp: udp::Before,
 }
 
@@ -164,8 +165,17 @@ impl Reader {
             }
         }
         let connections = census.connections.seen();
+        let unix_listeners = listeners::read_unix(
+            &census.sockets,
+            &before.unix_listeners,
+            is_first,
+            &mut counted.unix_listeners,
+        );
         let udp = udp::read(&census.sockets, &before.udp, is_first, &mut counted.udp);
-        let named = named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
+        let mut named =
+            named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
+        let waiting = unix_listeners.iter().flatten().filter(|listener| listener.waiting > 0);
+        named.extend(waiting.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
         let addresses = addresses::read();
         let lost_sources = addresses::lost_sources(&connections, &addresses).into();
         if census.began == now {
@@ -183,6 +193,7 @@ impl Reader {
             lost_sources,
             connections: census.connections.clone(),
             listeners: listeners.into(),
+            unix_listeners: unix_listeners.into(),
             udp: udp.into(),
             processes: census.processes_in(interval),
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),

@@ -138,7 +138,11 @@ impl Panel {
                 let tuples = snapshot.connections.seen()?.tuples.iter();
                 tuples.map(|one| Ok(tuple(one, &Budget::of(snapshot, one)?))).collect()
             }
-            Panel::Listeners => Ok(snapshot.listeners.seen()?.iter().map(listener).collect()),
+            Panel::Listeners => {
+                let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+                let tcp = snapshot.listeners.seen()?.iter().map(listener);
+                Ok(tcp.chain(unix.iter().map(unix_listener)).collect())
+            }
             Panel::Workers => Ok(workers(snapshot.connections.seen()?)),
             Panel::TimeWait => Ok(time_wait(snapshot.connections.seen()?)),
         }
@@ -196,6 +200,19 @@ fn listener(listener: &fourtuple_record::snapshot::Listener) -> Row {
             Cell::count(listener.backlog.into()),
             Cell::count(listener.handshakes.into()),
             listener.drops.map_or_else(|| Cell::text("-"), |drops| Cell::count(drops.total)),
+            process(listener.owners.first()),
+        ],
+    }
+}
+
+fn unix_listener(listener: &fourtuple_record::snapshot::UnixListener) -> Row {
+    Row {
+        cells: vec![
+            Cell::text(&listener.path),
+            Cell::count(listener.waiting.into()),
+            Cell::count(listener.backlog.into()),
+            Cell::text("-"),
+            Cell::text("-"),
             process(listener.owners.first()),
         ],
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use fourtuple_record::snapshot::{Listener, Owner, Process, Snapshot, UnixListener};
 
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::words::process;
 
@@ -192,20 +193,28 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
     let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => draft
-            .because(format!("{} is stopped by a signal (state T)", process(owner)))
-            .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "lets the process accept again")),
+        Some(owner) => draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
+            Remedy::privileged(
+                Scope::Process,
+                format!("kill -CONT {}", owner.pid),
+                "lets the process accept again",
+            ),
+        ),
         None => draft,
     };
-    draft = draft.now(Remedy::unproven(
-        format!("fourtuple trace accept --port {port} --for 10s"),
+    draft = draft.now(Remedy::own(
+        format!("trace accept --port {port} --for 10s"),
         "shows how long connections wait, and which worker accepts how many",
     ));
     if is_cut {
-        draft = draft.now(Remedy::unproven(
-            format!("sysctl -w net.core.somaxconn={}", (somaxconn * 8).max(4096)),
-            format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
-        ));
+        draft = draft.now(
+            Remedy::sysctl(
+                "net.core.somaxconn",
+                (somaxconn * 8).max(4096).to_string(),
+                format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
+            )
+            .unproven(),
+        );
     }
     with_settings(draft, &listener.owners, &server)
 }

@@ -1,11 +1,12 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
 use fourtuple_record::snapshot::{Owner, Snapshot};
-use fourtuple_record::{Advice, Finding, Severity, Unchecked};
+use fourtuple_record::{Advice, Finding, Proof, Severity, Unchecked};
 
 use crate::accepting::subject;
 use crate::attribute::with_callers;
-use crate::draft::{Draft, Remedy};
+use crate::command::Place;
+use crate::draft::{Action, Draft, Remedy};
 use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
@@ -32,8 +33,13 @@ const CAUSES: [&str; 9] = ["F01", "B03", "B04", "A06", "P04", "P01", "P02", "P08
 /// The rule that reports what the findings of all others leave unexplained.
 const UNEXPLAINED: &str = "X01";
 
-/// Applies all rules to a snapshot.
+/// Applies all rules to a snapshot. The commands are for root of the examined network namespace.
 pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+    diagnose_at(snapshot, limits, &Place::default())
+}
+
+/// Applies all rules to a snapshot. The commands can be pasted at this place.
+pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> Diagnosis {
     let attributed = with_callers(snapshot);
     let snapshot = attributed.as_ref().unwrap_or(snapshot);
     let mut diagnosis = Diagnosis::default();
@@ -51,7 +57,7 @@ pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
                 for (what, amount) in drafts.iter().flat_map(|draft| &draft.explained) {
                     account.explain(rule.id, what, *amount);
                 }
-                let findings = drafts.into_iter().map(|draft| finding(rule, limit, snapshot, draft));
+                let findings = drafts.into_iter().map(|draft| finding(rule, limit, snapshot, place, draft));
                 diagnosis.findings.extend(findings);
             }
             Err(reason) => diagnosis.unchecked.push(Unchecked {
@@ -139,7 +145,7 @@ fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
     }
 }
 
-fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, draft: Draft) -> Finding {
+fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Finding {
     let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
     let helps = |remedy: &Remedy| match &remedy.change {
         None => true,
@@ -153,16 +159,36 @@ fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, draft: Draft) -> Findin
         }
     };
     let advice = |remedies: Vec<Remedy>| {
-        let helpful = remedies.into_iter().filter(helps);
-        helpful
-            .map(|Remedy { action, is_command, effect, change }| Advice {
-                action,
-                is_command,
-                effect,
-                recomputed: change.is_some(),
-            })
-            .collect()
+        remedies.into_iter().filter(helps).filter_map(|remedy| rendered(remedy, snapshot, place)).collect()
     };
     let (now, proper) = (advice(now), advice(proper));
     Finding { id: rule.id.to_owned(), severity, subject, verdict, evidence, now, proper }
+}
+
+/// Returns a remedy as text, or `None` if its command has no meaning at this place.
+fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Advice> {
+    let Remedy { action, effect, condition, change, is_tested } = remedy;
+    let proof = match (is_tested, change.is_some()) {
+        (true, _) => Proof::Test,
+        (false, true) => Proof::Calculation,
+        (false, false) => Proof::None,
+    };
+    let (action, rendered) = match action {
+        Action::Words(words) => (words, None),
+        Action::Steps(steps) => {
+            let rendered = place.render(&steps, snapshot)?;
+            (rendered.command.clone(), Some(rendered))
+        }
+    };
+    Some(Advice {
+        action,
+        is_command: rendered.is_some(),
+        effect,
+        condition,
+        proof,
+        needs_root: rendered.as_ref().is_some_and(|rendered| rendered.needs_root),
+        until: rendered.as_ref().and_then(|rendered| rendered.until.clone()),
+        undo: rendered.as_ref().and_then(|rendered| rendered.undo.clone()),
+        lasting: rendered.and_then(|rendered| rendered.lasting),
+    })
 }

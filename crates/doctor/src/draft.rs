@@ -3,6 +3,8 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
+use crate::command::{Content, Scope, Setting, Step};
+
 /// The effect of a remedy on a snapshot.
 pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
 
@@ -98,45 +100,90 @@ impl What {
 
 /// A command or a change.
 pub(crate) struct Remedy {
-    pub(crate) action: String,
-    pub(crate) is_command: bool,
+    pub(crate) action: Action,
     pub(crate) effect: String,
-    /// The effect on the snapshot; `None`: the effect cannot be computed.
+    /// A condition or a step before, in words.
+    pub(crate) condition: Option<String>,
+    /// The effect on the snapshot; `None`: the effect cannot be computed. With a change the remedy is shown only if the finding then
+    /// disappears or is less severe.
     pub(crate) change: Option<Change>,
+    /// Whether a probe has tried the effect on this kernel.
+    pub(crate) is_tested: bool,
+}
+
+/// The action of a remedy.
+pub(crate) enum Action {
+    /// A change of a program, or of another host.
+    Words(String),
+    /// A command, step by step.
+    Steps(Vec<Step>),
 }
 
 impl Remedy {
-    /// A command whose effect on the snapshot is known. The remedy is shown only if the finding then disappears or is less severe.
-    pub(crate) fn command(
-        action: impl Into<String>,
-        effect: impl Into<String>,
-        change: impl Fn(&mut Snapshot) + 'static,
-    ) -> Remedy {
-        Remedy {
-            action: action.into(),
-            is_command: true,
-            effect: effect.into(),
-            change: Some(Box::new(change)),
-        }
-    }
-
-    /// A command whose effect cannot be computed from a snapshot.
-    pub(crate) fn unproven(action: impl Into<String>, effect: impl Into<String>) -> Remedy {
-        Remedy { action: action.into(), is_command: true, effect: effect.into(), change: None }
+    fn new(action: Action, effect: impl Into<String>) -> Remedy {
+        Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false }
     }
 
     /// A change that is no command: of a program, or of another host.
     pub(crate) fn advice(action: impl Into<String>, effect: impl Into<String>) -> Remedy {
-        Remedy { action: action.into(), is_command: false, effect: effect.into(), change: None }
+        Remedy::new(Action::Words(action.into()), effect)
+    }
+
+    /// A command of several steps.
+    pub(crate) fn steps(steps: Vec<Step>, effect: impl Into<String>) -> Remedy {
+        Remedy::new(Action::Steps(steps), effect)
+    }
+
+    /// This program with these arguments.
+    pub(crate) fn own(arguments: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Own(arguments.into())], effect)
+    }
+
+    /// Another program, for root.
+    pub(crate) fn privileged(scope: Scope, line: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Other { line: line.into(), scope, needs_root: true }], effect)
+    }
+
+    /// Another program, for any user.
+    pub(crate) fn other(scope: Scope, line: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Other { line: line.into(), scope, needs_root: false }], effect)
+    }
+
+    /// Writes a file of /etc/sysctl.d and sets its sysctls.
+    pub(crate) fn kept(file: &str, content: Content, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Keep { file: file.to_owned(), content }], effect)
     }
 
     /// Sets a sysctl, both in the snapshot and on the host.
     pub(crate) fn sysctl(name: &'static str, value: impl Into<String>, effect: impl Into<String>) -> Remedy {
-        let value = value.into();
-        let quoted = if value.contains(' ') { format!("\"{value}\"") } else { value.clone() };
-        Remedy::command(format!("sysctl -w {name}={quoted}"), effect, move |snapshot| {
-            set_sysctl(snapshot, name, &value);
+        Remedy::sysctls(vec![Setting::new(name, value)], effect)
+    }
+
+    /// Sets sysctls, both in the snapshot and on the host.
+    pub(crate) fn sysctls(settings: Vec<Setting>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Set(settings.clone())], effect).with(move |snapshot| {
+            settings.iter().for_each(|Setting { name, value, .. }| set_sysctl(snapshot, name, value));
         })
+    }
+
+    /// The effect on a snapshot.
+    pub(crate) fn with(self, change: impl Fn(&mut Snapshot) + 'static) -> Remedy {
+        Remedy { change: Some(Box::new(change)), ..self }
+    }
+
+    /// The effect is not in a snapshot.
+    pub(crate) fn unproven(self) -> Remedy {
+        Remedy { change: None, ..self }
+    }
+
+    /// A condition, if there is one.
+    pub(crate) fn provided(self, condition: Option<String>) -> Remedy {
+        Remedy { condition, ..self }
+    }
+
+    /// A probe has tried the effect on this kernel, if so.
+    pub(crate) fn tested(self, is_tested: bool) -> Remedy {
+        Remedy { is_tested, ..self }
     }
 }
 

@@ -9,6 +9,7 @@ mod attribute;
 mod balance;
 mod budget;
 mod causes;
+mod command;
 mod datagram;
 mod diagnose;
 mod draft;
@@ -21,7 +22,8 @@ mod symptom;
 mod words;
 
 pub use budget::Budget;
-pub use diagnose::{Diagnosis, diagnose};
+pub use command::Place;
+pub use diagnose::{Diagnosis, diagnose, diagnose_at};
 pub use explain::explain;
 pub use limits::{LimitError, Limits};
 pub use rule::{Rule, Threshold};

@@ -8,7 +8,8 @@ use fourtuple_record::snapshot::{
 
 use crate::attribute::Leak;
 use crate::budget::{Budget, delay_s};
-use crate::draft::{Draft, Remedy, set_sysctl};
+use crate::command::{Content, Scope, Setting};
+use crate::draft::{Draft, Remedy};
 use crate::words::{count, process, rate, time};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
@@ -48,7 +49,8 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Leak) -
     let to = quoted(tuple.destination);
     draft = draft
         .because("more ports do not end a leak: they postpone the failure")
-        .now(Remedy::unproven(
+        .now(Remedy::other(
+            Scope::Namespace,
             format!("ss -tnpoi state established dst {to}{of_process}"),
             "lists the connections with their descriptors; lastsnd and lastrcv are their idle times in ms",
         ))
@@ -100,25 +102,25 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
     let (source, destination) = (tuple.source, tuple.destination);
     let to = quoted(destination);
     let factor = others as u32 + 1;
-    Some(Remedy::command(
-        format!("fourtuple fix ports --pid {} --source {prefix} --to {to}", owner.pid),
+    let remedy = Remedy::own(
+        format!("fix ports --pid {} --source {prefix} --to {to}", owner.pid),
         format!(
             "new connections of {} to {destination} use {factor} source addresses: {factor} times the ports; no restart, ends with Ctrl-C",
             process(owner)
         ),
-        move |snapshot| {
-            // What the sources have in use once the sockets of now, which stay where they are, have ended.
-            each_tuple(snapshot, source, destination, |tuple| {
-                let then = (needed / f64::from(factor)).ceil();
-                let share = then / f64::from(tuple.in_use.max(1));
-                tuple.in_use = then as u32;
-                tuple.low_parity = (f64::from(tuple.low_parity) * share) as u32;
-                tuple.closes_per_s /= f64::from(factor);
-                tuple.growth_per_s /= f64::from(factor);
-                tuple.states.values_mut().for_each(|sockets| *sockets = (*sockets as f64 * share) as u64);
-            });
-        },
-    ))
+    );
+    Some(remedy.with(move |snapshot| {
+        // What the sources have in use once the sockets of now, which stay where they are, have ended.
+        each_tuple(snapshot, source, destination, |tuple| {
+            let then = (needed / f64::from(factor)).ceil();
+            let share = then / f64::from(tuple.in_use.max(1));
+            tuple.in_use = then as u32;
+            tuple.low_parity = (f64::from(tuple.low_parity) * share) as u32;
+            tuple.closes_per_s /= f64::from(factor);
+            tuple.growth_per_s /= f64::from(factor);
+            tuple.states.values_mut().for_each(|sockets| *sockets = (*sockets as f64 * share) as u64);
+        });
+    }))
 }
 
 /// Returns a sentence about a `fix ports` that works on new connections of a tuple already.
@@ -164,25 +166,25 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
         _ => {
             // How much shorter the searches become is not in a snapshot.
             let remedy = drawn_ports_to(&longest.owner, longest.destination);
-            draft.now(Remedy { change: None, ..remedy })
+            draft.now(remedy.unproven())
         }
     }
 }
 
 /// `fourtuple fix ports` for a process and a destination.
 fn drawn_ports_to(owner: &Owner, destination: SocketAddr) -> Remedy {
-    Remedy::command(
-        format!("fourtuple fix ports --pid {} --to {}", owner.pid, quoted(destination)),
+    let remedy = Remedy::own(
+        format!("fix ports --pid {} --to {}", owner.pid, quoted(destination)),
         format!(
             "new connections of {} draw a free port at random, without the search; no restart, ends with Ctrl-C",
             process(owner)
         ),
-        |snapshot| {
-            if let Part::Seen(search) = &mut snapshot.search {
-                search.default = "linear".to_owned();
-            }
-        },
-    )
+    );
+    remedy.with(|snapshot| {
+        if let Part::Seen(search) = &mut snapshot.search {
+            search.default = "linear".to_owned();
+        }
+    })
 }
 
 /// net.ipv4.tcp_tw_reuse, where the tuple has ports in TIME_WAIT that connect() may not take.
@@ -226,17 +228,47 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     let reserved = blocks(&wide.reserved);
     let effect =
         format!("{} ports instead of {}, for new connections at once", count(then.into()), count(now.into()));
+    let added = |port: u16| wide.contains(port) && !(ports.low..=ports.high).contains(&port);
+    let condition = known_servers(added);
     if wide.reserved == ports.reserved || reserved.is_empty() {
-        return Some(Remedy::sysctl(RANGE, range, effect));
+        return Some(Remedy::sysctl(RANGE, range, effect).provided(condition));
     }
-    Some(Remedy::command(
-        format!("sysctl -w {RESERVED}={reserved} {RANGE}=\"{range}\""),
-        format!("{effect}; the ports of listeners stay reserved"),
-        move |snapshot| {
-            set_sysctl(snapshot, RANGE, &range);
-            set_sysctl(snapshot, RESERVED, &reserved);
-        },
-    ))
+    let settings = vec![Setting::new(RESERVED, reserved), Setting::new(RANGE, range)];
+    let effect = format!("{effect}; the ports of listeners stay reserved");
+    Some(Remedy::sysctls(settings, effect).provided(condition))
+}
+
+/// Well-known ports of servers at 1024 and above.
+const SERVERS: [(u16, &str); 20] = [
+    (1433, "mssql"),
+    (1521, "oracle"),
+    (2049, "nfs"),
+    (2379, "etcd"),
+    (3000, "node"),
+    (3306, "mysql"),
+    (5432, "postgresql"),
+    (5672, "amqp"),
+    (6379, "redis"),
+    (6443, "kube-apiserver"),
+    (8000, "http"),
+    (8080, "http"),
+    (8443, "https"),
+    (9000, "php-fpm"),
+    (9090, "prometheus"),
+    (9092, "kafka"),
+    (9200, "elasticsearch"),
+    (10_250, "kubelet"),
+    (11_211, "memcached"),
+    (27_017, "mongodb"),
+];
+
+/// Returns a warning about servers that do not run now and need one of these ports later; their ports are not known from listeners.
+fn known_servers(is_added: impl Fn(u16) -> bool) -> Option<String> {
+    let added = SERVERS.iter().filter(|(port, _)| is_added(*port));
+    let named: Vec<String> = added.map(|(port, name)| format!("{port} ({name})")).collect();
+    let (last, others) = named.split_last()?;
+    let list = if others.is_empty() { last.clone() } else { format!("{} or {last}", others.join(", ")) };
+    Some(format!("a server that is down now may need {list}: reserve its port as well"))
 }
 
 /// Returns whether `addresses` sources with this number of ports each last for the connections that go to the destination of a tuple from
@@ -268,8 +300,9 @@ pub(crate) fn most_ports(snapshot: &Snapshot) -> u32 {
 
 /// The settings of a file for /etc/sysctl.d.
 pub(crate) fn lasting_sysctls() -> Remedy {
-    Remedy::unproven(
-        "fourtuple fix --print sysctl > /etc/sysctl.d/90-fourtuple.conf && sysctl --system",
+    Remedy::kept(
+        "90-fourtuple",
+        Content::Own("fix --print sysctl"),
         "the widest range with the ports of listeners reserved, also after a restart of the host",
     )
 }
@@ -285,8 +318,8 @@ pub(crate) fn printed(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
         }
         None => (String::new(), "with this host's numbers".to_owned()),
     };
-    Some(Remedy::unproven(
-        format!("fourtuple fix --print {name} --to {}{source}", quoted(tuple.destination)),
+    Some(Remedy::own(
+        format!("fix --print {name} --to {}{source}", quoted(tuple.destination)),
         format!("prints the configuration or code of {name} {effect}, ready to paste"),
     ))
 }
@@ -394,7 +427,9 @@ mod tests {
     use fourtuple_record::snapshot::{Connections, HeldPort, Process};
 
     use super::*;
+    use crate::command::Place;
     use crate::diagnose::diagnose;
+    use crate::draft::Action;
     use crate::limits::Limits;
 
     fn local(address: &str, prefix: u8) -> LocalAddress {
@@ -435,7 +470,17 @@ mod tests {
         let snapshot = with_range(32_769, 60_999, vec![(8_080, 8_081)]);
         let remedy = wider_range(&snapshot, None).unwrap();
         let expected = "sysctl -w net.ipv4.ip_local_reserved_ports=8080-8081,33000 net.ipv4.ip_local_port_range=\"1025 65535\"";
-        assert_eq!(remedy.action, expected);
+        let command = |remedy: &Remedy| {
+            let Action::Steps(steps) = &remedy.action else { panic!("no command") };
+            Place::default().render(steps, &snapshot).unwrap().command
+        };
+        assert_eq!(command(&remedy), expected);
+        let condition = remedy.condition.as_deref().unwrap();
+        assert!(
+            condition.contains("3306 (mysql), ") && condition.contains(" or 27017 (mongodb): "),
+            "{condition}"
+        );
+        assert!(!condition.contains("8080"), "reserved: {condition}");
         let mut changed = snapshot.clone();
         remedy.change.unwrap()(&mut changed);
         let ports = changed.ports.seen().unwrap();
@@ -445,8 +490,8 @@ mod tests {
         let unknown = Snapshot { listeners: Part::Hidden("EPERM".to_owned()), ..snapshot.clone() };
         assert!(wider_range(&unknown, None).is_none(), "a server could lose its port");
         let proxy = Process { pid: 1, name: "kube-proxy".to_owned(), ..Process::default() };
-        let node = Snapshot { processes: Part::Seen(vec![proxy]), ..snapshot };
-        assert!(wider_range(&node, None).unwrap().action.contains("30000-32767"));
+        let node = Snapshot { processes: Part::Seen(vec![proxy]), ..snapshot.clone() };
+        assert!(command(&wider_range(&node, None).unwrap()).contains("30000-32767"));
     }
 
     #[test]

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use events::{apply_first, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
+use fourtuple_record::{Proof, Severity};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
 use scene::{diagnosis, findings, findings_in, of, until};
@@ -145,7 +145,8 @@ fn n01_a_full_table_is_named() {
         root.write("sys/net/netfilter/nf_conntrack_count", "1000\n");
         let found = only(&of(judged(&reader.read()), "N01"), Severity::Warning, "1,000 of 1,000 entries");
         assert!(
-            found.now[0].recomputed && found.now[0].action == "sysctl -w net.netfilter.nf_conntrack_max=2000"
+            found.now[0].proof == Proof::Calculation
+                && found.now[0].action == "sysctl -w net.netfilter.nf_conntrack_max=2000"
         );
         root.write(
             "thread-self/net/stat/nf_conntrack",
@@ -221,7 +222,7 @@ fn f01_a_process_at_its_limit_is_named() {
         python.run(&fill(63));
         python.run("held.append(socket.socket())");
         let found = only(&findings("F01"), Severity::Critical, "has 64 of 64 descriptors");
-        assert!(found.now[0].recomputed);
+        assert!(found.now[0].proof == Proof::Calculation);
         let words: Vec<&str> = found.now[0].action.split(' ').collect();
         assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
         let mut snapshot = snapshot(|| ());
@@ -292,7 +293,7 @@ fn f02_memory_under_pressure_is_named() {
         let warning =
             only(&found(), Severity::Warning, "use 1,200 pages of memory, 60% of the limit of 2,000");
         assert!(
-            warning.now[0].recomputed
+            warning.now[0].proof == Proof::Calculation
                 && warning.now[0].action == "sysctl -w net.ipv4.tcp_mem=\"1600 2000 4000\""
         );
         root.write("thread-self/net/sockstat", &sockstat(1900));

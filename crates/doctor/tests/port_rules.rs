@@ -9,11 +9,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{
     FailedCall, Failures, IdleTimes, Owner, Part, Process, RunningFix, Snapshot, Traced, TracedConnects,
     Tuple,
 };
+use fourtuple_record::{Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
@@ -48,7 +48,7 @@ fn p01_a_full_range_is_named() {
             fix.action,
             format!("fourtuple fix ports --pid {pid} --source 10.0.0.0/24 --to 10.0.0.1:4000")
         );
-        assert!(fix.recomputed);
+        assert_eq!(fix.proof, Proof::Calculation);
         apply(advice(&finding, RANGE));
         assert!(findings("P01").is_empty());
         drop(half);
@@ -214,7 +214,10 @@ fn p02_a_parity_in_use_makes_searches_long() {
         let verdict = &finding.verdict;
         assert!(verdict.contains("uses 600 of 600 even ports"), "{verdict}");
         assert!(verdict.contains(&this_process()) && verdict.contains("up to 600 ports"), "{verdict}");
-        assert!(finding.now.len() >= 3 && finding.now.iter().all(|advice| advice.recomputed), "{finding:#?}");
+        assert!(
+            finding.now.len() >= 3 && finding.now.iter().all(|advice| advice.proof == Proof::Calculation),
+            "{finding:#?}"
+        );
         advice(&finding, "51 /* IP_LOCAL_PORT_RANGE */");
         let mut linear = snapshot.clone();
         let Part::Seen(search) = &mut linear.search else { panic!("set above") };
@@ -322,7 +325,7 @@ fn p04_reserved_ports_are_counted_where_they_matter() {
         assert!(verdict.contains("uses 6 of the 8 that are left"), "{verdict}");
         let list = advice(&finding, &format!("{RESERVED}=8080"));
         assert_eq!(list.action, format!("sysctl -w {RESERVED}=8080"), "ports outside of the range stay");
-        assert!(list.effect.ends_with(&format!("undo: `sysctl -w {RESERVED}=8080,20004-20015`")), "{list:?}");
+        assert_eq!(list.undo, Some(format!("sysctl -w {RESERVED}=8080,20004-20015")));
         assert_ne!(finding.now[0].action, list.action, "first a command that keeps the reservation");
         let _rest = connect(address, 2);
         let order: Vec<(Severity, String)> =
@@ -483,8 +486,8 @@ fn p07_failed_connects_name_process_and_destination() {
         assert_eq!(finding.verdict, expected);
         assert!(finding.evidence[0].contains("uses 20 of 20 ports (P01)"), "{finding:#?}");
         assert!(
-            advice(&finding, "fourtuple fix ports --pid 812 ").recomputed
-                && advice(&finding, RANGE).recomputed
+            advice(&finding, "fourtuple fix ports --pid 812 ").proof == Proof::Calculation
+                && advice(&finding, RANGE).proof == Proof::Calculation
         );
         // The exhausted tuple is the cause and comes first.
         let order = fourtuple_doctor::diagnose(&snapshot, &fourtuple_doctor::Limits::default()).findings;
@@ -609,7 +612,7 @@ fn p10_growth_is_forecast() {
             "{verdict}"
         );
         assert!(verdict.contains(&this_process()), "{verdict}");
-        assert!(advice(&finding, "fourtuple fix ports").recomputed);
+        assert!(advice(&finding, "fourtuple fix ports").proof == Proof::Calculation);
     });
 }
 
@@ -679,7 +682,7 @@ fn p11_a_removed_source_address_is_named() {
         let verdict = &finding.verdict;
         assert!(verdict.contains(&format!("{} has 1 connection from 10.1.0.9", this_process())), "{verdict}");
         let kill = advice(&finding, "ss -K");
-        assert!(kill.action == "ss -K src 10.1.0.9" && kill.recomputed, "{kill:?}");
+        assert!(kill.action == "ss -K src 10.1.0.9" && kill.proof == Proof::Calculation, "{kill:?}");
         let mut snapshot = now();
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
         let lost = connections.tuples.iter_mut().find(|tuple| tuple.source == ip(gone)).unwrap();
@@ -739,7 +742,7 @@ fn p12_processes_that_share_a_budget_are_listed() {
         assert!(verdict.contains("2 processes share the 20 ports of 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
         assert!(verdict.contains(&format!("{} 8", this_process())), "{verdict}");
         assert!(verdict.contains(&format!("[{}] 4; 60% are in use", child.id())), "{verdict}");
-        assert!(advice(&finding, "fourtuple fix ports").recomputed);
+        assert!(advice(&finding, "fourtuple fix ports").proof == Proof::Calculation);
         // The rule stays beside an exhausted tuple.
         let all = connect(address, 8);
         let full = now();

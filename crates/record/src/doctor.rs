@@ -102,9 +102,30 @@ pub struct Advice {
     pub is_command: bool,
     /// The effect in words.
     pub effect: String,
-    /// Whether the rule, applied to the snapshot with this change, no longer has the finding or has it with a lower severity; `false`:
-    /// the effect cannot be computed from a snapshot.
-    pub recomputed: bool,
+    /// A condition or a step before, in words; `null`: none.
+    pub condition: Option<String>,
+    /// How the effect is known.
+    pub proof: Proof,
+    /// Whether the command needs root.
+    pub needs_root: bool,
+    /// When the effect ends by itself, such as `the next boot`; `null`: not known, or never.
+    pub until: Option<String>,
+    /// The command that restores the values of the snapshot; `null`: none is needed or known.
+    pub undo: Option<String>,
+    /// The command with an effect that lasts; `null`: there is none.
+    pub lasting: Option<String>,
+}
+
+/// How the effect of an advice is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Proof {
+    /// It was neither computed nor tried.
+    None,
+    /// The rule, applied to the snapshot with this change, no longer has the finding or has it with a lower severity.
+    Calculation,
+    /// A probe has tried it on this kernel.
+    Test,
 }
 
 /// A rule that could not be checked.

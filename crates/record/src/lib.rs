@@ -43,7 +43,7 @@ pub use accept::{
 };
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use doctor::{
-    Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Severity, Unchecked,
+    Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Proof, Severity, Unchecked,
 };
 pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};

@@ -972,7 +972,12 @@ class DoctorAdvice(TypedDict):
     action: str
     is_command: bool
     effect: str
-    recomputed: bool
+    condition: str | None
+    proof: Literal["none", "calculation", "test"]
+    needs_root: bool
+    until: str | None
+    undo: str | None
+    lasting: str | None
 
 
 class DoctorFinding(TypedDict):

@@ -6,9 +6,12 @@ mod target;
 mod thresholds;
 
 use std::collections::BTreeMap;
+use std::env;
+use std::path::Path;
 
-use fourtuple_doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_doctor::{Diagnosis, Limits, Place, diagnose_at};
 use fourtuple_record::snapshot::Snapshot;
+use fourtuple_syscalls::message::own_user;
 
 pub(crate) use history::{Past, time_to_exhaustion};
 pub(crate) use reading::{Watch, once, probe_if_requested};
@@ -17,11 +20,27 @@ pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 
 use crate::output;
 
-/// Applies all rules. Printed commands that act on the network namespace of their own process run in the examined one.
+/// Applies all rules. The commands can be pasted by the user of this process, and act on the examined namespace.
 pub(crate) fn diagnose_in(namespace: &Namespace, snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
-    let mut diagnosis = diagnose(snapshot, limits);
-    namespace.adapt(&mut diagnosis.findings);
-    diagnosis
+    let place = Place {
+        program: program(),
+        is_root: own_user() == 0,
+        prefix: namespace.prefix().to_owned(),
+        path: namespace.path().to_owned(),
+        has_sysctl: &|name| namespace.has_sysctl(name),
+    };
+    diagnose_at(snapshot, limits, &place)
+}
+
+/// Returns this program: its name where each shell and `sudo` finds it, else its path.
+fn program() -> String {
+    /// `secure_path` of sudoers(5) as distributions have it.
+    const PLACES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    const NAME: &str = "fourtuple";
+    let Ok(path) = env::current_exe() else { return NAME.to_owned() };
+    let is_found = path.file_name().is_some_and(|name| name == NAME)
+        && path.parent().is_some_and(|parent| PLACES.iter().any(|place| parent == Path::new(place)));
+    if is_found { NAME.to_owned() } else { path.display().to_string() }
 }
 
 /// Returns the host with the sysctls of the namespace, which the snapshot has.

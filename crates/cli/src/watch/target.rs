@@ -11,7 +11,7 @@ use std::thread;
 use anyhow::Context;
 use clap::Args;
 use fourtuple_host::namespace::{self, Target};
-use fourtuple_record::{DoctorSettings, Finding};
+use fourtuple_record::DoctorSettings;
 use fourtuple_syscalls::netns;
 
 use crate::units;
@@ -95,42 +95,18 @@ fn flag(target: &Target) -> String {
 }
 
 impl Namespace {
-    /// Lets printed commands act on this namespace, if it is not the namespace of this process: they run in the namespace, unless they name a
-    /// process or a sysctl of the whole host. Removes commands that change files of the host, such as /etc/sysctl.d.
-    pub(crate) fn adapt(&self, findings: &mut [Finding]) {
-        if self.prefix.is_empty() {
-            return;
-        }
-        for advice in findings.iter_mut().flat_map(|finding| [&mut finding.now, &mut finding.proper]) {
-            advice.retain(|advice| !advice.is_command || !advice.action.contains("/etc/"));
-            for advice in advice.iter_mut().filter(|advice| advice.is_command) {
-                self.adapt_command(&mut advice.action);
-            }
-        }
+    /// Returns the start of a command that runs in this namespace; empty for the namespace of this process.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
-    fn adapt_command(&self, command: &mut String) {
-        const BY_PROCESS: [&str; 4] = ["kill ", "prlimit ", "cat /proc/", "fourtuple fix ports "];
-        let is_of_host = command
-            .strip_prefix("sysctl -w ")
-            .and_then(|rest| rest.split('=').next())
-            .is_some_and(|name| !self.has_sysctl(name));
-        if is_of_host || BY_PROCESS.iter().any(|start| command.starts_with(start)) {
-            return;
-        }
-        if let Some(flags) = command.strip_prefix("fourtuple trace accept ") {
-            *command = format!("fourtuple trace accept --netns {} {flags}", self.path);
-            return;
-        }
-        // The shell of the user would open the file of a redirection in its own namespace.
-        if command.contains(" > ") {
-            *command = format!("sh -c '{command}'");
-        }
-        command.insert_str(0, &self.prefix);
+    /// Returns the file of this namespace.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
     }
 
     /// Returns whether a sysctl can be set in this namespace. A sysctl of the whole host is absent there or read-only.
-    fn has_sysctl(&self, name: &str) -> bool {
+    pub(crate) fn has_sysctl(&self, name: &str) -> bool {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         let can_be_set = || Ok(fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o200 != 0));
         self.within(can_be_set).unwrap_or(true)
@@ -192,62 +168,4 @@ pub(crate) fn destination(text: &str) -> Result<Destination, String> {
             "expected an address with or without a port: 192.0.2.1, 192.0.2.1:443, [2001:db8::1]:443",
         )?;
     Ok(Destination { text: text.to_owned(), address, port })
-}
-
-#[cfg(test)]
-mod tests {
-    use fourtuple_record::{Advice, Severity};
-    use fourtuple_testing::in_namespace;
-
-    use super::*;
-
-    #[test]
-    fn commands_act_on_the_examined_namespace() {
-        in_namespace(|| {
-            let path = format!("/proc/{}/ns/net", fs::read_link("/proc/thread-self").unwrap().display());
-            let flags = TargetFlags { pid: None, netns: Some(path.clone().into()), container: None };
-            let namespace = flags.open().unwrap();
-            let adapted = |command: &str| {
-                let advice = Advice {
-                    action: command.to_owned(),
-                    is_command: true,
-                    effect: String::new(),
-                    recomputed: false,
-                };
-                let mut findings = [Finding {
-                    id: "P04".to_owned(),
-                    severity: Severity::Notice,
-                    subject: String::new(),
-                    verdict: String::new(),
-                    evidence: Vec::new(),
-                    now: vec![advice.clone()],
-                    proper: vec![advice],
-                }];
-                namespace.adapt(&mut findings);
-                let [Finding { now, proper, .. }] = findings;
-                assert_eq!(now, proper);
-                now.into_iter().next().map(|advice| advice.action)
-            };
-            let inside = |command: &str| Some(format!("nsenter --net={path} {command}"));
-            for command in ["ss -tn", "fourtuple trace locks", "sysctl -w net.ipv4.tcp_tw_reuse=1"] {
-                assert_eq!(adapted(command), inside(command));
-            }
-            let trace = "fourtuple trace accept --port 80 --for 10s";
-            let traced = format!("fourtuple trace accept --netns {path} --port 80 --for 10s");
-            assert_eq!(adapted(trace), Some(traced));
-            let clear = "echo > /proc/sys/net/ipv4/ip_local_reserved_ports";
-            assert_eq!(adapted(clear), inside(&format!("sh -c '{clear}'")));
-            for command in
-                ["kill -CONT 7", "fourtuple fix ports --pid 7", "sysctl -w net.ipv4.tcp_mem=\"1 2 3\""]
-            {
-                assert_eq!(adapted(command).as_deref(), Some(command));
-            }
-            for command in [
-                "fourtuple fix --print sysctl > /etc/sysctl.d/9.conf && sysctl --system",
-                "sed -i /a/d /etc/a",
-            ] {
-                assert_eq!(adapted(command), None);
-            }
-        });
-    }
 }

@@ -80,7 +80,8 @@ fn commands_for_another_namespace_act_on_it() {
                     assert!(!action.contains("sysctl --system"), "{action}");
                 }
                 let finding = findings.iter().find(|finding| text(finding, "id") == "P04").unwrap();
-                paste(&actions(finding, "now")[0]);
+                let now = actions(finding, "now");
+                paste(now.iter().find(|action| action.contains("echo > ")).expect("a command that clears"));
                 assert_eq!(read().trim(), "7000-7009");
             });
         });
@@ -233,6 +234,19 @@ fn without_root_a_full_tuple_is_still_found() {
         let record = ended.json();
         let finding = first(&record, "P01", &[TUPLE]);
         assert!(!text(finding, "verdict").contains('['), "no process is visible: {finding:#}");
+        for advice in list(finding, "/now") {
+            let action = text(advice, "action");
+            let needs_root = advice["needs_root"] == true;
+            assert_eq!(needs_root, action.starts_with("sudo "), "{advice:#}");
+            assert!(!action.contains("fourtuple ") || action.contains(&copy), "{advice:#}");
+        }
+        let widen = list(finding, "/now")
+            .iter()
+            .find(|advice| text(advice, "action").contains("ip_local_port_range"));
+        let widen = widen.expect("a sysctl");
+        assert!(text(widen, "undo").contains("net.ipv4.ip_local_port_range=\"20000 20049\""), "{widen:#}");
+        assert_eq!(text(widen, "until"), "the next boot");
+        assert!(text(widen, "condition").contains("3306 (mysql)"), "{widen:#}");
         let unchecked = list(&record, "/results/unchecked");
         for (id, start) in [
             ("P07", "cannot trace connect(): "),

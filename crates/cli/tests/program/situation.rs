@@ -12,7 +12,7 @@ use fourtuple_testing::{set_sysctl, skip};
 use serde_json::Value;
 
 use super::cgroup::Cgroup;
-use super::{Room, fourtuple, list, run, stat, text, until};
+use super::{Room, binary, fourtuple, list, run, stat, text, until};
 
 /// The port of a server behind a proxy, and the port of a proxy.
 pub(crate) const SERVER: u16 = 4_000;
@@ -98,13 +98,18 @@ pub(crate) fn of<'a>(record: &'a Value, id: &str) -> &'a Value {
 pub(crate) fn do_now(finding: &Value) -> String {
     let first = list(finding, "/now").first().unwrap_or_else(|| panic!("nothing to do now: {finding:#}"));
     assert_eq!(first["is_command"], true, "{finding:#}");
-    text(first, "action").to_owned()
+    action(first)
+}
+
+/// Returns the action of an advice, in which the program under test has its name: `shell` finds it.
+fn action(advice: &Value) -> String {
+    text(advice, "action").replace(&binary().display().to_string(), "fourtuple")
 }
 
 /// Returns the actions of "do now" or "do properly".
 pub(crate) fn actions(finding: &Value, list_name: &str) -> Vec<String> {
     let list = list(finding, &format!("/{list_name}"));
-    list.iter().map(|advice| text(advice, "action").to_owned()).collect()
+    list.iter().map(action).collect()
 }
 
 /// Returns a shell that runs a command as `doctor` printed it; `fourtuple` is the program under test.

@@ -75,7 +75,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     if snapshot.number("net.ipv4.tcp_syncookies") == Ok(0) {
         draft = draft
             .because("net.ipv4.tcp_syncookies is 0: a quarter of net.ipv4.tcp_max_syn_backlog is kept for known clients")
-            .now(Remedy::unproven("sysctl -w net.ipv4.tcp_syncookies=1", "SYNs are answered when the SYN queue is full"));
+            .now(Remedy::sysctl("net.ipv4.tcp_syncookies", "1", "SYNs are answered when the SYN queue is full").unproven());
     }
     Ok(vec![draft.proper(Remedy::advice(
         "look for a missing route back to the clients (ip route get ADDRESS), and for memory (fourtuple explain F02)",

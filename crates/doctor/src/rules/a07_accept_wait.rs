@@ -65,7 +65,7 @@ fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
             ))
         }
         None => Draft::new(Severity::Warning, "accept wait", verdict)
-            .now(Remedy::unproven("fourtuple trace accept --for 10s", "shows the listener and the workers")),
+            .now(Remedy::own("trace accept --for 10s", "shows the listener and the workers")),
     };
     draft.proper(unblocked())
 }
@@ -96,8 +96,8 @@ fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
 }
 
 fn advise(draft: Draft, listener: &Listener) -> Draft {
-    draft.now(Remedy::unproven(
-        format!("fourtuple trace accept --port {} --for 10s", listener.address.port()),
+    draft.now(Remedy::own(
+        format!("trace accept --port {} --for 10s", listener.address.port()),
         "shows the wait of each connection, and which worker accepts",
     ))
 }

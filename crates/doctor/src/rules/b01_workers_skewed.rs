@@ -51,15 +51,15 @@ fn draft(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
     if let Some(load) = load(&skew.workers) {
         draft = draft.because(load);
     }
-    draft = draft.now(Remedy::unproven(
-        format!("fourtuple trace accept --port {port} --for 10s"),
+    draft = draft.now(Remedy::own(
+        format!("trace accept --port {port} --for 10s"),
         "shows which worker accepts new connections, and how long they wait",
     ));
     let listeners = snapshot.listeners.seen().ok()?.iter().filter(|listener| listener.address.port() == port);
     // `fix accept` needs a SO_REUSEPORT group.
     for group in groups(listeners) {
-        draft = draft.now(Remedy::unproven(
-            format!("fourtuple fix accept --listen {} --select least-busy", group[0].address),
+        draft = draft.now(Remedy::own(
+            format!("fix accept --listen {} --select least-busy", group[0].address),
             "gives each new connection to the least busy worker; connections that exist stay",
         ));
     }

@@ -54,8 +54,8 @@ fn draft(skew: &Skew) -> Draft {
         _ => "setsockopt(SO_REUSEPORT) before bind(), and a listener for each worker",
     };
     draft
-        .now(Remedy::unproven(
-            format!("fourtuple trace accept --port {port} --for 10s"),
+        .now(Remedy::own(
+            format!("trace accept --port {port} --for 10s"),
             "shows the order of the workers by their accepts",
         ))
         .proper(Remedy::advice(

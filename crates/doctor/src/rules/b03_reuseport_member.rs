@@ -4,6 +4,7 @@ use fourtuple_record::snapshot::{Listener, Snapshot};
 use crate::accepting::{
     acceptors, explains_listener, groups, is_full, is_left_behind, lags, stopped, subject,
 };
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
@@ -66,23 +67,28 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
         count(member.backlog.into())
     ));
     if let Some(owner) = stopped {
-        draft = draft
-            .because(format!("{} is stopped by a signal (state T)", process(owner)))
-            .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "the process accepts again"));
+        draft = draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
+            Remedy::privileged(
+                Scope::Process,
+                format!("kill -CONT {}", owner.pid),
+                "the process accepts again",
+            ),
+        );
     } else if let [owner] = &member.owners[..] {
-        draft = draft.now(Remedy::unproven(
+        draft = draft.now(Remedy::privileged(
+            Scope::Process,
             format!("cat /proc/{}/stack", owner.pid),
             "shows where the process waits in the kernel instead of accepting",
         ));
     } else {
-        draft = draft.now(Remedy::unproven(
-            format!("fourtuple trace accept --port {} --for 10s", member.address.port()),
+        draft = draft.now(Remedy::own(
+            format!("trace accept --port {} --for 10s", member.address.port()),
             "shows which of the workers accepts nothing",
         ));
     }
     explains_listener(draft, snapshot, member)
-        .now(Remedy::unproven(
-            format!("fourtuple fix accept --listen {} --select least-busy", member.address),
+        .now(Remedy::own(
+            format!("fix accept --listen {} --select least-busy", member.address),
             "gives new connections to listeners with short queues",
         ))
         .proper(Remedy::advice(

@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Process, Snapshot};
 
 use crate::accepting::explains_listener;
+use crate::command::{Scope, Setting, Step};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -61,7 +62,9 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
         }
         None => (wanted, format!("prlimit --pid {} --nofile={wanted}:", process.pid)),
     };
-    let command = if is_highest { format!("sysctl -w fs.nr_open={wanted} && {command}") } else { command };
+    let raised = is_highest.then(|| Step::Set(vec![Setting::new("fs.nr_open", wanted.to_string())]));
+    let limited = Step::Other { line: command, scope: Scope::Process, needs_root: true };
+    let steps = raised.into_iter().chain([limited]).collect();
     let pid = process.pid;
     let effect = match process.descriptor_ceiling {
         Some(ceiling) if ceiling <= most => {
@@ -69,7 +72,7 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
         }
         _ => "the running process may open more",
     };
-    draft = draft.now(Remedy::command(command, effect, move |snapshot| {
+    draft = draft.now(Remedy::steps(steps, effect).with(move |snapshot| {
         if let Part::Seen(processes) = &mut snapshot.processes {
             let found = processes.iter_mut().filter(|process| process.pid == pid);
             found.for_each(|process| process.descriptor_limit = Some(limit));

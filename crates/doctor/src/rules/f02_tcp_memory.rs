@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Snapshot};
 
 use crate::accepting::{during, time};
+use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -75,7 +76,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         drafts.push(
             Draft::new(severity, "orphans", verdict)
                 .now(Remedy::sysctl("net.ipv4.tcp_max_orphans", (most * 2).to_string(), "room for twice as many"))
-                .now(Remedy::unproven("sysctl -w net.ipv4.tcp_orphan_retries=2", "new orphans end sooner"))
+                .now(Remedy::sysctl("net.ipv4.tcp_orphan_retries", "2", "new orphans end sooner").unproven())
                 .proper(Remedy::advice(
                     "let the program read what the peer has sent before it closes, and close idle peers by a timeout",
                     "fewer sockets are left to the kernel",
@@ -109,13 +110,12 @@ fn explains_memory(draft: Draft) -> Draft {
 fn more_memory(limits: [u64; 3]) -> Remedy {
     let doubled = limits.map(|pages| pages * 2);
     let [low, pressure, high] = doubled;
-    Remedy::command(
-        format!("sysctl -w net.ipv4.tcp_mem=\"{low} {pressure} {high}\""),
-        "twice the memory, if the host has it free",
-        move |snapshot| {
-            if let Part::Seen(memory) = &mut snapshot.memory {
-                memory.limits_pages = doubled;
-            }
-        },
-    )
+    let old = limits.map(|pages| pages.to_string()).join(" ");
+    let setting =
+        Setting { old: Some(old), ..Setting::new("net.ipv4.tcp_mem", format!("{low} {pressure} {high}")) };
+    Remedy::sysctls(vec![setting], "twice the memory, if the host has it free").with(move |snapshot| {
+        if let Part::Seen(memory) = &mut snapshot.memory {
+            memory.limits_pages = doubled;
+        }
+    })
 }

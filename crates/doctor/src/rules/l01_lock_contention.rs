@@ -54,9 +54,6 @@ fn draft(class: &str, waits: &LockWaits, share: f64) -> Draft {
     let mean = waits.waited_ns.checked_div(waits.waits).unwrap_or(0);
     Draft::new(Severity::Warning, class, verdict)
         .because(format!("mean wait {}", time(mean)))
-        .now(Remedy::unproven(
-            "fourtuple trace locks --for 10s",
-            "shows the call paths, the ports and the processes",
-        ))
+        .now(Remedy::own("trace locks --for 10s", "shows the call paths, the ports and the processes"))
         .proper(Remedy::advice(change, "the processors no longer want the same lock"))
 }

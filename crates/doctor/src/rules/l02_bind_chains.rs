@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
 use crate::draft::{Draft, Remedy};
+use crate::remedies::wider_range;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
 
@@ -40,9 +41,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         count(outgoing),
         count(usable)
     );
+    let mut draft = Draft::new(Severity::Notice, "bind buckets", verdict);
+    draft.now.extend(wider_range(snapshot, None));
     Ok(vec![
-        Draft::new(Severity::Notice, "bind buckets", verdict)
-            .now(Remedy::sysctl("net.ipv4.ip_local_port_range", "1024 65535", "64,512 ports"))
+        draft
             .proper(Remedy::advice(
                 "connect() without bind() to a port (IP_BIND_ADDRESS_NO_PORT); `fourtuple fix --print nginx` and others print the setting",
                 "the lists are not walked",

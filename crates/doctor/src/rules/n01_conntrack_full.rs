@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Conntrack, Part, Snapshot};
 
 use crate::accepting::time;
+use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -69,13 +70,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn wider(conntrack: &Conntrack) -> Remedy {
     let limit = conntrack.limit * 2;
-    Remedy::command(
-        format!("sysctl -w net.netfilter.nf_conntrack_max={limit}"),
-        format!("{} entries; in a container, to be set on the host", count(limit)),
-        move |snapshot| {
-            if let Part::Seen(conntrack) = &mut snapshot.conntrack {
-                conntrack.limit = limit;
-            }
-        },
-    )
+    let old = Some(conntrack.limit.to_string());
+    let setting = Setting { old, ..Setting::new("net.netfilter.nf_conntrack_max", limit.to_string()) };
+    let effect = format!("{} entries; in a container, to be set on the host", count(limit));
+    Remedy::sysctls(vec![setting], effect).with(move |snapshot| {
+        if let Part::Seen(conntrack) = &mut snapshot.conntrack {
+            conntrack.limit = limit;
+        }
+    })
 }

@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Translated};
 
 use crate::accepting::time;
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted};
@@ -58,8 +59,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(vec![exhausted(draft(exhaustion(full, failed.during, snapshot.interval_ns)), full)]);
     }
     let draft = draft(verdict)
-        .now(Remedy::unproven(
-            "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
+        .now(Remedy::privileged(Scope::Host, "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
             "glibc sends the queries for A and AAAA from two sockets, if DNS queries collide",
         ))
         .proper(Remedy::advice(
@@ -102,11 +102,12 @@ fn exhausted(draft: Draft, full: &Translated) -> Draft {
     );
     draft
         .because("the connections behind SNAT share one port for each connection to a destination; a SYN without a port is dropped silently")
-        .now(Remedy::unproven(list, "lists the connections with their states: TIME_WAIT entries stay for 120 s"))
-        .now(Remedy::unproven(
-            "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30",
+        .now(Remedy::privileged(Scope::Namespace, list, "lists the connections with their states: TIME_WAIT entries stay for 120 s"))
+        .now(Remedy::sysctl(
+            "net.netfilter.nf_conntrack_tcp_timeout_time_wait",
+            "30",
             "entries of closed connections give their ports back after 30 s instead of 120 s; no effect on open connections",
-        ))
+        ).unproven())
         .proper(Remedy::advice(
             format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
             "each address has all ports of the rule to each destination",

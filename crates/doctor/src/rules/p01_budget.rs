@@ -102,8 +102,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         .explains(What::Growth(tuple(subject)));
     let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
     if subject.owners.is_empty() {
-        return draft.now(Remedy::unproven(
-            "fourtuple trace connect --for 10s",
+        return draft.now(Remedy::own(
+            "trace connect --for 10s",
             format!("names the processes that connect to {}", subject.destination),
         ));
     }

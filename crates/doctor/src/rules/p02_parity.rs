@@ -96,11 +96,14 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Dra
     draft.now.extend(more_sources(snapshot, subject));
     draft.now.extend(wider_range(snapshot, Some(subject)));
     draft.proper.extend(printed(snapshot, subject));
-    if snapshot.search.seen().is_ok_and(|search| search.option == "linear") {
-        draft = draft.proper(Remedy::advice(
+    // The probe has connected with the option, in a network namespace of its own.
+    let is_tested = snapshot.search.seen().is_ok_and(|search| search.option == "linear");
+    if is_tested {
+        let option = Remedy::advice(
             "in the program: setsockopt(fd, IPPROTO_IP, 51 /* IP_LOCAL_PORT_RANGE */, &(uint32_t){0xFFFF0000}, 4) before connect()",
             "the search goes port by port; the crate `fourtuple` and `fourtuple fix --print go`, `python` and `netty` have the code",
-        ));
+        );
+        draft = draft.proper(option.tested(is_tested));
     }
     draft.proper(Remedy::advice(
         "restart the program with `fourtuple run -- PROGRAM`",

@@ -92,19 +92,6 @@ fn needed_only(snapshot: &Snapshot) -> Option<Remedy> {
     }
     let list = blocks(&merged(kept));
     let name = "net.ipv4.ip_local_reserved_ports";
-    let effect = format!(
-        "gives up the ports that were reserved without a listener now: first add the ports of servers that do not run at the moment; undo: `sysctl -w {name}={}`",
-        blocks(&ports.reserved)
-    );
-    if list.is_empty() {
-        // sysctl(8) refuses an empty value.
-        return Some(Remedy::command(
-            "echo > /proc/sys/net/ipv4/ip_local_reserved_ports",
-            effect,
-            move |snapshot| {
-                crate::draft::set_sysctl(snapshot, name, "");
-            },
-        ));
-    }
+    let effect = "gives up the ports that were reserved without a listener now: first add the ports of servers that do not run at the moment";
     Some(Remedy::sysctl(name, list, effect))
 }

@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, SelfConnected, Snapshot, Source, merged};
 
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, node_port_server};
 use crate::rule::{Checked, Rule, Threshold};
@@ -112,11 +113,12 @@ fn to_itself(snapshot: &Snapshot, found: &SelfConnected) -> Draft {
     );
     Draft::new(Severity::Warning, format!("{address} to itself"), verdict)
         .because("connect() to a local port of the range without a listener can choose this very port as its source (RFC 9293, simultaneous open)")
-        .now(Remedy::unproven(
+        .now(Remedy::privileged(
+            Scope::Namespace,
             format!("ss -K src '{address}' dst '{address}'"),
             "closes the connection, where the kernel has CONFIG_INET_DIAG_DESTROY; otherwise restart the process",
         ))
-        .now(Remedy { change: None, ..reserve })
+        .now(reserve.unproven())
         .proper(lasting_sysctls())
         .proper(Remedy::advice(
             format!("in {owner}: compare getsockname() with getpeername() after connect() to a local service, and close if they are equal"),

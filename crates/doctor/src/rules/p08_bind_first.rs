@@ -135,8 +135,8 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
     draft.now.extend(wider_range(snapshot, None));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
-        draft = draft.proper(Remedy::unproven(
-            format!("fourtuple fix --print {program} --source {address}/{prefix}"),
+        draft = draft.proper(Remedy::own(
+            format!("fix --print {program} --source {address}/{prefix}"),
             format!("prints the configuration or code of {program} with the option, ready to paste"),
         ));
     }

@@ -5,6 +5,7 @@ use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 
 use crate::accepting::time;
 use crate::budget::state;
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
 use crate::words::{counted, process};
@@ -65,11 +66,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
         };
         drafts.push(
             draft
-                .now(Remedy::command(
-                    format!("ss -K src {}", filter(source)),
-                    "ends these connections with ECONNABORTED, and the program connects again (needs CONFIG_INET_DIAG_DESTROY)",
-                    forget,
-                ))
+                .now(Remedy::privileged(Scope::Namespace, format!("ss -K src {}", filter(source)), "ends these connections with ECONNABORTED, and the program connects again (needs CONFIG_INET_DIAG_DESTROY)").with(forget))
                 .now(Remedy::advice(
                     format!("`ip addr add {source}/PREFIX dev DEVICE`, if the address should be on this host"),
                     "the connections go on if the peers still have them",

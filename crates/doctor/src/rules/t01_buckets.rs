@@ -1,6 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
+use crate::command::{Content, Setting};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent};
@@ -60,11 +61,9 @@ pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
 
 /// Raises the limit at boot.
 pub(super) fn lasting(time_wait: u64, limit: u64) -> Remedy {
-    Remedy::unproven(
-        format!(
-            "echo \"{NAME} = {}\" > /etc/sysctl.d/91-time-wait.conf && sysctl --system",
-            higher(time_wait, limit)
-        ),
+    Remedy::kept(
+        "91-time-wait",
+        Content::Settings(vec![Setting::new(NAME, higher(time_wait, limit).to_string())]),
         "the limit also after a restart of the host",
     )
 }

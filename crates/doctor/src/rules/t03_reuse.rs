@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
 use crate::budget::{Budget, delay_s, reuse_delay_s};
+use crate::command::{Content, Setting};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, reuse};
 use crate::rule::{Checked, Rule, Threshold};
@@ -79,8 +80,9 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, is_on
     });
     draft.now.extend(reuse(snapshot, subject));
     draft
-        .proper(Remedy::unproven(
-            "echo \"net.ipv4.tcp_tw_reuse = 1\" > /etc/sysctl.d/92-tw-reuse.conf && sysctl --system",
+        .proper(Remedy::kept(
+            "92-tw-reuse",
+            Content::Settings(vec![Setting::new("net.ipv4.tcp_tw_reuse", "1")]),
             "the same after a restart of the host",
         ))
         .proper(keep_connections(subject))

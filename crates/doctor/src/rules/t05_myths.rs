@@ -1,6 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{ConfiguredSysctl, Part, Snapshot};
 
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::count;
@@ -85,9 +86,12 @@ fn recycle(line: &ConfiguredSysctl, time_wait: u64) -> Draft {
             lines.retain(|line| line.name != RECYCLE || line.file != path);
         }
     };
-    Draft::new(Severity::Notice, RECYCLE, verdict).proper(Remedy::command(
-        format!("sed -i -E '/^[[:space:]]*-?net[./]ipv4[./]tcp_tw_recycle/d' {file}"),
-        "removes the line",
-        remove,
-    ))
+    Draft::new(Severity::Notice, RECYCLE, verdict).proper(
+        Remedy::privileged(
+            Scope::Host,
+            format!("sed -i -E '/^[[:space:]]*-?net[./]ipv4[./]tcp_tw_recycle/d' {file}"),
+            "removes the line",
+        )
+        .with(remove),
+    )
 }

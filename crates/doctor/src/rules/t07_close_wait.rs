@@ -1,6 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{CloseWait, Process, Snapshot};
 
+use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, percent, process, time};
@@ -70,13 +71,14 @@ fn draft(leak: &CloseWait, is_leak: bool, limits: Option<&Process>) -> Draft {
         .because(format!("{} in CLOSE_WAIT in all", counted(leak.owner.sockets.into(), "socket")))
         .because_if(fact);
     if !is_leak {
-        return draft.now(Remedy::unproven(
-            "sleep 60; fourtuple doctor",
-            "shows whether the sockets stay: after a minute the rule calls them a leak",
+        return draft.now(Remedy::own(
+            "doctor",
+            "in a minute: shows whether the sockets stay, which the rule then calls a leak",
         ));
     }
     draft
-        .now(Remedy::unproven(
+        .now(Remedy::other(
+            Scope::Namespace,
             list,
             "lists the connections, with the descriptors",
         ))

@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, UdpSocketView};
 
 use crate::accepting::{holders, stopped, time};
+use crate::command::Scope;
 use crate::datagram::Counted;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
@@ -74,9 +75,13 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
         draft = draft.explains_up_to(What::Counter(counter), drops);
     }
     if let Some(owner) = stopped(snapshot, &socket.owners) {
-        draft = draft
-            .because(format!("{} is stopped by a signal (state T)", process(owner)))
-            .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "the process reads again"));
+        draft = draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
+            Remedy::privileged(
+                Scope::Process,
+                format!("kill -CONT {}", owner.pid),
+                "the process reads again",
+            ),
+        );
     }
     // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt); a socket that did not ask has the default as it is.
     let is_default = snapshot.number("net.core.rmem_default").is_ok_and(|default| default == limit);
@@ -95,12 +100,9 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
         ),
         _ => {
             let wanted = asked.max(1 << 16) * 8;
-            Remedy::unproven(
-                format!("sysctl -w net.core.rmem_max={wanted}"),
-                format!(
+            Remedy::sysctl("net.core.rmem_max", wanted.to_string(), format!(
                     "{server} may ask for SO_RCVBUF {wanted} after a restart, against bursts only; in a container, to be set on the host"
-                ),
-            )
+                ),).unproven()
         }
     };
     draft.now(buffer).proper(Remedy::advice(

@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Snapshot};
 
 use crate::accepting::{groups as listener_groups, process_of};
+use crate::command::Scope;
 use crate::datagram::groups as udp_groups;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
@@ -94,11 +95,13 @@ fn draft(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<D
     }
     Some(
         draft
-            .now(Remedy::unproven(
+            .now(Remedy::other(
+                Scope::Process,
                 format!("cat /proc/{}/cmdline | tr '\\0' ' '", other.pid),
                 "shows what the foreign process is",
             ))
-            .now(Remedy::unproven(
+            .now(Remedy::privileged(
+                Scope::Process,
                 format!("kill {}", other.pid),
                 "its sockets leave the group, if the process should not be there",
             ))

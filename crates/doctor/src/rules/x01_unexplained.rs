@@ -80,8 +80,8 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
                 .because_if(means)
                 .because(format!("{} since the namespace was created", count(counter.total)))
         }
-        Symptom::Queue { listener } => draft.now(Remedy::unproven(
-            format!("fourtuple trace accept --port {} --for 10s", listener.address.port()),
+        Symptom::Queue { listener } => draft.now(Remedy::own(
+            format!("trace accept --port {} --for 10s", listener.address.port()),
             "shows which worker accepts",
         )),
         Symptom::Drops { .. } | Symptom::Growth { .. } => draft,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::Snapshot;
-use fourtuple_record::{Finding, Severity};
+use fourtuple_record::{Finding, Proof, Severity};
 
 use crate::scene::{apply, findings_in, read};
 
@@ -31,10 +31,12 @@ pub(crate) fn only(found: &[Finding], severity: Severity, verdict: &str) -> Find
     found[0].clone()
 }
 
-/// Sets the sysctl of the first recomputed remedy.
+/// Sets the sysctl of the first sysctl whose effect was computed.
 #[track_caller]
 pub(crate) fn apply_first(finding: &Finding) {
-    let advice =
-        finding.now.iter().find(|advice| advice.recomputed && advice.action.starts_with("sysctl -w "));
+    let advice = finding
+        .now
+        .iter()
+        .find(|advice| advice.proof == Proof::Calculation && advice.action.starts_with("sysctl -w "));
     apply(advice.unwrap_or_else(|| panic!("no sysctl in {finding:?}")));
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
-use fourtuple_record::{Advice, Finding};
+use fourtuple_record::{Advice, Finding, Proof};
 use fourtuple_testing::{set_sysctl, starting};
 
 /// Reads the namespace, with the search of kernels since Linux 6.8: the command probes the search before it reads.
@@ -60,7 +60,7 @@ pub(crate) fn until<T>(what: &str, mut observe: impl FnMut() -> Option<T>) -> T 
 /// Executes `sysctl -w NAME=VALUE ...` of a remedy in the namespace.
 #[track_caller]
 pub(crate) fn apply(advice: &Advice) {
-    assert!(advice.is_command && advice.recomputed, "{advice:?}");
+    assert!(advice.is_command && advice.proof == Proof::Calculation, "{advice:?}");
     let mut rest = advice.action.strip_prefix("sysctl -w ").expect("a sysctl");
     while let Some((name, after)) = rest.split_once('=') {
         let (value, next) = match after.strip_prefix('"') {

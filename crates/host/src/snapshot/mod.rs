@@ -63,11 +63,13 @@ const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_max_syn_backlog",
     "net.ipv4.tcp_max_tw_buckets",
     "net.ipv4.tcp_migrate_req",
+    "net.ipv4.tcp_orphan_retries",
     "net.ipv4.tcp_syncookies",
     "net.ipv4.tcp_timestamps",
     "net.ipv4.tcp_tw_recycle",
     "net.ipv4.tcp_tw_reuse",
     "net.ipv4.tcp_tw_reuse_delay",
+    "net.netfilter.nf_conntrack_tcp_timeout_time_wait",
 ];
 
 /// Reads snapshots of the calling thread's network namespace.

@@ -257,7 +257,12 @@ fn advice(action: &str, is_command: bool) -> Advice {
         action: action.into(),
         is_command,
         effect: "64,512 ports instead of 28,232".into(),
-        recomputed: is_command,
+        condition: is_command.then(|| "a server that is down now may need 3306 (mysql)".into()),
+        proof: if is_command { Proof::Calculation } else { Proof::None },
+        needs_root: is_command,
+        until: is_command.then(|| "the next boot".into()),
+        undo: is_command.then(|| "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"".into()),
+        lasting: None,
     }
 }
 

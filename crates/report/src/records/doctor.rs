@@ -1,5 +1,7 @@
 use fourtuple_record::snapshot::{Listener, Owner, Part, Snapshot, Tuple};
-use fourtuple_record::{Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Severity, Unchecked};
+use fourtuple_record::{
+    Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Proof, Severity, Unchecked,
+};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{NOTHING, count};
@@ -129,21 +131,38 @@ fn show(document: &mut Document, finding: &Finding) {
         if !advice.is_empty() {
             document.note(Tone::Dim, heading);
         }
-        advice.iter().for_each(|advice| document.push(remedy(advice)));
+        advice.iter().flat_map(remedy).for_each(|block| document.push(block));
     }
 }
 
-fn remedy(advice: &Advice) -> Block {
-    let Advice { action, is_command, effect, recomputed } = advice;
-    let effect = match (recomputed, is_command) {
-        (true, _) => format!("{effect} (checked: the finding is then gone or less severe)"),
-        _ => effect.clone(),
-    };
-    if *is_command {
-        Block::Command { command: action.clone(), effect }
-    } else {
-        Block::List(Tone::Plain, vec![(String::new(), format!("{action}: {effect}"))])
+fn remedy(advice: &Advice) -> Vec<Block> {
+    let Advice { action, is_command, effect, condition, proof, until, undo, lasting, needs_root: _ } = advice;
+    let mut effect = effect.clone();
+    if let Some(condition) = condition {
+        effect += &format!("; {condition}");
     }
+    let mut facts: Vec<String> = until.iter().map(|until| format!("until {until}")).collect();
+    match proof {
+        Proof::None => {}
+        Proof::Calculation => {
+            facts.push("by calculation: the finding is then gone or less severe".to_owned())
+        }
+        Proof::Test => facts.push("tested on this kernel".to_owned()),
+    }
+    if !facts.is_empty() {
+        effect += &format!(" ({})", facts.join("; "));
+    }
+    if !is_command {
+        return vec![Block::List(Tone::Plain, vec![(String::new(), format!("{action}: {effect}"))])];
+    }
+    let also = |command: &Option<String>, effect: &str| {
+        command.clone().map(|command| Block::Command { command, effect: effect.to_owned() })
+    };
+    let first = Block::Command { command: action.clone(), effect };
+    [Some(first), also(undo, "undoes it"), also(lasting, "the same also after a boot")]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Adds the tables of tuples and listeners that the rules saw.

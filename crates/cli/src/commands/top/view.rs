@@ -153,9 +153,10 @@ impl View {
         lines.extend(finding.evidence.iter().cloned());
         for (heading, advice) in [("do now", &finding.now), ("do properly", &finding.proper)] {
             lines.extend((!advice.is_empty()).then(String::new));
-            lines.extend(
-                advice.iter().map(|advice| format!("{heading}: {}  ({})", advice.action, advice.effect)),
-            );
+            for advice in advice {
+                lines.push(format!("{heading}: {}  ({})", advice.action, advice.effect));
+                lines.extend(advice.undo.iter().map(|undo| format!("undo: {undo}")));
+            }
         }
         lines.push(String::new());
         lines.extend(named(&finding.id).map(explain).unwrap_or_default());

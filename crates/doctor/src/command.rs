@@ -1,0 +1,322 @@
+//! Commands of remedies, and the only place where they become text.
+
+use fourtuple_record::snapshot::Snapshot;
+
+/// Where the printed commands will be typed.
+pub struct Place<'a> {
+    /// This program: a name in PATH, or a path.
+    pub program: String,
+    /// Whether the commands are typed by root.
+    pub is_root: bool,
+    /// Start of a command that acts on the examined network namespace: `nsenter --target 812 --net `; empty for the namespace of this process.
+    pub prefix: String,
+    /// File of the examined namespace, for commands with a flag for it; empty for the namespace of this process.
+    pub path: String,
+    /// Returns whether the examined namespace has a sysctl of its own; all others belong to the host.
+    pub has_sysctl: &'a dyn Fn(&str) -> bool,
+}
+
+impl Default for Place<'_> {
+    /// The network namespace of this process, for root.
+    fn default() -> Self {
+        Place {
+            program: "fourtuple".to_owned(),
+            is_root: true,
+            prefix: String::new(),
+            path: String::new(),
+            has_sysctl: &|_| true,
+        }
+    }
+}
+
+/// The trace that has a flag for the network namespace.
+const TRACE: &str = "trace accept ";
+
+/// The objects on which a command acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The network namespace of the process that runs it.
+    Namespace,
+    /// A process, by its number.
+    Process,
+    /// Files of the host. It is left out if another network namespace is examined.
+    Host,
+}
+
+/// A sysctl with a new value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// The value now; `None`: as the snapshot has it.
+    pub(crate) old: Option<String>,
+}
+
+impl Setting {
+    pub(crate) fn new(name: &'static str, value: impl Into<String>) -> Setting {
+        Setting { name, value: value.into(), old: None }
+    }
+}
+
+/// The lines of a file.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    Settings(Vec<Setting>),
+    /// The output of this program with these arguments.
+    Own(&'static str),
+}
+
+/// A part of a command; the next part runs if this one has succeeded.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// Sets sysctls until the next boot.
+    Set(Vec<Setting>),
+    /// Writes a file of sysctl.d(5) and sets its sysctls.
+    Keep { file: String, content: Content },
+    /// This program with these arguments.
+    Own(String),
+    /// Another program.
+    Other { line: String, scope: Scope, needs_root: bool },
+}
+
+/// A command as text.
+pub(crate) struct Rendered {
+    pub(crate) command: String,
+    pub(crate) needs_root: bool,
+    /// When the effect ends by itself.
+    pub(crate) until: Option<String>,
+    pub(crate) undo: Option<String>,
+    pub(crate) lasting: Option<String>,
+}
+
+impl Place<'_> {
+    /// Returns a command as it can be pasted here, or `None` if it has no meaning for the examined namespace.
+    pub(crate) fn render(&self, steps: &[Step], snapshot: &Snapshot) -> Option<Rendered> {
+        let all = |steps: &[Step]| -> Option<String> {
+            Some(steps.iter().map(|step| self.step(step)).collect::<Option<Vec<_>>>()?.join(" && "))
+        };
+        let set: Vec<&Setting> = steps.iter().filter_map(Step::settings).flatten().collect();
+        let old = |setting: &&Setting| {
+            let value = setting.old.as_ref().or_else(|| snapshot.sysctls.get(setting.name))?;
+            Some(Setting { name: setting.name, value: value.clone(), old: None })
+        };
+        let before =
+            set.iter().rev().map(old).collect::<Option<Vec<_>>>().filter(|before| !before.is_empty());
+        let is_of_host = set.iter().any(|setting| self.is_of_host(setting.name));
+        let until = if self.prefix.is_empty() || is_of_host {
+            "the next boot"
+        } else {
+            "the end of the network namespace"
+        };
+        let keep = set.first().map(|first| Step::Keep {
+            file: format!("90-{}", first.name.rsplit('.').next().unwrap_or(first.name)),
+            content: Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()),
+        });
+        Some(Rendered {
+            command: all(steps)?,
+            needs_root: steps.iter().any(|step| self.needs_root(step)),
+            until: (!set.is_empty()).then(|| until.to_owned()),
+            undo: before.and_then(|before| all(&[Step::Set(before)])),
+            lasting: keep.and_then(|keep| all(&[keep])),
+        })
+    }
+
+    /// Returns this program for a shell.
+    fn own(&self) -> String {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/.-_+".contains(letter);
+        if self.program.chars().all(is_plain) { self.program.clone() } else { quoted(&self.program) }
+    }
+
+    fn needs_root(&self, step: &Step) -> bool {
+        match step {
+            Step::Set(_) | Step::Keep { .. } => true,
+            // Printing needs no right, and a diagnosis works without.
+            Step::Own(arguments) => {
+                !["fix --print", "doctor"].iter().any(|start| arguments.starts_with(start))
+                    || self.acts_inside(step)
+            }
+            Step::Other { needs_root, .. } => *needs_root || self.acts_inside(step),
+        }
+    }
+
+    /// Returns whether a step must run in the examined namespace, and the shell is in another.
+    fn acts_inside(&self, step: &Step) -> bool {
+        let acts = match step {
+            Step::Set(settings) => settings.iter().all(|setting| !self.is_of_host(setting.name)),
+            Step::Keep { .. } => false,
+            // A process is found in any namespace, and a trace has a flag.
+            Step::Own(arguments) => !arguments.starts_with("fix ports ") && !arguments.starts_with(TRACE),
+            Step::Other { scope, .. } => *scope == Scope::Namespace,
+        };
+        acts && !self.prefix.is_empty()
+    }
+
+    fn is_of_host(&self, sysctl: &str) -> bool {
+        !self.prefix.is_empty() && !(self.has_sysctl)(sysctl)
+    }
+
+    fn step(&self, step: &Step) -> Option<String> {
+        match step {
+            Step::Set(settings) => Some(self.set(settings, self.acts_inside(step))),
+            Step::Keep { file, content } => self.prefix.is_empty().then(|| self.keep(file, content)),
+            Step::Own(arguments) => {
+                let arguments = match arguments.strip_prefix(TRACE) {
+                    Some(flags) if !self.prefix.is_empty() => format!("{TRACE}--netns {} {flags}", self.path),
+                    _ => arguments.clone(),
+                };
+                let line = format!("{} {arguments}", self.own());
+                Some(self.prefixed(&line, self.needs_root(step), self.acts_inside(step)))
+            }
+            Step::Other { scope: Scope::Host, .. } if !self.prefix.is_empty() => None,
+            Step::Other { line, .. } => {
+                Some(self.prefixed(line, self.needs_root(step), self.acts_inside(step)))
+            }
+        }
+    }
+
+    fn set(&self, settings: &[Setting], inside: bool) -> String {
+        let (empty, others): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| setting.value.is_empty());
+        let assign = |setting: &&Setting| {
+            let Setting { name, value, .. } = setting;
+            if value.contains(' ') { format!("{name}=\"{value}\"") } else { format!("{name}={value}") }
+        };
+        let assigned: Vec<String> = others.iter().map(assign).collect();
+        let set = (!assigned.is_empty())
+            .then(|| self.prefixed(&format!("sysctl -w {}", assigned.join(" ")), true, inside));
+        // sysctl(8) refuses an empty value.
+        let clear = empty.iter().map(|setting| {
+            self.prefixed(&format!("echo > /proc/sys/{}", setting.name.replace('.', "/")), true, inside)
+        });
+        set.into_iter().chain(clear).collect::<Vec<_>>().join(" && ")
+    }
+
+    fn keep(&self, file: &str, content: &Content) -> String {
+        let lines = match content {
+            Content::Own(arguments) => format!("{} {arguments}", self.own()),
+            Content::Settings(settings) => {
+                let line = |setting: &Setting| format!("\"{} = {}\"", setting.name, setting.value);
+                match &settings[..] {
+                    [one] => format!("echo {}", line(one)),
+                    all => format!("printf '%s\\n' {}", all.iter().map(line).collect::<Vec<_>>().join(" ")),
+                }
+            }
+        };
+        let path = format!("/etc/sysctl.d/{file}.conf");
+        match self.is_root {
+            true => format!("{lines} > {path} && sysctl --system"),
+            false => format!("{lines} | sudo tee {path} && sudo sysctl --system"),
+        }
+    }
+
+    fn prefixed(&self, line: &str, needs_root: bool, inside: bool) -> String {
+        let sudo = if needs_root && !self.is_root { "sudo " } else { "" };
+        let prefix = if inside { self.prefix.as_str() } else { "" };
+        let start = format!("{sudo}{prefix}");
+        // The shell of the user would open the file of a redirection with its own rights, in its own namespace.
+        if !start.is_empty() && line.contains('>') {
+            return format!("{start}sh -c {}", quoted(line));
+        }
+        format!("{start}{line}")
+    }
+}
+
+/// Returns a text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+impl Step {
+    fn settings(&self) -> Option<&[Setting]> {
+        match self {
+            Step::Set(settings) => Some(settings),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn other(line: &str, scope: Scope, needs_root: bool) -> Step {
+        Step::Other { line: line.to_owned(), scope, needs_root }
+    }
+
+    fn command(place: &Place<'_>, step: Step) -> Option<String> {
+        Some(place.render(&[step], &Snapshot::default())?.command)
+    }
+
+    #[test]
+    fn commands_act_on_the_examined_namespace() {
+        let has = |name: &str| name != "net.ipv4.tcp_mem";
+        let place = Place {
+            path: "/n".to_owned(),
+            prefix: "nsenter --net=/n ".to_owned(),
+            has_sysctl: &has,
+            ..Place::default()
+        };
+        let expect =
+            |step: Step, expected: Option<&str>| assert_eq!(command(&place, step).as_deref(), expected);
+        let set = |name, value| Step::Set(vec![Setting::new(name, value)]);
+        expect(other("ss -tn", Scope::Namespace, false), Some("nsenter --net=/n ss -tn"));
+        expect(Step::Own("trace locks".to_owned()), Some("nsenter --net=/n fourtuple trace locks"));
+        expect(set("net.ipv4.tcp_tw_reuse", "1"), Some("nsenter --net=/n sysctl -w net.ipv4.tcp_tw_reuse=1"));
+        let clear = "nsenter --net=/n sh -c 'echo > /proc/sys/net/ipv4/ip_local_reserved_ports'";
+        expect(set("net.ipv4.ip_local_reserved_ports", ""), Some(clear));
+        expect(
+            Step::Own("trace accept --port 80".to_owned()),
+            Some("fourtuple trace accept --netns /n --port 80"),
+        );
+        expect(other("kill -CONT 7", Scope::Process, true), Some("kill -CONT 7"));
+        expect(Step::Own("fix ports --pid 7".to_owned()), Some("fourtuple fix ports --pid 7"));
+        expect(set("net.ipv4.tcp_mem", "1 2 3"), Some("sysctl -w net.ipv4.tcp_mem=\"1 2 3\""));
+        expect(other("sed -i /a/d /etc/a", Scope::Host, true), None);
+        expect(Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") }, None);
+    }
+
+    #[test]
+    fn users_get_sudo_where_it_is_needed() {
+        let place = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
+        let expect =
+            |step: Step, expected: &str| assert_eq!(command(&place, step).as_deref(), Some(expected));
+        let spaced = Place { program: "/a b/fourtuple".to_owned(), ..Place::default() };
+        assert_eq!(
+            command(&spaced, Step::Own("doctor".to_owned())).as_deref(),
+            Some("'/a b/fourtuple' doctor")
+        );
+        expect(Step::Own("fix --print nginx".to_owned()), "/opt/fourtuple fix --print nginx");
+        expect(Step::Own("trace locks".to_owned()), "sudo /opt/fourtuple trace locks");
+        expect(other("ss -tn", Scope::Namespace, false), "ss -tn");
+        expect(
+            other("grep -q a /etc/b || echo 'a' >> /etc/b", Scope::Host, true),
+            "sudo sh -c 'grep -q a /etc/b || echo '\\''a'\\'' >> /etc/b'",
+        );
+        expect(
+            Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") },
+            "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl --system",
+        );
+    }
+
+    #[test]
+    fn sysctls_have_an_undo_line_and_a_lasting_form() {
+        const RANGE: &str = "net.ipv4.ip_local_port_range";
+        const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
+        let mut snapshot = Snapshot::default();
+        let steps = [Step::Set(vec![Setting::new(RESERVED, "8080"), Setting::new(RANGE, "1024 65535")])];
+        let place = Place::default();
+        let unknown = place.render(&steps, &snapshot).unwrap();
+        assert_eq!(unknown.undo, None, "the value now is not known");
+        snapshot.sysctls.insert(RANGE.to_owned(), "32768 60999".to_owned());
+        snapshot.sysctls.insert(RESERVED.to_owned(), String::new());
+        let rendered = place.render(&steps, &snapshot).unwrap();
+        assert_eq!(rendered.command, format!("sysctl -w {RESERVED}=8080 {RANGE}=\"1024 65535\""));
+        let undo =
+            format!("sysctl -w {RANGE}=\"32768 60999\" && echo > /proc/sys/net/ipv4/ip_local_reserved_ports");
+        assert_eq!(rendered.undo, Some(undo));
+        assert_eq!(rendered.until.as_deref(), Some("the next boot"));
+        let lasting = format!(
+            "printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > /etc/sysctl.d/90-ip_local_reserved_ports.conf && sysctl --system"
+        );
+        assert_eq!(rendered.lasting, Some(lasting));
+    }
+}

@@ -223,17 +223,21 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let server = unix_acceptors(snapshot, listener);
     let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => draft
-            .because(format!("{} is stopped by a signal (state T)", process(owner)))
-            .now(Remedy::unproven(format!("kill -CONT {}", owner.pid), "lets the process accept again")),
+        Some(owner) => draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
+            Remedy::privileged(
+                Scope::Process,
+                format!("kill -CONT {}", owner.pid),
+                "lets the process accept again",
+            ),
+        ),
         None => draft,
     };
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     if u64::from(listener.backlog) >= somaxconn {
-        draft = draft.now(Remedy::unproven(
-            format!("sysctl -w net.core.somaxconn={}", (somaxconn * 8).max(4096)),
-            format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
-        ));
+        let longer = (somaxconn * 8).max(4096).to_string();
+        let effect =
+            format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
+        draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
     with_settings(draft, &listener.owners, &server)
 }

@@ -103,6 +103,7 @@ pub(crate) struct Counters {
     unanswered: AtomicU64,
     /// Messages that the kernel refused to segment (UDP_SEGMENT), and that the plane sent as single packets.
     unsegmented: AtomicU64,
+    failed_receives: AtomicU64,
     /// CPU time of the thread as of the last tick.
     cpu_ns: AtomicU64,
 }
@@ -134,6 +135,8 @@ pub struct PlaneCounts {
     pub unanswered: u64,
     /// Messages that the kernel refused to segment (UDP_SEGMENT), and that the plane sent as single packets.
     pub unsegmented: u64,
+    /// Receive calls that failed, for example for lack of memory, and that the plane repeated. They lose no packet.
+    pub failed_receives: u64,
     /// CPU time of the plane's thread for all links, at most one second old, or as of the end of the thread.
     pub cpu_ns: u64,
 }
@@ -191,6 +194,10 @@ impl Counters {
         add(&self.unsegmented, 1);
     }
 
+    pub(crate) fn failed_receive(&self) {
+        add(&self.failed_receives, 1);
+    }
+
     pub(crate) fn cpu(&self, time: Duration) {
         self.cpu_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -233,6 +240,7 @@ impl Counters {
             evicted: get(&self.evicted),
             unanswered: get(&self.unanswered),
             unsegmented: get(&self.unsegmented),
+            failed_receives: get(&self.failed_receives),
             cpu_ns: get(&self.cpu_ns),
         }
     }

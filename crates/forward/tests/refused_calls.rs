@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_forward::{Forward, ForwardError, Link, PlaneKind};
-use fourtuple_syscalls::seccomp::{self, Facility};
-use fourtuple_testing::in_namespace;
+use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
+use fourtuple_testing::{in_namespace, print};
 
 /// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -110,6 +111,96 @@ fn a_plane_that_may_not_receive_reports_the_error() {
                 assert!(matches!(error, ForwardError::Plane { plane: 0, .. }), "{kind}: {error}");
                 assert!(error.to_string().contains("recvmmsg(): EPERM"), "{kind}: {error}");
             });
+        }
+    });
+}
+
+/// The errors of recvmmsg(2) and sendmmsg(2) on a UDP socket, and the errors of ICMP messages (`icmp_err_convert`, `icmpv6_err_convert`).
+const ERRNOS: [Errno; 21] = [
+    Errno::EAGAIN,
+    Errno::EINTR,
+    Errno::ENOBUFS,
+    Errno::ENOMEM,
+    Errno::EPERM,
+    Errno::EACCES,
+    Errno::EBADF,
+    Errno::ECONNREFUSED,
+    Errno::EFAULT,
+    Errno::EHOSTDOWN,
+    Errno::EHOSTUNREACH,
+    Errno::EINVAL,
+    Errno::EIO,
+    Errno::EMSGSIZE,
+    Errno::ENETDOWN,
+    Errno::ENETUNREACH,
+    Errno::ENONET,
+    Errno::ENOPROTOOPT,
+    Errno::ENOTSOCK,
+    Errno::EOPNOTSUPP,
+    Errno::EPROTO,
+];
+
+/// The effect of an error on a plane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Effect {
+    Waits,
+    Counted,
+    Ends,
+}
+
+fn effect(kind: PlaneKind, call: FailingCall, errno: Errno) -> Effect {
+    seccomp::fail(call, errno).unwrap();
+    let (client, hop) = (socket(), socket());
+    let mut running = forward(kind, &hop).start().unwrap();
+    client.send_to(b"x", running.address(0).unwrap()).unwrap();
+    if kind == PlaneKind::Uring && call == FailingCall::ReceiveMessages {
+        // A plane with io_uring calls recvmmsg() for replies only.
+        let (_, from) = hop.recv_from(&mut [0; 10]).unwrap();
+        hop.send_to(b"y", from).unwrap();
+    }
+    let end = Instant::now() + LONG;
+    loop {
+        if let Err(error) = running.check() {
+            assert!(error.to_string().contains(&format!("recvmmsg(): {errno}")), "{kind}: {error}");
+            return Effect::Ends;
+        }
+        let counts = running.counts(0).remove(0);
+        // Twice, if it repeats: the first failure has ended nothing.
+        if counts.failed_receives >= 2 || counts.dropped_in_all() > 0 {
+            running.check().unwrap();
+            return Effect::Counted;
+        }
+        if call == FailingCall::ReceiveMessages && matches!(errno, Errno::EAGAIN | Errno::EINTR) {
+            return Effect::Waits;
+        }
+        assert!(Instant::now() < end, "{kind}, {call:?}, {errno}: {counts:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_errno_leaves_the_plane_alive() {
+    let _alone = ALONE.lock().unwrap();
+    in_namespace(|| {
+        for call in [FailingCall::ReceiveMessages, FailingCall::SendMessages] {
+            for kind in kinds::kinds("every_errno_leaves_the_plane_alive") {
+                let mut rows = [" Waits:", " Counted:", " Ends:"].map(str::to_owned);
+                for errno in ERRNOS {
+                    let found = thread::spawn(move || effect(kind, call, errno)).join().unwrap();
+                    let expected = match (call, errno) {
+                        (FailingCall::SendMessages, _) => Effect::Counted,
+                        (_, Errno::EAGAIN | Errno::EINTR) => Effect::Waits,
+                        (
+                            _,
+                            Errno::EPERM | Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOTSOCK,
+                        ) => Effect::Ends,
+                        _ => Effect::Counted,
+                    };
+                    assert_eq!(found, expected, "{kind}, {call:?}, {errno}");
+                    rows[found as usize] += &format!(" {errno}");
+                }
+                print(&format!("MATRIX {call:?} forward {kind}:{}", rows.concat()));
+            }
         }
     });
 }

@@ -114,6 +114,9 @@ pub struct ForwardPlane {
     pub unanswered: u64,
     /// Messages that UDP_SEGMENT rejected and that were sent packet by packet.
     pub unsegmented: u64,
+    /// Receive calls that failed and were repeated; 0 in older records.
+    #[serde(default)]
+    pub failed_receives: u64,
     /// CPU time of the plane's thread.
     pub cpu_ns: u64,
     /// Share of all received packets, 0 to 1.

@@ -147,8 +147,15 @@ fn every_field_is_required_unless_it_may_be_absent() {
                     && field == "namespace"
                     && within.starts_with("/results/tuples");
             let of_forward = command == "forward"
-                && ["client_limit", "dropped_replies", "evicted", "failed_later", "unanswered"]
-                    .contains(&field);
+                && [
+                    "client_limit",
+                    "dropped_replies",
+                    "evicted",
+                    "failed_later",
+                    "failed_receives",
+                    "unanswered",
+                ]
+                .contains(&field);
             let of_load = command == "load"
                 && [
                     // A run of one host to one address.

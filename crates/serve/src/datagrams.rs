@@ -8,6 +8,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_syscalls::datagram::{Batch, Datagram};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
@@ -19,6 +21,9 @@ use crate::work::Work;
 
 const SOCKET: u64 = 0;
 const STOP: u64 = 1;
+
+/// The pause after a failed receive call.
+const BACK_OFF: Duration = Duration::from_millis(10);
 
 /// Maximum length of a datagram.
 const ROOM: usize = 64 * 1024;
@@ -72,7 +77,11 @@ impl Datagrams {
                     Ok(_) => batch.iter().for_each(|datagram| self.replies.answer(datagram)),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => self.replies.counts.error(&errno_name(&error).to_string()),
+                    Err(error) => {
+                        self.replies.counts.error(&errno_name(&error).to_string());
+                        // The failure may repeat at once.
+                        thread::sleep(BACK_OFF);
+                    }
                 }
             }
         }

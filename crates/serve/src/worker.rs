@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
 use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{Errno, errno_name, option, socket};
 
@@ -98,6 +98,18 @@ impl Worker {
         self.epoll.add(self.listener.socket.as_fd(), LISTENER, interest)
     }
 
+    /// Watches the listener after a pause; the pause goes on if epoll refuses.
+    fn watch_listener_again(&mut self) -> io::Result<()> {
+        match self.watch_listener() {
+            Err(error) if epoll::is_watch_refused(&error) => {
+                self.counts.error(&format!("epoll_ctl: {}", errno_name(&error)));
+                self.accept_after = Some(Instant::now() + BACK_OFF);
+                Ok(())
+            }
+            watched => watched,
+        }
+    }
+
     /// Serves until the stop flag is set.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = [Ready::NONE; EVENTS];
@@ -118,7 +130,7 @@ impl Worker {
             }
             if self.accept_after.is_some_and(|after| Instant::now() >= after) {
                 self.accept_after = None;
-                self.watch_listener()?;
+                self.watch_listener_again()?;
             }
             self.close_idle();
         }
@@ -191,8 +203,8 @@ impl Worker {
             self.epoll.add(connection.socket.as_fd(), self.connections.next() as u64, interest(&connection));
         match added {
             Ok(()) => drop(self.connections.insert(connection)),
-            // The limit fs.epoll.max_user_watches, or no memory: only this connection is closed.
-            Err(error) if matches!(Errno::of(&error), Some(Errno::ENOSPC | Errno::ENOMEM)) => {
+            // Only this connection is closed.
+            Err(error) if epoll::is_watch_refused(&error) => {
                 self.counts.error(&format!("epoll_ctl: {}", errno_name(&error)));
             }
             Err(error) => return Err(error),

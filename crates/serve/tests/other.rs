@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use client::{connect, errors, exchange, serve, sum, until};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_serve::{Protocol, Running, Service, Shape};
+use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::seccomp::{self, FailingCall};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, open_descriptors, set_sysctl};
+use fourtuple_testing::{in_namespace, open_descriptors, print, set_sysctl};
 
 const SMALL: Protocol = Protocol::Crr { request: 1, response: 1 };
 
@@ -279,5 +281,77 @@ fn a_stopped_server_leaves_no_descriptors() {
         }
         let after = open_descriptors();
         assert!(after < before + 500, "{before} before, {after} after");
+    });
+}
+
+/// The policies have a test of their own: `every_errno_of_accept_leaves_the_worker_alive`.
+#[test]
+fn every_errno_is_counted_and_the_server_goes_on() {
+    const ACCEPT: [Errno; 18] = [
+        Errno::EAGAIN,
+        Errno::EINTR,
+        Errno::ECONNABORTED,
+        Errno::EPROTO,
+        Errno::ENOPROTOOPT,
+        Errno::EOPNOTSUPP,
+        Errno::ENETDOWN,
+        Errno::ENETUNREACH,
+        Errno::EHOSTDOWN,
+        Errno::EHOSTUNREACH,
+        Errno::ENONET,
+        Errno::ETIMEDOUT,
+        Errno::EMFILE,
+        Errno::ENFILE,
+        Errno::ENOBUFS,
+        Errno::ENOMEM,
+        Errno::EPERM,
+        Errno::EACCES,
+    ];
+    const RECEIVE: [Errno; 11] = [
+        Errno::EAGAIN,
+        Errno::EINTR,
+        Errno::EPERM,
+        Errno::EBADF,
+        Errno::ECONNREFUSED,
+        Errno::EFAULT,
+        Errno::EINVAL,
+        Errno::ENETDOWN,
+        Errno::ENOBUFS,
+        Errno::ENOMEM,
+        Errno::ENOTSOCK,
+    ];
+    let case = |call, errno: Errno| {
+        seccomp::fail(call, errno).unwrap();
+        let is_udp = call == FailingCall::ReceiveMessages;
+        let mut serve = serve(if is_udp { Protocol::Udp { request: 1 } } else { SMALL });
+        serve.workers = 1;
+        let running = serve.start().unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut tcp = None;
+        if is_udp {
+            udp.send_to(b"x", running.address().inet().unwrap()).unwrap();
+        } else {
+            tcp.insert(connect(&running)).write_all(b"x").unwrap();
+        }
+        let name = if is_udp { errno.to_string() } else { format!("accept: {errno}") };
+        if !matches!(errno, Errno::EAGAIN | Errno::EINTR) {
+            // The second failure shows that the first one has ended nothing.
+            until(&running, |sum| sum.errors.get(&name).is_some_and(|count| *count >= 2));
+        }
+        assert!(!running.has_failed(), "{errno}");
+        let names: Vec<_> = errors(&running.stop()).into_iter().map(|(name, _)| name).collect();
+        assert!(names.iter().all(|other| *other == name), "{names:?}");
+    };
+    in_namespace(move || {
+        for (call, errnos) in [(FailingCall::Accept, &ACCEPT[..]), (FailingCall::ReceiveMessages, &RECEIVE)] {
+            let mut rows = ["Waits:", " Counted:"].map(str::to_owned);
+            for errno in errnos {
+                // The filter applies to the threads of the server too, and cannot be removed.
+                std::thread::scope(|scope| scope.spawn(|| case(call, *errno)).join().unwrap());
+                let is_counted = !matches!(*errno, Errno::EAGAIN | Errno::EINTR);
+                rows[usize::from(is_counted)] += &format!(" {errno}");
+            }
+            print(&format!("MATRIX {call:?} serve: {}", rows.concat()));
+        }
     });
 }

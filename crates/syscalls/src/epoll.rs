@@ -67,6 +67,16 @@ impl Ready {
     }
 }
 
+/// Returns whether epoll_ctl(2) refused only this watch: the user has no watches left (ENOSPC, `fs.epoll.max_user_watches`), the kernel
+/// no memory (ENOMEM), a filter forbids the call or the file has no poll (EPERM), or the descriptor is the reason (EEXIST, ENOENT,
+/// ELOOP). Any other error is of the epoll instance or of the arguments.
+pub fn is_watch_refused(error: &io::Error) -> bool {
+    matches!(
+        Errno::of(error),
+        Some(Errno::ENOSPC | Errno::ENOMEM | Errno::EPERM | Errno::EEXIST | Errno::ENOENT | Errno::ELOOP)
+    )
+}
+
 /// An epoll instance: a set of watched descriptors.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);

@@ -85,6 +85,10 @@ pub enum FailingCall {
     SendMessage,
     /// sendmmsg(2).
     SendMessages,
+    /// sendto(2), which send(2) calls too.
+    Send,
+    /// recvfrom(2), which recv(2) calls too.
+    Receive,
     /// epoll_ctl(EPOLL_CTL_ADD).
     AddWatch,
 }
@@ -98,6 +102,8 @@ pub fn fail(call: FailingCall, errno: Errno) -> io::Result<()> {
         FailingCall::ReceiveMessages => libc::SYS_recvmmsg,
         FailingCall::SendMessage => libc::SYS_sendmsg,
         FailingCall::SendMessages => libc::SYS_sendmmsg,
+        FailingCall::Send => libc::SYS_sendto,
+        FailingCall::Receive => libc::SYS_recvfrom,
         FailingCall::AddWatch => {
             return install(&[libc::SYS_epoll_ctl], &[equal(1, libc::EPOLL_CTL_ADD)], errno.number());
         }

@@ -108,12 +108,16 @@ fn test_name(closure: &str) -> String {
     path.split_once("::").map_or(path, |(_, rest)| rest).to_owned()
 }
 
+/// Prints a line that the test program does not keep back, as it does with eprintln!() of a test that passes.
+pub fn print(line: &str) {
+    writeln!(io::stderr(), "{line}").expect("stderr takes a line");
+}
+
 /// Reports a skipped test on standard error, or fails the test if `FOURTUPLE_REQUIRE` demands `need`.
 pub fn skip(test: &str, need: &str, reason: &str) {
     let required = env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
     assert!(!is_required(&required, need), "{test} needs {need}, which FOURTUPLE_REQUIRE demands: {reason}");
-    // The test runner would capture the output of eprintln! if the test passes.
-    writeln!(io::stderr(), "SKIPPED {test} (needs {need}): {reason}").expect("stderr takes a line");
+    print(&format!("SKIPPED {test} (needs {need}): {reason}"));
 }
 
 /// Returns whether a list demands `need`: by its name, or by `all` without `-NAME`.

@@ -1511,6 +1511,7 @@ class ForwardPlane(TypedDict):
     evicted: NotRequired[int]
     unanswered: NotRequired[int]
     unsegmented: int
+    failed_receives: NotRequired[int]
     cpu_ns: int
     share: float
 

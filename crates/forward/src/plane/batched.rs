@@ -31,7 +31,7 @@ impl Batched {
 
 impl Plane for Batched {
     fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
-        if !receive(&mut self.batch, listener)? {
+        if !receive(&mut self.batch, listener, &path.counters)? {
             return Ok(0);
         }
         path.is_behind = self.batch.len() == BATCH;

@@ -24,7 +24,7 @@ impl OneByOne {
 
 impl Plane for OneByOne {
     fn forward(&mut self, _: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
-        if !receive(&mut self.batch, listener)? {
+        if !receive(&mut self.batch, listener, &path.counters)? {
             return Ok(0);
         }
         let Some(datagram) = self.batch.get(0) else { return Ok(0) };

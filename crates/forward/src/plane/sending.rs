@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_syscalls::datagram::{Batch, Messages, Outgoing};
 use fourtuple_syscalls::{Errno, errno_name};
@@ -10,19 +12,36 @@ use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::target::Target;
 
-/// Receives a batch from a listening socket. Returns false when no packet waited.
+/// The pause after a failed receive call. The socket stays readable: without a pause a lasting lack of memory would keep a CPU busy.
+const BACK_OFF: Duration = Duration::from_millis(1);
+
+/// Receives a batch from a listening socket. Returns false when no packet was received.
 ///
 /// # Errors
 ///
-/// Any error except EAGAIN, EINTR and ENOMEM. An unconnected socket reports no ICMP errors, so that the next call would fail too, as with
-/// EPERM of a seccomp filter.
-pub(super) fn receive(batch: &mut Batch, listener: BorrowedFd<'_>) -> io::Result<bool> {
-    use io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
+/// The errors of [`not_received`].
+pub(super) fn receive(batch: &mut Batch, listener: BorrowedFd<'_>, counters: &Counters) -> io::Result<bool> {
     match batch.receive(listener) {
         Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory) => Ok(false),
-        Err(error) => Err(refused("recvmmsg()")(error)),
+        Err(error) => not_received("recvmmsg()", error, counters).map(|()| false),
     }
+}
+
+/// Counts a failed receive call of a listening socket, and pauses. An unconnected socket reports no ICMP errors, so that no packet is lost.
+///
+/// # Errors
+///
+/// Every further call would fail too: the plane must end.
+pub(super) fn not_received(call: &'static str, error: io::Error, counters: &Counters) -> io::Result<()> {
+    if matches!(Errno::of(&error), Some(Errno::EAGAIN | Errno::EINTR)) {
+        return Ok(());
+    }
+    if is_lasting(&error) {
+        return Err(refused(call)(error));
+    }
+    counters.failed_receive();
+    thread::sleep(BACK_OFF);
+    Ok(())
 }
 
 /// Adds the name of the failed call to an error.
@@ -30,9 +49,13 @@ pub(super) fn refused(call: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{call}: {} ({error})", errno_name(&error)))
 }
 
-/// Returns whether every further call would fail too: none of these errors reports an ICMP message.
+/// Returns whether every further receive call would fail too: a filter forbids the call, or the descriptor is not a socket. None of these
+/// errors reports an ICMP message (`icmp_err_convert`, `icmpv6_err_convert`).
 fn is_lasting(error: &io::Error) -> bool {
-    matches!(Errno::of(error), Some(Errno::EPERM | Errno::EBADF | Errno::ENOSYS | Errno::ENOTSOCK))
+    matches!(
+        Errno::of(error),
+        Some(Errno::EPERM | Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSOCK)
+    )
 }
 
 /// Sends the output that [`Path::take`] has added to each target.
@@ -144,14 +167,16 @@ pub(super) fn give_back(
     let (Some(client), from) = (target.key.0, target.key.2) else { return Ok(()) };
     // The error is for a packet sent to the next hop. The receive call clears it, so that the socket does not stay ready.
     if let Err(error) = batch.receive(target.socket.as_fd()) {
-        if is_lasting(&error) {
-            return Err(refused("recvmmsg()")(error));
-        }
-        match Drop::of(&error) {
-            Drop::QueueFull => {}
-            reason => path.counters.failed_later(reason),
-        }
-        return Ok(());
+        return match Errno::of(&error) {
+            Some(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => {
+                not_received("recvmmsg()", error, &path.counters)
+            }
+            _ if is_lasting(&error) => Err(refused("recvmmsg()")(error)),
+            _ => {
+                path.counters.failed_later(Drop::of(&error));
+                Ok(())
+            }
+        };
     }
     target.was_answered(tick);
     back.clear();

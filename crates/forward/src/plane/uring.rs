@@ -10,7 +10,7 @@ use crate::error::ForwardError;
 use crate::path::Path;
 use crate::plane::interface::Plane;
 use crate::plane::kind::PlaneKind;
-use crate::plane::sending::{give_back, refused, send_all};
+use crate::plane::sending::{give_back, not_received, refused, send_all};
 
 /// The buffers of the ring of a port, and the most messages of a turn.
 const BUFFERS: u16 = 64;
@@ -88,6 +88,9 @@ impl Plane for Uring {
     fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
         let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(0) };
         let count = ring.receive().map_err(refused("io_uring_enter()"))?;
+        if let Some(errno) = ring.take_failure() {
+            not_received("recvmsg() of io_uring", errno.into(), &path.counters)?;
+        }
         path.is_behind = count == usize::from(BUFFERS);
         send_on(ring, path);
         // The call fails when the kernel has no memory for one more request. The request then stays queued for the next call.

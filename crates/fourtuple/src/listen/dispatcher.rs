@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
 use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{Errno, message, socket};
@@ -24,7 +24,7 @@ use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
 use crate::listen::idle::Idle;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::{Count, Phase, Seats};
-use crate::listen::wait::seat::{cause_of, is_out_of_watches};
+use crate::listen::wait::seat::cause_of;
 use crate::listen::wait::shared_state::SharedState;
 
 const WAKER: u64 = u64::MAX;
@@ -435,7 +435,7 @@ impl Dispatcher {
         }
         self.accept_after = None;
         match self.epoll.add(self.listener.as_fd(), LISTENER, Interest::ACCEPT) {
-            Err(error) if is_out_of_watches(&error) => {
+            Err(error) if epoll::is_watch_refused(&error) => {
                 self.accept_after = Some(Instant::now() + BACK_OFF);
                 Ok(())
             }
@@ -463,7 +463,7 @@ impl Dispatcher {
         let token = pending.as_fd().as_raw_fd() as u64;
         match self.epoll.add(pending.as_fd(), token, Interest::READ) {
             Ok(()) => self.idle.put(pending),
-            Err(error) if is_out_of_watches(&error) => self.stats.unwatched += 1,
+            Err(error) if epoll::is_watch_refused(&error) => self.stats.unwatched += 1,
             Err(error) => return Err(self.group.failed("epoll_ctl()")(error)),
         }
         Ok(())
@@ -507,8 +507,8 @@ impl Dispatcher {
         let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut room));
         let result = match received {
             Ok((count, socket)) => self.handle_message(seat, &room[..count], socket),
+            Err(error) if handoff::is_empty(&error) => Ok(()),
             Err(error) => match Errno::of(&error) {
-                Some(Errno::EAGAIN) => Ok(()),
                 // The kernel has closed the connection in the message; only a message with a connection fails with EMFILE.
                 Some(Errno::EMFILE) => {
                     self.stats.lost += 1;
@@ -573,7 +573,7 @@ impl Dispatcher {
                     );
                 }
                 Ok((_, None)) => break,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if handoff::is_empty(&error) => break,
                 Err(error) if Errno::of(&error) == Some(Errno::EMFILE) => {
                     self.stats.lost += 1;
                     self.seats().sub_in_transit();

@@ -311,8 +311,12 @@ impl ListenerGroup {
                         found += 1;
                     }
                     Err(error) if ends_queue(&error) => break,
-                    // The connection is gone from the queue.
-                    Err(error) if AcceptFailure::of(&error) == AcceptFailure::Retry => {}
+                    // A signal arrived, or the connection is gone from the queue.
+                    Err(error)
+                        if matches!(
+                            AcceptFailure::of(&error),
+                            AcceptFailure::Wait | AcceptFailure::Retry
+                        ) => {}
                     Err(error) => return Err(self.failed("accept()")(error)),
                 }
             }

@@ -147,17 +147,25 @@ pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connect
     send_counted(connection.seats(), to, &bytes, connection.as_fd())
 }
 
-/// Returns whether a later retry may succeed: the channel has no room, or too many descriptors of this user are in transit
-/// (ETOOMANYREFS).
+/// Returns whether a later retry of sendmsg(2) may succeed: the channel has no room, the kernel no memory, or too many descriptors of this
+/// user are in transit (ETOOMANYREFS).
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || Errno::of(error) == Some(Errno::ETOOMANYREFS)
+    // `head` returns an error without an errno.
+    error.kind() == io::ErrorKind::WouldBlock
+        || is_empty(error)
+        || Errno::of(error) == Some(Errno::ETOOMANYREFS)
+}
+
+/// Returns whether recvmsg(2) took no message, and a later retry may succeed: there is none, or the kernel had no memory.
+pub(crate) fn is_empty(error: &io::Error) -> bool {
+    matches!(Errno::of(error), Some(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM))
 }
 
 /// Receives a message without waiting. `room` has [`ROOM`] bytes.
 fn receive(from: BorrowedFd<'_>, room: &mut [u8], seats: &Arc<Seats>) -> io::Result<Option<Arrival>> {
     match message::receive(from, room) {
         Ok((count, socket)) => Ok(read(&room[..count], socket, seats)),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) if is_empty(&error) => Ok(None),
         Err(error) => {
             // The kernel has closed the connection in the message.
             if Errno::of(&error) == Some(Errno::EMFILE) && room[0] == CONNECTION {
@@ -236,7 +244,7 @@ impl HandoffQueue {
     pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
         match message::receive(self.ownerless.1.as_fd(), &mut [0]) {
             Ok((_, listener)) => Ok(listener),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if is_empty(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -264,7 +272,7 @@ impl HandoffQueue {
     /// Wakes a waiting worker. A full queue has woken it already.
     pub(crate) fn nudge(&self) -> io::Result<()> {
         match message::send(self.sender.as_fd(), &[NUDGE], None) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            Err(error) if !is_full(&error) => Err(error),
             _ => Ok(()),
         }
     }

@@ -14,6 +14,7 @@ use std::task::{self, Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::epoll;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
 
@@ -27,7 +28,6 @@ use crate::listen::recycle::Recycle;
 use crate::listen::seats::{Count, Phase};
 use crate::listen::stream::Stream;
 use crate::listen::turn::Turn;
-use crate::listen::wait::seat::is_out_of_watches;
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime: usually a current-thread runtime in each of several threads,
 /// each with its own acceptor ([`Workers::Runtimes`](crate::listen::Workers::Runtimes)). A multi-thread runtime is one worker: its single
@@ -338,7 +338,7 @@ impl AsyncAcceptor {
             let connection = poll_fn(|context| self.bridge.poll_found(context)).await?;
             match self.register(connection) {
                 Ok(accepted) => return Ok(accepted),
-                Err(error) if is_out_of_watches(&error) => {
+                Err(error) if epoll::is_watch_refused(&error) => {
                     self.group.0.seats.add(self.seat, Count::Unwatched, 1);
                 }
                 Err(error) => return Err(self.group.failed("epoll_ctl()")(error)),

@@ -6,6 +6,7 @@ mod accept_axum;
 mod accept_tokio;
 mod connector;
 mod dial_tokio;
+mod errnos;
 mod features;
 mod no_threads;
 mod ports_plan;

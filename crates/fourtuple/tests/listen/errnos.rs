@@ -1,4 +1,4 @@
-//! Every errno of accept(2), with every policy: the worker lives, and the event is counted.
+//! Every errno of accept(2), epoll_ctl(2), sendmsg(2) and recvmsg(2), with every policy: the worker lives, and the event is counted.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -7,15 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{AcceptPolicy, Family, ListenerGroup, ListenerGroupBuilder};
+use fourtuple::listen::{
+    AcceptPolicy, DispatcherStats, Family, ListenerGroup, ListenerGroupBuilder, SeatStats,
+};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, FailingCall};
-use fourtuple_testing::{each_in_namespace, in_namespace};
+use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, print};
 
 use crate::pool::endpoint;
 
 /// The errors in accept(2), also in its section "Error handling", and errors of other kernels.
-const ERRNOS: [Errno; 26] = [
+const ERRNOS: [Errno; 27] = [
     Errno::EAGAIN,
     Errno::EINTR,
     Errno::ECONNABORTED,
@@ -40,6 +42,7 @@ const ERRNOS: [Errno; 26] = [
     Errno::EPROTONOSUPPORT,
     Errno::EBADF,
     Errno::EFAULT,
+    Errno::EINVAL,
     Errno::ENOTSOCK,
     Errno::ENOSYS,
 ];
@@ -53,6 +56,39 @@ const POLICIES: [AcceptPolicy; 8] = [
     AcceptPolicy::ReuseportLeastBusy,
     AcceptPolicy::Dispatcher,
 ];
+/// The errors of adding to an epoll in epoll_ctl(2).
+const WATCH_ERRNOS: [Errno; 8] = [
+    Errno::ENOSPC,
+    Errno::ENOMEM,
+    Errno::EPERM,
+    Errno::EEXIST,
+    Errno::ENOENT,
+    Errno::ELOOP,
+    Errno::EBADF,
+    Errno::EINVAL,
+];
+/// The errors of sendmsg(2) and recvmsg(2) on a Unix socket.
+const MESSAGE_ERRNOS: [Errno; 19] = [
+    Errno::EAGAIN,
+    Errno::EINTR,
+    Errno::ENOBUFS,
+    Errno::ENOMEM,
+    Errno::ETOOMANYREFS,
+    Errno::EACCES,
+    Errno::EBADF,
+    Errno::ECONNREFUSED,
+    Errno::ECONNRESET,
+    Errno::EDESTADDRREQ,
+    Errno::EFAULT,
+    Errno::EINVAL,
+    Errno::EISCONN,
+    Errno::EMSGSIZE,
+    Errno::ENOTCONN,
+    Errno::ENOTSOCK,
+    Errno::EOPNOTSUPP,
+    Errno::EPERM,
+    Errno::EPIPE,
+];
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(10);
 
@@ -64,41 +100,44 @@ enum Expected {
     Ends,
 }
 
-fn expected(errno: Errno) -> Expected {
+fn expected(call: FailingCall, errno: Errno) -> Expected {
+    let of_messages = matches!(call, FailingCall::SendMessage | FailingCall::ReceiveMessage);
     match errno {
+        Errno::ENOBUFS | Errno::ENOMEM if of_messages => Expected::Waits,
+        Errno::ETOOMANYREFS if call == FailingCall::SendMessage => Expected::Waits,
         Errno::EAGAIN | Errno::EINTR => Expected::Waits,
-        Errno::EBADF | Errno::EFAULT | Errno::ENOTSOCK | Errno::ENOSYS => Expected::Ends,
+        Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOTSOCK | Errno::ENOSYS => Expected::Ends,
+        // No such error is of a message.
+        _ if of_messages => Expected::Ends,
         _ => Expected::Counted,
     }
 }
 
-/// The worker's calls fail on a thread with a filter; the same worker then serves the connection on a thread without one.
-fn worker(group: &ListenerGroup, errno: Errno) -> Expected {
+/// The worker's calls fail on a thread with a filter; the same worker then serves a connection on a thread without one.
+fn worker(
+    group: &ListenerGroup,
+    (call, errno): (FailingCall, Errno),
+    counted: impl Fn(&SeatStats) -> u64 + Sync,
+) -> Expected {
     let mut acceptor = group.join().unwrap();
-    let _client = ready(group);
+    let client = ready(group, call);
     let failing = thread::scope(|scope| {
-        let acceptor = &mut acceptor;
+        let (acceptor, counted) = (&mut acceptor, &counted);
         let on_thread = scope.spawn(move || {
-            seccomp::fail(FailingCall::Accept, errno).unwrap();
+            seccomp::fail(call, errno).unwrap();
             let begun = Instant::now();
             loop {
                 match acceptor.next(Some(SHORT)) {
-                    Ok(found) => assert!(found.is_none(), "accepted without accept()"),
+                    Ok(found) => assert!(found.is_none(), "{call:?} did not fail"),
                     Err(error) => {
                         assert!(error.to_string().contains(&errno.to_string()), "{error}");
                         return Expected::Ends;
                     }
                 }
-                let stats = acceptor.stats();
-                if stats.failed_accepts > 0 {
-                    let causes = stats.out_of_process_descriptors
-                        + stats.out_of_host_descriptors
-                        + stats.out_of_memory
-                        + stats.other_failed_accepts;
-                    assert_eq!(stats.failed_accepts, causes);
+                if counted(&acceptor.stats()) > 0 {
                     return Expected::Counted;
                 }
-                if expected(errno) == Expected::Waits {
+                if expected(call, errno) == Expected::Waits {
                     return Expected::Waits;
                 }
                 assert!(begun.elapsed() < LONG, "{errno} is not counted");
@@ -107,82 +146,192 @@ fn worker(group: &ListenerGroup, errno: Errno) -> Expected {
         on_thread.join().unwrap()
     });
     if failing != Expected::Ends {
+        // A connection that epoll cannot watch was closed.
+        let client = if call == FailingCall::AddWatch { ready(group, FailingCall::Accept) } else { client };
         assert!(acceptor.next(Some(LONG)).unwrap().is_some(), "{errno}: the connection is lost");
+        drop(client);
     }
     failing
 }
 
-fn dispatcher(group: &ListenerGroup, errno: Errno) -> Expected {
+/// The dispatcher and a worker make each call on a thread with a filter, then on a thread without one, for the same connection. Messages
+/// that stay in the channel have no counter.
+fn messages(group: &ListenerGroup, (call, errno): (FailingCall, Errno)) -> Expected {
     let mut dispatcher = group.dispatcher().unwrap();
-    let _client = ready(group);
+    // It sends a message.
+    let mut acceptor = group.join().unwrap();
+    let _client = ready(group, FailingCall::Accept);
     let begun = Instant::now();
-    let mut failing = Expected::Waits;
-    // A run may end before the dispatcher has accepted.
-    while failing != expected(errno) {
-        assert!(begun.elapsed() < LONG, "{errno}: {failing:?}");
+    // Once more after the accept, so that it has tried to send.
+    let mut turns_left = 2;
+    while turns_left > 0 {
+        assert!(begun.elapsed() < LONG, "{errno}: nothing is accepted");
         let stop = AtomicBool::new(false);
-        failing = thread::scope(|scope| {
+        let ran = thread::scope(|scope| {
             let (dispatcher, stop) = (&mut dispatcher, &stop);
             let on_thread = scope.spawn(move || {
-                seccomp::fail(FailingCall::Accept, errno).unwrap();
-                match dispatcher.run(stop) {
-                    Ok(()) if dispatcher.stats().failed_accepts > 0 => Expected::Counted,
-                    Ok(()) => Expected::Waits,
-                    Err(_) => Expected::Ends,
-                }
+                seccomp::fail(call, errno).unwrap();
+                dispatcher.run(stop)
             });
             thread::sleep(SHORT);
             stop.store(true, Ordering::Release);
             on_thread.join().unwrap()
         });
+        if let Err(error) = ran {
+            assert!(error.to_string().contains(&errno.to_string()), "{error}");
+            return Expected::Ends;
+        }
+        turns_left -= usize::from(dispatcher.stats().accepts > 0);
     }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop_on_drop = StopOnDrop(&stop);
+        scope.spawn(|| dispatcher.run(&stop).unwrap());
+        let failing = || {
+            seccomp::fail(call, errno).unwrap();
+            acceptor.next(Some(SHORT))
+        };
+        let found = match thread::scope(|scope| scope.spawn(failing).join().unwrap()) {
+            Ok(found) => found.or_else(|| acceptor.next(Some(LONG)).unwrap()),
+            Err(error) => {
+                assert!(error.to_string().contains(&errno.to_string()), "{error}");
+                return Expected::Ends;
+            }
+        };
+        assert!(found.is_some(), "{errno}: the connection is lost");
+        Expected::Waits
+    })
+}
+
+/// Runs `case` for each errno with each policy, and prints a row for each policy.
+fn matrix(
+    call: FailingCall,
+    policies: &[AcceptPolicy],
+    errnos: &[Errno],
+    case: impl Fn(&ListenerGroup, Errno) -> Expected + Sync,
+) {
+    let rows = Mutex::new(Vec::new());
+    each_in_namespace(policies, |policy| {
+        let mut classes = [" Waits:", " Counted:", " Ends:"].map(str::to_owned);
+        for errno in errnos {
+            let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).seats(1);
+            let group = match listen.open() {
+                Ok(group) => group,
+                Err(error) => {
+                    classes = [format!(" not possible here: {error}"), String::new(), String::new()];
+                    break;
+                }
+            };
+            let found = case(&group, *errno);
+            assert_eq!(found, expected(call, *errno), "{policy}, {errno}");
+            classes[found as usize] += &format!(" {errno}");
+        }
+        rows.lock().unwrap().push(format!("MATRIX {call:?} {policy}:{}", classes.concat()));
+    });
+    let mut rows = rows.into_inner().unwrap();
+    rows.sort();
+    rows.iter().for_each(|row| print(row));
+}
+
+/// The dispatcher runs on a thread with a filter until `has_ended`, and then on a thread without one, for the same connection.
+fn dispatcher(
+    group: &ListenerGroup,
+    (call, errno): (FailingCall, Errno),
+    counted: impl Fn(&DispatcherStats) -> u64,
+) -> Expected {
+    let mut dispatcher = group.dispatcher().unwrap();
+    let client = ready(group, call);
+    let begun = Instant::now();
+    let failing = loop {
+        assert!(begun.elapsed() < LONG, "{errno} is not counted");
+        let stop = AtomicBool::new(false);
+        let (before, ran) = thread::scope(|scope| {
+            let (dispatcher, stop) = (&mut dispatcher, &stop);
+            let before = dispatcher.stats().wakeups;
+            let on_thread = scope.spawn(move || {
+                seccomp::fail(call, errno).unwrap();
+                let ran = dispatcher.run(stop);
+                (dispatcher.stats().wakeups > before, ran)
+            });
+            thread::sleep(SHORT);
+            stop.store(true, Ordering::Release);
+            on_thread.join().unwrap()
+        });
+        match ran {
+            Err(error) => {
+                assert!(error.to_string().contains(&errno.to_string()), "{error}");
+                break Expected::Ends;
+            }
+            Ok(()) if counted(&dispatcher.stats()) > 0 => break Expected::Counted,
+            // It has tried, and tries again.
+            Ok(()) if before && expected(call, errno) == Expected::Waits => break Expected::Waits,
+            Ok(()) => {}
+        }
+    };
     if failing != Expected::Ends {
+        let client = if call == FailingCall::AddWatch { ready(group, FailingCall::Accept) } else { client };
         let mut acceptor = group.join().unwrap();
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
-            let (dispatcher, stop) = (&mut dispatcher, &stop);
-            scope.spawn(move || dispatcher.run(stop).unwrap());
-            let found = acceptor.next(Some(LONG)).unwrap().is_some();
-            stop.store(true, Ordering::Release);
-            assert!(found, "{errno}: the connection is lost");
+            let _stop_on_drop = StopOnDrop(&stop);
+            scope.spawn(|| dispatcher.run(&stop).unwrap());
+            assert!(acceptor.next(Some(LONG)).unwrap().is_some(), "{errno}: the connection is lost");
         });
+        drop(client);
     }
     failing
 }
 
-fn ready(group: &ListenerGroup) -> TcpStream {
+/// Connects. A connection without data is watched at once.
+fn ready(group: &ListenerGroup, call: FailingCall) -> TcpStream {
     let mut client = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
-    client.write_all(b"?").unwrap();
+    if call == FailingCall::Accept {
+        client.write_all(b"?").unwrap();
+    }
     client
 }
 
 #[test]
 fn every_errno_of_accept_leaves_the_worker_alive() {
     in_namespace(|| {
-        let rows = Mutex::new(Vec::new());
-        each_in_namespace(POLICIES, |policy| {
-            let mut row = format!("accept4 {policy}:");
-            for errno in ERRNOS {
-                let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).seats(1);
-                let group = match listen.open() {
-                    Ok(group) => group,
-                    Err(error) => {
-                        row = format!("accept4 {policy}: not possible here: {error}");
-                        break;
-                    }
-                };
-                let test = if policy == AcceptPolicy::Dispatcher { dispatcher } else { worker };
-                let found = test(&group, errno);
-                assert_eq!(found, expected(errno), "{policy}, {errno}");
-                row.push_str(&format!(" {errno} {found:?}"));
-            }
-            rows.lock().unwrap().push(row);
+        let call = FailingCall::Accept;
+        matrix(call, &POLICIES, &ERRNOS, |group, errno| match group.policy() {
+            AcceptPolicy::Dispatcher => dispatcher(group, (call, errno), |stats| {
+                let DispatcherStats { failed_accepts, out_of_process_descriptors, .. } = *stats;
+                let others = [stats.out_of_host_descriptors, stats.out_of_memory, stats.other_failed_accepts];
+                assert_eq!(failed_accepts, out_of_process_descriptors + others.iter().sum::<u64>());
+                failed_accepts
+            }),
+            _ => worker(group, (call, errno), |stats| {
+                let SeatStats { failed_accepts, out_of_process_descriptors, .. } = *stats;
+                let others = [stats.out_of_host_descriptors, stats.out_of_memory, stats.other_failed_accepts];
+                assert_eq!(failed_accepts, out_of_process_descriptors + others.iter().sum::<u64>());
+                failed_accepts
+            }),
         });
-        for row in rows.into_inner().unwrap() {
-            eprintln!("{row}");
+    });
+}
+
+#[test]
+fn every_errno_of_epoll_ctl_leaves_the_worker_alive() {
+    in_namespace(|| {
+        let call = FailingCall::AddWatch;
+        // `blocking` has no epoll.
+        let policies: Vec<_> =
+            POLICIES.into_iter().filter(|policy| *policy != AcceptPolicy::Blocking).collect();
+        matrix(call, &policies, &WATCH_ERRNOS, |group, errno| match group.policy() {
+            AcceptPolicy::Dispatcher => dispatcher(group, (call, errno), |stats| stats.unwatched),
+            _ => worker(group, (call, errno), |stats| stats.unwatched),
+        });
+    });
+}
+
+#[test]
+fn every_errno_of_messages_leaves_the_dispatcher_alive() {
+    in_namespace(|| {
+        for call in [FailingCall::SendMessage, FailingCall::ReceiveMessage] {
+            let case = |group: &ListenerGroup, errno| messages(group, (call, errno));
+            matrix(call, &[AcceptPolicy::Dispatcher], &MESSAGE_ERRNOS, case);
         }
-        eprintln!(
-            "accept4 uring-oneshot: not injected, io_uring makes no accept4(2); the same function decides"
-        );
     });
 }

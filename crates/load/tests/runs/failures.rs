@@ -9,15 +9,15 @@ use std::thread;
 use std::time::Duration;
 
 use crate::run::{
-    self, ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, get, load, long_enough, run, serve,
-    stop, until,
+    self, ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, attempt_after, get, load, long_enough,
+    run, serve, stop, until,
 };
 use fourtuple_load::{Arrival, EngineChoice, Load, LoadError, Workload};
 use fourtuple_record::LoadStatus;
 use fourtuple_serve::Protocol;
-use fourtuple_syscalls::seccomp::{self, Facility};
-use fourtuple_syscalls::{option, socket};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
+use fourtuple_syscalls::{Errno, option, socket};
+use fourtuple_testing::{in_namespace, listener, print, set_sysctl};
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
 
@@ -618,5 +618,53 @@ fn a_foreign_source_is_not_port_exhaustion() {
                 Ok(ran) => panic!("{ran:#?}"),
             }
         }
+    });
+}
+
+/// The filter does not see the calls of io_uring: `a_chain_fails_with_every_errno` in the ring's own tests gives their results.
+#[test]
+fn every_errno_is_counted_and_the_run_goes_on() {
+    // EADDRINUSE and EADDRNOTAVAIL of connect() stall the run until a port is free. After EAGAIN of send() and recv() the engine waits.
+    const ERRNOS: [Errno; 24] = [
+        Errno::EPERM,
+        Errno::EACCES,
+        Errno::EAFNOSUPPORT,
+        Errno::EALREADY,
+        Errno::EBADF,
+        Errno::ECONNREFUSED,
+        Errno::ECONNRESET,
+        Errno::EDESTADDRREQ,
+        Errno::EFAULT,
+        Errno::EINVAL,
+        Errno::EIO,
+        Errno::EISCONN,
+        Errno::EMSGSIZE,
+        Errno::ENETDOWN,
+        Errno::ENETUNREACH,
+        Errno::EHOSTUNREACH,
+        Errno::ENOBUFS,
+        Errno::ENOMEM,
+        Errno::ENOTCONN,
+        Errno::ENOTSOCK,
+        Errno::EOPNOTSUPP,
+        Errno::EPIPE,
+        Errno::EPROTO,
+        Errno::ETIMEDOUT,
+    ];
+    in_namespace(|| {
+        let running = serve(SMALL_SERVED).start().unwrap();
+        let load = short(EngineChoice::Epoll, TARGET, SMALL);
+        for call in [FailingCall::Connect, FailingCall::Send, FailingCall::Receive] {
+            let mut row = format!("MATRIX {call:?} load epoll: Counted:");
+            for errno in ERRNOS {
+                let filter = || seccomp::fail(call, errno).unwrap();
+                let once = || attempt_after(filter, &load, &AtomicBool::new(false)).unwrap();
+                // The filter applies to the threads of the run too, and cannot be removed.
+                require_all(&thread::scope(|scope| scope.spawn(once).join().unwrap()), &errno.to_string());
+                row += &format!(" {errno}");
+            }
+            print(&row);
+        }
+        stop(running);
     });
 }

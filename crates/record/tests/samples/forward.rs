@@ -44,6 +44,7 @@ pub(crate) fn forward() -> ForwardRecord {
         evicted: 2,
         unanswered: 3,
         unsegmented: 1,
+        failed_receives: 0,
         cpu_ns: received * 572,
         share: received as f64 / 2_000_000.0,
     };

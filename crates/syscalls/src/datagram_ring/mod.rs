@@ -62,6 +62,8 @@ pub struct DatagramRing {
     /// more.
     is_broken: bool,
     received: Vec<Received>,
+    /// The error with which the request ended.
+    failure: Option<Errno>,
 }
 
 // SAFETY: all pointers are to memory that moves with the value. The kernel writes only to buffers that it was given and
@@ -102,7 +104,15 @@ impl DatagramRing {
         header.msg_namelen = NAME as libc::socklen_t;
         header.msg_controllen = CONTROL as _;
         let received = Vec::with_capacity(usize::from(number));
-        Ok(DatagramRing { ring, buffers, header, is_receiving: false, is_broken: false, received })
+        Ok(DatagramRing {
+            ring,
+            buffers,
+            header,
+            is_receiving: false,
+            is_broken: false,
+            received,
+            failure: None,
+        })
     }
 
     /// Probes, with a private socket pair, whether one request receives several datagrams and can be cancelled. Call it on a thread of
@@ -158,6 +168,12 @@ impl DatagramRing {
         }
         self.collect();
         Ok(self.received.len())
+    }
+
+    /// Returns the error with which the request has ended since the last call, except ENOBUFS: no buffer was free. The next
+    /// [`resume`](DatagramRing::resume) submits it again.
+    pub fn take_failure(&mut self) -> Option<Errno> {
+        self.failure.take()
     }
 
     /// Stops receiving. Replaces the previous messages with messages that are still in buffers, as
@@ -246,6 +262,12 @@ impl DatagramRing {
                 continue;
             }
             self.is_receiving = cqueue::more(completion.flags());
+            match Errno::new(-completion.result()) {
+                // No buffer was free, or `cancel` ended the request.
+                Errno::ENOBUFS | Errno::ECANCELED => {}
+                errno if completion.result() < 0 => self.failure = Some(errno),
+                _ => {}
+            }
             let Some(buffer) = cqueue::buffer_select(completion.flags()) else { continue };
             match usize::try_from(completion.result()) {
                 Ok(length) if (HEAD..=self.buffers.length).contains(&length) => {

@@ -295,3 +295,29 @@ fn a_ring_keeps_its_socket_when_the_caller_closes_it() {
     }
     assert_eq!(other.recv(&mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
 }
+
+#[test]
+fn an_error_ends_the_request_and_is_reported_once() {
+    let Some(mut ring) = ring(4, 64) else { return };
+    let (near, far) = pair();
+    far.connect(near.local_addr().unwrap()).unwrap();
+    ring.resume(far.as_fd()).unwrap();
+    // An ICMP error for a datagram to a port without a socket.
+    let (at, to) = (near.local_addr().unwrap(), far.local_addr().unwrap());
+    drop(near);
+    far.send(b"x").unwrap();
+    let begun = Instant::now();
+    while ring.failure.is_none() {
+        assert_eq!(ring.receive().unwrap(), 0);
+        assert!(begun.elapsed() < Duration::from_secs(60), "no error");
+    }
+    assert_eq!((ring.take_failure(), ring.take_failure()), (Some(Errno::ECONNREFUSED), None));
+    ring.resume(far.as_fd()).unwrap();
+    let near = UdpSocket::bind(at).unwrap();
+    near.send_to(b"y", to).unwrap();
+    while ring.receive().unwrap() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is received");
+    }
+    assert_eq!(ring.take_failure(), None);
+    assert_eq!(ring.get(0).unwrap().bytes, b"y");
+}

@@ -125,3 +125,32 @@ fn waits_can_be_cancelled_and_sockets_adopted() {
     drop(ring);
     drop(listener);
 }
+
+/// A seccomp filter does not see the calls of a ring, so that the test gives the results of a chain to the ring itself.
+#[test]
+fn a_chain_fails_with_every_errno() {
+    let Some((mut ring, _listener)) = ring(1) else { return };
+    let steps = [Step::Open, Step::Option, Step::Bind, Step::Connect, Step::Send, Step::Receive];
+    for (at, failing) in steps.into_iter().enumerate() {
+        for errno in Errno::ALL {
+            let mut chain = Chain::default();
+            steps.iter().for_each(|step| chain.push(*step));
+            ring.slots[0].chain = chain;
+            ring.awaited = 2;
+            if at > 3 {
+                let connected = ring.settle(0, Step::Connect, 0).unwrap();
+                assert_eq!((connected.step, connected.result.unwrap()), (Step::Connect, 0));
+            }
+            let mut found = ring.settle(0, failing, -errno.number());
+            // After a failed loud step each later step completes with ECANCELED.
+            for later in &steps[at + 1..] {
+                if found.is_none() {
+                    found = ring.settle(0, *later, -libc::ECANCELED);
+                }
+            }
+            let found = found.unwrap();
+            assert_eq!((found.step, super::tests::errno(&found)), (failing, Some(errno.number())));
+            assert!(!ring.is_busy(0) && ring.awaited == 0, "{failing:?} {errno}");
+        }
+    }
+}

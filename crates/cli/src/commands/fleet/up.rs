@@ -14,6 +14,7 @@ use anyhow::Context;
 use clap::Args;
 use fourtuple_fleet::coordinator::Coordinator;
 use fourtuple_fleet::nats::Connection;
+use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{child, device, netns};
 
 use crate::exit::Exit;
@@ -261,7 +262,15 @@ fn wait_until_ready(port: u16, what: &str, server: &mut Process, stop: &AtomicBo
 /// Forwards connections from the namespace of the host to nats-server.
 fn relay(listener: &TcpListener) {
     for stream in listener.incoming() {
-        let Ok(outside) = stream else { continue };
+        let outside = match stream {
+            Ok(outside) => outside,
+            Err(error) => {
+                if AcceptFailure::of(&error) == AcceptFailure::Pause {
+                    thread::sleep(LOOK);
+                }
+                continue;
+            }
+        };
         let Ok(inside) = TcpStream::connect((SERVER, NATS_PORT)) else { continue };
         let _ = (outside.set_nodelay(true), inside.set_nodelay(true));
         let ends = (outside.try_clone(), inside.try_clone());

@@ -73,7 +73,7 @@ impl Collector for Snapshot {
 
 fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) -> fmt::Result {
     type OfPlane = fn(&ForwardPlane) -> Number;
-    let metrics: [(Kind, &str, &str, OfPlane); 11] = [
+    let metrics: [(Kind, &str, &str, OfPlane); 12] = [
         (Kind::Counter, "received_packets", "Packets received from clients", |plane| plane.received.into()),
         (Kind::Counter, "received_bytes", "Bytes of their payloads", |plane| plane.received_bytes.into()),
         // `sent` alone decreases when a packet fails later, which a counter must not.
@@ -87,6 +87,9 @@ fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) ->
         (Kind::Counter, "returned_packets", "Replies returned to clients", |plane| plane.returned.into()),
         (Kind::Counter, "unsegmented_messages", "Messages that the kernel refused to segment", |plane| {
             plane.unsegmented.into()
+        }),
+        (Kind::Counter, "failed_receives", "Receive calls that failed and were repeated", |plane| {
+            plane.failed_receives.into()
         }),
         (Kind::Counter, "cpu_seconds", "CPU time of the plane's thread", |plane| {
             (plane.cpu_ns as f64 / 1e9).into()

@@ -400,6 +400,7 @@ fn sum(by_link: &[Vec<PlaneCounts>]) -> Vec<ForwardPlane> {
             plane.evicted += counts.evicted;
             plane.unanswered += counts.unanswered;
             plane.unsegmented += counts.unsegmented;
+            plane.failed_receives += counts.failed_receives;
             // Each link reports the CPU time of the same thread.
             plane.cpu_ns = plane.cpu_ns.max(counts.cpu_ns);
             for (reason, number) in &counts.dropped {

@@ -131,8 +131,8 @@ impl Dispatched {
                 self.has_work |= ours;
                 Ok(Some(received.settle(seat.open_guard())))
             }
+            Err(error) if handoff::is_empty(&error) => Ok(None),
             Err(error) => match Errno::of(&error) {
-                Some(Errno::EAGAIN) => Ok(None),
                 // The kernel has closed the connection, because this process has no free descriptor.
                 Some(Errno::EMFILE) => {
                     seat.count(Count::ProcessDescriptors);
@@ -158,6 +158,7 @@ impl Wait for Dispatched {
         if std::mem::take(&mut self.has_work) {
             self.unsent = Some(DONE);
         }
+        let mut has_polled = false;
         loop {
             self.report(seat)?;
             while let Some(event) = self.ready.pop_front() {
@@ -173,6 +174,11 @@ impl Wait for Dispatched {
                     return Ok(found);
                 }
             }
+            // Also if events arrive again and again, as when the kernel has no memory for a message.
+            if std::mem::replace(&mut has_polled, true) && until.is_some_and(|until| Instant::now() >= until)
+            {
+                return Ok(None);
+            }
             seat.close_idle(self.own.sweep());
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
             left = sooner(left, self.own.until_sweep());
@@ -181,14 +187,10 @@ impl Wait for Dispatched {
             }
             let mut events = [Ready::NONE; EVENTS];
             let ready = self.epoll.wait(&mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
-            if ready.is_empty() {
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Ok(None);
-                }
-                continue;
+            if !ready.is_empty() {
+                seat.count(Count::Wakeups);
+                self.ready.extend(ready);
             }
-            seat.count(Count::Wakeups);
-            self.ready.extend(ready);
         }
     }
 

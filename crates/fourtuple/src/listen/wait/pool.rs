@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
 use fourtuple_syscalls::{option, socket};
 
 use crate::listen::connection::Connection;
@@ -17,7 +17,7 @@ use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
 use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
-use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait, is_out_of_watches};
+use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
 
 const WAKER: u64 = u64::MAX;
 const HANDOFF: u64 = u64::MAX - 1;
@@ -197,7 +197,7 @@ impl Pool {
         let token = LISTENER | listener.as_raw_fd() as u64;
         match self.epoll.add(listener.as_fd(), token, self.watching.interest) {
             Ok(()) => Ok(true),
-            Err(error) if is_out_of_watches(&error) => {
+            Err(error) if epoll::is_watch_refused(&error) => {
                 for other in others {
                     self.epoll.remove(other.as_fd()).map_err(&failed)?;
                 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::AcceptFailure;
-use fourtuple_syscalls::{Errno, socket};
+use fourtuple_syscalls::{Errno, epoll, socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
@@ -100,12 +100,11 @@ impl Seat {
         }
     }
 
-    /// Counts the connection of a failed epoll_ctl(2) as unwatched if the kernel had no watches or no memory. Returns
-    /// `Ok(None)` then: the caller drops this connection, and other connections are unaffected.
+    /// Counts the connection of a failed epoll_ctl(2) as unwatched if the kernel refused only this watch. Returns `Ok(None)` then: the caller drops this connection, and other connections are unaffected.
     pub(crate) fn watched<T>(&self, added: io::Result<T>) -> Result<Option<T>, ListenError> {
         match added {
             Ok(value) => Ok(Some(value)),
-            Err(error) if is_out_of_watches(&error) => {
+            Err(error) if epoll::is_watch_refused(&error) => {
                 self.count(Count::Unwatched);
                 Ok(None)
             }
@@ -158,9 +157,4 @@ pub(crate) fn cause_of(error: &io::Error) -> Count {
         Some(Errno::ENOBUFS | Errno::ENOMEM) => Count::SocketMemory,
         _ => Count::OtherAccepts,
     }
-}
-
-/// Returns whether epoll_ctl(2) failed for lack of watches (ENOSPC, fs.epoll.max_user_watches) or of memory (ENOMEM).
-pub(crate) fn is_out_of_watches(error: &io::Error) -> bool {
-    matches!(Errno::of(error), Some(Errno::ENOSPC | Errno::ENOMEM))
 }

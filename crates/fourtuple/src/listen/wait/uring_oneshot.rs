@@ -102,22 +102,26 @@ struct Completed {
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     // This process may lack a permission that the process which opened the group has, such as under a seccomp filter.
     drop(AcceptRing::new().map_err(|error| refused(&seat.group.0.endpoint, error))?);
-    Ok(Box::new(UringOneshot {
-        listener: seat.group.listener()?,
-        ring: None,
-        idle: Idle::new(seat.group.0.idle),
-        unarmed: Vec::new(),
-        ready: VecDeque::new(),
-        accepting: false,
-        waker_armed: false,
-        handoff_armed: false,
-        accept_after: None,
-        retired: false,
-        rounds: seat.group.is_measured().then(Rounds::default),
-    }))
+    Ok(Box::new(UringOneshot::new(seat)?))
 }
 
 impl UringOneshot {
+    fn new(seat: &Seat) -> Result<UringOneshot, ListenError> {
+        Ok(UringOneshot {
+            listener: seat.group.listener()?,
+            ring: None,
+            idle: Idle::new(seat.group.0.idle),
+            unarmed: Vec::new(),
+            ready: VecDeque::new(),
+            accepting: false,
+            waker_armed: false,
+            handoff_armed: false,
+            accept_after: None,
+            retired: false,
+            rounds: seat.group.is_measured().then(Rounds::default),
+        })
+    }
+
     /// Returns the ring of this thread. Between two calls of `next` no accept is in progress, so closing an old ring loses no
     /// connection.
     fn take_ring(&mut self, seat: &Seat, here: ThreadId) -> Result<AcceptRing, ListenError> {
@@ -386,5 +390,55 @@ impl Wait for UringOneshot {
         self.ready.clear();
         self.unarmed.clear();
         Ok(self.idle.drain())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use fourtuple_syscalls::event_fd::EventFd;
+    use fourtuple_testing::{in_namespace, print, skip};
+
+    use crate::listen::ListenerGroupBuilder;
+
+    use super::*;
+
+    /// A seccomp filter does not see the accepts of a ring, so that the test gives each result to the function for results.
+    #[test]
+    fn every_errno_of_accept_leaves_the_worker_alive() {
+        const TEST: &str = "uring_oneshot::every_errno_of_accept_leaves_the_worker_alive";
+        in_namespace(|| {
+            let endpoint = Endpoint::Inet("127.0.0.1:0".parse().unwrap());
+            let builder = ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::UringOneshot).seats(1);
+            let group = match builder.open() {
+                Ok(group) => group,
+                Err(error) => return skip(TEST, "uring", &error.to_string()),
+            };
+            let number = group.0.seats.take().unwrap();
+            let seat = Seat { group: group.clone(), number, waker: Arc::new(EventFd::new().unwrap()) };
+            let mut worker = UringOneshot::new(&seat).unwrap();
+            let mut rows = [" Waits:", " Ends:", " Counted:"].map(str::to_owned);
+            for errno in Errno::ALL {
+                let before = seat.group.0.seats.stats_of(number);
+                let ends = worker.not_accepted(&seat, (*errno).into()).is_err();
+                let after = seat.group.0.seats.stats_of(number);
+                let failed = after.failed_accepts - before.failed_accepts;
+                let expected = match *errno {
+                    Errno::EAGAIN | Errno::EINTR => (false, 0),
+                    Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOTSOCK | Errno::ENOSYS => {
+                        (true, 0)
+                    }
+                    _ => (false, 1),
+                };
+                assert_eq!((ends, failed), expected, "{errno}");
+                rows[2 * failed as usize + usize::from(ends)] += &format!(" {errno}");
+            }
+            print(&format!("MATRIX Accept uring-oneshot:{}", rows.concat()));
+            let mut client = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+            client.write_all(b"?").unwrap();
+            assert!(worker.next(&seat, Some(Duration::from_secs(60))).unwrap().is_some());
+        });
     }
 }

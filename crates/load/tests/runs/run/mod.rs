@@ -127,6 +127,15 @@ pub(crate) fn run_until(test: &str, load: &Load, stop: &AtomicBool) -> Option<Ru
 
 /// Executes the run or returns its error. A run that does not end by itself is stopped and fails the test.
 pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<RunOutcome, LoadError> {
+    attempt_after(|| (), load, stop)
+}
+
+/// Does the same as [`attempt`], with `before` between the preflight and the run.
+pub(crate) fn attempt_after(
+    before: impl FnOnce(),
+    load: &Load,
+    stop: &AtomicBool,
+) -> Result<RunOutcome, LoadError> {
     let endpoints = load.resolve()?;
     let (need, preflight) = (load.need(), preflight(load, &endpoints[0]));
     let begun = Instant::now();
@@ -140,6 +149,7 @@ pub(crate) fn attempt(load: &Load, stop: &AtomicBool) -> Result<RunOutcome, Load
                 stop.store(true, Ordering::Relaxed);
             }
         });
+        before();
         let outcome = load.run(&endpoints, &preflight, stop, |_| ());
         drop(over);
         outcome

@@ -105,7 +105,8 @@ int fourtuple_renew(fourtuple_attempt *attempt, int fd, struct fourtuple_error *
  * report may be NULL. */
 int fourtuple_finish(fourtuple_attempt *attempt, int fd, struct fourtuple_report *report, struct fourtuple_error *error);
 
-/* Ends and frees an attempt without a connection. With several sources, 100 ms or more after fourtuple_prepare() or fourtuple_renew() this
+/* Ends and frees an attempt without a connection. The port of the last connect() stays marked as in use until the dialer reads the ports of
+ * the kernel again, because the connection may exist. With several sources, 100 ms or more after fourtuple_prepare() or fourtuple_renew() this
  * counts as a handshake without an answer: the next attempts use other sources first. */
 void fourtuple_abandon(fourtuple_attempt *attempt);
 

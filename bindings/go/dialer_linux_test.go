@@ -107,7 +107,7 @@ func TestExhaustionIsToldInWords(t *testing.T) {
 		dialer := must(New(Config{Strategy: KernelDefault{}, Sources: []netip.Addr{source}}))(t)
 		fill(t, dialer, destination, 3)
 		dial, err := failure(t, dialer, destination)
-		const want = "no source port is left from 127.0.0.2: of 3 ports 3 are established, 0 in TIME_WAIT, 0 in other states"
+		const want = "no source port is left from 127.0.0.2: of 3 ports 3 are established, 0 in TIME_WAIT, 0 in other states (connect: cannot assign requested address)"
 		if dial.Source != source || !strings.HasSuffix(err.Error(), want) {
 			t.Fatalf("%v", err)
 		}
@@ -211,12 +211,38 @@ func TestFacesOfEaddrnotavailAreToldApart(t *testing.T) {
 	})
 }
 
+// A library such as gRPC makes text of the error of a dial; the sink has the error itself.
+func TestErrorSinkKeepsTheLastError(t *testing.T) {
+	inNamespace(t, func() {
+		dialer := must(New(Config{}))(t)
+		var sink ErrorSink
+		dial := sink.Dialer(dialer.ContextDialer("tcp"))
+		if sink.Last() != nil {
+			t.Fatalf("%v", sink.Last())
+		}
+		_, err := dial(context.Background(), "127.0.0.1:4999")
+		flattened := errors.New(err.Error())
+		if errors.Is(flattened, Refused) || !errors.Is(sink.Last(), Refused) || !Retryable(sink.Last()) {
+			t.Fatalf("%v", sink.Last())
+		}
+		conn, err := dial(context.Background(), listen(t, "127.0.0.1", 0).String())
+		if err != nil || sink.Last() != nil {
+			t.Fatalf("%v, %v", err, sink.Last())
+		}
+		conn.Close()
+	})
+}
+
 func TestRefusedConnectionIsNotRetried(t *testing.T) {
 	inNamespace(t, func() {
 		for _, strategy := range strategies() {
 			dialer := must(New(Config{Strategy: strategy}))(t)
 			dial, err := failure(t, dialer, netip.MustParseAddrPort("127.0.0.1:4999"))
 			if dial.Kind != Refused || !errors.Is(err, syscall.ECONNREFUSED) || !Retryable(err) || Exhausted(err) {
+				t.Fatalf("%v: %v", strategy, err)
+			}
+			// Alerts search for the words of the kernel.
+			if !strings.Contains(err.Error(), "connection refused") {
 				t.Fatalf("%v: %v", strategy, err)
 			}
 		}

@@ -1,10 +1,13 @@
 package fourtuple
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -96,13 +99,13 @@ func (e *DialError) Error() string {
 	}
 	switch e.Kind {
 	case PortsExhausted:
-		return fmt.Sprintf("no source port is left from %s: %s", source, e.holders())
+		return fmt.Sprintf("no source port is left from %s: %s%s", source, e.holders(), e.words())
 	case SourceNotLocal:
-		return fmt.Sprintf("the source %s is no address of this host; add it to a device", source)
+		return fmt.Sprintf("the source %s is no address of this host; add it to a device%s", source, e.words())
 	case TupleBusy:
-		return fmt.Sprintf("the source port %d is busy towards the destination", e.SourcePort)
+		return fmt.Sprintf("the source port %d is busy towards the destination%s", e.SourcePort, e.words())
 	case Refused:
-		return fmt.Sprintf("the destination refused the connection%s: no socket listens there", from)
+		return fmt.Sprintf("the destination refused the connection%s: nothing listens there, or a firewall rejects it%s", from, e.words())
 	case SelfConnect:
 		return "no socket listens there: the kernel connected the socket to itself. Keep listening ports out of " +
 			"net.ipv4.ip_local_port_range, or reserve them (net.ipv4.ip_local_reserved_ports)"
@@ -115,6 +118,14 @@ func (e *DialError) Error() string {
 	default:
 		return fmt.Sprintf("failed%s: %v", from, e.Err)
 	}
+}
+
+// words returns the error of the call: alerts search for the words of the kernel, such as "connection refused".
+func (e *DialError) words() string {
+	if e.Err == nil {
+		return ""
+	}
+	return fmt.Sprintf(" (%v)", e.Err)
 }
 
 func (e *DialError) holders() string {
@@ -185,6 +196,33 @@ func Retryable(err error) bool {
 	}
 	var dial *DialError
 	return errors.As(err, &dial) && dial.Retryable()
+}
+
+// ErrorSink keeps the last error of a dial function, for libraries that make text of it, such as gRPC. The zero value is ready. Its methods
+// may be called by several goroutines.
+type ErrorSink struct {
+	last atomic.Pointer[error]
+}
+
+// Dialer returns a dial function that does the same as dial and keeps its error. A dial that succeeds removes the error.
+func (s *ErrorSink) Dialer(dial func(context.Context, string) (net.Conn, error)) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, address string) (net.Conn, error) {
+		conn, err := dial(ctx, address)
+		if err != nil {
+			s.last.Store(&err)
+		} else {
+			s.last.Store(nil)
+		}
+		return conn, err
+	}
+}
+
+// Last returns the error of the last dial; nil: it succeeded, or there was none. Exhausted and Retryable accept it.
+func (s *ErrorSink) Last() error {
+	if err := s.last.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // HostError is a failed dial to a host name with several addresses.

@@ -34,7 +34,12 @@ fn build(py: Python<'_>, error: &DialError) -> PyResult<PyErr> {
         DialError::Call { call, .. } => keywords.set_item("call", *call)?,
         _ => {}
     }
-    raised(py, class, (errno, error.to_string()), Some(&keywords))
+    // Alerts search for the words of the kernel, such as "Connection refused".
+    let words = io::Error::from_raw_os_error(errno).to_string();
+    let words = words.split(" (os error").next().unwrap_or_default();
+    let text = error.to_string();
+    let text = if text.contains(words) { text } else { format!("{text} ({words})") };
+    raised(py, class, (errno, text), Some(&keywords))
 }
 
 /// Returns the source and the destination that an error names, as text.

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, TryLockError};
 
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::procfs;
@@ -105,16 +105,23 @@ pub fn probe() -> Result<Capabilities, ProbeError> {
     let Ok(namespace) = netns::identity() else {
         return probe_now();
     };
-    let known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some((_, capabilities)) = known.iter().find(|(id, _)| *id == namespace) {
-        return Ok(*capabilities);
+    // Another thread may have held the lock at fork(): in the child it stays locked, and each call probes.
+    let known = || match KNOWN.try_lock() {
+        Err(TryLockError::WouldBlock) => None,
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Ok(known) => Some(known),
+    };
+    let found = known().and_then(|known| known.iter().find(|(id, _)| *id == namespace).copied());
+    if let Some((_, capabilities)) = found {
+        return Ok(capabilities);
     }
-    drop(known);
     let capabilities = probe_now()?;
     if capabilities.local_port_range == LocalPortRange::Unproven {
         return Ok(capabilities);
     }
-    KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((namespace, capabilities));
+    if let Some(mut known) = known() {
+        known.push((namespace, capabilities));
+    }
     Ok(capabilities)
 }
 

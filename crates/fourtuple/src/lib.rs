@@ -93,7 +93,7 @@
 //! # Errors
 //!
 //! One errno has different causes in different calls, so errors are enums by cause. `Display` names the cause and the addresses, as in
-//! `192.0.2.1:80 refused the connection: no socket listens there`, or the call and its errno; [`source()`](std::error::Error::source)
+//! `192.0.2.1:80 refused the connection: nothing listens there, or a firewall rejects it`, or the call and its errno; [`source()`](std::error::Error::source)
 //! is the error of the call or of the resolver. [`dial::DialError`] has
 //! [`is_exhausted`](dial::DialError::is_exhausted), [`is_retryable`](dial::DialError::is_retryable) and
 //! [`raw_os_error`](dial::DialError::raw_os_error). The errors of calls convert into [`std::io::Error`] with a fitting kind.

@@ -11,16 +11,17 @@ import functools
 import ipaddress
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from fourtuple import _native
-from fourtuple.connect import resolved
+from fourtuple.connect import DELAY, MIN_LEFT, Found, interleaved, resolved
 from fourtuple.dialers import (
     Dialers,
     DialReport,
     SocketAddress,
     SocketOption,
+    check_timeout,
     failure,
     open_socket,
     report,
@@ -31,6 +32,9 @@ __all__ = ["create_connection", "dial", "open_connection"]
 
 T = TypeVar("T")
 
+Dial = Callable[[], Coroutine[object, object, tuple[socket.socket, DialReport]]]
+"""Begins a dial to one address."""
+
 
 class Loop(Protocol):
     """The parts of an event loop that a dial needs."""
@@ -38,8 +42,15 @@ class Loop(Protocol):
     async def run(self, function: Callable[[], T]) -> T:
         """Runs a function on another thread. A cancelled caller waits for its end, which is milliseconds away."""
 
+    async def resolve(self, function: Callable[[], T], seconds: float | None) -> T:
+        """Runs a function on another thread, and raises `TimeoutError` after this time. The thread may end later."""
+
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         """Waits until a socket is writable; returns false after this time."""
+
+    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+        """Begins the dials one after the other, `DELAY` seconds apart or after a failure, and returns the first connection. Adds the
+        error of each dial, and raises the first one if all fail."""
 
 
 class _Asyncio:
@@ -53,6 +64,32 @@ class _Asyncio:
                 await asyncio.wait([future])
             future.exception()
             raise
+
+    async def resolve(self, function: Callable[[], T], seconds: float | None) -> T:
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(None, function)
+
+    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+        rest = list(dials)
+        pending: set[asyncio.Task[tuple[socket.socket, DialReport]]] = set()
+        connected: list[tuple[socket.socket, DialReport]] = []
+        try:
+            while (rest or pending) and not connected:
+                if rest:
+                    pending.add(asyncio.create_task(rest.pop(0)()))
+                done, pending = await asyncio.wait(
+                    pending, timeout=DELAY if rest else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                _collect(done, connected, errors)
+            return first(connected, errors)
+        finally:
+            for task in pending:
+                task.cancel()
+            if pending:
+                late, _ = await asyncio.wait(pending)
+                _collect((task for task in late if not task.cancelled()), connected, [])
+            for opened, _ in connected[1:]:
+                opened.close()
 
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -98,19 +135,57 @@ async def dial(
 ) -> tuple[socket.socket, DialReport]:
     """Connects like `create_connection()`, and returns the report too."""
     dialers = dialers or shared("short-first")
-    loop = _Asyncio()
-    errors: list[OSError] = []
-    for info, entry in await resolve(loop, address, dialers, source_address):
-        try:
-            return await connect(loop, dialers, info, entry, timeout, source_address, socket_options)
-        except OSError as error:
-            errors.append(error)
-    if not errors:
+    return await connect_host(_Asyncio(), address, timeout, source_address, dialers, socket_options)
+
+
+async def connect_host(
+    loop: Loop,
+    address: tuple[str | None, int],
+    timeout: float | None,
+    source: tuple[str, int] | None,
+    dialers: Dialers,
+    socket_options: Sequence[SocketOption],
+) -> tuple[socket.socket, DialReport]:
+    """Resolves a host and dials its addresses with Happy Eyeballs (RFC 8305). `timeout` limits all of it together."""
+    check_timeout(timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    found = interleaved(await resolve(loop, address, dialers, source, timeout))
+    if not found:
         raise OSError(f"getaddrinfo({address[0]!r}) returned no address")
+    dials = [
+        functools.partial(connect, loop, dialers, info, entry, deadline, source, socket_options)
+        for info, entry in found
+    ]
+    if len(dials) == 1:
+        return await dials[0]()
+    errors: list[OSError] = []
     try:
-        raise errors[0]
+        return await loop.race(dials, errors)
     finally:
+        # The traceback of an error refers to this frame.
         errors.clear()
+
+
+def first(connected: list[tuple[socket.socket, DialReport]], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+    """Returns the first connection, or raises the first error."""
+    if connected:
+        return connected[0]
+    raise errors[0]
+
+
+def _collect(
+    done: Iterable[asyncio.Task[tuple[socket.socket, DialReport]]],
+    connected: list[tuple[socket.socket, DialReport]],
+    errors: list[OSError],
+) -> None:
+    for task in done:
+        error = task.exception()
+        if error is None:
+            connected.append(task.result())
+        elif isinstance(error, OSError):
+            errors.append(error)
+        else:
+            raise error
 
 
 async def open_connection(
@@ -131,13 +206,17 @@ async def open_connection(
 
 
 async def resolve(
-    loop: Loop, address: tuple[str | None, int], dialers: Dialers, source: tuple[str, int] | None
-) -> list[tuple[tuple[int, int, int], SocketAddress]]:
+    loop: Loop,
+    address: tuple[str | None, int],
+    dialers: Dialers,
+    source: tuple[str, int] | None,
+    timeout: float | None,
+) -> Found:
     """Resolves a host on another thread, and an IP address at once."""
     try:
         ipaddress.ip_address(address[0] or "")
     except ValueError:
-        return await loop.run(lambda: resolved(address, dialers, source))
+        return await loop.resolve(lambda: resolved(address, dialers, source), timeout)
     return resolved(address, dialers, source)
 
 
@@ -146,11 +225,11 @@ async def connect(
     dialers: Dialers,
     info: tuple[int, int, int],
     address: SocketAddress,
-    timeout: float | None,
+    deadline: float | None,
     source: tuple[str, int] | None,
     socket_options: Sequence[SocketOption],
 ) -> tuple[socket.socket, DialReport]:
-    """Dials one address on an event loop. `timeout` limits the handshake."""
+    """Dials one address on an event loop. `deadline`, of `time.monotonic()`, limits the handshake."""
     dialer = None if source is not None else dialers.cached(address)
     if dialer is None:
         dialer = await loop.run(lambda: dialers.get(address, source))
@@ -162,7 +241,8 @@ async def connect(
             code = await _connect_call(loop, attempt, opened, address)
             called = time.perf_counter_ns()
             if code == 0:
-                is_answered = await loop.writable(opened, timeout)
+                left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
+                is_answered = await loop.writable(opened, left)
                 code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
             now = time.perf_counter_ns()
             if code == 0:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,7 @@ class Dialers:
         self._census = census
         self._searches = searches
         self._limit = max(1, limit)
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[object, ...], _native.Dialer] = OrderedDict()
+        self._reset()
         self.family = _family(text)
         """The address family that the sources can reach: `socket.AF_UNSPEC` without sources."""
         # Wrong settings fail here, and not in the first dial. An explicit strategy makes no probe.
@@ -81,14 +81,19 @@ class Dialers:
         check = "kernel-default" if strategy == "auto" else strategy
         _native.Dialer(loopback, 9, sources=text, strategy=check, device=device, searches=searches)
 
+    def _reset(self) -> None:
+        """Begins with an empty cache and a new lock."""
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[object, ...], _native.Dialer] = OrderedDict()
+        _all.add(self)
+
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings. Its dialers are its own: the ledger of another process does not fit.
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_cache")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
-        self._cache = OrderedDict()
+        self._reset()
 
     def get(self, address: SocketAddress, source: tuple[str, int] | None = None) -> _native.Dialer:
         """Returns the dialer to an address, and builds a missing one: probes the kernel and lists the ports in use.
@@ -148,6 +153,7 @@ class Dialers:
 
         Raises `DialError`.
         """
+        check_timeout(timeout)
         dialer = self.get(address, source)
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = open_socket(info, socket_options)
@@ -171,6 +177,12 @@ class Dialers:
         except BaseException:
             opened.close()
             raise
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises `SettingsError` for a timeout that is no time: 0 means non-blocking elsewhere, which is another function."""
+    if timeout is not None and not timeout > 0:
+        raise SettingsError(f"timeout = {timeout!r}: expected seconds above 0, or None to wait without a limit")
 
 
 def failure(error: OSError) -> int:
@@ -212,6 +224,7 @@ def _family(sources: str | None) -> int:
     return socket.AF_INET if version == 4 else socket.AF_INET6
 
 
+_all: weakref.WeakSet[Dialers] = weakref.WeakSet()
 _shared: dict[str, Dialers] = {}
 
 
@@ -222,9 +235,11 @@ def shared(searches: Literal["any", "short-first"] = "any") -> Dialers:
     return _shared[searches]
 
 
-def _forget() -> None:
-    # A lock that another thread held at fork() would never be released in the child.
-    _shared.clear()
+def _reset_all() -> None:
+    # A lock that another thread held at fork() would never be released in the child, and the ledgers are the parent's. Adapters,
+    # transports and socket factories have dialers of their own: all of them begin anew.
+    for dialers in list(_all):
+        dialers._reset()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_all)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -17,8 +17,8 @@ from httpcore._backends.anyio import AnyIOStream
 from httpcore._backends.sync import SyncStream
 
 from fourtuple import aio
-from fourtuple.connect import create_connection
-from fourtuple.dialers import Dialers, SocketOption
+from fourtuple.connect import DELAY, create_connection
+from fourtuple.dialers import Dialers, DialReport, SocketOption
 
 __all__ = ["AsyncNetworkBackend", "AsyncTransport", "NetworkBackend", "Transport"]
 
@@ -43,6 +43,7 @@ class NetworkBackend(httpcore.SyncBackend):
     ) -> httpcore.NetworkStream:
         """Opens a connection."""
         source = None if local_address is None else (local_address, 0)
+        _require_time(host, port, timeout)
         try:
             opened = create_connection(
                 (host, port),
@@ -61,6 +62,37 @@ class NetworkBackend(httpcore.SyncBackend):
 class _Anyio:
     async def run(self, function: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(function)
+
+    async def resolve(self, function: Callable[[], T], seconds: float | None) -> T:
+        with anyio.fail_after(seconds):
+            return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+    async def race(self, dials: Sequence[aio.Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+        connected: list[tuple[socket.socket, DialReport]] = []
+
+        async def run(dial: aio.Dial, ended: anyio.Event) -> None:
+            try:
+                connected.append(await dial())
+                group.cancel_scope.cancel()
+            except OSError as error:
+                errors.append(error)
+            finally:
+                ended.set()
+
+        try:
+            async with anyio.create_task_group() as group:
+                for dial in dials:
+                    ended = anyio.Event()
+                    group.start_soon(run, dial, ended)
+                    with anyio.move_on_after(DELAY):
+                        await ended.wait()
+        except BaseException:
+            for opened, _ in connected:
+                opened.close()
+            raise
+        for opened, _ in connected[1:]:
+            opened.close()
+        return aio.first(connected, errors)
 
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         with anyio.move_on_after(seconds) as scope:
@@ -85,8 +117,9 @@ class AsyncNetworkBackend(httpcore.AnyIOBackend):
         """Opens a connection."""
         source = None if local_address is None else (local_address, 0)
         options = (*(socket_options or ()), _NODELAY)
+        _require_time(host, port, timeout)
         try:
-            opened = await self._connect(host, port, timeout, source, options)
+            opened, _ = await aio.connect_host(_Anyio(), (host, port), timeout, source, self._dialers, options)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error) or f"{host}:{port}: {timeout} s") from error
         except OSError as error:
@@ -96,28 +129,6 @@ class AsyncNetworkBackend(httpcore.AnyIOBackend):
         except BaseException:
             opened.close()
             raise
-
-    async def _connect(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None,
-        source: tuple[str, int] | None,
-        options: tuple[SocketOption, ...],
-    ) -> socket.socket:
-        loop = _Anyio()
-        with anyio.fail_after(timeout):
-            found = await aio.resolve(loop, (host, port), self._dialers, source)
-        errors: list[OSError] = []
-        for info, address in found:
-            try:
-                return (await aio.connect(loop, self._dialers, info, address, timeout, source, options))[0]
-            except OSError as error:
-                errors.append(error)
-        try:
-            raise errors[0] if errors else OSError(f"getaddrinfo({host!r}) returned no address")
-        finally:
-            errors.clear()
 
 
 class Transport(httpx.HTTPTransport):
@@ -137,6 +148,12 @@ class AsyncTransport(httpx.AsyncHTTPTransport):
     def __init__(self, dialers: Dialers | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         _use(self._pool, AsyncNetworkBackend(dialers))
+
+
+def _require_time(host: str, port: int, timeout: float | None) -> None:
+    """Raises the error of a timeout without time, as httpcore does."""
+    if timeout is not None and timeout <= 0:
+        raise httpcore.ConnectTimeout(f"{host}:{port}: {timeout} s")
 
 
 def _use(pool: Any, backend: NetworkBackend | AsyncNetworkBackend) -> None:

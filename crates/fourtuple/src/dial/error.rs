@@ -81,7 +81,7 @@ pub(super) const SOCK_DIAG: &str = "sock_diag";
 /// use fourtuple::dial::{DialError, Dialer, Uncounted};
 ///
 /// let error = Dialer::to("127.0.0.1:1".parse()?).build()?.dial().unwrap_err();
-/// assert_eq!(error.to_string(), "127.0.0.1:1 refused the connection: no socket listens there");
+/// assert_eq!(error.to_string(), "127.0.0.1:1 refused the connection: nothing listens there, or a firewall rejects it");
 /// assert_eq!((error.kind(), error.raw_os_error()), (io::ErrorKind::ConnectionRefused, Some(111)));
 /// assert!(error.is_retryable() && !error.is_exhausted());
 ///
@@ -155,7 +155,7 @@ pub enum DialError {
         unseen: Unseen,
     },
     /// The destination refused the connection: ECONNREFUSED.
-    #[error("{destination} refused the connection{}: no socket listens there", From(*.source_address))]
+    #[error("{destination} refused the connection{}: nothing listens there, or a firewall rejects it", From(*.source_address))]
     #[non_exhaustive]
     Refused {
         /// The destination.

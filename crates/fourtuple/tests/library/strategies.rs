@@ -409,6 +409,31 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
     });
 }
 
+/// An attempt that is dropped after its connect() succeeded, as `fourtuple_abandon()` does it, leaves the port to its socket.
+#[test]
+fn a_dropped_attempt_keeps_the_port_of_its_connection() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        // From half of the ports on, and with the option, the ledger gives the port.
+        let half: Vec<_> = {
+            let dialer = Dialer::to(destination).build().unwrap();
+            (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
+        };
+        let dialer = Dialer::to(destination).build().unwrap();
+        let open = |_| {
+            let fd = socket::open(Transport::Tcp, destination, false).unwrap();
+            let attempt = dialer.prepare(fd.as_fd()).unwrap();
+            // Without a second try: the ledger gives a port that is free.
+            socket::connect(fd.as_fd(), destination).unwrap();
+            drop(attempt);
+            fd
+        };
+        let sockets: Vec<_> = (half.len()..usize::from(PORTS)).map(open).collect();
+        assert_eq!(half.len() + sockets.len(), usize::from(PORTS));
+    });
+}
+
 #[test]
 fn threads_never_get_the_same_port() {
     in_namespace(|| {

@@ -110,6 +110,8 @@ pub struct Attempt<'a> {
     waiting: Option<Instant>,
     /// Time at which the socket was returned to a caller that calls connect() itself; set only if there are several sources.
     prepared: Option<Instant>,
+    /// Whether the caller calls connect().
+    is_of_caller: bool,
     /// Time at which the caller drops the dial, if the dialer knows it.
     limit: Option<Instant>,
 }
@@ -159,6 +161,7 @@ impl<'a> Attempt<'a> {
             handshake: Duration::ZERO,
             waiting: None,
             prepared: None,
+            is_of_caller: false,
             limit: None,
         };
         if let Some(mut ledger) = dialer.ledger() {
@@ -350,6 +353,7 @@ impl<'a> Attempt<'a> {
 
     /// Notes the time at which the caller gets its socket back.
     pub(super) fn note_prepared(&mut self) {
+        self.is_of_caller = true;
         if self.dialer.sources.addresses().len() > 1 {
             self.prepared = Some(Instant::now());
         }
@@ -498,7 +502,11 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        self.forget_named();
+        // The outcome of a connect() of the caller is unknown: it may have succeeded, and then its socket holds the port. A port that is
+        // free again is found when the ledger is read again.
+        if !self.is_of_caller {
+            self.forget_named();
+        }
         // The caller has dropped the dial during a handshake, for example because a time limit of its own has passed.
         if let Some(waiting) = self.waiting.or(self.prepared) {
             let now = Instant::now();

@@ -1,0 +1,181 @@
+"""Hosts with an address that does not answer, and children of fork(), for every adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fourtuple
+import fourtuple.aio
+import fourtuple.aiohttp
+import fourtuple.httpx
+import fourtuple.requests
+import httpx
+import pytest
+from fourtuple import Dialers
+from server import Server
+from test_http import CLIENTS, Get
+
+HOST = "slow.test"
+PORT = 8080
+
+SILENT: tuple[str, int, int, int] = ("::1", PORT, 0, 0)
+"""A listener whose queue is full: it does not answer a SYN."""
+
+
+def addresses(host: str) -> list[tuple[int, tuple[Any, ...]]]:
+    """The addresses of the host names of these tests."""
+    silent = (socket.AF_INET6, SILENT)
+    return [silent, (socket.AF_INET, ("127.0.0.1", PORT))] if host == HOST else [silent] * 40
+
+
+@pytest.fixture
+def hosts(namespace: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Host names whose first address is silent."""
+    real = socket.getaddrinfo
+
+    def lookup(host: Any, port: Any, family: int = 0, type: int = 0, *rest: Any, **more: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if not isinstance(name, str) or not name.endswith(".test"):
+            return real(host, port, family, type, *rest, **more)
+        found = [entry for entry in addresses(name) if family in (0, entry[0])]
+        return [(entry[0], socket.SOCK_STREAM, socket.IPPROTO_TCP, "", entry[1]) for entry in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    with socket.socket(socket.AF_INET6) as full:
+        full.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        full.bind(SILENT)
+        full.listen(0)
+        # The queue takes one connection; the kernel drops further SYNs.
+        with socket.create_connection(SILENT[:2], 60):
+            yield
+
+
+@pytest.mark.parametrize("get", CLIENTS)
+def test_a_silent_address_delays_no_client(server: Server, hosts: None, get: Get) -> None:
+    begun = time.monotonic()
+    assert get(f"http://{HOST}:{PORT}/", Dialers()).startswith("127.0.0.1")
+    # The clients have a timeout of 60 s, and the kernel gives up after 2 minutes.
+    assert time.monotonic() - begun < 30
+
+
+def dial(timeout: float) -> None:
+    fourtuple.create_connection(("silent.test", PORT), timeout).close()
+
+
+def aio_dial(timeout: float) -> None:
+    asyncio.run(fourtuple.aio.dial(("silent.test", PORT), timeout))
+
+
+def with_httpx(timeout: float) -> None:
+    with httpx.Client(transport=fourtuple.httpx.Transport(), trust_env=False, timeout=timeout) as client:
+        client.get(f"http://silent.test:{PORT}/")
+
+
+async def async_httpx(timeout: float) -> None:
+    transport = fourtuple.httpx.AsyncTransport()
+    async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=timeout) as client:
+        await client.get(f"http://silent.test:{PORT}/")
+
+
+def with_requests(timeout: float) -> None:
+    with fourtuple.requests.session() as session:
+        session.get(f"http://silent.test:{PORT}/", timeout=timeout)
+
+
+def on_asyncio(timeout: float) -> None:
+    asyncio.run(async_httpx(timeout))
+
+
+@pytest.mark.parametrize("connect", [dial, aio_dial, with_httpx, on_asyncio, with_requests])
+def test_one_deadline_holds_for_all_addresses(hosts: None, connect: Callable[[float], None]) -> None:
+    begun = time.monotonic()
+    with pytest.raises(Exception) as raised:
+        connect(1)
+    assert isinstance(fourtuple.dial_error(raised.value), fourtuple.TimedOut)
+    # 40 addresses with a second each take 40 s.
+    assert time.monotonic() - begun < 20
+
+
+def test_the_losers_of_a_race_are_closed(server: Server, hosts: None, recwarn: pytest.WarningsRecorder) -> None:
+    def handshakes() -> int:
+        lines = pathlib.Path("/proc/thread-self/net/tcp6").read_text().splitlines()[1:]
+        return sum(line.split()[3] == "02" for line in lines)
+
+    for _ in range(3):
+        asyncio.run(fourtuple.aio.dial((HOST, PORT), 60))[0].close()
+        fourtuple.create_connection((HOST, PORT), 60).close()
+        assert handshakes() == 0
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_without_time_is_refused(timeout: float) -> None:
+    for connect in (dial, aio_dial):
+        with pytest.raises(fourtuple.SettingsError, match="above 0"):
+            connect(timeout)
+
+
+def test_errors_have_the_words_of_the_kernel(listener: socket.socket) -> None:
+    with pytest.raises(fourtuple.Refused, match="Connection refused"):
+        fourtuple.create_connection(("127.0.0.1", 9))
+    held: list[socket.socket] = []
+    with pytest.raises(fourtuple.PortsExhausted, match="Cannot assign requested address"):
+        while True:
+            held.append(fourtuple.create_connection(("127.0.0.1", 9000)))
+    for opened in held:
+        opened.close()
+
+
+def makers() -> list[Dialers]:
+    """The dialers that every adapter makes for itself, and shared ones."""
+    return [
+        Dialers(),
+        fourtuple.SocketFactory().dialers,
+        fourtuple.requests.Adapter()._dialers,
+        fourtuple.httpx.NetworkBackend()._dialers,
+        fourtuple.httpx.AsyncNetworkBackend()._dialers,
+        fourtuple.dialers.shared(),
+    ]
+
+
+def test_a_child_of_fork_has_locks_and_caches_of_its_own(listener: socket.socket) -> None:
+    all_dialers = makers()
+    for dialers in all_dialers:
+        fourtuple.create_connection(("127.0.0.1", 9000), dialers=dialers).close()
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        # Another thread has every lock at the time of the fork.
+        for dialers in all_dialers:
+            dialers._lock.acquire()
+        held.set()
+        release.wait()
+        for dialers in all_dialers:
+            dialers._lock.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            is_fresh = all(not dialers._lock.locked() and dialers.destinations == 0 for dialers in all_dialers)
+            if is_fresh:
+                for dialers in all_dialers:
+                    fourtuple.create_connection(("127.0.0.1", 9000), dialers=dialers).close()
+                code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(process, 0)
+    release.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert all(dialers.destinations == 1 for dialers in all_dialers), "the parent keeps its dialers"

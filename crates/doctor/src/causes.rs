@@ -249,11 +249,6 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
         "a processor dropped packets of its largest flow (net.core.flow_limit_cpu_bitmap); counted for the whole host",
     ),
     row(
-        "qdisc.drops",
-        PerSecond(20.0),
-        "the queue of a device was full, or its queue discipline dropped packets on purpose (`tc -s qdisc`)",
-    ),
-    row(
         "conntrack.drop",
         Nothing,
         "connection tracking dropped a packet: a full table, no memory, or a collision",

@@ -196,9 +196,14 @@ fn rules_without_a_trace_are_listed() {
         let of = |id: &str| {
             unchecked.iter().find(|rule| rule["id"] == id).unwrap_or_else(|| panic!("{id}: {record:#}"))
         };
-        for (id, what) in
-            [("P07", "connect"), ("P09", "connect"), ("L03", "connect"), ("A07", "accept"), ("L01", "locks")]
-        {
+        for (id, what) in [
+            ("P07", "connect"),
+            ("P09", "connect"),
+            ("L03", "connect"),
+            ("A07", "accept"),
+            ("L01", "locks"),
+            ("X01", "connect"),
+        ] {
             let reason = text(of(id), "reason");
             let advice = format!("; `fourtuple trace {what} --for 10s`, as root, ");
             assert!(reason.starts_with("--no-trace; ") && reason.contains(&advice), "{id}: {reason}");
@@ -249,7 +254,8 @@ fn without_root_a_full_tuple_is_still_found() {
         assert!(text(widen, "condition").contains("3306 (mysql)"), "{widen:#}");
         let unchecked = list(&record, "/results/unchecked");
         for (id, start) in [
-            ("P07", "cannot trace connect(): "),
+            ("P07", "cannot count failed system calls: "),
+            ("X01", "cannot count failed system calls: "),
             ("P09", "cannot trace connect(): "),
             ("L03", "cannot trace connect(): "),
             ("A07", "cannot trace accept(): "),
@@ -262,7 +268,7 @@ fn without_root_a_full_tuple_is_still_found() {
         assert!(shown.contains("Not checked"), "{shown}");
         // The words may be in two lines.
         let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words.contains("A07, L01, L03, P07, P09: this process lacks CAP_BPF"), "{shown}");
+        assert!(words.contains("A07, L01, L03, P07, P09, X01: this process lacks CAP_BPF"), "{shown}");
         assert_eq!(words.matches("this process lacks").count(), 1, "{shown}");
     });
 }

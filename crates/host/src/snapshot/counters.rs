@@ -23,6 +23,7 @@ pub fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
     }
     // A kernel without IPv6 has no such file.
     parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), &mut now);
+    parse_softnet(&text(root, "proc/thread-self/net/softnet_stat").unwrap_or_default(), &mut now);
     Ok(now)
 }
 
@@ -56,13 +57,28 @@ fn parse(text: &str, into: &mut Totals) {
     }
 }
 
-/// Parses lines of a name and a value: `Udp6InErrors 3` is `Udp6.InErrors`.
+/// Parses lines of a name and a value: `Udp6InErrors 3` is `Udp6.InErrors`, `Ip6InDiscards 1` is `Ip6.InDiscards`.
 fn parse_ipv6(text: &str, into: &mut Totals) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse)) else { continue };
-        let Some(name) = name.strip_prefix("Udp6") else { continue };
-        into.insert(format!("Udp6.{name}"), value);
+        let group = ["Udp6", "Ip6"].into_iter().find(|group| name.starts_with(group));
+        let Some(group) = group else { continue };
+        into.insert(format!("{group}.{}", &name[group.len()..]), value);
+    }
+}
+
+/// Adds the columns of a line for each processor, in hexadecimal (softnet_seq_show): packets that met a full queue, and packets that the
+/// flow limit dropped. They belong to the whole host.
+fn parse_softnet(text: &str, into: &mut Totals) {
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        for (column, name) in [(1, "dropped"), (10, "flow_limit_count")] {
+            let value = words.get(column).and_then(|word| u64::from_str_radix(word, 16).ok());
+            if let Some(value) = value {
+                *into.entry(format!("softnet.{name}")).or_default() += value;
+            }
+        }
     }
 }
 
@@ -75,7 +91,12 @@ mod tests {
         let mut totals = Totals::new();
         parse("TcpExt: A B C\nTcpExt: 1 2 3\nTcp: MaxConn InSegs\nTcp: -1 7\n", &mut totals);
         parse_ipv6("Ip6InReceives  \t9\nUdp6InErrors\t3\n", &mut totals);
-        assert_eq!(totals.remove("Udp6.InErrors"), Some(3));
+        assert_eq!((totals.remove("Udp6.InErrors"), totals.remove("Ip6.InReceives")), (Some(3), Some(9)));
+        parse_softnet("10 2 0 0 0 0 0 0 0 0 1\n10 1f 0 0 0 0 0 0 0 0 0\n", &mut totals);
+        assert_eq!(
+            (totals.remove("softnet.dropped"), totals.remove("softnet.flow_limit_count")),
+            (Some(33), Some(1))
+        );
         assert_eq!((totals["TcpExt.B"], totals["Tcp.InSegs"], totals.len()), (2, 7, 4));
         assert_eq!(since(Some(&5), 7, false), Counter { total: 7, during: 2 });
         assert_eq!(since(None, 7, true), Counter { total: 7, during: 0 });

@@ -20,8 +20,8 @@ pub(super) const RULE: Rule = Rule {
          socket gets all unicast datagrams.",
         "Typical causes: a second copy of a server that was started by hand, a test or a debugging tool with the default port, an old \
          process that did not end. The clients that reach it see wrong or missing answers, at random.",
-        "The rule has a finding if two processes that share an address have different names and process groups and neither is the parent \
-         of the second, or have different users. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
+        "The rule has a finding if two processes that share an address have different process groups, neither is the parent of the second, and \
+         they differ in name or parent, or if they have different users. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
          share them on purpose.",
         "What helps: ending the foreign process, or giving it another port; a user ID for each service, which the kernel then enforces. \
          What does not help: fourtuple fix accept, which treats all sockets of the group as workers.",
@@ -66,7 +66,12 @@ fn draft(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<D
         };
         !member.owners.is_empty() && (has_other_user || !is_related())
     })?;
-    let (own, other) = (server.owners.first()?, foreign.owners.first()?);
+    let (mut own, mut other) = (server.owners.first()?, foreign.owners.first()?);
+    let is_copy = own.name == other.name;
+    if is_copy {
+        // Of two copies the older was left behind.
+        (own, other) = (other, own);
+    }
     let shared =
         members.iter().filter(|member| member.owners.iter().any(|owner| owner.pid == other.pid)).count();
     let verdict = format!(
@@ -76,15 +81,22 @@ fn draft(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<D
         process(own)
     );
     let mut draft = Draft::new(Severity::Warning, address, verdict);
+    if is_copy {
+        draft = draft.because(format!(
+            "both are called {}, with different parents: perhaps a copy that an earlier start left behind, or that was started by hand",
+            own.name
+        ));
+    }
     if let (Some(first), Some(second)) = (process_of(snapshot, own.pid), process_of(snapshot, other.pid)) {
         draft = draft.because(format!(
-            "process groups {} and {}, parents {} and {}; {} started {:.0} s after {}",
+            "process groups {} and {}, parents {} and {}; {} started {:.0} s {} {}",
             first.group,
             second.group,
             first.parent,
             second.parent,
             process(other),
-            second.started_ns.saturating_sub(first.started_ns) as f64 / 1e9,
+            second.started_ns.abs_diff(first.started_ns) as f64 / 1e9,
+            if second.started_ns < first.started_ns { "before" } else { "after" },
             process(own)
         ));
     }
@@ -113,12 +125,69 @@ fn draft(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<D
 }
 
 fn are_related(snapshot: &Snapshot, one: &Owner, other: &Owner) -> bool {
-    if one.pid == other.pid || one.name == other.name {
+    if one.pid == other.pid {
         return true;
     }
     match (process_of(snapshot, one.pid), process_of(snapshot, other.pid)) {
-        (Some(a), Some(b)) => a.group == b.group || a.parent == b.pid || b.parent == a.pid,
+        // Instances of one service have the same name and the same parent.
+        (Some(a), Some(b)) => {
+            a.group == b.group
+                || a.parent == b.pid
+                || b.parent == a.pid
+                || one.name == other.name && a.parent == b.parent
+        }
         // A process that ended meanwhile, or that is not visible, is not foreign for that reason.
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::snapshot::{Listener, Part, Process};
+
+    use super::*;
+
+    #[test]
+    fn a_stale_copy_with_the_same_name_is_named() {
+        let process = |pid, parent, started_s: u64| Process {
+            pid,
+            name: "server".to_owned(),
+            parent,
+            group: pid,
+            started_ns: started_s * 1_000_000_000,
+            ..Process::default()
+        };
+        let listener = |cookie, pid| Listener {
+            address: "127.0.0.1:4000".parse().unwrap(),
+            interface: 0,
+            cookie,
+            waiting: 0,
+            waiting_before: 0,
+            standing: 0,
+            given_up: 0,
+            waited_ns: 0,
+            backlog: 128,
+            handshakes: 0,
+            drops: None,
+            owners: vec![Owner { pid, name: "server".to_owned(), sockets: 1 }],
+        };
+        let found = |parent| {
+            let snapshot = Snapshot {
+                listeners: Part::Seen(vec![listener(1, 70), listener(2, 90)]),
+                udp: Part::Seen(Default::default()),
+                processes: Part::Seen(vec![process(70, 1, 100), process(90, parent, 7_300)]),
+                ..Snapshot::default()
+            };
+            check(&snapshot, 0.0).unwrap_or_default()
+        };
+        assert!(found(1).is_empty(), "instances of one service");
+        let found = found(80);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].verdict.starts_with("server[70] has 1 of the 2 sockets"), "{}", found[0].verdict);
+        assert!(
+            found[0].evidence[1].contains("server[70] started 7200 s before server[90]"),
+            "{:?}",
+            found[0].evidence
+        );
     }
 }

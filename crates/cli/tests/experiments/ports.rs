@@ -5,6 +5,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
@@ -13,8 +14,8 @@ use crate::program::situation::{
 };
 use crate::program::{Room, children, queues, until};
 use crate::table::row;
-use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
@@ -48,6 +49,10 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
         return;
     }
     set_range(20_000, 20_199);
+    // As many sources as the rate of the test needs to last, on a fast machine too.
+    for last in 5..=64 {
+        device::add_address("lo", [10, 0, 0, last].into(), 24).unwrap();
+    }
     let room = Room::new();
     let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
     let _server = nginx(&room, "server", 0, None, &server);
@@ -191,6 +196,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             "def churn(number):\n  began = time.thread_time_ns()\n  for _ in range(number):\n    \
              s = socket.create_connection(('10.0.0.2', {SERVER})); s.close()\n  return (time.thread_time_ns() - began) // number // 1000"
         ));
+        let begun = Instant::now();
         client.run("churn(2050)");
         let before = client.number("print(churn(100))");
         // Another thread of the client connects during the diagnosis.
@@ -216,7 +222,10 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             &command,
             &format!("{after} us"),
         );
-        require_drawn(fix, 100);
+        // On a machine that is busy enough the first sockets have left TIME_WAIT: there is no search that draws would shorten.
+        if begun.elapsed() < Duration::from_secs(50) {
+            require_drawn(fix, 100);
+        }
     });
 }
 

@@ -72,7 +72,13 @@ fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {
         joined.or_else(|| flags.get(place + 1).copied()).map(str::to_owned)
     };
     let cgroup = match (value("--pid"), value("--cgroup"), value("--unit"), value("--container")) {
-        (Some(target), ..) => cgroup(root, target.parse().ok()?)?,
+        (Some(target), ..) => {
+            let target = target.parse().ok()?;
+            if is_elsewhere(root, target) {
+                return None;
+            }
+            cgroup(root, target)?
+        }
         (_, Some(path), ..) => {
             let path = path.trim_start_matches("/sys/fs/cgroup").trim_start_matches("/unified");
             path.trim_end_matches('/').to_owned()
@@ -83,6 +89,12 @@ fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {
         _ => return None,
     };
     Some(Fix { running: RunningFix { pid, source: value("--source") }, cgroup, to: value("--to") })
+}
+
+/// Returns whether a process is in another network namespace than this one: the same destination is not the same there.
+fn is_elsewhere(root: &Path, pid: u32) -> bool {
+    let namespace = |process: &str| fs::read_link(root.join(format!("proc/{process}/ns/net"))).ok();
+    matches!((namespace(&pid.to_string()), namespace("thread-self")), (Some(its), Some(own)) if its != own)
 }
 
 /// Returns the path of the cgroup (version 2) of a process.
@@ -150,6 +162,20 @@ mod tests {
         );
         assert!(is_within("", "") && is_within("/a", ""), "the root cgroup has all");
         assert!(!is_within("/ab", "/a"));
+    }
+
+    #[test]
+    fn a_fix_of_another_namespace_is_not_ours() {
+        let root = std::env::temp_dir().join(format!("fourtuple-running-fix-{}", std::process::id()));
+        for (process, namespace) in [("thread-self", "net:[1]"), ("5", "net:[1]"), ("6", "net:[2]")] {
+            fs::create_dir_all(root.join(format!("proc/{process}/ns"))).unwrap();
+            fs::write(root.join(format!("proc/{process}/cgroup")), "0::/\n").unwrap();
+            std::os::unix::fs::symlink(namespace, root.join(format!("proc/{process}/ns/net"))).unwrap();
+        }
+        let known = |target: &str| parse(&root, 7, &["fourtuple", "fix", "ports", "--pid", target]).is_some();
+        let found = (known("5"), known("6"));
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, (true, false));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::situation::{
-    Daemon, Fix, SERVER, actions, diagnose, diagnose_with, do_now, finds, has, nginx, of, paste, set_range,
-    wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has,
+    nginx, of, paste, set_range, wait_for,
 };
 use crate::program::{Room, until};
 use crate::table::row;
@@ -528,5 +528,51 @@ fn a_slow_search_is_named_by_its_time() {
             );
         }
         assert!(after * 2 < before, "{before} {after}");
+    });
+}
+
+/// bind() to an address that the host does not have: each request fails, and no counter of the kernel grows.
+#[test]
+fn a_source_that_is_not_on_the_host_is_named() {
+    in_namespace(|| {
+        let test = "settings::a_source_that_is_not_on_the_host_is_named";
+        if !has(test, &["haproxy", "nginx", "curl"]) {
+            return;
+        }
+        let Some(scene) = Scene::start(test) else { return };
+        let config = scene.room.file(
+            "haproxy.cfg",
+            &format!(
+                "global\n    nbthread 1\ndefaults\n    mode http\n    timeout client 10s\n    timeout connect 2s\n    timeout server 10s\n    \
+                 retries 0\nlisten front\n    bind 127.0.0.1:{PROXY}\n    source 10.8.0.99\n    server one 10.0.0.2:{SERVER}\n"
+            ),
+        );
+        let haproxy = Daemon::start(None, &["haproxy", "-db", "-f", &config]);
+        wait_for("127.0.0.1", PROXY);
+        let url = format!("http://127.0.0.1:{PROXY}/");
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&scene.room));
+            while !diagnosis.is_finished() {
+                failed_requests(&url, 20);
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let name = format!("haproxy[{}]", haproxy.pid());
+        let finding = first(&record, "P11", &[&name, "10.8.0.99", "bind()"]);
+        let before = failed_requests(&url, 100);
+        device::add_address("lo", [10, 8, 0, 99].into(), 32).expect("an address");
+        let after = failed_requests(&url, 100);
+        row(
+            finding,
+            "`source 10.8.0.99`, an address that the host does not have",
+            "haproxy",
+            &format!("{before} of 100 requests fail"),
+            "ip addr add 10.8.0.99/32 dev lo",
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (100, 0));
     });
 }

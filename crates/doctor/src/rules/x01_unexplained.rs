@@ -173,6 +173,7 @@ mod tests {
     fn a_rule_without_a_finding_excludes_its_cause() {
         let mut snapshot = snapshot(vec![failed("connect", "ETIMEDOUT", "tcp", "10.0.0.2:80", 3)], &[]);
         snapshot.listeners = Part::Seen(Vec::new());
+        snapshot.unix_listeners = Part::Seen(Vec::new());
         let evidence = &found(&snapshot)[0].1;
         assert!(evidence.iter().any(|fact| fact.starts_with("possible: the host is down")), "{evidence:?}");
         assert!(evidence.iter().any(|fact| fact.starts_with("excluded by A01: ")), "{evidence:?}");

@@ -59,7 +59,7 @@ fn requests_may_be_pipelined_and_cut() {
             let mut stream = connect(&running);
             let mut requests = Vec::new();
             for _ in 0..1000 {
-                requests.extend_from_slice(b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello");
+                requests.extend_from_slice(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello");
             }
             requests.extend_from_slice(CLOSE);
             let mut writer = stream.try_clone().unwrap();
@@ -81,11 +81,11 @@ fn invalid_requests_get_a_response_and_a_close() {
     in_namespace(|| {
         in_every_way(&http(), |server| {
             let running = server.start().unwrap();
-            let long = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(200_000));
+            let long = format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(200_000));
             for (request, status) in [
                 ("nonsense\r\n\r\n", "400"),
                 (long.as_str(), "431"),
-                ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "411"),
+                ("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "411"),
             ] {
                 let mut stream = connect(&running);
                 stream.write_all(request.as_bytes()).unwrap();
@@ -106,7 +106,7 @@ fn expect_100_continue_is_answered() {
         in_every_way(&http(), |server| {
             let running = server.start().unwrap();
             let mut stream = connect(&running);
-            let head = b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 70000\r\n\r\n";
+            let head = b"PUT / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 70000\r\n\r\n";
             let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
             assert_eq!(exchange(&mut stream, head, go_on.len()), go_on);
             assert_eq!(exchange(&mut stream, &[b'z'; 70_000], RESPONSE.len()), RESPONSE.as_bytes());

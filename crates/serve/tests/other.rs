@@ -139,12 +139,12 @@ fn an_endless_sender_does_not_block_other_connections() {
         server.workers = 1;
         let running = server.start().unwrap();
         let mut flood = connect(&running);
-        write!(flood, "POST / HTTP/1.1\r\nContent-Length: {MUCH}\r\n\r\n").unwrap();
+        write!(flood, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {MUCH}\r\n\r\n").unwrap();
         let mut writer = flood.try_clone().unwrap();
         let sender = std::thread::spawn(move || writer.write_all(&vec![0; MUCH]).unwrap());
         let mut other = connect(&running);
         for _ in 0..100 {
-            other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            other.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
             assert!(other.read(&mut [0; 1024]).unwrap() > 0);
         }
         sender.join().unwrap();

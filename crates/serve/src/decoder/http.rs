@@ -11,11 +11,22 @@ const MOST_HEADERS: usize = 100;
 
 /// The prepared responses.
 pub(crate) struct Http {
-    keep: Vec<u8>,
-    close: Vec<u8>,
-    /// Offset of the body in `keep`.
-    keep_head: usize,
-    close_head: usize,
+    keep: Response,
+    close: Response,
+    /// For HTTP/1.0, whose connections end unless both sides say otherwise.
+    keep_alive: Response,
+}
+
+struct Response {
+    bytes: Vec<u8>,
+    /// Offset of the body.
+    head: usize,
+}
+
+impl Response {
+    fn head(&self) -> &[u8] {
+        &self.bytes[..self.head]
+    }
 }
 
 impl Http {
@@ -27,20 +38,25 @@ impl Http {
             let length = head.len();
             let mut bytes = head.into_bytes();
             bytes.resize(length + body, b'x');
-            (bytes, length)
+            Response { bytes, head: length }
         };
-        let ((keep, keep_head), (close, close_head)) = (response(""), response("Connection: close\r\n"));
-        Http { keep, close, keep_head, close_head }
+        Http {
+            keep: response(""),
+            close: response("Connection: close\r\n"),
+            keep_alive: response("Connection: keep-alive\r\n"),
+        }
     }
 }
 
 impl Decoder for Http {
     fn bytes(&self, answer: Answer) -> &[u8] {
         match answer {
-            Answer::Keep => &self.keep,
-            Answer::Close => &self.close,
-            Answer::HeadKeep => &self.keep[..self.keep_head],
-            Answer::HeadClose => &self.close[..self.close_head],
+            Answer::Keep => &self.keep.bytes,
+            Answer::Close => &self.close.bytes,
+            Answer::KeepAlive => &self.keep_alive.bytes,
+            Answer::HeadKeep => self.keep.head(),
+            Answer::HeadClose => self.close.head(),
+            Answer::HeadKeepAlive => self.keep_alive.head(),
             Answer::Continue => b"HTTP/1.1 100 Continue\r\n\r\n",
             Answer::BadRequest => {
                 b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -85,12 +101,21 @@ fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
         Ok(length) => length,
         Err(answer) => return refuse(answer),
     };
-    let closes = last || request.version == Some(0) || has(&request, "connection", "close");
-    let answer = match (request.method == Some("HEAD"), closes) {
-        (false, false) => Answer::Keep,
-        (false, true) => Answer::Close,
-        (true, false) => Answer::HeadKeep,
-        (true, true) => Answer::HeadClose,
+    let is_old = request.version == Some(0);
+    let hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host")).count();
+    // A request of HTTP/1.1 has exactly one Host, an older one at most one (RFC 9112, 3.2).
+    if hosts > 1 || (hosts == 0 && !is_old) {
+        return refuse(Answer::BadRequest);
+    }
+    let stays = !is_old || has(&request, "connection", "keep-alive");
+    let closes = last || !stays || has(&request, "connection", "close");
+    let answer = match (request.method == Some("HEAD"), closes, is_old) {
+        (false, true, _) => Answer::Close,
+        (false, false, false) => Answer::Keep,
+        (false, false, true) => Answer::KeepAlive,
+        (true, true, _) => Answer::HeadClose,
+        (true, false, false) => Answer::HeadKeep,
+        (true, false, true) => Answer::HeadKeepAlive,
     };
     let here = bytes.len() - used;
     if length == 0 {
@@ -160,20 +185,28 @@ mod tests {
     fn version_and_header_decide_whether_to_close() {
         for (text, wanted) in [
             ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::Keep),
-            ("GET / HTTP/1.1\r\nconnection: keep-alive, Close\r\n\r\n", Answer::Close),
-            ("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", Answer::Close),
-            ("HEAD / HTTP/1.1\r\n\r\n", Answer::HeadKeep),
+            ("GET / HTTP/1.1\r\nHost: x\r\nconnection: keep-alive, Close\r\n\r\n", Answer::Close),
+            ("GET / HTTP/1.0\r\n\r\n", Answer::Close),
+            ("GET / HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", Answer::KeepAlive),
+            ("HEAD / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", Answer::HeadKeepAlive),
+            ("GET / HTTP/1.0\r\nConnection: keep-alive, close\r\n\r\n", Answer::Close),
+            ("HEAD / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::HeadKeep),
             ("HEAD / HTTP/1.0\r\n\r\n", Answer::HeadClose),
         ] {
             assert_eq!(answer(text), Some(wanted), "{text:?}");
         }
-        let last = Http::new(2).next(&mut Position::Between, b"GET / HTTP/1.1\r\n\r\n", true);
-        assert_eq!(last.answer, Some(Answer::Close));
+        for request in
+            ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"]
+        {
+            let last = Http::new(2).next(&mut Position::Between, request.as_bytes(), true);
+            assert_eq!(last.answer, Some(Answer::Close), "{request:?}");
+        }
     }
 
     #[test]
     fn a_request_may_be_split_at_any_byte() {
-        let text = "POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\nbodyGET / HTTP/1.1\r\n\r\n";
+        let text =
+            "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbodyGET / HTTP/1.1\r\nHost: x\r\n\r\n";
         let http = Http::new(2);
         for cut in 0..=text.len() {
             let (mut position, mut kept, mut answers) = (Position::Between, Vec::new(), Vec::new());
@@ -197,33 +230,37 @@ mod tests {
         for text in [
             "nonsense\r\n\r\n",
             "GET / HTTP/3.0\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            "GET / HTTP/1.1\r\nNoHost: x\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n",
+            "GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
         ] {
             assert_eq!(answer(text), Some(Answer::BadRequest), "{text:?}");
         }
-        let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let chunked = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert_eq!(answer(chunked), Some(Answer::LengthRequired));
     }
 
     #[test]
     fn heads_end_at_16_kib_and_100_headers() {
-        let head = |length: usize| format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(length - 23));
+        let head =
+            |length: usize| format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(length - 32));
         assert_eq!(first(&head(16 * 1024)), Step { used: 16 * 1024, answer: Some(Answer::Keep) });
         assert_eq!(answer(&head(16 * 1024 + 1)), Some(Answer::HeaderTooLarge));
         let unended = head(16 * 1024 + 4);
         assert_eq!(answer(&unended[..16 * 1024]), None, "it may still end");
         assert_eq!(answer(&unended[..16 * 1024 + 1]), Some(Answer::HeaderTooLarge));
-        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(101));
+        let many = format!("GET / HTTP/1.1\r\nHost: x\r\n{}\r\n", "A: b\r\n".repeat(101));
         assert_eq!(answer(&many), Some(Answer::HeaderTooLarge));
     }
 
     #[test]
     fn expect_gets_100_before_the_body() {
         let http = Http::new(2);
-        let head = "POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
+        let head = "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
         let mut position = Position::Between;
         let step = http.next(&mut position, head.as_bytes(), false);
         assert_eq!(step, Step { used: head.len(), answer: Some(Answer::Continue) });
@@ -237,6 +274,8 @@ mod tests {
         let text = |answer| String::from_utf8(http.bytes(answer).to_vec()).unwrap();
         assert!(text(Answer::Keep).ends_with("Content-Length: 5\r\n\r\nxxxxx"));
         assert!(text(Answer::HeadClose).ends_with("Content-Length: 5\r\nConnection: close\r\n\r\n"));
+        assert!(text(Answer::KeepAlive).ends_with("Connection: keep-alive\r\n\r\nxxxxx"));
+        assert!(text(Answer::HeadKeepAlive).ends_with("Connection: keep-alive\r\n\r\n"));
         for (answer, status) in
             [(Answer::BadRequest, "400"), (Answer::LengthRequired, "411"), (Answer::HeaderTooLarge, "431")]
         {

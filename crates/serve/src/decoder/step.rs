@@ -36,12 +36,19 @@ impl Position {
         if mark == 0 {
             return Position::Between;
         }
-        let answer = RESPONSES[(mark >> 56 & 3) as usize];
+        let answer = RESPONSES.get((mark >> 56 & 7) as usize).copied().unwrap_or(Answer::Close);
         Position::Body { left: mark & MOST_LEFT, answer }
     }
 }
 
-const RESPONSES: [Answer; 4] = [Answer::Keep, Answer::Close, Answer::HeadKeep, Answer::HeadClose];
+const RESPONSES: [Answer; 6] = [
+    Answer::Keep,
+    Answer::Close,
+    Answer::KeepAlive,
+    Answer::HeadKeep,
+    Answer::HeadClose,
+    Answer::HeadKeepAlive,
+];
 const MOST_LEFT: u64 = (1 << 56) - 1;
 
 /// A response of the server.
@@ -51,10 +58,14 @@ pub(crate) enum Answer {
     Keep,
     /// The response, after which the server closes.
     Close,
+    /// The response to a client of HTTP/1.0, after which the connection stays open as the client asked.
+    KeepAlive,
     /// The response to HEAD, without a body, after which the connection stays open.
     HeadKeep,
     /// The response to HEAD, without a body, after which the server closes.
     HeadClose,
+    /// The response to HEAD of a client of HTTP/1.0, after which the connection stays open.
+    HeadKeepAlive,
     /// 100: the client may send the body.
     Continue,
     /// 400: the request is malformed.
@@ -68,12 +79,15 @@ pub(crate) enum Answer {
 impl Answer {
     /// Returns whether this is a response to a valid request, which has a service time and is counted.
     pub(crate) fn is_response(self) -> bool {
-        matches!(self, Answer::Keep | Answer::Close | Answer::HeadKeep | Answer::HeadClose)
+        RESPONSES.contains(&self)
     }
 
     /// Returns whether the server closes the connection after it.
     pub(crate) fn ends(self) -> bool {
-        !matches!(self, Answer::Keep | Answer::HeadKeep | Answer::Continue)
+        !matches!(
+            self,
+            Answer::Keep | Answer::KeepAlive | Answer::HeadKeep | Answer::HeadKeepAlive | Answer::Continue
+        )
     }
 
     /// Returns the name of the error under which a refused request is counted.

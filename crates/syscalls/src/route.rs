@@ -78,6 +78,21 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
     }
 }
 
+/// Returns whether `destination` is a broadcast address: 255.255.255.255, or of a network of a device (ip-route(8), type
+/// `broadcast`). connect(2) and sendto(2) refuse it without SO_BROADCAST (EACCES).
+///
+/// # Errors
+///
+/// The netlink socket cannot be opened.
+pub fn is_broadcast(destination: IpAddr) -> io::Result<bool> {
+    let IpAddr::V4(v4) = destination.to_canonical() else { return Ok(false) };
+    let mut is_broadcast = v4.is_broadcast();
+    match look_up(v4.into(), None, |route| is_broadcast |= route.get(TYPE) == Some(&libc::RTN_BROADCAST)) {
+        Err(error) if !is_no_route(&error) => Err(error),
+        _ => Ok(is_broadcast),
+    }
+}
+
 /// Returns whether the table `local` has a route to `address`.
 pub(crate) fn has_local_route(address: IpAddr) -> io::Result<bool> {
     let mut has_route = false;

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::program::forwarder::Forwarder;
@@ -388,6 +389,47 @@ fn page(address: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
+}
+
+/// The default queue holds about 90 packets of 1,000 bytes.
+#[test]
+fn a_larger_receive_queue_holds_a_burst() {
+    in_namespace(|| {
+        let (client, target) = (socket(), socket());
+        let to = port(&target);
+        for (flag, holds) in [("--receive-buffer 212992", true), ("--receive-buffer 20000", false)] {
+            let arguments =
+                format!("forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 1 {flag} --json");
+            let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+            let id = forwarder.child.id();
+            let signal = |name: &str| {
+                assert!(Command::new("kill").args([name, &id.to_string()]).status().unwrap().success());
+            };
+            signal("-STOP");
+            until("it stops", || {
+                std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap().contains(") T ")
+            });
+            (0..120).for_each(|_| assert_eq!(client.send_to(&[7; 1000], &forwarder.address).unwrap(), 1000));
+            signal("-CONT");
+            child::terminate(id).unwrap();
+            let record = forwarder.end().json();
+            let [plane] = list(&record, "/results/planes") else { panic!("{record:#}") };
+            let overflow = plane["dropped"].get("overflow").map_or(0, |count| count.as_u64().unwrap());
+            assert_eq!(
+                (number(plane, "received") + overflow, overflow == 0),
+                (120, holds),
+                "{flag} {record:#}"
+            );
+        }
+        for (arguments, part) in [
+            ("--to 127.0.0.1:1 --receive-buffer 1000000000", "net.core.rmem_max=1000000000"),
+            ("--to 127.255.255.255:1", "a broadcast address"),
+        ] {
+            let ended = run(&mut fourtuple(&format!("forward --listen 127.0.0.1:0 {arguments}")));
+            assert_eq!(ended.code, 2, "{ended:?}");
+            assert!(ended.line().contains(part), "{ended:?}");
+        }
+    });
 }
 
 #[test]

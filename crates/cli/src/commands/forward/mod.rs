@@ -6,7 +6,8 @@ mod reload;
 mod takeover;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +22,7 @@ use fourtuple_forward::{
 };
 use fourtuple_measure::balance;
 use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved};
-use fourtuple_syscalls::{resource, schedule};
+use fourtuple_syscalls::{option, resource, schedule};
 use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
 
@@ -103,6 +104,9 @@ pub(crate) struct ForwardFlags {
     /// Listen even if another process has sockets at the address: the kernel then distributes packets over both
     #[arg(long)]
     share: bool,
+    /// Size of the receive queue of each listening socket (SO_RCVBUF): a burst waits there [default: net.core.rmem_default]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<{ config::MAX_RECEIVE_BUFFER }>, allow_hyphen_values = true)]
+    receive_buffer: Option<u32>,
     /// Serve counters for Prometheus by HTTP at this address
     #[arg(long, value_name = "ADDR", value_parser = units::socket_address, allow_hyphen_values = true)]
     metrics: Option<SocketAddr>,
@@ -128,6 +132,21 @@ fn planes(text: &str) -> Result<Planes, String> {
         "auto" => Ok(Planes::Auto),
         _ => units::up_to::<1024>(text).map(Planes::Number).map_err(|why| format!("{why}, or auto")),
     }
+}
+
+/// Checks on a socket that the kernel grants a receive queue of this size: it reduces a larger one without an error.
+fn allow_receive_buffer(bytes: u32) -> anyhow::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot open a UDP socket")?;
+    let set = option::set_receive_buffer(socket.as_fd(), bytes as i32).context("setsockopt(SO_RCVBUF)")?;
+    // The kernel doubles the size for its own overhead.
+    let granted = set.unsigned_abs() / 2;
+    if granted < bytes {
+        let message = format!(
+            "invalid value '{bytes}' for '--receive-buffer': the kernel grants {granted} (net.core.rmem_max); sysctl -w              net.core.rmem_max={bytes} raises it"
+        );
+        return Err(UsageError(message).into());
+    }
+    Ok(())
 }
 
 fn kind(text: &str) -> Result<PlaneKind, String> {
@@ -301,6 +320,18 @@ impl ForwardFlags {
             );
             return Err(UsageError(message).into());
         }
+        let receive_buffer = self.receive_buffer.or(file.receive_buffer);
+        if let Some(bytes) = receive_buffer.filter(|bytes| !(1..=config::MAX_RECEIVE_BUFFER).contains(bytes))
+        {
+            let message = format!(
+                "invalid value '{bytes}' for 'receive-buffer' of --config: expected 1 to {}",
+                config::MAX_RECEIVE_BUFFER
+            );
+            return Err(UsageError(message).into());
+        }
+        if let Some(bytes) = receive_buffer {
+            allow_receive_buffer(bytes)?;
+        }
         Ok(Forward {
             links: links.iter().map(|link| link.link.clone()).collect(),
             planes,
@@ -309,7 +340,7 @@ impl ForwardFlags {
             work: Duration::ZERO,
             clients: clients.map(|clients| clients as usize),
             share: self.share || file.share.unwrap_or_default(),
-            receive_buffer: None,
+            receive_buffer: receive_buffer.map(|bytes| bytes as i32),
         })
     }
 

@@ -5,15 +5,15 @@ use fourtuple_record::ForwardLink;
 
 /// Returns the changed settings of the forwarder.
 pub(super) fn of_all(was: &Forward, is: &Forward) -> Vec<&'static str> {
-    // Every field is named, so that the compiler reports a new field. `of_link` compares links; the file has no `work` and no
-    // `receive_buffer`.
-    let Forward { links: _, planes, kind, pin, clients, share, work: _, receive_buffer: _ } = is;
+    // Every field is named, so that the compiler reports a new field. `of_link` compares links; the file has no `work`.
+    let Forward { links: _, planes, kind, pin, clients, share, work: _, receive_buffer } = is;
     named([
         ("planes", *planes != was.planes),
         ("plane", *kind != was.kind),
         ("pin", *pin != was.pin),
         ("clients-total", *clients != was.clients),
         ("share", *share != was.share),
+        ("receive-buffer", *receive_buffer != was.receive_buffer),
     ])
 }
 

@@ -1,6 +1,6 @@
 //! The links from the flags or from a file.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use fourtuple::spread::{DeviceName, DeviceNameError, FlowKey, Selector, Selector
 use fourtuple_forward::bfd::{Timers, TimersError};
 use fourtuple_forward::{Link, Peer, Prefix, Routes, Rule};
 use fourtuple_record::{ForwardBfdTimers, ForwardLink};
+use fourtuple_syscalls::{device, errno_name, route};
 use serde::Deserialize;
 
 use crate::exit::UsageError;
@@ -15,6 +16,9 @@ use crate::{input, units};
 
 /// The largest accepted limit of clients, of one plane or of all planes.
 pub(super) const MOST_CLIENTS: u32 = 1_000_000;
+
+/// Maximum size of a receive queue in bytes. The kernel doubles the value and stores it in an int.
+pub(super) const MAX_RECEIVE_BUFFER: u32 = 1 << 30;
 
 /// The contents of a configuration file. Flags override the file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -25,6 +29,7 @@ pub(super) struct File {
     pub(super) pin: Option<bool>,
     pub(super) clients_total: Option<u32>,
     pub(super) share: Option<bool>,
+    pub(super) receive_buffer: Option<u32>,
     #[serde(default, rename = "link")]
     pub(super) links: Vec<LinkText>,
 }
@@ -88,9 +93,7 @@ pub(super) fn parse_link(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         UsageError(format!("invalid value '{value}' for '{}': {why}", name(field)))
     };
     let address = |field: &str, value: &str| -> Result<SocketAddr, UsageError> {
-        value.parse().map_err(|_| {
-            refuse(field, value, "expected ADDRESS:PORT or [ADDRESS]:PORT, such as 192.0.2.1:4000")
-        })
+        socket_address(value).map_err(|why| refuse(field, value, &why))
     };
     let listen = address("listen", &text.listen)?;
     let default = text.to.as_deref().map(|to| address("to", to)).transpose()?;
@@ -129,6 +132,12 @@ pub(super) fn parse_link(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
     if let Some(hop) = routes.hops().find(|hop| hop.port() == 0) {
         let field = if default == Some(hop) { "to" } else { "route" };
         return Err(refuse(field, &hop.to_string(), "a next hop has a port from 1 to 65535"));
+    }
+    let is_broadcast = |hop: &SocketAddr| route::is_broadcast(hop.ip()).unwrap_or(false);
+    if let Some(hop) = routes.hops().find(is_broadcast) {
+        let field = if default == Some(hop) { "to" } else { "route" };
+        let why = "a broadcast address: a next hop is one host, and the kernel refuses to send (EACCES)";
+        return Err(refuse(field, &hop.to_string(), why));
     }
     let clients = text.clients.unwrap_or(4096);
     if !(1..=MOST_CLIENTS).contains(&clients) {
@@ -240,11 +249,34 @@ fn peer(text: &str) -> Result<Peer, String> {
     Ok(Peer { local, device, ..Peer::new(address) })
 }
 
+/// Parses `192.0.2.1:4000`, `[2001:db8::1]:4000` or, with the name or the number of a device, `[fe80::1%eth0]:4000`.
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let expected = || {
+        "expected ADDRESS:PORT, [ADDRESS]:PORT or [ADDRESS%DEVICE]:PORT, such as 192.0.2.1:4000".to_owned()
+    };
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return match address {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => Err(format!(
+                "a link-local address needs its device, such as [{}%eth0]:{}",
+                v6.ip(),
+                v6.port()
+            )),
+            address => Ok(address),
+        };
+    }
+    let (inside, port) =
+        text.strip_prefix('[').and_then(|rest| rest.rsplit_once("]:")).ok_or_else(expected)?;
+    let (ip, name) = inside.split_once('%').ok_or_else(expected)?;
+    let name: DeviceName = name.parse().map_err(|error: DeviceNameError| error.to_string())?;
+    let (ip, port) = (ip.parse().map_err(|_| expected())?, port.parse().map_err(|_| expected())?);
+    let scope = device::index(&name.to_string())
+        .map_err(|error| format!("the device {name}: {}", errno_name(&error)))?;
+    Ok(SocketAddrV6::new(ip, port, 0, scope).into())
+}
+
 /// Parses `192.0.2.1:4000`.
 fn in_band_peer(text: &str, listen: SocketAddr) -> Result<Peer, String> {
-    let peer: SocketAddr = text.parse().map_err(|_| {
-        "expected the peer's address and the port of its data, such as 192.0.2.1:4000".to_owned()
-    })?;
+    let peer = socket_address(text)?;
     if peer.port() == 0 {
         return Err("a peer has a port from 1 to 65535".to_owned());
     }
@@ -270,7 +302,7 @@ fn rule(text: &str) -> Result<Rule, String> {
         "expected PREFIX=ADDRESS:PORT, such as 10.0.0.0/8=192.0.2.1:4000, or KEY=ADDRESS:PORT, such as 7=192.0.2.1:4000".to_owned()
     };
     let (what, hop) = text.split_once('=').ok_or_else(expected)?;
-    let hop = hop.parse().map_err(|_| expected())?;
+    let hop = socket_address(hop)?;
     if what.contains('/') {
         return Ok(Rule::Destination(what.parse::<Prefix>()?, hop));
     }

@@ -68,6 +68,36 @@ fn a_file_is_parsed_and_its_errors_are_named() {
 }
 
 #[test]
+fn zones_are_devices_by_name_or_number() {
+    let index = fourtuple_syscalls::device::index("lo").unwrap();
+    let by_number = format!("[fe80::2%{index}]:4001");
+    for to in ["[fe80::2%lo]:4001", by_number.as_str()] {
+        let routed = LinkText {
+            routes: vec![format!("7={to}")],
+            key: Some("0:1".into()),
+            ..text("[fe80::1%lo]:4000", to)
+        };
+        let link = parse_link(&routed, &named).unwrap().link;
+        let scope = |address: SocketAddr| match address {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        assert_eq!(scope(link.listen), index);
+        assert!(link.routes.hops().all(|hop| scope(hop) == index && hop.port() == 4001), "{to}");
+    }
+    let error = |listen: &str, to: &str| parse_link(&text(listen, to), &named).unwrap_err().0;
+    for (listen, to, part) in [
+        ("[fe80::1%nodevice]:1", "[::1]:2", "the device nodevice: ENODEV"),
+        ("[fe80::1]:1", "[::1]:2", "needs its device"),
+        ("[::]:1", "[fe80::1]:2", "needs its device"),
+        ("[::]:1", "[fe80::1%lo:2", "[ADDRESS%DEVICE]:PORT"),
+        ("0.0.0.0:1", "255.255.255.255:2", "a broadcast address"),
+    ] {
+        assert!(error(listen, to).contains(part), "{}", error(listen, to));
+    }
+}
+
+#[test]
 fn errors_name_the_setting_and_its_value() {
     let mistakes = [
         (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),

@@ -102,6 +102,7 @@ fn process_of(thread: u32) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::io::{Read, Seek};
     use std::os::fd::AsRawFd;
 
     use super::*;
@@ -111,7 +112,12 @@ mod tests {
         let file = File::open("/proc/self/stat").unwrap();
         let this = Pidfd::of_process(std::process::id()).unwrap();
         match this.duplicate(file.as_raw_fd()) {
-            Ok(copy) => assert_ne!(copy.as_raw_fd(), file.as_raw_fd()),
+            // Only a duplicate shares the offset.
+            Ok(copy) => {
+                assert_ne!(copy.as_raw_fd(), file.as_raw_fd());
+                assert_eq!(File::from(copy).read(&mut [0]).unwrap(), 1);
+                assert_eq!((&file).stream_position().unwrap(), 1);
+            }
             // A sandbox may refuse ptrace(2).
             Err(error) => assert_eq!(Errno::of(&error), Some(Errno::EPERM)),
         }

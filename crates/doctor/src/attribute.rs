@@ -80,11 +80,11 @@ pub(crate) fn left_behind(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> 
     Some(format!("all of the sockets are in TIME_WAIT, which belong to no process; {known}"))
 }
 
-/// Connections that a program opens and does not use again.
+/// Open connections whose number grows, or has grown until no port was left.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Leak {
-    /// Half of the connections have been idle for this time or longer, in seconds.
-    pub(crate) idle_s: f64,
+pub(crate) struct Growth {
+    /// Half of the connections have been idle for this time or longer, in seconds: they seem to be a leak. `None`: they are used.
+    pub(crate) idle_s: Option<f64>,
     /// More connections per second: now, or on average if no port is left for more.
     pub(crate) per_s: f64,
     /// Descriptors that the process has left, and its limit; `None`: not known or without a limit.
@@ -92,19 +92,19 @@ pub(crate) struct Leak {
 }
 
 /// Connections that have been idle for less may be used again.
-const MIN_IDLE_S: f64 = 10.0;
+const MIN_IDLE_S: f64 = 5.0;
 
-impl Leak {
-    /// Returns the leak of a tuple whose ports nearly all are in ESTABLISHED, half of them idle for [`MIN_IDLE_S`] or longer, while their
-    /// number grows, or cannot grow any more. A pool that is used, or whose size is constant, is none.
-    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Option<Leak> {
+impl Growth {
+    /// Returns the growth of a tuple whose ports nearly all are in ESTABLISHED. It is a leak if half of them have been idle for
+    /// [`MIN_IDLE_S`] or longer: a pool whose connections are used, or whose size is constant, is none.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Option<Growth> {
         let idle = tuple.idle?;
-        let idle_s = idle.median_ns as f64 / 1e9;
         let is_open = state(tuple, "established") * 10 >= u64::from(tuple.in_use) * 9;
         let grows = budget.growth_per_s.is_some_and(|growth| growth > 0.0);
-        if !is_open || idle_s < MIN_IDLE_S || !(grows || budget.is_full()) {
+        if !is_open || !(grows || budget.is_full()) {
             return None;
         }
+        let idle_s = Some(idle.median_ns as f64 / 1e9).filter(|idle_s| *idle_s >= MIN_IDLE_S);
         let mean = f64::from(tuple.in_use) / (idle.longest_ns as f64 / 1e9);
         let per_s = budget.growth_per_s.filter(|growth| *growth > 0.0).unwrap_or(mean);
         let process = tuple.owners.first().and_then(|owner| process_of(snapshot, owner.pid));
@@ -112,7 +112,13 @@ impl Leak {
             let limit = process.descriptor_limit?;
             Some((limit.saturating_sub(process.descriptors.into()), limit))
         });
-        Some(Leak { idle_s, per_s, descriptors })
+        Some(Growth { idle_s, per_s, descriptors })
+    }
+
+    /// Returns what the idle times mean, if the connections seem to be a leak.
+    pub(crate) fn leak(&self) -> Option<String> {
+        let idle = time(self.idle_s?);
+        Some(format!("seems to leak connections: half of them have carried no data for {idle} or longer"))
     }
 
     /// Returns how long more ports last, and why: `12 s at 165/s`.

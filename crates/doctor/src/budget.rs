@@ -30,7 +30,7 @@ pub struct Budget {
     /// Connections that this side closed first, per second, over the last 10 s.
     pub(crate) closes_per_s: f64,
     /// Connections that this side closed first in the last second.
-    closed_last_s: u32,
+    pub(crate) closed_last_s: u32,
     /// Growth of the ports in use per second; `None`: there is no second reading.
     pub(crate) growth_per_s: Option<f64>,
 }
@@ -124,6 +124,15 @@ impl Budget {
     pub(crate) fn is_outrun(&self) -> bool {
         self.plateau() > f64::from(self.total) && self.growth_per_s.is_none_or(|growth| growth > 0.0)
     }
+}
+
+/// Returns whether a `fix ports` gives new connections to the destination of a tuple other sources, one of which has free ports.
+pub(crate) fn is_relieved(snapshot: &Snapshot, tuple: &Tuple) -> bool {
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let others =
+        tuples.iter().filter(|other| other.destination == tuple.destination && other.source != tuple.source);
+    let mut others = others.filter_map(|other| Budget::of(snapshot, other).ok());
+    tuple.fix.as_ref().is_some_and(|fix| fix.source.is_some()) && others.any(|budget| !budget.is_full())
 }
 
 /// Returns the number of sockets of a tuple in a state.

@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Traced, TracedConnects, Tuple, merged,
 };
 
-use crate::attribute::Leak;
+use crate::attribute::Growth;
 use crate::budget::{Budget, delay_s};
 use crate::command::{Content, Scope, Setting};
 use crate::draft::{Draft, Remedy};
@@ -22,13 +22,15 @@ const MOST_BLOCKS: usize = 40;
 /// Adds what gives a tuple more ports, or ports sooner again.
 pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -> Draft {
     let budget = Budget::of(snapshot, tuple).ok();
-    if let Some(leak) = budget.and_then(|budget| Leak::of(snapshot, tuple, &budget)) {
-        return end_leak(draft, snapshot, tuple, &leak);
+    let growth = budget.and_then(|budget| Growth::of(snapshot, tuple, &budget));
+    if let Some(growth) = growth.filter(|growth| growth.idle_s.is_some()) {
+        return end_leak(draft, snapshot, tuple, &growth);
     }
     draft = draft.because_if(running_fix(tuple));
     draft.now.extend(more_sources(snapshot, tuple));
     draft.now.extend(reuse(snapshot, tuple));
-    draft.now.extend(wider_range(snapshot, Some(tuple)));
+    let grows = growth.filter(|_| tuple.growth_per_s > 0.0);
+    draft.now.extend(wider_for(snapshot, tuple, grows.as_ref()));
     draft.proper.extend(printed(snapshot, tuple));
     if budget.is_some_and(|budget| budget.time_wait * 2 > budget.in_use) {
         draft = draft.proper(keep_connections(tuple));
@@ -39,8 +41,16 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     ))
 }
 
+/// A wider range, with the time for which it lasts while the connections of a tuple grow.
+fn wider_for(snapshot: &Snapshot, tuple: &Tuple, growth: Option<&Growth>) -> Option<Remedy> {
+    let wider = wider_range(snapshot, Some(tuple))?;
+    let more = most_ports(snapshot).saturating_sub(tuple.in_use);
+    let lasts = growth.map(|growth| format!("; this lasts {}", growth.lasts(more)));
+    Some(Remedy { effect: wider.effect.clone() + &lasts.unwrap_or_default(), ..wider })
+}
+
 /// Adds what ends a leak of connections: more ports only postpone the end.
-fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Leak) -> Draft {
+fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth) -> Draft {
     let owner = tuple.owners.first();
     let (name, of_process) = match owner {
         Some(owner) => (process(owner), format!(" | grep pid={},", owner.pid)),
@@ -58,11 +68,7 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Leak) -
             format!("restart {name}"),
             format!("frees the ports for {}", time(f64::from(tuple.in_use) / leak.per_s)),
         ));
-    if let Some(wider) = wider_range(snapshot, None) {
-        let more = most_ports(snapshot).saturating_sub(tuple.in_use);
-        let effect = format!("{}; this lasts {}", wider.effect, leak.lasts(more));
-        draft = draft.now(Remedy { effect, ..wider });
-    }
+    draft.now.extend(wider_for(snapshot, tuple, Some(leak)));
     draft.proper(Remedy::advice(
         format!("in {name}: close connections that are no longer needed, also on error paths; limit the size and the idle time of its pool"),
         "no timer of the kernel ends an open connection",
@@ -206,7 +212,18 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
             rate(ceiling),
             rate(budget.ceiling_per_s())
         );
-        Remedy::sysctl("net.ipv4.tcp_tw_reuse", "1", effect)
+        let remedy = Remedy::sysctl("net.ipv4.tcp_tw_reuse", "1", effect);
+        let is_unknown = tuple.time_wait_plain.is_none();
+        let (source, destination) = (tuple.source, tuple.destination);
+        let change = remedy.change;
+        let with_timestamps = move |snapshot: &mut Snapshot| {
+            change.iter().for_each(|change| change(snapshot));
+            // While reuse was off, no socket could tell.
+            if is_unknown {
+                each_tuple(snapshot, source, destination, |tuple| tuple.time_wait_plain = Some(0));
+            }
+        };
+        Remedy { change: Some(Box::new(with_timestamps)), ..remedy }
     })
 }
 
@@ -280,16 +297,28 @@ fn is_lasting(snapshot: &Snapshot, tuple: &Tuple, addresses: usize, ports: u32) 
 /// Returns the ports that all connections to the destination of a tuple need at their rates, over its source and `addresses` - 1 others of
 /// the same family; `None`: not known.
 fn demand(snapshot: &Snapshot, tuple: &Tuple, addresses: usize) -> Option<f64> {
-    let own = Budget::of(snapshot, tuple).ok()?.plateau();
+    let budget = Budget::of(snapshot, tuple).ok()?;
     if addresses == 1 {
-        return Some(own);
+        return Some(budget.plateau());
     }
+    // Connections that fail now are closed first once they succeed, as the others were.
+    let failing = failing_per_s(snapshot, tuple).filter(|_| budget.time_wait * 2 > budget.in_use);
+    let closes_per_s = budget.closes_per_s.max(failing.unwrap_or(0.0));
+    let own = Budget { closes_per_s, ..budget }.plateau();
     let others = snapshot.connections.seen().ok()?.tuples.iter();
     let others = others.filter(|other| {
         other.destination == tuple.destination && other.source != tuple.source && !other.source.is_loopback()
     });
     let others = others.filter_map(|other| Some(Budget::of(snapshot, other).ok()?.plateau()));
     Some(own + others.sum::<f64>())
+}
+
+/// Returns the calls of connect() to the destination that failed for lack of a port, per second of a trace.
+fn failing_per_s(snapshot: &Snapshot, tuple: &Tuple) -> Option<f64> {
+    let failed = snapshot.failures.seen().ok()?.without_port();
+    let failed = failed.filter(|(_, destination)| *destination == tuple.destination);
+    let failed: u64 = failed.map(|(call, _)| call.failed).sum();
+    Some(failed as f64 * 1e9 / snapshot.interval_ns.max(1) as f64)
 }
 
 /// The largest number of ports that a range can have on this host.

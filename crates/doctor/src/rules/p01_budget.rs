@@ -1,12 +1,12 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::attribute::{Leak, left_behind};
-use crate::budget::{Budget, state};
+use crate::attribute::{Growth, left_behind};
+use crate::budget::{Budget, is_relieved, state};
 use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, time, tuple};
+use crate::words::{count, percent, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P01",
@@ -55,12 +55,9 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     if budget.closes_per_s > 0.0 {
         let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
         verdict += &format!("; {closer} {}", budget.closed());
-    } else if let Some(leak) = Leak::of(snapshot, subject, budget) {
+    } else if let Some(leak) = Growth::of(snapshot, subject, budget).and_then(|growth| growth.leak()) {
         let owner = subject.owners.first().map_or_else(|| "a process".to_owned(), process);
-        verdict += &format!(
-            "; {owner} seems to leak connections: half of them have carried no data for {} or longer",
-            time(leak.idle_s)
-        );
+        verdict += &format!("; {owner} {leak}");
     } else if let Some(owner) = subject.owners.first() {
         verdict += &match owner.sockets {
             // Only a trace has seen the process.
@@ -69,8 +66,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         };
     }
     // New connections have other sources.
-    let is_relieved =
-        subject.fix.as_ref().is_some_and(|fix| fix.source.is_some()) && has_other(snapshot, subject);
+    let is_relieved = is_relieved(snapshot, subject);
     let severity = match (is_relieved, budget.is_full()) {
         (true, _) => Severity::Notice,
         (false, true) => Severity::Critical,
@@ -108,15 +104,6 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         ));
     }
     draft
-}
-
-/// Returns whether connections to the destination have another source that has free ports.
-fn has_other(snapshot: &Snapshot, subject: &Tuple) -> bool {
-    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
-    let others = tuples
-        .iter()
-        .filter(|other| other.destination == subject.destination && other.source != subject.source);
-    others.filter_map(|other| Budget::of(snapshot, other).ok()).any(|budget| !budget.is_full())
 }
 
 /// Returns `28,000 time-wait, 231 established`.

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{EphemeralPorts, Snapshot, Tuple};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, is_relieved};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{lasting_sysctls, most_ports, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
@@ -37,7 +37,7 @@ const DEFAULT: &str = "32768 60999";
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let ports = snapshot.ports.seen()?;
     let mut largest: Option<(f64, &Tuple, Budget)> = None;
-    for tuple in &snapshot.connections.seen()?.tuples {
+    for tuple in snapshot.connections.seen()?.tuples.iter().filter(|tuple| !is_relieved(snapshot, tuple)) {
         let budget = Budget::of(snapshot, tuple)?;
         let plateau = if budget.is_outrun() { budget.plateau() } else { 0.0 };
         let demand = plateau.max(budget.taken().into());

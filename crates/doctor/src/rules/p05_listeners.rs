@@ -1,10 +1,10 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, SelfConnected, Snapshot, Source, merged};
 
 use crate::command::Scope;
-use crate::draft::{Draft, Remedy};
+use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, node_port_server};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
@@ -111,7 +111,19 @@ fn to_itself(snapshot: &Snapshot, found: &SelfConnected) -> Draft {
         blocks(&merged(reserved)),
         "connect() chooses this port no more; the connection of now stays",
     );
+    let any = SocketAddr::new(
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() },
+        address.port(),
+    );
+    let refused = |address: SocketAddr| What::Calls {
+        call: "bind",
+        errno: "EADDRINUSE",
+        process: None,
+        address: Some(address.to_string()),
+    };
     Draft::new(Severity::Warning, format!("{address} to itself"), verdict)
+        .explains(refused(address))
+        .explains(refused(any))
         .because("connect() to a local port of the range without a listener can choose this very port as its source (RFC 9293, simultaneous open)")
         .now(Remedy::privileged(
             Scope::Namespace,

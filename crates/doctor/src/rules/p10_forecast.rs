@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::attribute::Leak;
+use crate::attribute::Growth;
 use crate::budget::Budget;
 use crate::draft::{Draft, What};
 use crate::remedies::more_ports;
@@ -73,9 +73,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) ->
         verdict += &format!("; {owner} {}", budget.closed());
     } else {
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);
-        if let Some(leak) = Leak::of(snapshot, subject, budget) {
-            let idle = time(leak.idle_s);
-            verdict += &format!(" and seems to leak: half of them have carried no data for {idle} or longer");
+        if let Some(leak) = Growth::of(snapshot, subject, budget).and_then(|growth| growth.leak()) {
+            verdict += &format!(" and {leak}");
         }
     }
     let draft = Draft::new(Severity::Warning, tuple(subject), verdict).explains(What::Growth(tuple(subject)));

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Tuple};
 
-use crate::budget::{Budget, delay_s, reuse_delay_s};
+use crate::budget::{Budget, delay_s, is_relieved, reuse_delay_s};
 use crate::command::{Content, Setting};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, reuse};
@@ -39,7 +39,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     for tuple in &snapshot.connections.seen()?.tuples {
         let budget = Budget::of(snapshot, tuple)?;
         // Without timestamps: T04.
-        let is_waiting = budget.time_wait * 2 > budget.in_use && budget.is_past(limit) && !budget.is_plain();
+        let is_waiting = budget.time_wait * 2 > budget.in_use
+            && budget.is_past(limit)
+            && !budget.is_plain()
+            && !is_relieved(snapshot, tuple);
         let is_on = reuse_delay_s(snapshot, tuple).is_some();
         if is_waiting && (!is_on || delay_s(snapshot) > 1.0) {
             drafts.push(draft(snapshot, tuple, &budget, mode, is_on));

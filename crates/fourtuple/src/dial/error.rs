@@ -110,6 +110,8 @@ pub enum DialError {
         source_address: Option<IpAddr>,
         /// The destination.
         destination: SocketAddr,
+        /// Attempts of the dial that found no port, over all sources.
+        attempts: u32,
         /// The sockets that hold the ports of the source, counted at most one second ago.
         census: Result<Census, Uncounted>,
     },
@@ -425,6 +427,7 @@ mod tests {
         DialError::PortsExhausted {
             source_address: None,
             destination: ([127, 0, 0, 1], 80).into(),
+            attempts: 1,
             census: Err(Uncounted::NotAsked),
         }
     }

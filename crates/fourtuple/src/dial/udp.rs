@@ -289,7 +289,7 @@ impl UdpDialer {
             }
             taken.insert(port);
         }
-        Err(self.exhausted())
+        Err(self.exhausted(attempts))
     }
 
     /// Opens a socket and shares `port` if its 4-tuple has no owner.
@@ -364,14 +364,14 @@ impl UdpDialer {
     fn connect(&self, socket: &OwnedFd) -> Result<(), DialError> {
         socket::connect(socket.as_fd(), self.destination).map(drop).map_err(|error| match error.kind() {
             // EAGAIN: inet_autobind() found no port. An event loop would take this error for "try again later".
-            io::ErrorKind::WouldBlock => self.exhausted(),
+            io::ErrorKind::WouldBlock => self.exhausted(1),
             _ => self.error("connect", self.destination, error),
         })
     }
 
     fn bind_error(&self, local: SocketAddr, error: io::Error) -> DialError {
         match error.kind() {
-            io::ErrorKind::AddrInUse if local.port() == 0 => self.exhausted(),
+            io::ErrorKind::AddrInUse if local.port() == 0 => self.exhausted(1),
             io::ErrorKind::AddrInUse => DialError::TupleBusy { local, destination: self.destination },
             io::ErrorKind::AddrNotAvailable => DialError::SourceNotLocal { source_address: self.source },
             _ => self.error("bind", local, error),
@@ -399,10 +399,11 @@ impl UdpDialer {
     }
 
     /// Returns the error for exhausted ports, without a census: [`UdpDialer::dial`] adds it.
-    fn exhausted(&self) -> DialError {
+    fn exhausted(&self, attempts: u32) -> DialError {
         DialError::PortsExhausted {
             source_address: Some(self.source),
             destination: self.destination,
+            attempts,
             census: Err(Uncounted::NotAsked),
         }
     }

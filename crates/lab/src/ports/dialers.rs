@@ -98,9 +98,10 @@ fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> R
             attempts: report.attempts,
         }),
         // The errno that connect() or bind() returned.
-        Err(DialError::PortsExhausted { .. } | DialError::TupleBusy { .. }) => {
-            Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: 1 })
+        Err(DialError::PortsExhausted { attempts, .. }) => {
+            Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: attempts.max(1) })
         }
+        Err(DialError::TupleBusy { .. }) => Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: 1 }),
         Err(error) => Err(error.into()),
     }
 }

@@ -495,6 +495,7 @@ impl<'a> Attempt<'a> {
         DialError::PortsExhausted {
             source_address,
             destination: self.dialer.destination,
+            attempts: self.attempts,
             census: Err(Uncounted::NotAsked),
         }
     }

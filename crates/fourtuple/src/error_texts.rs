@@ -27,7 +27,12 @@ fn source_address() -> IpAddr {
 fn dial_errors() -> Vec<DialError> {
     let (local, destination, source_address) = (address(), address(), Some(source_address()));
     vec![
-        DialError::PortsExhausted { source_address, destination, attempts: 1, census: Err(Uncounted::NotAsked) },
+        DialError::PortsExhausted {
+            source_address,
+            destination,
+            attempts: 1,
+            census: Err(Uncounted::NotAsked),
+        },
         DialError::SourceNotLocal { source_address: Ipv4Addr::LOCALHOST.into() },
         DialError::TupleBusy { local, destination },
         DialError::WouldShadow { local, destination },

@@ -128,9 +128,7 @@ impl Item<'_> {
                 listener.address,
                 holders(&listener.owners)
             ),
-            Symptom::Growth { tuple, seconds } => {
-                format!("{tuple} took {}; the last one is taken in {seconds} s", counted(rest, "port"))
-            }
+            Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
         }
     }
 

@@ -8,6 +8,11 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}%", (part * 100).checked_div(whole).unwrap_or(0))
 }
 
+/// Returns a counted subject with its verb: `1 connection waits`, `3 connections wait`.
+pub(crate) fn doing(number: u64, noun: &str, verb: &str) -> String {
+    format!("{} {verb}{}", counted(number, noun), if number == 1 { "s" } else { "" })
+}
+
 /// Returns `nginx[812]`.
 pub(crate) fn process(owner: &Owner) -> String {
     owner.to_string()
@@ -48,6 +53,11 @@ mod tests {
             ("0.3/s".into(), "465/s".into(), "28,232/s".into())
         );
         assert_eq!((time(42.0), time(400.0), time(10_800.0)), ("42 s".into(), "7 min".into(), "3 h".into()));
+        let waiting = |number| doing(number, "connection", "wait");
+        assert_eq!(
+            [0, 1, 2].map(waiting),
+            ["0 connections wait", "1 connection waits", "2 connections wait"]
+        );
         assert_eq!((counted(1, "call"), counted(1_200, "call")), ("1 call".into(), "1,200 calls".into()));
     }
 }

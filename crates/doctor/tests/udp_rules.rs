@@ -195,7 +195,10 @@ fn u03_a_foreign_listener_is_named() {
         server.run(listen);
         let mut same = Python::detached();
         same.run(listen);
-        assert!(findings("U03").is_empty(), "a new process of the same program");
+        // A copy that another parent started. The older one may have been left behind.
+        let found =
+            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", server.pid()));
+        assert!(found.evidence[0].starts_with("both are called python3"), "{:?}", found.evidence);
         same.run("open('/proc/self/comm', 'w').write('intruder')");
         only(&findings("U03"), Severity::Warning, "intruder[");
     });

@@ -31,11 +31,13 @@ pub enum Drop {
     Other,
     /// The receive queue of the listening socket was full (`sk_drops`).
     Overflow,
+    /// The UDP checksum of the packet was wrong (`sk_drops` and Udp.InCsumErrors).
+    Checksum,
 }
 
 impl Drop {
     /// All reasons, in the order of reports.
-    pub const ALL: [Drop; 11] = [
+    pub const ALL: [Drop; 12] = [
         Drop::NoRoute,
         Drop::Truncated,
         Drop::QueueFull,
@@ -47,6 +49,7 @@ impl Drop {
         Drop::Circulating,
         Drop::Other,
         Drop::Overflow,
+        Drop::Checksum,
     ];
 
     /// Returns the name that records use.
@@ -63,6 +66,7 @@ impl Drop {
             Drop::Circulating => "circulating",
             Drop::Other => "other",
             Drop::Overflow => "overflow",
+            Drop::Checksum => "checksum",
         }
     }
 
@@ -183,11 +187,6 @@ impl Counters {
             add(&self.failed_later, 1);
             self.dropped(reason, 1);
         }
-    }
-
-    /// Adds the packets that the kernel has dropped since the last read of its counter.
-    pub(crate) fn overflowed(&self, packets: u32) {
-        add(&self.dropped[Drop::Overflow as usize], u64::from(packets));
     }
 
     pub(crate) fn unsegmented(&self) {

@@ -1,5 +1,6 @@
 //! The thread of one plane: its event loop (epoll), its sockets and its counters.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,7 +12,7 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::{option, resource};
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Drop};
 use crate::path::Path;
 use crate::plane::interface::Plane;
 use crate::replies::{Replies, read_token, token_of_listener};
@@ -104,6 +105,8 @@ pub(crate) struct Worker {
     ports: Vec<Option<Port>>,
     /// CPU time of earlier threads with these counters.
     cpu_before: Duration,
+    /// Packets with a wrong checksum that are already counted.
+    checksum_errors: u64,
 }
 
 impl Worker {
@@ -113,7 +116,14 @@ impl Worker {
         counters: Vec<Arc<Counters>>,
     ) -> Worker {
         let cpu_before = counters.first().map_or(Duration::ZERO, |counters| counters.cpu_so_far());
-        Worker { plane, requests, counters, ports: Vec::new(), cpu_before }
+        Worker {
+            plane,
+            requests,
+            counters,
+            ports: Vec::new(),
+            cpu_before,
+            checksum_errors: checksum_errors(),
+        }
     }
 
     /// Forwards until a command to end, and returns the ports.
@@ -252,7 +262,17 @@ impl Worker {
     }
 
     fn tick(&mut self) {
-        self.ports.iter_mut().flatten().for_each(Port::tick);
+        let drops: Vec<u32> = self.ports.iter_mut().flatten().map(Port::tick).collect();
+        // Read after the drops of the sockets, which have the same packets.
+        let errors = checksum_errors();
+        let mut wrong = errors.saturating_sub(self.checksum_errors);
+        self.checksum_errors = errors;
+        for (port, drops) in self.ports.iter().flatten().zip(drops) {
+            let of_checksum = wrong.min(drops.into());
+            wrong -= of_checksum;
+            port.path.counters.dropped(Drop::Checksum, of_checksum as usize);
+            port.path.counters.dropped(Drop::Overflow, drops as usize - of_checksum as usize);
+        }
         let cpu = self.cpu_before + resource::thread_cpu_time();
         self.counters.iter().for_each(|counters| counters.cpu(cpu));
     }
@@ -265,13 +285,27 @@ impl Port {
         Port { link, seat, listener, path, overflowed }
     }
 
-    fn tick(&mut self) {
+    /// Returns the packets that the kernel has dropped at the socket since the last tick.
+    fn tick(&mut self) -> u32 {
         self.path.tick += 1;
         self.path.forget_idle();
         self.path.targets.reenable_segmentation(self.path.tick);
-        if let Ok(dropped) = option::dropped(self.listener.as_fd()) {
-            self.path.counters.overflowed(dropped.wrapping_sub(self.overflowed));
-            self.overflowed = dropped;
-        }
+        let Ok(dropped) = option::dropped(self.listener.as_fd()) else { return 0 };
+        let before = std::mem::replace(&mut self.overflowed, dropped);
+        dropped.wrapping_sub(before)
     }
+}
+
+/// Returns the UDP packets with a wrong checksum of this network namespace, of all sockets (InCsumErrors of snmp and snmp6). `sk_drops` of a
+/// socket contains them. 0 if they cannot be read.
+fn checksum_errors() -> u64 {
+    let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
+    let v4 = read("snmp");
+    let mut rows = v4.lines().filter_map(|line| line.strip_prefix("Udp: ")).map(|row| row.split(' '));
+    let v4 = rows.next().zip(rows.next()).and_then(|(names, values)| {
+        names.zip(values).find(|(name, _)| *name == "InCsumErrors").and_then(|(_, value)| value.parse().ok())
+    });
+    let v6 = read("snmp6");
+    let v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")?.trim().parse::<u64>().ok());
+    v4.unwrap_or(0u64) + v6.unwrap_or(0)
 }

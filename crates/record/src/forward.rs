@@ -99,7 +99,7 @@ pub struct ForwardPlane {
     pub returned: u64,
     /// Packets dropped, by reason: `no-route`, `truncated`, `queue-full`, `too-long`, `refused`, `unreachable`,
     /// `link-down` (BFD), `no-client`, `circulating` (from a next hop or an own address), `other`, `overflow` (of the
-    /// receive queue).
+    /// receive queue), `checksum` (a wrong UDP checksum).
     pub dropped: BTreeMap<String, u64>,
     /// Replies that were not returned to clients, by the same reasons; empty in older records, where `dropped` has them.
     #[serde(default)]

@@ -7,7 +7,7 @@ use crate::accepting::{
 };
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold, joined};
-use crate::words::{count, counted, percent};
+use crate::words::{count, counted, doing, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "A01",
@@ -58,7 +58,7 @@ fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Optio
         "the accept queue of {path} {state}: {} for {server}, the backlog is {}",
         match waiting {
             1 => "1 connection waits".to_owned(),
-            _ => format!("{} connections wait", count(waiting.into())),
+            _ => doing(waiting.into(), "connection", "wait"),
         },
         count(backlog.into())
     );
@@ -89,8 +89,8 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
         (false, false) => return None,
     };
     let mut verdict = format!(
-        "the accept queue of {address} {state}: {} connections wait for {}, the backlog is {}",
-        count(waiting.into()),
+        "the accept queue of {address} {state}: {} for {}, the backlog is {}",
+        doing(waiting.into(), "connection", "wait"),
         acceptors(snapshot, listener),
         count(backlog.into())
     );
@@ -99,8 +99,8 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
         verdict += &format!("; {up_to}{} SYNs and ACKs were dropped in {interval}", count(drops));
     }
     let mut draft = Draft::new(severity, subject(listener), verdict).because(format!(
-        "first reading: {} connections in the queue ({} of the backlog), second reading: {}",
-        count(waiting_before.into()),
+        "first reading: {} in the queue ({} of the backlog), second reading: {}",
+        counted(waiting_before.into(), "connection"),
         percent(waiting_before.into(), backlog.into()),
         count(waiting.into())
     ));

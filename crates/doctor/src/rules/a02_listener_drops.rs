@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Listener, Snapshot};
 use crate::accepting::{acceptors, drops, during, empty_faster, explains_listener, subject, time, up_to};
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "A02",
@@ -46,12 +46,12 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
     let interval = time(snapshot.interval_ns);
     let verdict = format!(
-        "{} of {} dropped {}{} SYNs and ACKs in {interval}; {} connections wait, the backlog is {}",
+        "{} of {} dropped {}{} SYNs and ACKs in {interval}; {}, the backlog is {}",
         listener.address,
         acceptors(snapshot, listener),
         up_to(snapshot),
         count(drops),
-        count(listener.waiting.into()),
+        doing(listener.waiting.into(), "connection", "wait"),
         count(listener.backlog.into())
     );
     let draft = Draft::new(Severity::Warning, subject(listener), verdict)

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 use crate::accepting::{Settings, acceptors, drops, during, subject, unix_acceptors};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold, joined};
-use crate::words::count;
+use crate::words::{count, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "A04",
@@ -74,9 +74,9 @@ fn draft(
     somaxconn: u64,
 ) -> Draft {
     let verdict = format!(
-        "the backlog of {address} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {} connections wait",
+        "the backlog of {address} ({server}) is net.core.somaxconn, {}: the kernel has probably cut it; {}",
         count(somaxconn),
-        count(waiting.into())
+        doing(waiting.into(), "connection", "wait")
     );
     let wider = (somaxconn * 8).max(4096);
     let settings = owners.first().and_then(|owner| Settings::of(&owner.name));

@@ -52,16 +52,16 @@ fn in_trace(snapshot: &Snapshot, limit_ns: f64) -> Checked {
 
 fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
     let verdict =
-        format!("1% of {} connections waited {} or longer for accept()", count(accepts), time(wait));
+        format!("1% of {} waited {} or longer for accept()", counted(accepts, "connection"), time(wait));
     let longest =
         snapshot.listeners.seen().ok().and_then(|all| all.iter().max_by_key(|listener| listener.waiting));
     let draft = match longest.filter(|listener| listener.waiting > 0) {
         Some(listener) => {
             advise(Draft::new(Severity::Warning, "accept wait", verdict), listener).because(format!(
-                "{} ({}) has the longest accept queue: {} connections",
+                "{} ({}) has the longest accept queue: {}",
                 listener.address,
                 acceptors(snapshot, listener),
-                count(listener.waiting.into())
+                counted(listener.waiting.into(), "connection")
             ))
         }
         None => Draft::new(Severity::Warning, "accept wait", verdict)

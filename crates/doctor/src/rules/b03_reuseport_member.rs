@@ -7,7 +7,7 @@ use crate::accepting::{
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process};
+use crate::words::{count, doing, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "B03",
@@ -53,10 +53,10 @@ fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
     let others = group.iter().filter(|other| other.cookie != member.cookie);
     let longest = others.map(|other| other.waiting).max().unwrap_or(0);
     let verdict = format!(
-        "1 of {} listeners at {} is stuck: {} connections wait for {}, at most {} for each of the others",
+        "1 of {} listeners at {} is stuck: {} for {}, at most {} for each of the others",
         group.len(),
         member.address,
-        count(member.waiting.into()),
+        doing(member.waiting.into(), "connection", "wait"),
         // Workers of nginx hold the listeners of all workers.
         stopped.map_or_else(|| acceptors(snapshot, member), process),
         count(longest.into())

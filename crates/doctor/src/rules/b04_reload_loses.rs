@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Listener, Snapshot};
 use crate::accepting::{acceptors, during, groups, is_left_behind, subject, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "B04",
@@ -34,8 +34,8 @@ fn check(snapshot: &Snapshot, _limit: f64) -> Checked {
     let mut drafts = Vec::new();
     if failed > 0 {
         let verdict = format!(
-            "{} connections of closed listeners could not be moved to another listener in {}",
-            count(failed),
+            "{} of closed listeners could not be moved to another listener in {}",
+            counted(failed, "connection"),
             time(snapshot.interval_ns)
         );
         let draft = Draft::new(Severity::Warning, "migration", verdict)
@@ -59,9 +59,10 @@ fn check(snapshot: &Snapshot, _limit: f64) -> Checked {
 fn draft(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
     let successor = group.iter().find(|other| other.cookie != member.cookie);
     let verdict = format!(
-        "{} connections at {} wait for {}, which is older than {} and does not accept: they are reset when it closes its listener",
-        count(member.waiting.into()),
+        "{} at {} {} for {}, which is older than {} and does not accept: they are reset when it closes its listener",
+        counted(member.waiting.into(), "connection"),
         member.address,
+        if member.waiting == 1 { "waits" } else { "wait" },
         acceptors(snapshot, member),
         successor.map_or_else(String::new, |other| acceptors(snapshot, other))
     );

@@ -5,7 +5,7 @@ use crate::accepting::{during, time};
 use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent};
+use crate::words::{count, counted, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "F02",
@@ -49,7 +49,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         drafts.push(
             Draft::new(severity, "TCP memory", verdict)
                 .because(format!(
-                    "{} connections were reset for lack of memory or for too many orphans in {}",
+                    "resets for lack of memory or for too many orphans in {1}: {0}",
                     count(aborts),
                     time(snapshot.interval_ns)
                 ))
@@ -67,10 +67,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     {
         let severity = if aborts > 0 { Severity::Critical } else { Severity::Warning };
         let verdict = format!(
-            "{} of {} orphaned TCP sockets (net.ipv4.tcp_max_orphans); {} connections were reset in {}",
+            "{} of {} orphaned TCP sockets (net.ipv4.tcp_max_orphans); {} in {}",
             count(memory.orphans),
             count(most),
-            count(aborts),
+            counted(aborts, "reset"),
             time(snapshot.interval_ns)
         );
         drafts.push(

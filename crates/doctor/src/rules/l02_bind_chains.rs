@@ -37,9 +37,10 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let verdict = format!(
-        "{} outgoing connections share {} ports, {mean:.0} for each: a bind() to such a port walks them all",
+        "{} outgoing connections share {} ports, {} for each: a bind() to such a port walks them all",
         count(outgoing),
-        count(usable)
+        count(usable),
+        count(mean as u64)
     );
     let mut draft = Draft::new(Severity::Notice, "bind buckets", verdict);
     draft.now.extend(wider_range(snapshot, None));

@@ -130,7 +130,7 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
         draft = draft.explains(What::Calls { call: "bind", errno: "EADDRINUSE", process, address: None });
     }
     for owner in source.owners.iter().take(3) {
-        draft = draft.because(format!("{}: {} sockets", process(owner), count(owner.sockets.into())));
+        draft = draft.because(format!("{}: {}", process(owner), counted(owner.sockets.into(), "socket")));
     }
     draft.now.extend(wider_range(snapshot, None));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::draft::{Draft, What};
 use crate::rule::{Checked, Rule};
 use crate::rules::t01_buckets::{lasting, raise};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "T02",
@@ -33,16 +33,16 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
     let verdict = if overflow.during > 0 {
         let seconds = snapshot.interval_ns as f64 / 1e9;
         format!(
-            "{} connections skipped TIME_WAIT in {seconds:.1} s: net.ipv4.tcp_max_tw_buckets is {}",
-            count(overflow.during),
+            "{} skipped TIME_WAIT in {seconds:.1} s: net.ipv4.tcp_max_tw_buckets is {}",
+            counted(overflow.during, "connection"),
             count(limit)
         )
     } else if overflow.total > 0 && time_wait * 2 >= limit {
         format!(
-            "{} connections have skipped TIME_WAIT so far: net.ipv4.tcp_max_tw_buckets is {}, and {} sockets are in TIME_WAIT",
-            count(overflow.total),
+            "{} skipped TIME_WAIT so far: net.ipv4.tcp_max_tw_buckets is {}, with {} in TIME_WAIT",
+            counted(overflow.total, "connection"),
             count(limit),
-            count(time_wait)
+            counted(time_wait, "socket")
         )
     } else {
         return Ok(Vec::new());
@@ -52,8 +52,11 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
     Ok(vec![
         Draft::new(severity, "TIME_WAIT", verdict)
             .explains(What::Counter("TcpExt.TCPTimeWaitOverflow"))
-            .because(format!("{} sockets are in TIME_WAIT", count(time_wait)))
-            .because(format!("{} such connections since the namespace was created", count(overflow.total)))
+            .because(format!("{} in TIME_WAIT", counted(time_wait, "socket")))
+            .because(format!(
+                "{} since the namespace was created",
+                counted(overflow.total, "such connection")
+            ))
             .now(raise(time_wait, limit))
             .proper(lasting(time_wait, limit)),
     ])

@@ -67,7 +67,7 @@ fn draft(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<D
         !member.owners.is_empty() && (has_other_user || !is_related())
     })?;
     let (mut own, mut other) = (server.owners.first()?, foreign.owners.first()?);
-    let is_copy = own.name == other.name;
+    let is_copy = own.name == other.name && server.user == foreign.user;
     if is_copy {
         // Of two copies the older was left behind.
         (own, other) = (other, own);

@@ -84,7 +84,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             format!("trace accept --port {} --for 10s", listener.address.port()),
             "shows which worker accepts",
         )),
-        Symptom::Drops { .. } | Symptom::Growth { .. } => draft,
+        Symptom::Growth { seconds, .. } => {
+            draft.because(format!("at this rate the last port is taken in {seconds} s"))
+        }
+        Symptom::Drops { .. } => draft,
     }
 }
 

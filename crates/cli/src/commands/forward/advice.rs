@@ -2,6 +2,7 @@
 
 use fourtuple::spread::{Selector, SlotRule};
 use fourtuple_forward::{ClientLimit, Forward, Reception};
+use fourtuple_measure::words::counted;
 use fourtuple_record::{ForwardBfd, ForwardPlane, Remark};
 
 /// Returns a remark when clients were evicted or refused: replies of next hops to these clients were lost.
@@ -32,7 +33,22 @@ pub(super) fn lines(
         let spreads: Vec<Selector> = forward.links.iter().map(|link| link.spread).collect();
         lines.push(format!("{busy} of {} planes got packets: {}", planes.len(), too_few(&spreads)));
     }
-    let overflow: u64 = planes.iter().filter_map(|plane| plane.dropped.get("overflow")).sum();
+    let dropped = |reason: &str| planes.iter().filter_map(|plane| plane.dropped.get(reason)).sum::<u64>();
+    let (checksum, truncated) = (dropped("checksum"), dropped("truncated"));
+    if checksum > 0 {
+        lines.push(format!(
+            "{} a wrong UDP checksum: the sender, or a device between that leaves checksums to its hardware (ethtool -K DEVICE tx off).",
+            with(checksum)
+        ));
+    }
+    if truncated > 0 {
+        lines.push(format!(
+            "{} more bytes than --plane {} receives (docs/forward.md); --plane offload receives 64 KiB.",
+            with(truncated),
+            forward.kind
+        ));
+    }
+    let overflow = dropped("overflow");
     if overflow > 0 {
         lines.push(format!(
             "{overflow} packets met a full receive queue: planes are too slow or too few, or bursts are longer than \
@@ -67,6 +83,11 @@ pub(super) fn lines(
         ));
     }
     lines
+}
+
+/// Returns `1 packet had`, `3 packets had`.
+fn with(packets: u64) -> String {
+    format!("{} had", counted(packets, "packet"))
 }
 
 /// Explains why some planes received no packets.

@@ -71,9 +71,9 @@ impl AcceptFlags {
             ],
         };
         let show = |line: &Line, progress: &AcceptProgress| line.set(&words(progress));
-        // The trace reads the counters of the namespace of its thread.
-        let (record, _) =
-            namespace.within(|| runner::run(&description, &accept, self.settings(), &self.output, show))?;
+        let trace = || runner::run(&description, &accept, self.settings(), &self.output, show);
+        // The trace reads the counters of the namespace of its thread. In this namespace it needs no further one.
+        let (record, _) = if self.netns.is_some() { namespace.within(trace)? } else { trace()? };
         self.output.finish(&Saved::TraceAccept(record))
     }
 

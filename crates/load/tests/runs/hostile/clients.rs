@@ -27,7 +27,7 @@ const CLIENTS: &[(&str, Client, u64, Option<&str>)] = &[
     ("sends half a head", |stream| say(stream, "GET / HT"), 0, Some("request-cut")),
     (
         "sends half a body",
-        |stream| say(stream, "POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nab"),
+        |stream| say(stream, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab"),
         0,
         Some("request-cut"),
     ),

@@ -123,7 +123,7 @@ fn l02_many_sockets_for_each_port_are_named() {
         apply_first(&only(
             &findings("L02"),
             Severity::Notice,
-            "1,000 outgoing connections share 1 ports, 1000 for each",
+            "1,000 outgoing connections share 1 port, 1,000 for each",
         ));
         assert!(findings("L02").is_empty());
     });

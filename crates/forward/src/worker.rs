@@ -263,15 +263,13 @@ impl Worker {
 
     fn tick(&mut self) {
         let drops: Vec<u32> = self.ports.iter_mut().flatten().map(Port::tick).collect();
-        // Read after the drops of the sockets, which have the same packets.
+        // Read after the drops of the sockets, which contain packets with a wrong checksum if the socket has a filter (`udp_queue_rcv_one_skb`).
         let errors = checksum_errors();
-        let mut wrong = errors.saturating_sub(self.checksum_errors);
+        let wrong = errors.saturating_sub(self.checksum_errors);
         self.checksum_errors = errors;
-        for (port, drops) in self.ports.iter().flatten().zip(drops) {
-            let of_checksum = wrong.min(drops.into());
-            wrong -= of_checksum;
-            port.path.counters.dropped(Drop::Checksum, of_checksum as usize);
-            port.path.counters.dropped(Drop::Overflow, drops as usize - of_checksum as usize);
+        for (port, [of_checksum, of_queue]) in self.ports.iter().flatten().zip(told_apart(&drops, wrong)) {
+            port.path.counters.dropped(Drop::Checksum, of_checksum);
+            port.path.counters.dropped(Drop::Overflow, of_queue);
         }
         let cpu = self.cpu_before + resource::thread_cpu_time();
         self.counters.iter().for_each(|counters| counters.cpu(cpu));
@@ -296,6 +294,15 @@ impl Port {
     }
 }
 
+/// Divides the drops of each socket into packets with a wrong checksum, of which there were `wrong`, and packets that met a full queue.
+fn told_apart(drops: &[u32], mut wrong: u64) -> impl Iterator<Item = [usize; 2]> {
+    drops.iter().map(move |drops| {
+        let of_checksum = wrong.min((*drops).into());
+        wrong -= of_checksum;
+        [of_checksum as usize, *drops as usize - of_checksum as usize]
+    })
+}
+
 /// Returns the UDP packets with a wrong checksum of this network namespace, of all sockets (InCsumErrors of snmp and snmp6). `sk_drops` of a
 /// socket contains them. 0 if they cannot be read.
 fn checksum_errors() -> u64 {
@@ -308,4 +315,18 @@ fn checksum_errors() -> u64 {
     let v6 = read("snmp6");
     let v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")?.trim().parse::<u64>().ok());
     v4.unwrap_or(0u64) + v6.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_checksum_is_no_full_queue() {
+        let told = |drops: &[u32], wrong| told_apart(drops, wrong).collect::<Vec<_>>();
+        assert_eq!(told(&[7, 0, 5], 0), [[0, 7], [0, 0], [0, 5]]);
+        assert_eq!(told(&[7, 0, 5], 9), [[7, 0], [0, 0], [2, 3]]);
+        // Errors of other sockets.
+        assert_eq!(told(&[1], 100), [[1, 0]]);
+    }
 }

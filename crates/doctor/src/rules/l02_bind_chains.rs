@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::wider_range;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "L02",
@@ -37,9 +37,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let verdict = format!(
-        "{} outgoing connections share {} ports, {} for each: a bind() to such a port walks them all",
+        "{} outgoing connections share {}, {} for each: a bind() to such a port walks them all",
         count(outgoing),
-        count(usable),
+        counted(usable, "port"),
         count(mean as u64)
     );
     let mut draft = Draft::new(Severity::Notice, "bind buckets", verdict);

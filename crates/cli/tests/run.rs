@@ -4,8 +4,7 @@ mod program;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use fourtuple::capabilities::{self, Capabilities, LocalPortRange};
 use fourtuple_bpf::FixAccept;
+use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
-use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{child, option};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::clients::{LOW, bare, client, clients, listener, run_of};
 use program::{Ended, Room, binary, children, fourtuple, require_valid, run, stat, until};
@@ -47,17 +46,19 @@ fn is_refused(test: &str, way: &str, ended: &Ended) -> bool {
     }
     let (need, is_there) = match way {
         "cgroup" => ("bpf", FixAccept::attach().is_ok()),
-        _ => ("ip_local_port_range", has_port_range()),
+        _ => ("ip_local_port_range", has_linear_search()),
     };
     assert!(!is_there, "the host has what {way} needs: {ended:?}");
     fourtuple_testing::skip(test, need, ended.line());
     true
 }
 
-/// Returns whether this kernel has IP_LOCAL_PORT_RANGE.
-fn has_port_range() -> bool {
-    let socket = socket::open(Transport::Tcp, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), false).unwrap();
-    option::local_port_range(socket.as_fd()).is_ok()
+/// Returns whether IP_LOCAL_PORT_RANGE makes the search of this kernel linear (Linux 6.8).
+fn has_linear_search() -> bool {
+    let is_linear = |found: Capabilities| {
+        matches!(found.local_port_range, LocalPortRange::Linear | LocalPortRange::Unproven)
+    };
+    capabilities::probe().is_ok_and(is_linear)
 }
 
 const WAYS: [&str; 3] = ["preload", "supervise", "cgroup"];
@@ -133,7 +134,7 @@ fn a_user_without_rights_can_run_programs() {
             };
             let stderr = String::from_utf8(output.stderr).unwrap();
             if output.status.code() == Some(4) {
-                assert!(!has_port_range(), "{way}: {stderr}");
+                assert!(!has_linear_search(), "{way}: {stderr}");
                 return fourtuple_testing::skip(test, "ip_local_port_range", &stderr);
             }
             if output.status.code() == Some(126) {

@@ -36,12 +36,14 @@ const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
     ("library", "ports_plan::"),
     ("library", "ports_search::"),
     ("library", "vectors::"),
+    ("run", "a_program_cannot_truncate_the_counters"),
     ("run", "bad_values_and_programs_are_refused_in_one_line"),
     ("run", "descendants_that_outlive_the_program_connect"),
     ("run", "exit_code_and_streams_belong_to_the_program"),
     ("run", "setuid_programs_are_refused_in_one_line"),
     ("run", "signals_reach_the_program_and_stops_are_passed_on"),
     ("run", "the_library_needs_libc_only"),
+    ("run", "the_process_that_stays_behind_has_no_rights"),
     ("run", "the_way_is_named_on_stderr"),
 ];
 

@@ -30,7 +30,7 @@ pub(crate) fn unix_acceptors(snapshot: &Snapshot, listener: &UnixListener) -> St
 }
 
 /// Returns the processes that hold a listener, without a master that holds it for its workers only. A child that was not there at the first
-/// reading may be about to execute another program, and is no worker.
+/// reading may be about to execute another program: it does not count as a worker.
 fn workers_of(snapshot: &Snapshot, owners: &[Owner], port: u16) -> Vec<Owner> {
     let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
     let service = services.iter().find(|service| service.port == port);

@@ -514,7 +514,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         ],
     ),
     failure("accept", "ENFILE", Nothing, &[perhaps("the host has fs.file-max files open")]),
-    // A client that gives up before accept() is no fault of the server.
+    // A client that gives up before accept() does not count against the server.
     failure(
         "accept",
         "ECONNABORTED",

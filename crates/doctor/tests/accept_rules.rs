@@ -187,7 +187,7 @@ fn a01_names_the_workers_of_a_master() {
         let found = only(&judged(&snapshot), Severity::Critical, " and 1 more, ");
         let master = format!("[{}]", python.pid());
         assert!(!found.verdict.contains(&master), "{}", found.verdict);
-        // A child that was not there at the first reading is no worker.
+        // A child that was not there at the first reading does not count as a worker.
         let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
         processes.iter_mut().for_each(|process| process.cpu_ns = None);
         let found = judged(&snapshot);

@@ -228,7 +228,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             &command,
             &format!("{after} us"),
         );
-        // On a machine that is busy enough the first sockets have left TIME_WAIT: there is no search that draws would shorten.
+        // On a machine that is busy enough the first sockets have left TIME_WAIT, and draws would shorten nothing.
         if begun.elapsed() < Duration::from_secs(50) {
             require_drawn(fix, 100);
         }

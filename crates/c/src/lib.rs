@@ -2,6 +2,9 @@
 //!
 //! C passes pointers, so this crate contains `unsafe`; it decides nothing and calls `fourtuple::dial`. A panic does not cross the border:
 //! it becomes the error `FOURTUPLE_FAILED`.
+//!
+//! An attempt keeps its dialer alive. The header is kept by hand, because its comments are the documentation for C: `tests/programs.rs` compares
+//! it with `bindings/c/fourtuple.abi` and the library. Wrappers in `syscalls` instead would make the lowest crate depend on the library.
 #![allow(unsafe_code, reason = "C passes pointers")]
 
 mod address;

@@ -4,6 +4,8 @@
 //! B in the order A B B A B A A B until the interval of their ratio is narrow enough or the time is over. Each trial of a
 //! load may have a [`ServerCommand`], which runs beside it in a network namespace of its own. [`SavedTrials`] takes the
 //! numbers from saved records instead. The crate prints nothing: both return an [`Outcome`].
+//!
+//! The server of a trial ends with the trial, also if `compare` is killed by SIGKILL.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -4,6 +4,10 @@
 //! ([`interval`], [`summary`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), the order of hosts and their
 //! differences ([`overview`]), permissions ([`permission`]) and replayed requests ([`session`]). They use no clock and no socket.
 //! [`agent`] and [`coordinator`] move messages over NATS.
+//!
+//! Histograms are added, never averaged, and no interval counts twice, in any order of arrival. Each worker starts at the same time on its own
+//! clock, whose offset the coordinator has estimated. A generating thread never waits for NATS or for the disk: it hands each complete second
+//! to a bounded queue, from which one thread writes the journal and a task publishes to JetStream.
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -2,6 +2,12 @@
 //!
 //! A [`Link`] is an address to listen on and the next hops of its packets. Each plane is a thread with its own socket of the link's
 //! SO_REUSEPORT group (`fourtuple::spread`), its own sockets towards the next hops, and its own counters.
+//!
+//! Planes share nothing on the path of a packet: each has a copy of the routes, which it renews when their version number changes, and each
+//! counter has one writer. The state of a BFD session is an atomic variable that planes only read.
+//!
+//! A takeover (`handover`) moves the sockets to another process. Until the new process has sent `taken`, it changes no socket, and the old
+//! one can continue to forward.
 #![forbid(unsafe_code)]
 
 pub mod bfd;

@@ -2,6 +2,13 @@
 //!
 //! Every experiment makes real connections in a network namespace of its own, so it neither sees nor changes the host. The
 //! crate prints nothing: results are records, and progress goes to the [`Watch`].
+//!
+//! `accept`, `keepalive` and `locks` share the workers and clients of `pool` and use neither `load` nor `serve`: a misplaced wait needs the
+//! worker, the start and the end of every request, which each response of the pool contains, and each request names its service time, so
+//! that a seed gives the same requests under every policy.
+//!
+//! A lab that ends in any way leaves nothing to restore: it changes only the namespaces that it made. A stop flag ends it early, with the
+//! results so far.
 #![forbid(unsafe_code)]
 
 pub mod accept;

@@ -5,6 +5,9 @@
 //! two renderers show blocks and know no record. Everything is a pure function of the records. The crate neither
 //! measures nor judges: it shows figures and advice as the record has them, and remarks on validity first. Equal records
 //! give equal bytes.
+//!
+//! A block or a column may be for one renderer only (`Medium`): the page has charts where the terminal has sparklines. A narrow terminal
+//! omits columns of low priority. The page fetches nothing, and its content security policy forbids it.
 #![forbid(unsafe_code)]
 
 pub mod flame;

@@ -3,6 +3,10 @@
 //!
 //! The traced programs need no change, the host's settings stay as they are, and the kernel detaches all BPF programs when
 //! the tracing process ends.
+//!
+//! Counting happens in the kernel, and only samples pass the BPF ring buffer. A record has the number of lost samples, and the number of
+//! events for which the kernel did not run the program (`recursion_misses`). `survey` runs the traces for `doctor`, and in windows for `top`
+//! and `export`; a trace that the host does not permit is absent, with its reason, and the others run.
 #![forbid(unsafe_code)]
 
 mod accept;

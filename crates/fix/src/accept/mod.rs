@@ -1,4 +1,7 @@
 //! Selectors for the SO_REUSEPORT groups of a running server.
+//!
+//! However a fix ends, the kernel's hash chooses again: without heartbeats the program stops to choose, and a guard process detaches it. No
+//! descriptor of a server stays open here: a duplicate lives for one step, because the server's close() has no effect as long as it exists.
 
 mod discover;
 mod error;

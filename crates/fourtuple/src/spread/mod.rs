@@ -3,6 +3,9 @@
 //! By default the kernel hashes the 4-tuple, so that all packets with the same 4-tuple reach one socket. A [`UdpGroup`] is opened with
 //! a [`Selector`], which is attached before the first packet can arrive. Under traffic, only the table of [`Selector::Map`] changes. A
 //! [`ControlFilter`] delivers control packets to a separate socket, so that they do not wait behind data. Example: [`UdpGroup`].
+//!
+//! A member leaves in three steps, so that no packet is lost: its slots move to other members, the library waits for packets in flight,
+//! and the caller reads the receive queue until it is empty.
 
 mod adopt;
 mod classic;

@@ -2,6 +2,14 @@
 //!
 //! A [`Reader`] reads the calling thread's namespace. Each part of the snapshot is a file here; a part that cannot be read does not
 //! prevent the reading of other parts.
+//!
+//! The kernel lists the TCP sockets of both families in one walk over its hash table (TCPDIAG_GETSOCK). Each socket is added to its source
+//! and destination, or to its service if its local port is a listener's, and is not kept: memory grows with the number of tuples. A second
+//! thread finds the processes meanwhile, by a BPF iterator over their descriptors or, without permission for BPF or in a PID namespace, in
+//! /proc/PID/fd. The iterator misses a socket whose only reference is io_uring or a message in flight.
+//!
+//! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
+//! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
 
 mod addresses;
 mod close_wait;

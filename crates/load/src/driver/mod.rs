@@ -1,4 +1,12 @@
 //! The driver: the state machine of one thread and its connections.
+//!
+//! Each turn starts the operations that are due, waits at most 5 ms for events of the engine, and handles them: an established connection
+//! gives the times of the search and the handshake, and received bytes go to the protocol, whose outcome is more, send, done or an error. If
+//! the port was in use, the `Attempt` gives the next one; if none is free, the connection waits in the queue `portless`, and one connection
+//! per thread tries again.
+//!
+//! Engines know no protocol and keep no statistics. A protocol has neither a socket nor a clock. A failure on a connection is counted and
+//! does not end the run.
 
 mod account;
 mod events;

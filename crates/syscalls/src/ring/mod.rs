@@ -3,6 +3,9 @@
 //!
 //! A [`Ring`] has one slot per connection, and owns all memory that the kernel reads or writes for the slots. The steps
 //! of a chain are linked: a step that fails ends the chain, and its error is the next [`Event`].
+//!
+//! While a chain is in progress on a slot, none of the slot's memory is freed, moved or changed. `drop` cancels the chains and waits for
+//! their end; memory that the kernel still uses then is leaked. Callers therefore need no `unsafe`, even if they drop a ring early.
 
 mod chain;
 

@@ -1,3 +1,13 @@
+//! One dial: the choice of a source address and of a port, step by step, until connect() succeeds or no port is left.
+//!
+//! `begin` takes the source address whose ledger page has the most free ports. `next_step` takes the fixed port if there is one; else, with
+//! a ledger, a free port from it, at most twice; else the next step of the strategy: a search of the whole range, a search of a window,
+//! or a bind by number. `apply` turns a step into system calls. After EADDRNOTAVAIL `failed` takes the next step, on the same descriptor
+//! if possible; after any other error the dial ends. `finish` refuses a socket that is connected to itself and enters the port into the
+//! ledger.
+//!
+//! The ledger is a hint: a wrong entry costs one refused connect() and fails no dial.
+
 mod request;
 mod setup;
 

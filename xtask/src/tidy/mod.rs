@@ -8,7 +8,6 @@ mod arrows;
 mod circles;
 mod documented;
 mod examples;
-mod language;
 mod layout;
 mod length;
 mod lexer;
@@ -47,7 +46,6 @@ const CHECKS: &[Check] = &[
     ("architecture", Severity::Fault, architecture::check),
     ("circles", Severity::Fault, circles::check),
     ("layout", Severity::Fault, layout::check),
-    ("language", Severity::Fault, language::check),
     ("links", Severity::Fault, links::check),
     ("examples", Severity::Fault, examples::check),
     ("api", Severity::Fault, api::check),

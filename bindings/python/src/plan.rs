@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::record;
 
-/// Greatest number of connections at a time that is accepted, as for the command.
-const MOST_OPEN: f64 = 1e15;
+/// Maximum number of connections at a time that is accepted, as for the command.
+const MAX_OPEN: f64 = 1e15;
 
 /// Computes a plan and returns its record as JSON. Range and kernel are by default taken from this host.
 #[pyfunction]
@@ -55,8 +55,8 @@ pub(crate) fn plan(
     let time_wait = Duration::try_from_secs_f64(time_wait)
         .map_err(|error| errors::invalid(py, format!("time_wait = {time_wait}: {error}")))?;
     let open = rate.unwrap_or(0.0) * (hold.as_secs_f64() + time_wait.as_secs_f64());
-    if open > MOST_OPEN {
-        let message = format!("hold: {open:.0} connections would be open at a time, at most {MOST_OPEN:e}");
+    if open > MAX_OPEN {
+        let message = format!("hold: {open:.0} connections would be open at a time, at most {MAX_OPEN:e}");
         return Err(errors::invalid(py, message));
     }
     let closer = match closer {

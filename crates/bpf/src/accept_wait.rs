@@ -16,11 +16,11 @@ use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thre
 
 const NAME: &str = "accept_wait";
 
-/// The largest number of listeners with separate counts.
+/// Maximum number of listeners with separate counts.
 pub const LISTENERS: usize = 512;
-/// The largest number of pairs of listener and thread with separate counts.
+/// Maximum number of pairs of listener and thread with separate counts.
 pub const WORKERS: usize = 2048;
-/// The largest number of connections that are traced at the same time.
+/// Maximum number of connections that are traced at the same time.
 pub const CONNECTIONS: usize = 131_072;
 
 /// Programs in the order of attaching: hooks for later states of a connection are attached before the hook that queues it.

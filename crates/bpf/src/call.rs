@@ -11,7 +11,7 @@ use std::time::Duration;
 use fourtuple_syscalls::{Errno, signals};
 
 /// Pauses before BPF_PROG_LOAD is repeated double up to this one: one second together.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Commands of bpf(2) (enum bpf_cmd).
 const MAP_CREATE: libc::c_long = 0;
@@ -349,7 +349,7 @@ pub(crate) fn load(
         match loaded {
             // Other pending work of this thread has the same effect: the end of an io_uring that the thread has just closed, which a
             // kernel worker may take long to complete.
-            Err(error) if Errno::of(&error) == Some(Errno::EAGAIN) && pause < LONGEST_PAUSE => {
+            Err(error) if Errno::of(&error) == Some(Errno::EAGAIN) && pause < MAX_PAUSE => {
                 thread::sleep(pause);
                 pause *= 2;
             }

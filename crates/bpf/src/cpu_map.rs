@@ -55,7 +55,7 @@ pub struct CpuMap {
 }
 
 impl CpuMap {
-    /// The largest offset of a key within the payload, in bytes.
+    /// Maximum offset of a key within the payload, in bytes.
     pub const FARTHEST_KEY: u16 = 0x3fff;
 
     /// Loads the program and attaches it to the device with the index `device`. Packets to `group` go to the processors 0 to

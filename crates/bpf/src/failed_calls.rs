@@ -13,7 +13,7 @@ use crate::tracing::{self, Programs, address, thread_name, thread_name_bytes};
 
 const NAME: &str = "failed_calls";
 
-/// The largest number of combinations of call, errno, process and address with separate counts.
+/// Maximum number of combinations of call, errno, process and address with separate counts.
 pub const FAILURES: usize = 4096;
 
 /// Length of a path of a Unix socket.

@@ -19,9 +19,9 @@ use crate::tracing::{Programs, failure, monotonic_ns, thread_name};
 
 const NAME: &str = "fix_accept_counts";
 
-/// The greatest number of listeners at a time.
+/// Maximum number of listeners at a time.
 pub const LISTENERS: usize = 4096;
-/// The greatest number of listeners of one group.
+/// Maximum number of listeners of one group.
 pub const MEMBERS: usize = 1024;
 /// The name of the selector's program in the kernel.
 pub const SELECTOR: &str = "fix_accept";

@@ -17,9 +17,9 @@ const NAME: &str = "fix_ports";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
 const UPDATE: &str = "bpf(BPF_MAP_UPDATE_ELEM)";
 
-/// The largest number of additional source addresses.
+/// Maximum number of additional source addresses.
 pub const SOURCES: usize = 64;
-/// The largest number of network namespaces.
+/// Maximum number of network namespaces.
 pub const NAMESPACES: usize = 64;
 /// Shares have 16 bits after the point.
 const ONE: f64 = 65_536.0;

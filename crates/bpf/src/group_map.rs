@@ -128,7 +128,7 @@ pub struct GroupMap {
 impl GroupMap {
     /// Entries of the table.
     pub const SLOTS: usize = SLOTS;
-    /// The largest number of sockets for data packets.
+    /// Maximum number of sockets for data packets.
     pub const SEATS: usize = SEATS;
 
     /// Loads the program into the kernel. All slots point to seat 0.

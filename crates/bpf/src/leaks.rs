@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The time during which the number of claims in flight must not have been lower before it is subtracted.
 const STEADY: Duration = Duration::from_secs(2);
 
-/// The least number of glances that tell a constant number from a random one. A starved worker has few glances: one for each
+/// Minimum number of glances that tell a constant number from a random one. A starved worker has few glances: one for each
 /// connection that it still gets.
 const GLANCES: u32 = 8;
 

@@ -13,7 +13,7 @@ use crate::leaks::Leaks;
 use crate::object::Program;
 use crate::shared::{AllAtomic, Shared};
 
-/// The largest number of seats of a group, as in least_busy.bpf.c.
+/// Maximum number of seats of a group, as in least_busy.bpf.c.
 pub const SEATS: usize = 64;
 
 /// The load of one worker as the program sees it. It is shared with the kernel and with forked processes.

@@ -13,11 +13,11 @@ use crate::tracing::{self, COARSE, Programs, thread_name_bytes};
 
 const NAME: &str = "lock_waits";
 
-/// The largest number of paths with separate counts.
+/// Maximum number of paths with separate counts.
 pub const PATHS: usize = 4096;
-/// The largest number of pairs of lock and path with separate counts.
+/// Maximum number of pairs of lock and path with separate counts.
 pub const LOCKS: usize = 16_384;
-/// The largest number of functions in a path; the innermost functions are kept.
+/// Maximum number of functions in a path; the innermost functions are kept.
 const FRAMES: usize = 96;
 /// The value of [`WaitKey::path`] for an unknown stack.
 pub const NO_PATH: u64 = 0;
@@ -67,7 +67,7 @@ pub struct Wait {
     pub waits: u64,
     /// Total time of the waits, in nanoseconds.
     pub wait_ns: u64,
-    /// The longest wait, in nanoseconds.
+    /// Maximum wait, in nanoseconds.
     pub max_ns: u64,
     /// `hash_mix` of the network namespace of the task that waited first.
     pub mix: u32,

@@ -41,11 +41,11 @@ pub struct SourcePort {
 }
 
 impl SourcePort {
-    /// The largest number of source ports.
-    pub const MOST: u16 = u16::MAX - FIRST + 1;
+    /// Maximum number of source ports.
+    pub const MAX_PORTS: u16 = u16::MAX - FIRST + 1;
 
     /// Loads the program and attaches it to the device with the index `device`. Packets to `group` get a random source port out of
-    /// `ports` ports, 1 to [`SourcePort::MOST`].
+    /// `ports` ports, 1 to [`SourcePort::MAX_PORTS`].
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ fn load(group: SocketAddr, ports: u16) -> Result<(OwnedFd, Shared<State>), BpfEr
         Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
     state.target.set(group);
     state.first.store(FIRST.into(), Ordering::Relaxed);
-    state.ports.store(ports.clamp(1, SourcePort::MOST).into(), Ordering::Relaxed);
+    state.ports.store(ports.clamp(1, SourcePort::MAX_PORTS).into(), Ordering::Relaxed);
     Ok((program.load(&[("state", &array)])?, state))
 }
 

@@ -41,7 +41,7 @@ pub struct Times {
     pub count: u64,
     /// Sum of the times, in nanoseconds.
     pub sum_ns: u64,
-    /// The longest time, in nanoseconds.
+    /// Maximum time, in nanoseconds.
     pub max_ns: u64,
     /// Number of times by length: [`FINE_BITS`].
     pub buckets: [u64; FINE],

@@ -7,8 +7,8 @@ use fourtuple_record::Saved;
 use crate::exit::UsageError;
 use crate::input;
 
-/// The longest file that is read: a record has at most a few megabytes.
-const LONGEST: u64 = 256 << 20;
+/// Maximum size of a file that is read: a record has at most a few megabytes.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// Returns the records of a file or, for `-`, of stdin, at least one: one record on any number of lines, or several, one on each line.
 ///
@@ -17,7 +17,7 @@ const LONGEST: u64 = 256 << 20;
 pub(crate) fn read(path: &Path) -> Result<Vec<Saved>, UsageError> {
     let is_stdin = path == Path::new("-");
     let place = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
-    let bytes = if is_stdin { input::stdin(LONGEST) } else { input::read(path, LONGEST) };
+    let bytes = if is_stdin { input::stdin(MAX_BYTES) } else { input::read(path, MAX_BYTES) };
     let text =
         bytes.and_then(input::utf8).map_err(|error| UsageError(format!("cannot read {place}: {error}")))?;
     if text.trim().is_empty() {

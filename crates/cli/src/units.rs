@@ -53,11 +53,11 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Highest rate that is accepted, per second.
-const FASTEST: f64 = 1e12;
+const MAX_PER_S: f64 = 1e12;
 
 /// Parses a rate: `2000/s`, `20k/s`, `1.5M/s`; the `/s` may be left out.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
-    let rate = number(text.strip_suffix("/s").unwrap_or(text)).filter(|rate| *rate <= FASTEST);
+    let rate = number(text.strip_suffix("/s").unwrap_or(text)).filter(|rate| *rate <= MAX_PER_S);
     rate.ok_or_else(|| {
         format!("{text:?} is not a rate: expected a number per second, at most 1e12, such as 2000/s or 20k/s")
     })
@@ -100,19 +100,19 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Parses a whole number from 0 to `MOST`.
-pub(crate) fn from_0_to<const MOST: u32>(text: &str) -> Result<u32, String> {
+/// Parses a whole number from 0 to `MAX`.
+pub(crate) fn from_0_to<const MAX: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
-        Ok(number) if number <= MOST => Ok(number),
-        _ => Err(format!("{text:?} is not accepted: expected a whole number from 0 to {MOST}")),
+        Ok(number) if number <= MAX => Ok(number),
+        _ => Err(format!("{text:?} is not accepted: expected a whole number from 0 to {MAX}")),
     }
 }
 
-/// Parses a whole number from 1 to `MOST`.
-pub(crate) fn up_to<const MOST: u32>(text: &str) -> Result<u32, String> {
+/// Parses a whole number from 1 to `MAX`.
+pub(crate) fn up_to<const MAX: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
-        Ok(number) if (1..=MOST).contains(&number) => Ok(number),
-        _ => Err(format!("{text:?} is not accepted: expected a whole number from 1 to {MOST}")),
+        Ok(number) if (1..=MAX).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} is not accepted: expected a whole number from 1 to {MAX}")),
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Servers {
     pub commands: [ServerCommand; 2],
     /// The addresses to which the loads of A and B connect.
     pub addresses: [ServerAddress; 2],
-    /// The longest time until a server listens.
+    /// Maximum time until a server listens.
     pub wait: Duration,
     /// The CPUs of client and server; `None` leaves placement to the kernel.
     pub cpus: Option<CpuSplit>,
@@ -156,11 +156,11 @@ struct NamespaceCleanup;
 
 impl Drop for NamespaceCleanup {
     fn drop(&mut self) {
-        const LONGEST: Duration = Duration::from_secs(1);
+        const MAX_WAIT: Duration = Duration::from_secs(1);
         let Ok(own) = fs::read_link("/proc/thread-self/ns/net") else { return };
         let begun = Instant::now();
         // Repeated: a process may fork between the listing of /proc and its SIGKILL.
-        while begun.elapsed() < LONGEST {
+        while begun.elapsed() < MAX_WAIT {
             let Ok(processes) = fs::read_dir("/proc") else { return };
             let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
             let is_inside = |id: &u32| {

@@ -13,7 +13,7 @@ use crate::metric::{self, Metric, NoNumber};
 use crate::side::Side;
 use crate::testbed::{Testbed, TestbedOutcome};
 
-/// The longest time from Ctrl-C until the trial gets SIGINT.
+/// Maximum time from Ctrl-C until the trial gets SIGINT.
 const STOP_POLL: Duration = Duration::from_millis(20);
 
 /// The outcome of one trial.

@@ -12,7 +12,7 @@ use crate::testbed::Servers;
 use crate::trial::TrialOutcome;
 
 /// Trials of one side in a row that may be dropped before the comparison ends.
-const MOST_DROPPED: u32 = 3;
+const MAX_DROPPED: u32 = 3;
 
 /// The settings of a comparison of two commands whose trials run in turn.
 #[derive(Debug)]
@@ -23,12 +23,12 @@ pub struct Trials {
     pub servers: Option<Servers>,
     /// The number that each trial gives.
     pub metric: Metric,
-    /// The longest time for all trials, warm-up included. The trial that runs at its end is finished.
+    /// Maximum time for all trials, warm-up included. The trial that runs at its end is finished.
     pub time: Duration,
     /// The width of the interval, each way, at which the comparison ends, as a share. Also the largest difference that
     /// counts as none.
     pub narrow: f64,
-    /// The largest number of pairs; `None` for as many as the time allows.
+    /// Maximum number of pairs; `None` for as many as the time allows.
     pub pairs: Option<u32>,
     /// Trials of each side that run first and are not used.
     pub warmup: u32,
@@ -159,7 +159,7 @@ impl Session<'_> {
     /// Returns the metric of one trial; repeats a trial that was not valid. `None` ends the comparison.
     fn trial(&mut self, side: usize) -> Result<Option<f64>, CompareError> {
         let name = self.trials.sides[side].name;
-        for _ in 0..MOST_DROPPED {
+        for _ in 0..MAX_DROPPED {
             if self.begun.elapsed() >= self.trials.time {
                 return Ok(None);
             }
@@ -190,7 +190,7 @@ impl Session<'_> {
                 }
             }
         }
-        let message = format!("{MOST_DROPPED} trials of {name} in a row were not valid: no more were made");
+        let message = format!("{MAX_DROPPED} trials of {name} in a row were not valid: no more were made");
         self.remarks.push(Remark::new("gave-up", message));
         Ok(None)
     }

@@ -16,8 +16,8 @@ use crate::words::{count, process, rate, time};
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
-/// The greatest number of blocks of reserved ports in a command.
-const MOST_BLOCKS: usize = 40;
+/// Maximum number of blocks of reserved ports in a command.
+const MAX_BLOCKS: usize = 40;
 
 /// Adds what gives a tuple more ports, or ports sooner again.
 pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -> Draft {
@@ -238,7 +238,7 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     if tuple.is_some_and(|tuple| !is_lasting(snapshot, tuple, 1, then)) {
         return None;
     }
-    if then < now + now / 4 || wide.reserved.len() > MOST_BLOCKS {
+    if then < now + now / 4 || wide.reserved.len() > MAX_BLOCKS {
         return None;
     }
     let range = format!("{low} 65535");
@@ -321,7 +321,7 @@ fn failing_per_s(snapshot: &Snapshot, tuple: &Tuple) -> Option<f64> {
     Some(failed as f64 * 1e9 / snapshot.interval_ns.max(1) as f64)
 }
 
-/// The largest number of ports that a range can have on this host.
+/// Maximum number of ports that a range can have on this host.
 pub(crate) fn most_ports(snapshot: &Snapshot) -> u32 {
     let reserved = reserved_with_listeners(snapshot, 1024).unwrap_or_default();
     EphemeralPorts { low: 1024, high: 65_535, reserved }.usable()

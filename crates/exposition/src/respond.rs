@@ -26,7 +26,7 @@ use crate::family::text;
 use crate::live::{Cache, Page};
 
 /// The maximum size of a request in bytes, which is the smallest that hyper permits. A longer request gets the status 431.
-const LONGEST_REQUEST: usize = 8 * 1024;
+const MAX_REQUEST_BYTES: usize = 8 * 1024;
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
@@ -84,7 +84,7 @@ pub(crate) async fn respond(stream: TcpStream, content: Arc<Content>, limits: Li
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
-        .max_buf_size(LONGEST_REQUEST)
+        .max_buf_size(MAX_REQUEST_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     // A client that is too slow or sends no HTTP loses its connection; hyper has answered 400 where possible.

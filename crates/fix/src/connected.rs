@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 
-/// The greatest number of destinations.
+/// Maximum number of destinations.
 const DESTINATIONS: usize = 1_000;
 
 /// Connections by destination.

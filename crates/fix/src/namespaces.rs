@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use crate::connected::Connected;
 use crate::ranges;
 
-/// The greatest number of addresses of a prefix that are examined.
+/// Maximum number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
 
 /// A network namespace.

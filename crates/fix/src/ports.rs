@@ -21,15 +21,15 @@ use crate::error::FixError;
 use crate::namespaces::Namespaces;
 use crate::ranges;
 
-/// Longest time from a stop request to the end.
+/// Maximum time from a stop request to the end.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which port ranges and the processes of the cgroup are read again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// The greatest share of a processor that repeats answers after changes of routes. A routing daemon changes unrelated routes all the time,
+/// Maximum share of a processor that repeats answers after changes of routes. A routing daemon changes unrelated routes all the time,
 /// and the answers for thousands of destinations take tens of milliseconds.
 const REPEAT_SHARE: f64 = 0.01;
-/// The greatest number of tuples in a record.
+/// Maximum number of tuples in a record.
 const TUPLES: usize = 1_000;
 
 /// A fix of connect() for the programs of a cgroup.

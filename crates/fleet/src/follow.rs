@@ -41,10 +41,10 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const PROGRESS: Duration = Duration::from_millis(250);
 
 /// Maximum number of messages of one fetch.
-const MOST_FETCHED: usize = 512;
+const MAX_FETCHED: usize = 512;
 
 /// Maximum number of summaries of one fetch, which have up to 1 MiB each.
-const MOST_SUMMARIES: usize = 64;
+const MAX_SUMMARIES: usize = 64;
 
 /// Time that NATS has for a summary. The stream of a long run has millions of other messages.
 const SUMMARY: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ impl Follow<'_> {
                 return Err(FleetError::Gone { run: plan.run.clone() });
             }
             // The stream may have more.
-            if read.is_none_or(|most| most == MOST_FETCHED) {
+            if read.is_none_or(|most| most == MAX_FETCHED) {
                 continue;
             }
             let connected_for = now - connected_since;
@@ -217,7 +217,7 @@ impl Follow<'_> {
         let consumer: PullConsumer = stream.create_consumer(config).await?;
         let mut left = consumer.cached_info().num_pending;
         while left > 0 {
-            let mut batch = consumer.fetch().max_messages(MOST_SUMMARIES).messages().await?;
+            let mut batch = consumer.fetch().max_messages(MAX_SUMMARIES).messages().await?;
             let mut is_empty = true;
             while let Some(message) = tokio::time::timeout(SUMMARY, batch.next()).await? {
                 let message = message?;
@@ -366,8 +366,8 @@ impl Reader<'_> {
     /// Adds the messages that are in the stream now, or arrive within `wait`, to the merge. Returns their number; `None` after an
     /// error.
     async fn read(&mut self, merge: &mut Merge, wait: Duration) -> Option<usize> {
-        const MOST: Duration = Duration::from_secs(3);
-        match tokio::time::timeout(MOST, self.fetch(merge, wait)).await {
+        const MAX_WAIT: Duration = Duration::from_secs(3);
+        match tokio::time::timeout(MAX_WAIT, self.fetch(merge, wait)).await {
             Ok(Ok(count)) => Some(count),
             Ok(Err(_)) | Err(_) => {
                 self.consumer = None;
@@ -382,7 +382,7 @@ impl Reader<'_> {
             None => self.consume().await?,
         };
         self.consumer = Some(consumer.clone());
-        let mut batch = consumer.batch().max_messages(MOST_FETCHED).expires(wait).messages().await?;
+        let mut batch = consumer.batch().max_messages(MAX_FETCHED).expires(wait).messages().await?;
         let mut count = 0;
         while let Some(message) = batch.next().await {
             let message = message?;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::MAX_RUN;
 
 /// Maximum size of a message of a worker in bytes: the default max_payload of nats-server.
-pub const MOST_BYTES: usize = 1 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Maximum number of a second, of an interval and of a message, and of their counts: a run ends before.
 pub(crate) const MAX_SECOND: u64 = MAX_RUN.as_secs() + MAX_TIME.as_secs();
@@ -214,8 +214,8 @@ struct Header {
 /// The reason why bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// The message is larger than [`MOST_BYTES`].
-    #[error("a message of {0} bytes is too large: at most {MOST_BYTES} are accepted")]
+    /// The message is larger than [`MAX_MESSAGE_BYTES`].
+    #[error("a message of {0} bytes is too large: at most {MAX_MESSAGE_BYTES} are accepted")]
     TooLarge(usize),
     /// The header is no JSON of this form.
     #[error("the header of a message is invalid: {0}")]
@@ -270,7 +270,7 @@ impl Message {
         let mut bytes = serde_json::to_vec(&header).expect("a header has string keys");
         bytes.push(b'\n');
         bytes.extend(histograms.iter().flatten().flatten());
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(MessageError::TooLarge(bytes.len()));
         }
         Ok(bytes)
@@ -282,7 +282,7 @@ impl Message {
     ///
     /// [`MessageError`]
     pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(MessageError::TooLarge(bytes.len()));
         }
         let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
@@ -401,7 +401,10 @@ pub(crate) mod tests {
         for length in [0, 1, 20, bytes.len() / 2, bytes.len() - 9] {
             assert!(Message::decode(&bytes[..length]).is_err(), "{length}");
         }
-        assert!(matches!(Message::decode(&vec![b' '; MOST_BYTES + 1]), Err(MessageError::TooLarge(_))));
+        assert!(matches!(
+            Message::decode(&vec![b' '; MAX_MESSAGE_BYTES + 1]),
+            Err(MessageError::TooLarge(_))
+        ));
         assert!(matches!(
             Message::decode(b"{\"run\":\"r\",\"slot\":0,\"sequence\":0}"),
             Err(MessageError::Header(_))

@@ -4,10 +4,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::interval::MOST_BYTES;
+use crate::interval::MAX_MESSAGE_BYTES;
 
 /// Number of journals that an agent keeps. The oldest is removed first.
-const MOST_JOURNALS: usize = 32;
+const MAX_JOURNALS: usize = 32;
 
 const SUFFIX: &str = "journal";
 
@@ -46,7 +46,7 @@ impl JournalReader {
     fn length(&mut self) -> Option<usize> {
         let mut length = [0; 4];
         self.0.read_exact(&mut length).ok()?;
-        Some(u32::from_le_bytes(length) as usize).filter(|length| *length <= MOST_BYTES)
+        Some(u32::from_le_bytes(length) as usize).filter(|length| *length <= MAX_MESSAGE_BYTES)
     }
 
     /// Skips a message. Returns whether there was one.
@@ -81,7 +81,7 @@ fn forget_oldest(directory: &Path) -> io::Result<()> {
         }
     }
     journals.sort();
-    let surplus = (journals.len() + 1).saturating_sub(MOST_JOURNALS);
+    let surplus = (journals.len() + 1).saturating_sub(MAX_JOURNALS);
     journals.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
 }
 
@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn the_oldest_journals_are_removed() {
         let room = Directory::new("oldest");
-        for number in 0..MOST_JOURNALS + 3 {
+        for number in 0..MAX_JOURNALS + 3 {
             Journal::create(&room.0, &format!("r{number}"), 0).unwrap();
         }
-        assert_eq!(fs::read_dir(&room.0).unwrap().count(), MOST_JOURNALS);
+        assert_eq!(fs::read_dir(&room.0).unwrap().count(), MAX_JOURNALS);
     }
 }

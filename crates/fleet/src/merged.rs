@@ -14,7 +14,7 @@ use crate::protocol::{Plan, PlannedWorker};
 use crate::verdict::verdict;
 
 /// Maximum number of slow operations in the list.
-const MOST_SLOW: usize = 1000;
+const MAX_SLOW: usize = 1000;
 
 /// Returns the merged record and the log of histograms.
 pub(crate) fn record(plan: &Plan, mut merge: Merge, interrupted: bool) -> (LoadRecord, Option<String>) {
@@ -65,7 +65,7 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
     let parts = merge.parts();
     let mut slow: Vec<_> = ended.iter().flat_map(|(_, results)| results.slow.clone()).collect();
     slow.sort_by_key(|slow| slow.at_ns);
-    slow.truncate(MOST_SLOW);
+    slow.truncate(MAX_SLOW);
     LoadResults {
         operations,
         connections,

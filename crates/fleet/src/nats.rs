@@ -22,7 +22,7 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Maximum delay between two attempts to connect again.
-const MOST_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// How to connect to NATS.
 #[derive(Clone, Debug, Default)]
@@ -59,7 +59,7 @@ impl Connection {
             .name(name)
             .subscription_capacity(capacity)
             .connection_timeout(Duration::from_secs(5))
-            .reconnect_delay_callback(|attempt| MOST_DELAY.min(Duration::from_millis(100) * attempt as u32))
+            .reconnect_delay_callback(|attempt| MAX_DELAY.min(Duration::from_millis(100) * attempt as u32))
             .request_timeout(Some(Duration::from_secs(5)));
         if let Some(path) = &self.credentials {
             options = options.credentials_file(path).await.map_err(unreadable(path))?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of open sessions of an agent. The session that was unused for the longest time ends first. Every command opens a
 /// session, and a coordinator in use asks every second.
-const MOST_SESSIONS: usize = 1024;
+const MAX_SESSIONS: usize = 1024;
 
 /// The place of a request in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl Sessions {
     pub fn open(&mut self, name: String) {
         self.uses += 1;
         self.open.insert(name, (0, self.uses));
-        if self.open.len() > MOST_SESSIONS {
+        if self.open.len() > MAX_SESSIONS {
             let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(name, _)| name.clone());
             oldest.map(|name| self.open.remove(&name));
         }
@@ -99,12 +99,12 @@ mod tests {
     #[test]
     fn the_session_unused_for_longest_ends_first() {
         let mut sessions = Sessions::default();
-        for number in 0..=MOST_SESSIONS {
+        for number in 0..=MAX_SESSIONS {
             sessions.open(format!("{number}"));
             assert_eq!(sessions.accept(&ticket("0", number as u64 + 1)), Ok(()), "it is in use");
         }
         assert!(sessions.accept(&ticket("1", 1)).is_err());
         assert!(sessions.accept(&ticket("2", 1)).is_ok());
-        assert!(sessions.accept(&ticket(&MOST_SESSIONS.to_string(), 1)).is_ok());
+        assert!(sessions.accept(&ticket(&MAX_SESSIONS.to_string(), 1)).is_ok());
     }
 }

@@ -11,14 +11,14 @@ use fourtuple_record::Second;
 use serde::{Deserialize, Serialize};
 
 use crate::interval::{
-    Counts, MAX_SECOND, MOST_BYTES, MessageError, Parts, SECOND_NS, WorkerEnd, add_errors, are_names,
+    Counts, MAX_MESSAGE_BYTES, MAX_SECOND, MessageError, Parts, SECOND_NS, WorkerEnd, add_errors, are_names,
 };
 
 /// The total times of a second are kept in 2^`BITS` buckets per octave: percentiles of a second of all workers are at most 0.8% off.
 pub const BITS: u32 = 6;
 
-/// Bytes of seconds in one message. The rest of [`MOST_BYTES`] is for histograms and the record of the worker.
-const MOST_SECONDS: usize = 400 << 10;
+/// Bytes of seconds in one message. The rest of [`MAX_MESSAGE_BYTES`] is for histograms and the record of the worker.
+const MAX_SECONDS: usize = 400 << 10;
 
 /// Buckets with up to this many samples need no integer of their own.
 const SMALL: u64 = 7;
@@ -91,7 +91,7 @@ impl Totals {
     pub fn add(&mut self, counts: &Counts, parts: &Parts) {
         self.parts.merge(parts);
         add_errors(&mut self.errors, &counts.errors);
-        if self.seconds.last().is_none_or(|bytes| bytes.len() > MOST_SECONDS) {
+        if self.seconds.last().is_none_or(|bytes| bytes.len() > MAX_SECONDS) {
             self.seconds.push(Vec::new());
             // Each message can be read by itself.
             self.next = 0;
@@ -155,7 +155,7 @@ impl Totals {
                 histograms.iter().for_each(|histogram| bytes.extend_from_slice(histogram));
             }
             bytes.extend(seconds);
-            if bytes.len() > MOST_BYTES { Err(MessageError::TooLarge(bytes.len())) } else { Ok(bytes) }
+            if bytes.len() > MAX_MESSAGE_BYTES { Err(MessageError::TooLarge(bytes.len())) } else { Ok(bytes) }
         };
         self.seconds.into_iter().enumerate().map(message).collect()
     }
@@ -171,7 +171,7 @@ impl Summary {
         let mut all = BTreeMap::new();
         for bytes in messages {
             let bytes = bytes.as_ref();
-            if bytes.len() > MOST_BYTES {
+            if bytes.len() > MAX_MESSAGE_BYTES {
                 return Err(MessageError::TooLarge(bytes.len()));
             }
             let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
@@ -331,7 +331,11 @@ pub(crate) mod tests {
         let totals: Vec<u64> = (0..2_000_u64).map(|step| 1_000 + step * step * 50).collect();
         let sent: Vec<Message> = (0..800).map(|second| message(second, &totals)).collect();
         let mut bytes = encoded(&sent, 0);
-        assert!(bytes.len() > 1 && bytes.iter().all(|part| part.len() <= MOST_BYTES), "{}", bytes.len());
+        assert!(
+            bytes.len() > 1 && bytes.iter().all(|part| part.len() <= MAX_MESSAGE_BYTES),
+            "{}",
+            bytes.len()
+        );
         assert!(Summary::decode(&bytes[1..]).unwrap().is_none());
         assert!(Summary::decode(&bytes[..1]).unwrap().is_none());
         bytes.reverse();
@@ -357,6 +361,9 @@ pub(crate) mod tests {
             damaged[at] = random.u8(..);
             let _ = Summary::decode(&[damaged]);
         }
-        assert!(matches!(Summary::decode(&[vec![b' '; MOST_BYTES + 1]]), Err(MessageError::TooLarge(_))));
+        assert!(matches!(
+            Summary::decode(&[vec![b' '; MAX_MESSAGE_BYTES + 1]]),
+            Err(MessageError::TooLarge(_))
+        ));
     }
 }

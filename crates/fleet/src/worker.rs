@@ -24,7 +24,7 @@ use crate::protocol::{summary_subject, worker_subject};
 use crate::summary::Totals;
 
 /// Number of intervals that may wait for the disk. A further one is lost and counted.
-const MOST_WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 
 /// Time until a message that NATS did not acknowledge is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -118,7 +118,7 @@ impl Worker {
             log,
         };
         let deadline = (start + self.deadline, Arc::clone(&self.stop), Arc::clone(&self.ended));
-        let (sender, intervals) = mpsc::sync_channel(MOST_WAITING);
+        let (sender, intervals) = mpsc::sync_channel(MAX_WAITING);
         let (ports_left, dropped) = (Arc::clone(&recorder.ports_left), Arc::clone(&recorder.dropped));
         let lost = Arc::clone(&dropped);
         let coordination = Coordination {

@@ -166,7 +166,7 @@ fn flood(to: SocketAddr, rate: u64, stop: &AtomicBool, sent: &AtomicU64) -> io::
             thread::sleep(Duration::from_micros(500));
             continue;
         }
-        let burst = Sources::MOST.min((due - number) as usize);
+        let burst = Sources::MAX_BURST.min((due - number) as usize);
         number += burst as u64;
         sent.fetch_add(sources.send(to, burst) as u64, Ordering::Relaxed);
     }

@@ -15,11 +15,11 @@ const OTHER_DESCRIPTORS: u64 = 64;
 /// Descriptors of a plane besides its sockets: epoll, eventfd, a ring for each link.
 const OF_A_PLANE: u64 = 4;
 
-/// The most clients of all planes of a forwarder, and the resources that bound this number. Each client takes one ephemeral UDP
+/// Maximum number of clients of all planes of a forwarder, and the resources that bound this number. Each client takes one ephemeral UDP
 /// port of the host, for all addresses, and one descriptor of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimit {
-    /// The most clients.
+    /// Maximum number of clients.
     pub clients: usize,
     /// Ephemeral ports of the network namespace: `net.ipv4.ip_local_port_range` without the reserved ports.
     pub ports: usize,

@@ -21,7 +21,7 @@ pub struct Link {
     pub replies: bool,
     /// How long the socket of a client stays open without a packet. Used only with `replies`.
     pub idle: Duration,
-    /// The most clients of one plane. Used only with `replies`.
+    /// Maximum number of clients of one plane. Used only with `replies`.
     pub clients: usize,
     /// The BFD peer. When its session goes down, packets for next hops with the peer's address take the default route if that is
     /// another address, and are dropped otherwise. If no next hop has the peer's address, the session stands for all next hops.
@@ -63,7 +63,7 @@ pub struct Forward {
     pub pin: bool,
     /// Additional CPU time for each packet, for experiments.
     pub work: Duration,
-    /// The most clients of all links and planes together. Used only with [`Link::replies`]. The default is described at
+    /// Maximum number of clients of all links and planes together. Used only with [`Link::replies`]. The default is described at
     /// [`crate::ClientLimit`].
     pub clients: Option<usize>,
     /// Whether a link may use an address at which another process has sockets. The kernel then distributes packets over the sockets of

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::Errno;
-use fourtuple_syscalls::datagram::{LONGEST, Outgoing, SEGMENTS};
+use fourtuple_syscalls::datagram::{MAX_PAYLOAD, Outgoing, SEGMENTS};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::clients::Share;
@@ -125,7 +125,7 @@ impl Target {
         if let Some(run) = &mut self.run
             && (1..=run.segment).contains(&length)
             && run.datagrams < SEGMENTS
-            && run.bytes + length < LONGEST - 20
+            && run.bytes + length < MAX_PAYLOAD - 20
         {
             self.outgoing.part(message, range);
             self.outgoing.set_segment_last(run.segment as u16);
@@ -138,7 +138,7 @@ impl Target {
         }
         self.outgoing.message(None, None);
         self.outgoing.part(message, range);
-        let may_grow = self.segments && (1..LONGEST / 2).contains(&length);
+        let may_grow = self.segments && (1..MAX_PAYLOAD / 2).contains(&length);
         self.run = may_grow.then_some(Run { segment: length, bytes: length, datagrams: 1 });
     }
 

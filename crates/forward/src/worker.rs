@@ -23,9 +23,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// The number of empty receive calls after which a draining plane ends. Packets on their way over loopback arrive in between.
 const LAST_LOOKS: usize = 2;
 
-/// The least memory of a message in a receive queue in bytes (`skb->truesize`: `struct sk_buff`, `skb_shared_info` and data).
-const LEAST_MEMORY: usize = 512;
-/// The most messages that a plane holds outside of the receive queue: the buffers of a ring.
+/// Minimum memory of a message in a receive queue in bytes (`skb->truesize`: `struct sk_buff`, `skb_shared_info` and data).
+const MIN_MEMORY: usize = 512;
+/// Maximum number of messages that a plane holds outside of the receive queue: the buffers of a ring.
 const HELD: usize = 64;
 
 /// A command to a plane: continue.
@@ -250,7 +250,7 @@ impl Worker {
             let Some(port) = port else { continue };
             // Without the size there is no bound.
             let queued = option::queued(port.listener.as_fd()).unwrap_or(u32::MAX) as usize;
-            let mut left = queued / LEAST_MEMORY + HELD;
+            let mut left = queued / MIN_MEMORY + HELD;
             let mut empty = 0;
             while empty < LAST_LOOKS && left > 0 {
                 let messages = self.plane.forward(number, port.listener.as_fd(), &mut port.path)?;

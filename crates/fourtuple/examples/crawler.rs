@@ -13,7 +13,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::task::JoinSet;
 
-/// The most requests at one time.
+/// Maximum number of requests at one time.
 const CONCURRENT: usize = 64;
 
 type Http = Client<Connector, Empty<Bytes>>;

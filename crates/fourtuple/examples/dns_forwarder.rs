@@ -16,7 +16,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
 use tokio::time;
 
-/// The most queries at one time; further queries wait in the receive buffer.
+/// Maximum number of queries at one time; further queries wait in the receive buffer.
 const CONCURRENT: usize = 1000;
 const TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -3,7 +3,7 @@
 use fourtuple_load::fuzzing::{http_chunks, http_response};
 use fourtuple_serve::fuzzing::http_requests;
 
-/// Longest stream that is cut at every byte. A longer stream is cut at 64 positions, and at each of its last `ALL_CUTS` bytes.
+/// Maximum length of a stream that is cut at every byte. A longer stream is cut at 64 positions, and at each of its last `ALL_CUTS` bytes.
 const ALL_CUTS: usize = 192;
 
 /// Checks that `read` returns the same for the whole stream, for the stream in two pieces, and for pieces of one byte.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fourtuple::capabilities::LocalPortRange;
-use fourtuple_lab::locks::{Change, FEWEST_QUERIES, Locks, MOST_QUERIES};
+use fourtuple_lab::locks::{Change, Locks, MAX_QUERIES, MIN_QUERIES};
 use fourtuple_lab::{LabError, Progress, Silent, Watch};
 use fourtuple_testing::in_namespace;
 
@@ -18,8 +18,8 @@ fn settings_that_no_run_can_meet_are_refused() {
     for (name, wrong) in [
         ("workers", Locks { workers: 1, ..good.clone() }),
         ("clients", Locks { clients: 257, ..good.clone() }),
-        ("queries", Locks { queries: FEWEST_QUERIES - 1, ..good.clone() }),
-        ("queries", Locks { queries: MOST_QUERIES + 1, ..good.clone() }),
+        ("queries", Locks { queries: MIN_QUERIES - 1, ..good.clone() }),
+        ("queries", Locks { queries: MAX_QUERIES + 1, ..good.clone() }),
         ("sources", Locks { sources: 1, ..good.clone() }),
         ("repeats", Locks { repeats: 0, ..good.clone() }),
         ("change", settings(&[])),

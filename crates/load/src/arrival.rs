@@ -31,7 +31,7 @@ impl Arrival {
 }
 
 /// Maximum number of starts that are drawn one by one. The standard deviation of a Poisson count this large is 0.1% of its mean.
-const MOST_DRAWN: u64 = 1_000_000;
+const MAX_DRAWN: u64 = 1_000_000;
 
 /// The intended starts of one of several threads, in nanoseconds since the start of the run.
 #[derive(Debug)]
@@ -94,10 +94,10 @@ impl Schedule {
         };
     }
 
-    /// Advances the schedule to `until` and returns the number of starts it passed. Beyond [`MOST_DRAWN`] this is the expected
+    /// Advances the schedule to `until` and returns the number of starts it passed. Beyond [`MAX_DRAWN`] this is the expected
     /// number, because counting a rate of 1 G/s one by one would take seconds.
     pub(crate) fn count_until(&mut self, until: u64) -> u64 {
-        for count in 0..MOST_DRAWN {
+        for count in 0..MAX_DRAWN {
             if self.next() >= until {
                 return count;
             }
@@ -109,7 +109,7 @@ impl Schedule {
             self.advance(1);
             rest += 1;
         }
-        MOST_DRAWN + rest
+        MAX_DRAWN + rest
     }
 }
 

@@ -7,7 +7,7 @@ use fourtuple_record::{LoadStatus, Slow};
 use crate::workload::Status;
 
 /// Maximum number of slow operations in the list; all are counted.
-pub(crate) const MOST_SLOW: usize = 1000;
+pub(crate) const MAX_SLOW: usize = 1000;
 
 /// The counts and latencies of one thread, or the sum of all threads.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ impl Tally {
         self.late.merge(&other.late);
         self.slow.extend(other.slow);
         self.slow.sort_by_key(|slow| slow.at_ns);
-        self.slow.truncate(MOST_SLOW);
+        self.slow.truncate(MAX_SLOW);
         self.slow_count += other.slow_count;
         self.last_end = self.last_end.max(other.last_end);
         self.offered += other.offered;

@@ -8,7 +8,7 @@ use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer}
 use crate::log_linear::LogLinear;
 
 /// The longest distinguishable time in nanoseconds: an hour.
-pub const LONGEST_NS: u64 = 3_600_000_000_000;
+pub const MAX_NS: u64 = 3_600_000_000_000;
 
 /// Maximum number of samples of a histogram that is read: 2^48.
 const MAX_SAMPLES: u64 = 1 << 48;
@@ -22,7 +22,7 @@ const POINTS: f64 = 160.0;
 /// A latency histogram (HdrHistogram): three significant digits from 1 ns to an hour, in 264 KiB for any number of
 /// samples.
 ///
-/// Recording neither allocates nor fails. Times over [`LONGEST_NS`] count as [`LONGEST_NS`]. Mean and maximum are
+/// Recording neither allocates nor fails. Times over [`MAX_NS`] count as [`MAX_NS`]. Mean and maximum are
 /// exact, also after histograms are merged.
 #[derive(Clone, Debug)]
 pub struct Histogram {
@@ -69,7 +69,7 @@ impl Default for Histogram {
 impl Histogram {
     /// Creates an empty histogram.
     pub fn new() -> Histogram {
-        let buckets = hdrhistogram::Histogram::new_with_bounds(1, LONGEST_NS, DIGITS)
+        let buckets = hdrhistogram::Histogram::new_with_bounds(1, MAX_NS, DIGITS)
             .expect("the bounds are constants that it takes");
         Histogram { buckets, sum: 0, max: 0 }
     }
@@ -77,7 +77,7 @@ impl Histogram {
     /// Records a time in nanoseconds.
     #[inline]
     pub fn record(&mut self, ns: u64) {
-        let ns = ns.min(LONGEST_NS);
+        let ns = ns.min(MAX_NS);
         self.buckets.saturating_record(ns);
         self.sum += u128::from(ns);
         self.max = self.max.max(ns);
@@ -120,13 +120,13 @@ impl Histogram {
         let (max, rest) = rest.split_first_chunk().ok_or(NotAHistogram)?;
         let buckets: hdrhistogram::Histogram<u64> =
             Deserializer::new().deserialize(&mut &*rest).map_err(|_| NotAHistogram)?;
-        if (buckets.low(), buckets.high(), buckets.sigfig()) != (1, LONGEST_NS, DIGITS) {
+        if (buckets.low(), buckets.high(), buckets.sigfig()) != (1, MAX_NS, DIGITS) {
             return Err(NotAHistogram);
         }
         let (sum, max) = (u128::from_le_bytes(*sum), u64::from_le_bytes(*max));
         // Later sums of such histograms do not overflow.
         let is_possible = buckets.len() <= MAX_SAMPLES
-            && max <= LONGEST_NS
+            && max <= MAX_NS
             && sum <= u128::from(buckets.len()) * u128::from(max);
         if is_possible { Ok(Histogram { buckets, sum, max }) } else { Err(NotAHistogram) }
     }
@@ -380,7 +380,7 @@ mod tests {
             assert!(Histogram::from_bytes(&bytes[..length]).is_err(), "{length}");
         }
         let mut foreign = vec![0; 24];
-        let coarse = hdrhistogram::Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 2).unwrap();
+        let coarse = hdrhistogram::Histogram::<u64>::new_with_bounds(1, MAX_NS, 2).unwrap();
         V2DeflateSerializer::new().serialize(&coarse, &mut foreign).unwrap();
         assert!(Histogram::from_bytes(&foreign).is_err());
     }
@@ -398,8 +398,8 @@ mod tests {
     #[test]
     fn zero_and_very_long_times_are_recorded() {
         let histogram = recorded(&[0, u64::MAX]);
-        assert_eq!((histogram.quantile(0.5), histogram.quantile(1.0)), (0, LONGEST_NS));
-        assert_eq!((histogram.max(), histogram.mean()), (LONGEST_NS, LONGEST_NS / 2));
+        assert_eq!((histogram.quantile(0.5), histogram.quantile(1.0)), (0, MAX_NS));
+        assert_eq!((histogram.max(), histogram.mean()), (MAX_NS, MAX_NS / 2));
     }
 
     #[test]

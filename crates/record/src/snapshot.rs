@@ -255,7 +255,7 @@ pub struct RunningFix {
 pub struct IdleTimes {
     /// Half of the connections have been idle for this time or longer.
     pub median_ns: u64,
-    /// The longest time.
+    /// Maximum time.
     pub longest_ns: u64,
 }
 

@@ -92,7 +92,7 @@ pub struct LockPath {
     pub waits: u64,
     /// Total time of the waits.
     pub wait_ns: u64,
-    /// Longest wait.
+    /// Maximum wait.
     pub max_ns: u64,
 }
 
@@ -105,6 +105,6 @@ pub struct LockPort {
     pub waits: u64,
     /// Total time of the waits.
     pub wait_ns: u64,
-    /// Longest wait.
+    /// Maximum wait.
     pub max_ns: u64,
 }

@@ -31,7 +31,7 @@ pub enum Shape {
 }
 
 /// Smallest share of a part: the text form has no more digits.
-const LEAST_SHARE: f64 = 1e-9;
+const MIN_SHARE: f64 = 1e-9;
 
 const ACCEPTED: &str = "expected a time such as 50us, exp:MEAN, pareto:MEAN:SHAPE (above 1), PERCENT%: before any of \
                         them, or such parts with commas, of which one may go without percent and is the rest";
@@ -68,7 +68,7 @@ impl Service {
             match part.split_once("%:") {
                 Some((percent, shape)) => {
                     let share = percent.parse::<f64>().map_err(|_| refuse())? / 100.0;
-                    if !(LEAST_SHARE..=1.0).contains(&share) {
+                    if !(MIN_SHARE..=1.0).contains(&share) {
                         return Err(refuse());
                     }
                     said += share;
@@ -78,12 +78,12 @@ impl Service {
                 None => return Err(refuse()),
             }
         }
-        if said > 1.0 + LEAST_SHARE {
+        if said > 1.0 + MIN_SHARE {
             return Err(format!("{text:?} is not a service time: its parts are more than 100%"));
         }
         if let Some(shape) = rest {
             let share = 1.0 - said;
-            if share < 2.0 * LEAST_SHARE {
+            if share < 2.0 * MIN_SHARE {
                 return Err(format!(
                     "{text:?} is not a service time: its parts are 100% without the last one"
                 ));

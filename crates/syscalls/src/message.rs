@@ -18,9 +18,9 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The maximum number of descriptors in one message (SCM_MAX_FD, include/net/scm.h).
-pub const MOST: usize = 253;
+pub const MAX_DESCRIPTORS: usize = 253;
 
-/// Room for the control message of [`MOST`] descriptors, with the alignment of a cmsghdr.
+/// Room for the control message of [`MAX_DESCRIPTORS`] descriptors, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
 struct Control([u8; 1040]);
 
@@ -30,9 +30,9 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<
     send_all(socket, bytes, descriptor.as_slice())
 }
 
-/// Like [`send`] with several descriptors, at most [`MOST`]; InvalidInput for more.
+/// Like [`send`] with several descriptors, at most [`MAX_DESCRIPTORS`]; InvalidInput for more.
 pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    if descriptors.len() > MOST {
+    if descriptors.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -46,7 +46,7 @@ pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<
         header.msg_control = control.0.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE only computes.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
-        // SAFETY: the header describes aligned room that is large enough for one control message of MOST ints. There
+        // SAFETY: the header describes aligned room that is large enough for one control message of MAX_DESCRIPTORS ints. There
         // are no more descriptors than that, and a BorrowedFd is an int.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
@@ -216,7 +216,7 @@ mod tests {
     fn a_message_carries_the_maximum_of_descriptors() {
         let (ours, theirs) = pair().unwrap();
         let (near, far) = UnixStream::pair().unwrap();
-        for number in [2, MOST] {
+        for number in [2, MAX_DESCRIPTORS] {
             send_all(ours.as_fd(), b"x", &vec![far.as_fd(); number]).unwrap();
             let (count, descriptors) = receive_all(theirs.as_fd(), &mut [0; 4]).unwrap();
             assert_eq!((count, descriptors.len()), (1, number));
@@ -225,7 +225,7 @@ mod tests {
         }
         let mut bytes = [0; 2];
         (&near).read_exact(&mut bytes).unwrap();
-        let refused = send_all(ours.as_fd(), b"x", &[far.as_fd(); MOST + 1]).unwrap_err();
+        let refused = send_all(ours.as_fd(), b"x", &[far.as_fd(); MAX_DESCRIPTORS + 1]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
 

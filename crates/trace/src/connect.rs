@@ -26,7 +26,7 @@ use crate::tier::{self, Attached};
 /// Samples per second, and as many searches of `OUTLIER` or longer. The ring holds 30,000, and each poll drains it.
 const SAMPLES_PER_S: u32 = 500;
 const OUTLIER: Duration = Duration::from_millis(1);
-/// Greatest number of samples in a record: a page with them has half a megabyte.
+/// Maximum number of samples in a record: a page with them has half a megabyte.
 const SAMPLES: usize = 10_000;
 
 /// The protocol whose connect() is traced.

@@ -14,7 +14,7 @@ use crate::connect::Protocol;
 use crate::fill::{self, Answers, Fill, Question};
 use crate::times::{distribution, times};
 
-/// Greatest number of pairs of process and destination whose ports in use are counted. Each takes a dump of all sockets of
+/// Maximum number of pairs of process and destination whose ports in use are counted. Each takes a dump of all sockets of
 /// a network namespace.
 const FILLS: usize = 8;
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::TraceHeat;
 
-/// Greatest number of columns in a record. When a trace needs more, each two columns are merged.
+/// Maximum number of columns in a record. When a trace needs more, each two columns are merged.
 const COLUMNS: usize = 120;
 /// Initial duration of a column.
 pub(crate) const COLUMN: Duration = Duration::from_millis(50);

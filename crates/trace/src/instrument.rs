@@ -8,7 +8,7 @@ use fourtuple_record::{Remark, format_time};
 
 use crate::error::TraceError;
 
-/// Longest time from a stop request to the end of the trace, and interval of [`Session::poll`].
+/// Maximum time from a stop request to the end of the trace, and interval of [`Session::poll`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A kind of trace with its settings.

@@ -111,7 +111,7 @@ const INTERRUPTS: [&str; 7] = [
 
 /// Functions of the tracing itself. Frames up to the last of them are dropped.
 const TRACING: [&str; 3] = ["__traceiter_", "trace_contention_", "__bpf_trace_"];
-/// Greatest number of frames that the tracing adds.
+/// Maximum number of frames that the tracing adds.
 const TRACING_FRAMES: usize = 10;
 
 /// Rules from function to class. A `*` matches any text. The stack is searched from the lock outwards: the innermost function

@@ -13,7 +13,7 @@ use crate::lock_table::{find, port};
 use crate::stacks::Stacks;
 use crate::times::distribution;
 
-/// Greatest number of paths and of ports in a record.
+/// Maximum number of paths and of ports in a record.
 const ROWS: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

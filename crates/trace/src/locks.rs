@@ -60,8 +60,8 @@ pub struct LocksSession {
     window: Window,
 }
 
-/// The shortest time of a window: in a shorter one, a single wait is a large share.
-const SHORTEST: Duration = Duration::from_millis(100);
+/// Minimum time of a window: in a shorter one, a single wait is a large share.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Number and time in nanoseconds of the waits, by lock and path.
 type Counts = HashMap<WaitKey, (u64, u64)>;
@@ -159,10 +159,10 @@ impl Session for LocksSession {
 
 impl LocksSession {
     /// Returns the waits of a trace without a filter since the previous window, by class. Returns the previous window again if it is
-    /// younger than [`SHORTEST`], or if another reading of all waits now would use more than `share` of a processor.
+    /// younger than [`MIN_INTERVAL`], or if another reading of all waits now would use more than `share` of a processor.
     pub(crate) fn window(&mut self, share: f64) -> Result<TracedLocks, TraceError> {
         let interval = self.window.read.elapsed();
-        if interval < SHORTEST || interval.mul_f64(share) < self.window.used {
+        if interval < MIN_INTERVAL || interval.mul_f64(share) < self.window.used {
             return Ok(self.window.seen.clone());
         }
         let (read, begun) = (Instant::now(), thread_cpu_time());

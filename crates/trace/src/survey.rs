@@ -15,7 +15,7 @@ use crate::failed::{FailedSession, account};
 use crate::instrument::{Instrument, Session};
 use crate::locks::{Locks, by_class};
 
-/// The greatest number of pairs of process and destination in a snapshot.
+/// Maximum number of pairs of process and destination in a snapshot.
 const LISTED: usize = 100;
 /// The share of a processor for reading lock waits in windows.
 const SHARE: f64 = 0.001;
@@ -58,7 +58,7 @@ pub struct Window {
 }
 
 impl Survey {
-    /// The longest time between two calls of [`Survey::poll`].
+    /// Maximum time between two calls of [`Survey::poll`].
     pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
     /// Attaches all traces that this process may attach.

@@ -18,7 +18,7 @@ use crate::workspace::{Workspace, cargo};
 const PUBLISHED: [&str; 3] = ["fourtuple-syscalls", "fourtuple-bpf", "fourtuple"];
 
 /// The most crates that a program with default features may build, itself included.
-const MOST_CRATES: usize = 12;
+const MAX_CRATES: usize = 12;
 
 /// A program for each set of features: its name, the features, and its code.
 const PROGRAMS: [(&str, &str, &str); 2] = [
@@ -51,8 +51,8 @@ pub(crate) fn run() -> Result<bool> {
         // With the features of this program: a link to an item of another feature is an error.
         program.cargo(&["doc", "--package", "fourtuple", "--no-deps"])?;
         println!("package: {name} builds {} crates in {seconds:.1} s: {}", crates.len(), crates.join(", "));
-        if features.is_empty() && crates.len() > MOST_CRATES {
-            faults.push(format!("{name} needs {} crates, more than {MOST_CRATES}", crates.len()));
+        if features.is_empty() && crates.len() > MAX_CRATES {
+            faults.push(format!("{name} needs {} crates, more than {MAX_CRATES}", crates.len()));
         }
     }
     faults.iter().for_each(|fault| println!("package: {fault}"));

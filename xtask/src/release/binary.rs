@@ -21,7 +21,7 @@ const SOURCES: &str = "/usr/src/fourtuple";
 const CRATES: &str = "/usr/src/cargo";
 
 /// Greatest permitted size of the stripped binary, in bytes.
-const LARGEST: u64 = 15 << 20;
+const MAX_BYTES: u64 = 15 << 20;
 
 /// The libraries of the C library and the unwinder, which every Debian has.
 const LIBRARIES: &[&str] = &["ld-linux", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
@@ -104,8 +104,8 @@ impl Release {
         let notes = text(Command::new("readelf").arg("-n").arg(&stripped))?;
         let build_id = notes.split("Build ID: ").nth(1).context("the binary has no build ID")?;
         let mut faults = Vec::new();
-        if size > LARGEST {
-            faults.push(format!("the stripped binary has {size} bytes, more than {LARGEST}"));
+        if size > MAX_BYTES {
+            faults.push(format!("the stripped binary has {size} bytes, more than {MAX_BYTES}"));
         }
         for library in &libraries {
             if !LIBRARIES.iter().any(|known| library.starts_with(known)) {

@@ -12,14 +12,14 @@ use crate::tidy::source::Source;
 use crate::tidy::tree::{Fault, Tree};
 
 /// The largest circle that passes, in files.
-const MOST: usize = 3;
+const MAX_FILES: usize = 3;
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     let mut faults = Vec::new();
     for package in &tree.workspace.packages {
         for root in &package.roots {
             let modules = Modules::below(root, &tree.sources);
-            for circle in circles(&modules.imports()).into_iter().filter(|circle| circle.len() > MOST) {
+            for circle in circles(&modules.imports()).into_iter().filter(|circle| circle.len() > MAX_FILES) {
                 let names: Vec<String> = circle.iter().map(|file| file.display().to_string()).collect();
                 let count = circle.len();
                 faults.push(Fault::in_file(root, format!("a circle of {count} files: {}", names.join(", "))));

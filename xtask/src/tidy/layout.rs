@@ -7,7 +7,7 @@ use crate::tidy::source::Source;
 use crate::tidy::tree::{Fault, Tree};
 
 /// Longest permitted name of a test, in characters.
-const LONGEST_TEST_NAME: usize = 60;
+const MAX_TEST_NAME: usize = 60;
 
 pub(super) fn check(tree: &Tree) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -66,8 +66,8 @@ fn long_test_names(source: &Source) -> Vec<Fault> {
             continue;
         }
         let mut after = tokens[index..].iter().skip_while(|token| token.text != "fn").skip(1);
-        if let Some(name) = after.next().filter(|name| name.text.chars().count() > LONGEST_TEST_NAME) {
-            let message = format!("{} has more than {LONGEST_TEST_NAME} characters", name.text);
+        if let Some(name) = after.next().filter(|name| name.text.chars().count() > MAX_TEST_NAME) {
+            let message = format!("{} has more than {MAX_TEST_NAME} characters", name.text);
             faults.push(Fault::at(&source.path, name.line, message));
         }
     }

@@ -21,7 +21,7 @@ pub use udp::UDP_TIER;
 const NAME: &str = "connect_search";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
 
-/// The largest number of pairs of process and destination with separate counts.
+/// Maximum number of pairs of process and destination with separate counts.
 pub const TUPLES: usize = 2048;
 
 /// Index in `errnos` of failures with an unknown errno.

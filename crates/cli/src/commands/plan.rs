@@ -190,10 +190,10 @@ impl Plan {
         }
         let time_wait = self.time_wait.unwrap_or(TIME_WAIT);
         let open = self.rate.unwrap_or(0.0) * (self.hold.as_secs_f64() + time_wait.as_secs_f64());
-        if open > MOST_OPEN {
+        if open > MAX_OPEN {
             return Err(UsageError(format!(
                 "invalid value '{}s' for '--hold': with this '--rate' {open:.0} connections would be open at a time; \
-                 expected at most {MOST_OPEN:e}",
+                 expected at most {MAX_OPEN:e}",
                 self.hold.as_secs_f64()
             )));
         }
@@ -224,8 +224,8 @@ impl Plan {
     }
 }
 
-/// Greatest number of connections at a time that is accepted.
-const MOST_OPEN: f64 = 1e15;
+/// Maximum number of connections at a time that is accepted.
+const MAX_OPEN: f64 = 1e15;
 
 /// Context of an error in the calibration.
 const CALIBRATION: &str = "cannot calibrate (--costs reference needs no calibration)";

@@ -20,7 +20,7 @@ use crate::{stop, units};
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The maximum length of a request, a response and a body, which are kept in memory ready to send.
-const MOST_BYTES: u32 = 64 << 20;
+const MAX_BYTES: u32 = 64 << 20;
 
 /// Run a small server for tests and measurements; prints the counts of each worker at its end
 ///
@@ -39,13 +39,13 @@ pub(crate) struct ServeFlags {
     #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true, help = policy_help())]
     policy: Option<AcceptPolicy>,
     /// Bytes of a request, for crr and udp [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
     /// Bytes of a response, for crr [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
     /// Bytes of a response's body, for http [default: 2]
-    #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MOST_BYTES>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MAX_BYTES>, allow_hyphen_values = true)]
     body: Option<u32>,
     /// Side that closes connections: the client; the server (FIN); the server with RST, unlike ordinary applications
     #[arg(long, value_enum, default_value_t = ClosedBy::Client)]

@@ -530,7 +530,7 @@ fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
     });
 }
 
-/// The greatest group that a selector compares.
+/// Maximum size of a group that a selector compares.
 const GROUP: usize = 1_024;
 
 #[test]

@@ -32,13 +32,13 @@ pub(super) const RULE: Rule = Rule {
 };
 
 /// Fewer ports can have one parity by chance.
-const FEWEST: u32 = 20;
+const MIN_IN_USE: u32 = 20;
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let usable = snapshot.ports.seen()?.usable();
     let connections = snapshot.connections.seen()?;
     let is_past = |source: &&Source| {
-        source.in_use >= FEWEST && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
+        source.in_use >= MIN_IN_USE && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
     };
     let is_seen_otherwise =
         |source: &&Source| given_ports(snapshot, source).is_some_and(|(given, _)| given == 0);
@@ -85,14 +85,14 @@ fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
 /// Returns whether the destinations of a source share no port although ports that connect() chose would coincide: of the ports of the first
 /// parity, which connect() takes first, two destinations with a and b ports would share about 2ab / usable.
 fn shares_none(source: &Source, tuples: &[Tuple], usable: u32) -> bool {
-    const FEWEST_SHARED: f64 = 10.0;
+    const MIN_SHARED: f64 = 10.0;
     let ports: Vec<u32> =
         tuples.iter().filter(|tuple| tuple.source == source.address).map(|tuple| tuple.in_use).collect();
     let sum: u32 = ports.iter().sum();
     let squares: f64 = ports.iter().map(|ports| f64::from(*ports).powi(2)).sum();
     let expected = (f64::from(sum).powi(2) - squares) / f64::from(usable.max(1));
     let shared = f64::from(sum.saturating_sub(source.in_use));
-    expected >= FEWEST_SHARED && shared * 20.0 <= expected
+    expected >= MIN_SHARED && shared * 20.0 <= expected
 }
 
 fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Draft {

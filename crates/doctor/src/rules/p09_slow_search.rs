@@ -29,7 +29,7 @@ pub(super) const RULE: Rule = Rule {
 };
 
 /// Fewer searches have no 99th percentile.
-const FEWEST: u64 = 100;
+const MIN_SEARCHES: u64 = 100;
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let traced = snapshot.traced.seen().map_err(|reason| {
@@ -40,7 +40,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let Some(p99_ns) = traced.search_p99_ns else { return Ok(Vec::new()) };
     let Some(mean_ns) = traced.search_ns.checked_div(traced.searches) else { return Ok(Vec::new()) };
     let limit_ns = limit * 1e3;
-    if traced.searches < FEWEST || (p99_ns as f64) < limit_ns || (mean_ns as f64) < limit_ns / 10.0 {
+    if traced.searches < MIN_SEARCHES || (p99_ns as f64) < limit_ns || (mean_ns as f64) < limit_ns / 10.0 {
         return Ok(Vec::new());
     }
     let verdict = format!(

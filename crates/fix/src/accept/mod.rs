@@ -29,7 +29,7 @@ pub use settings::{Accept, AcceptOutcome, AcceptProgress, AcceptTarget};
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which new addresses of a process are looked for, which reads /proc.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Longest time from a stop request to the end.
+/// Maximum time from a stop request to the end.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Accept {

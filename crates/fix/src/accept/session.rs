@@ -25,7 +25,7 @@ use crate::processes;
 
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
-/// The greatest number of listeners in a record.
+/// Maximum number of listeners in a record.
 const ROWS: usize = 1_000;
 
 pub(super) struct Session<'a> {

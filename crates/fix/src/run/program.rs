@@ -12,7 +12,7 @@ use fourtuple_syscalls::privileges;
 
 use crate::run::error::RunError;
 
-/// The greatest number of interpreters that the kernel follows (`BINPRM_MAX_RECURSION`).
+/// Maximum number of interpreters that the kernel follows (`BINPRM_MAX_RECURSION`).
 const INTERPRETERS: usize = 5;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -110,7 +110,7 @@ fn interpreter_of_script(head: &[u8]) -> Option<PathBuf> {
 fn elf(head: &[u8], read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> Kind {
     const PT_INTERP: u32 = 3;
     const PT_NOTE: u32 = 4;
-    /// The greatest number of bytes of notes that are read.
+    /// Maximum number of bytes of notes that are read.
     const NOTES: usize = 1024;
     #[cfg(target_arch = "x86_64")]
     const MACHINE: u16 = 62;

@@ -19,7 +19,7 @@ use crate::run::layout::*;
 
 const TCP: i32 = 6;
 const UDP_PROTOCOL: i32 = 17;
-/// The greatest number of open thread descriptors.
+/// Maximum number of open thread descriptors.
 const THREADS: usize = 512;
 
 /// The supervisor's end of the listener.

@@ -9,13 +9,13 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use fourtuple_syscalls::event_fd::EventFd;
 
 /// The maximum length of a control packet: the length field is one byte.
-const LONGEST: usize = 255;
+const MAX_BYTES: usize = 255;
 /// The capacity in packets. A peer sends a few dozen packets per second; a faster sender is not the peer.
 const WAITING: usize = 64;
 
 /// A packet on its way from the receiving thread to the session.
 pub(super) struct QueuedPacket {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MAX_BYTES],
     length: usize,
     pub(super) from: SocketAddr,
     pub(super) hops: Option<u8>,
@@ -50,8 +50,8 @@ impl Inbox {
     ///
     /// Costs a copy, and a write to the eventfd if no wakeup is pending. Never blocks.
     pub fn offer(&self, datagram: &[u8], from: SocketAddr, hops: Option<u8>) -> bool {
-        let length = datagram.len().min(LONGEST);
-        let mut bytes = [0; LONGEST];
+        let length = datagram.len().min(MAX_BYTES);
+        let mut bytes = [0; MAX_BYTES];
         bytes[..length].copy_from_slice(&datagram[..length]);
         self.shared.offered.fetch_add(1, Ordering::Relaxed);
         let taken = self.queue.try_send(QueuedPacket { bytes, length, from, hops }).is_ok();
@@ -136,7 +136,7 @@ mod tests {
         let queued: Vec<_> = inbox_receiver.take().collect();
         assert_eq!(queued[0].bytes(), b"one");
         assert_eq!((queued[0].from, queued[0].hops), (from(), Some(255)));
-        assert_eq!(queued[1].bytes(), [7; LONGEST]);
+        assert_eq!(queued[1].bytes(), [7; MAX_BYTES]);
         assert!(!is_rung(&inbox_receiver));
         assert!(inbox.offer(b"", from(), Some(1)));
         assert!(is_rung(&inbox_receiver));

@@ -16,7 +16,7 @@ use crate::handover::error::HandoverError;
 
 /// The time limit for the next message of the peer process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// The most bytes of a message: enough for [`message::MOST`] targets of two addresses each.
+/// Maximum number of bytes of a message: enough for [`message::MAX_DESCRIPTORS`] targets of two addresses each.
 const ROOM: usize = 64 * 1024;
 
 /// A connection to the other process.
@@ -62,7 +62,7 @@ impl PeerConnection {
         self.send(text, &[])
     }
 
-    /// Sends a message with at most [`message::MOST`] descriptors.
+    /// Sends a message with at most [`message::MAX_DESCRIPTORS`] descriptors.
     pub(super) fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), HandoverError> {
         let begun = Instant::now();
         loop {

@@ -167,7 +167,7 @@ impl Running {
                 .map(|seat| open.group.member(seat))
                 .collect::<Result<_, _>>()
                 .map_err(failed("dup()"))?;
-            for some in members.chunks(message::MOST) {
+            for some in members.chunks(message::MAX_DESCRIPTORS) {
                 let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
                 connection.send(Text::of("seats").with("link", number).as_str(), &some)?;
             }
@@ -189,7 +189,7 @@ impl Running {
             connection.send_text(text.as_str())?;
             let tick = port.path.tick;
             let targets: Vec<&Target> = port.path.targets.iter().collect();
-            for some in targets.chunks(message::MOST) {
+            for some in targets.chunks(message::MAX_DESCRIPTORS) {
                 let mut text = Text::of("targets");
                 for target in some {
                     let (client, hop, answer_from) = target.key;

@@ -7,7 +7,7 @@ use crate::path::Path;
 use crate::plane::interface::Plane;
 use crate::plane::sending::{give_back, receive, send_all};
 
-/// The most packets of one call.
+/// Maximum number of packets of one call.
 const BATCH: usize = 64;
 /// Bytes for each packet: a jumbo frame. The odd number of cache lines places the beginnings of packets, which is all of a short packet,
 /// in different cache sets.

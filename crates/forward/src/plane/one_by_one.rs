@@ -7,7 +7,7 @@ use crate::path::Path;
 use crate::plane::interface::Plane;
 use crate::plane::sending::{give_back, receive, send_all};
 
-/// The largest datagram.
+/// Maximum size of a datagram.
 const ROOM: usize = 65_536;
 
 /// Moves one packet with each system call.

@@ -16,7 +16,7 @@ use crate::plane::sending::{give_back, not_received, refused, send_all};
 const BUFFERS: u16 = 64;
 /// Bytes for each buffer, as in `offload.rs`: UDP_GRO coalesces up to 64 KiB.
 const ROOM: usize = 1025 * 64;
-/// The most replies of one call.
+/// Maximum number of replies of one call.
 const BATCH: usize = 64;
 
 /// Checks that the kernel has and permits the required io_uring calls.

@@ -66,8 +66,8 @@ pub(super) enum Failure {
 /// The first back-off of a source. It doubles with each dial that tries the source again.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest back-off of a source.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Maximum back-off of a source.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
 
 impl PortLedger {
     /// Creates a ledger without ports in use. Without sources it has one page, for the source that the kernel chooses.
@@ -176,7 +176,7 @@ impl PortLedger {
                 return false;
             }
             if back_off.until <= now && tried.is_none() {
-                entry.last_wait = (entry.last_wait * 2).min(LONGEST_WAIT);
+                entry.last_wait = (entry.last_wait * 2).min(MAX_WAIT);
                 back_off.until = now + entry.last_wait;
                 tried = Some(page);
             }
@@ -425,7 +425,7 @@ mod tests {
         for (when, page) in [(100, 0), (101, 1), (299, 1), (300, 0), (300, 1), (699, 1), (700, 0), (701, 1)] {
             assert_eq!(chosen(&mut ledger, when), page, "{when} ms");
         }
-        // A failure of such a dial starts the same back-off again; the longest is LONGEST_WAIT.
+        // A failure of such a dial starts the same back-off again; the longest is MAX_WAIT.
         ledger.fail(0, Failure::Unusable, at(1000));
         assert_eq!((chosen(&mut ledger, 1799), chosen(&mut ledger, 1800)), (1, 0));
         for when in [10_000, 20_000, 30_000, 39_999, 40_000] {

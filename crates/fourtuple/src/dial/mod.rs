@@ -59,6 +59,6 @@ pub use guarded_stream::GuardedStream;
 pub use report::DialReport;
 #[cfg(feature = "tokio")]
 pub use resolve::{Resolve, Resolving, SystemResolver};
-pub use source::{MOST_SOURCES, SourceError, SourcePool};
+pub use source::{MAX_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};
 pub use udp::{Sharing, UdpDialer};

@@ -38,14 +38,14 @@ pub(super) fn local(source: IpAddr, port: u16, destination: SocketAddr) -> Socke
 /// Maximum number of addresses in a pool: a dialer keeps a ledger page of 8 KiB for each.
 ///
 /// Example: [`SourceError`].
-pub const MOST_SOURCES: usize = 4096;
+pub const MAX_SOURCES: usize = 4096;
 
 /// An invalid pool of source addresses.
 ///
 /// ```
-/// use fourtuple::dial::{MOST_SOURCES, SourceError, SourcePool};
+/// use fourtuple::dial::{MAX_SOURCES, SourceError, SourcePool};
 ///
-/// assert_eq!(SourcePool::network([10, 0, 0, 0], 20)?.addresses().len(), MOST_SOURCES - 2);
+/// assert_eq!(SourcePool::network([10, 0, 0, 0], 20)?.addresses().len(), MAX_SOURCES - 2);
 /// let error = "10.0.0.0/19".parse::<SourcePool>().unwrap_err();
 /// assert_eq!(error, SourceError::TooMany("10.0.0.0/19".to_owned()));
 /// # Ok::<(), SourceError>(())
@@ -56,8 +56,8 @@ pub enum SourceError {
     /// The text is neither an address nor a network.
     #[error("{0:?} is not a source: expected an address such as 10.0.0.7, or a network such as 127.0.0.0/28")]
     Malformed(String),
-    /// The pool has more than [`MOST_SOURCES`] addresses.
-    #[error("{0} holds more than {MOST_SOURCES} source addresses; take a smaller network")]
+    /// The pool has more than [`MAX_SOURCES`] addresses.
+    #[error("{0} holds more than {MAX_SOURCES} source addresses; take a smaller network")]
     TooMany(String),
     /// The pool mixes IPv4 and IPv6.
     #[error("a pool of sources is either IPv4 or IPv6, and {0} is of the other family")]
@@ -130,7 +130,7 @@ impl SourcePool {
             _ => {}
         }
         if !self.addresses.contains(&address) {
-            if self.addresses.len() == MOST_SOURCES {
+            if self.addresses.len() == MAX_SOURCES {
                 return Err(SourceError::TooMany("the list".to_owned()));
             }
             self.addresses.push(address);
@@ -140,7 +140,7 @@ impl SourcePool {
 
     fn add_network(&mut self, network: IpNet) -> Result<(), SourceError> {
         let host_bits = network.max_prefix_len() - network.prefix_len();
-        if host_bits > MOST_SOURCES.ilog2() as u8 {
+        if host_bits > MAX_SOURCES.ilog2() as u8 {
             return Err(SourceError::TooMany(network.to_string()));
         }
         network.hosts().try_for_each(|address| self.add(address))

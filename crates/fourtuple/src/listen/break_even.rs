@@ -9,8 +9,8 @@ use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 use std::time::Duration;
 
-/// The fewest samples for a decision.
-const LEAST: u64 = 200;
+/// Minimum number of samples for a decision.
+const MIN_SAMPLES: u64 = 200;
 /// The samples of a window while connections are kept. A clear result ends the window earlier.
 const WINDOW: u64 = 2000;
 /// The samples of a window while connections are closed. They come from the few connections that are still kept. One request in
@@ -117,7 +117,7 @@ impl<'a> Comparison<'a> {
         }
         let samples = self.of(Sum::Samples).fetch_add(1, Ordering::Relaxed) + 1;
         // Exactly one worker reaches each number of samples, so only one checks the result.
-        if samples.is_multiple_of(CHECK_INTERVAL) && samples >= LEAST {
+        if samples.is_multiple_of(CHECK_INTERVAL) && samples >= MIN_SAMPLES {
             self.weigh(samples);
         }
     }
@@ -159,7 +159,7 @@ impl<'a> Comparison<'a> {
     pub(crate) fn report(&self) -> BreakEven {
         let (mut samples, mut waited) = (self.get(Sum::Samples), self.get(Sum::Waited));
         // While connections are closed, samples are few. Until they fill a window, the previous window explains the decision.
-        let enough = if self.get(Sum::Closes) == 0 { LEAST } else { WINDOW_OF_PROBES };
+        let enough = if self.get(Sum::Closes) == 0 { MIN_SAMPLES } else { WINDOW_OF_PROBES };
         if samples < enough && self.get(Sum::SamplesBefore) > 0 {
             (samples, waited) = (self.get(Sum::SamplesBefore), self.get(Sum::WaitedBefore));
         }
@@ -221,7 +221,7 @@ mod tests {
             let (changes, kept) = play(&comparison, &mut random, 100_000, 100, Duration::from_millis(20));
             assert!(changes == 1 && kept < 0.1, "seed {seed}: {changes} changes, {kept} kept");
             let found = comparison.report();
-            assert!(found.closes && found.misplaced_wait > FRESH && found.samples >= LEAST, "{found}");
+            assert!(found.closes && found.misplaced_wait > FRESH && found.samples >= MIN_SAMPLES, "{found}");
             let (changes, kept) = play(&comparison, &mut random, 100_000, 1000, Duration::from_micros(10));
             assert!(changes == 1 && kept > 0.5, "seed {seed}: {changes} changes, {kept} kept");
             assert!(!comparison.report().closes);
@@ -244,7 +244,7 @@ mod tests {
     fn too_few_samples_change_no_decision() {
         let sums = sums();
         let comparison = weighing(&sums);
-        for _ in 0..LEAST - 1 {
+        for _ in 0..MIN_SAMPLES - 1 {
             comparison.add_request(Duration::from_secs(1));
             assert!(!comparison.is_last(1.0));
         }

@@ -33,7 +33,7 @@ const LISTENER: u64 = u64::MAX - 2;
 /// Set in the token of a worker's channel. The low 32 bits are the seat. The token of a connection is its descriptor.
 const WORKER: u64 = 1 << 32;
 const EVENTS: usize = 128;
-/// The most connections accepted in a row before other events are handled.
+/// Maximum number of connections accepted in a row before other events are handled.
 const ACCEPTS: usize = 64;
 /// The interval at which the dispatcher checks its stop flag, dead workers and the idle limit.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -115,7 +115,7 @@ pub struct DispatcherStats {
     pub lost: u64,
     /// Returns of epoll_wait(2) with at least one event.
     pub wakeups: u64,
-    /// The most readable connections at one time while no worker was idle.
+    /// Maximum number of readable connections at one time while no worker was idle.
     pub longest_queue: usize,
 }
 

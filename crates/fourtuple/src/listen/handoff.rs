@@ -15,7 +15,7 @@ const HEAD: usize = 1 + 4 + 4 + 8 + 8;
 const CONNECTION: u8 = b'C';
 const LISTENER: u8 = b'L';
 const NUDGE: u8 = b'N';
-/// The longest message. A connection with a longer carry cannot be sent.
+/// Maximum size of a message. A connection with a longer carry cannot be sent.
 pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
 
 /// A received message.

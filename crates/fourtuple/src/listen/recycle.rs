@@ -34,7 +34,7 @@ pub enum Recycle {
     Age {
         /// The mean age.
         limit: Duration,
-        /// The largest deviation, as a fraction of `limit` from 0 to 1.
+        /// Maximum deviation, as a fraction of `limit` from 0 to 1.
         jitter: f64,
     },
     /// After each request, while a fresh local connection costs less than requests on kept connections wait for their worker

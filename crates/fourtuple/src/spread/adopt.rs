@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use fourtuple_syscalls::socket;
 
 use crate::spread::error::UdpGroupError;
-use crate::spread::group::{MOST, UdpGroup};
+use crate::spread::group::{MAX_MEMBERS, UdpGroup};
 use crate::spread::selector::Selector;
 
 impl UdpGroup {
@@ -40,7 +40,7 @@ impl UdpGroup {
         control: Option<OwnedFd>,
         link: Option<OwnedFd>,
     ) -> Result<UdpGroup, UdpGroupError> {
-        if !(1..=MOST).contains(&members.len()) {
+        if !(1..=MAX_MEMBERS).contains(&members.len()) {
             return Err(UdpGroupError::Members { members: members.len() });
         }
         let mut first: Option<SocketAddr> = None;

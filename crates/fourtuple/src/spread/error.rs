@@ -24,7 +24,7 @@ use crate::temporary::{has_temporary_cause, is_temporary_for_server};
 #[non_exhaustive]
 pub enum UdpGroupError {
     /// The number of members is outside the accepted range.
-    #[error("a group of {members} sockets: 1 to {most} can be had", most = crate::spread::group::MOST)]
+    #[error("a group of {members} sockets: 1 to {most} can be had", most = crate::spread::group::MAX_MEMBERS)]
     #[non_exhaustive]
     Members {
         /// The requested number.

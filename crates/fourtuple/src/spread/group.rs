@@ -16,8 +16,8 @@ use crate::spread::programs::Programs;
 use crate::spread::selector::{Selector, SlotRule};
 use crate::spread::table::Table;
 
-/// The most sockets of a group.
-pub(super) const MOST: usize = 1024;
+/// Maximum number of sockets of a group.
+pub(super) const MAX_MEMBERS: usize = 1024;
 
 /// UDP sockets bound to one address, among which a [`Selector`] chooses.
 ///
@@ -162,7 +162,7 @@ impl UdpGroup {
         spread: &Selector,
         filter: Option<&ControlFilter>,
     ) -> Result<UdpGroup, UdpGroupError> {
-        if !(1..=MOST).contains(&members) {
+        if !(1..=MAX_MEMBERS).contains(&members) {
             return Err(UdpGroupError::Members { members });
         }
         let selector = selector(spread, filter)?;
@@ -490,8 +490,8 @@ impl UdpGroup {
     pub fn join(&mut self) -> Result<usize, UdpGroupError> {
         let mut weights = self.live()?.0.weights.clone();
         let seat = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
-        if seat == MOST {
-            return Err(UdpGroupError::Members { members: MOST + 1 });
+        if seat == MAX_MEMBERS {
+            return Err(UdpGroupError::Members { members: MAX_MEMBERS + 1 });
         }
         let socket = self.open_member()?;
         self.bind(&socket)?;

@@ -107,10 +107,10 @@ pub struct SelectorParseError {
     text: String,
 }
 
-/// The most ports of [`Selector::XdpSourcePort`]: 49152 to 65535.
-pub(super) const MOST_PORTS: u16 = 16_384;
+/// Maximum number of ports of [`Selector::XdpSourcePort`]: 49152 to 65535.
+pub(super) const MAX_PORTS: u16 = 16_384;
 
-/// The largest offset in the payload that the BPF verifier accepts for the program of [`Selector::Cpumap`].
+/// Maximum offset in the payload that the BPF verifier accepts for the program of [`Selector::Cpumap`].
 pub(super) const FARTHEST_KEY: u16 = 0x3fff;
 
 /// The properties of one kind of selector. Parsing, errors, checks and the test matrix derive from it.
@@ -295,7 +295,7 @@ impl Selector {
             Selector::Key(key) | Selector::Map(SlotRule::Key(key)) if bad_key(key) => {
                 Some("a key has 1, 2 or 4 bytes, of which some bits count")
             }
-            Selector::XdpSourcePort { ports, .. } if !(1..=MOST_PORTS).contains(ports) => {
+            Selector::XdpSourcePort { ports, .. } if !(1..=MAX_PORTS).contains(ports) => {
                 Some("1 to 16384 ports can be had")
             }
             Selector::Cpumap { cpus: Some(0), .. } => Some("1 processor at least must be there"),

@@ -18,7 +18,7 @@ use crate::snapshot::reading::LISTED;
 const SETTLED: Duration = Duration::from_secs(5);
 /// Silence of the peer from which a socket counts as old.
 const OLD: Duration = Duration::from_secs(60);
-/// The greatest number of remote ends of a process that are counted.
+/// Maximum number of remote ends of a process that are counted.
 const REMOTES: usize = 10_000;
 
 #[derive(Default)]

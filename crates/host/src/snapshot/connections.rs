@@ -23,7 +23,7 @@ use crate::snapshot::running_fix;
 use crate::snapshot::sources::Sources;
 use crate::snapshot::sums::{Key, Sums, Table};
 
-/// The greatest number of tuples whose ports in use are kept for the next reading.
+/// Maximum number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
 /// States of a handshake in progress (TCP_SYN_RECV, TCP_NEW_SYN_RECV).
 const SYN_RECV: [u8; 2] = [3, 12];

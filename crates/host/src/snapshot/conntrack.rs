@@ -38,7 +38,7 @@ pub(super) fn read(
     Ok(Conntrack { count, limit, counters, translated: translated.map(|table| sources(&table)) })
 }
 
-/// The greatest number of source addresses and destinations that are listed.
+/// Maximum number of source addresses and destinations that are listed.
 const MAX_TRANSLATED: usize = 5;
 
 /// Returns the source addresses of SNAT and the destinations with the most ports, from the lines of the table.

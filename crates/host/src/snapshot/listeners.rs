@@ -91,7 +91,7 @@ struct Waits {
     longest: Duration,
 }
 
-/// The greatest number of ports whose accept queues are read.
+/// Maximum number of ports whose accept queues are read.
 const MAX_QUEUES: usize = 16;
 /// The kernel keeps the times of packets in ticks of 10 ms or less.
 const TICK: Duration = Duration::from_millis(10);

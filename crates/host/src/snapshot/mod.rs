@@ -85,7 +85,7 @@ const SYSCTLS: &[&str] = &[
 pub struct Reader {
     root: PathBuf,
     peer: Option<(IpAddr, Option<u16>)>,
-    /// The greatest share of a processor that the census may use.
+    /// Maximum share of a processor that the census may use.
     share: Option<f64>,
     source: Source,
     plain: Plain,

@@ -13,7 +13,7 @@ use fourtuple_syscalls::socket_census::{self, Query};
 use crate::snapshot::fast::Fast;
 use crate::snapshot::sums::Key;
 
-/// The greatest number of tuples whose open sockets are read.
+/// Maximum number of tuples whose open sockets are read.
 const MAX_TUPLES: usize = 4;
 /// ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT, LAST_ACK and CLOSING.
 const OPEN: u32 = 1 << state::ESTABLISHED | 1 << 4 | 1 << 5 | 1 << state::CLOSE_WAIT | 1 << 9 | 1 << 11;

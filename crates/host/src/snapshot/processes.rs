@@ -240,7 +240,7 @@ impl Stat {
 /// CPU time of each process in ticks, by process ID and time of its start.
 pub(super) type Before = HashMap<(u32, u64), u64>;
 
-/// The greatest number of processes that are read.
+/// Maximum number of processes that are read.
 const READ: usize = 4096;
 /// A tick of /proc/PID/stat: USER_HZ is 100 on all architectures of Linux that programs see.
 const TICK_NS: u64 = 10_000_000;

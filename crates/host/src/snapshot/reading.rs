@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fourtuple_syscalls::procfs;
 
-/// The greatest number of items of a list in a snapshot; tuples with fewer ports in use are left out.
+/// Maximum number of items of a list in a snapshot; tuples with fewer ports in use are left out.
 pub const LISTED: usize = 100;
 
 /// Reads a file below `root`.

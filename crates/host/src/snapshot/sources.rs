@@ -11,7 +11,7 @@ use crate::snapshot::port_set::Ports;
 use crate::snapshot::processes::Sockets;
 use crate::snapshot::sums::{Key, Table};
 
-/// The greatest number of source addresses whose ports are counted. Only transparent proxies have more, the addresses of their clients.
+/// Maximum number of source addresses whose ports are counted. Only transparent proxies have more, the addresses of their clients.
 const COUNTED: usize = 256;
 
 #[derive(Debug, Default)]

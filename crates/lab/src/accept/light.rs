@@ -16,8 +16,8 @@ use crate::{LabError, Watch};
 
 /// Pause between an answer and the next connection, long enough for the worker to wait again on an idle machine.
 const REST: Duration = Duration::from_millis(1);
-/// Longest pause on a busy machine.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Maximum pause on a busy machine.
+const MAX_REST: Duration = Duration::from_secs(1);
 
 /// Opens the connections, each with one request, and keeps them open until all are open and counted, for the table of open
 /// sockets. Only a blocking worker's connection is closed at once, since that worker would serve it until the end.
@@ -42,7 +42,7 @@ pub(crate) fn run(
         held.extend(client.take_connection());
         let answered = Instant::now();
         thread::sleep(REST);
-        while !pool.is_waiting() && answered.elapsed() < LONGEST_REST {
+        while !pool.is_waiting() && answered.elapsed() < MAX_REST {
             thread::sleep(REST);
         }
         if connection % 16 == 0 {

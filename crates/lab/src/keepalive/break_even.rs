@@ -13,8 +13,8 @@ use crate::pool::words::in_rust;
 use crate::pool::workers::Pool;
 use crate::{LabError, Watch};
 
-/// Smallest number of requests for a decision.
-const LEAST: u64 = 200;
+/// Minimum number of requests for a decision.
+const MIN_REQUESTS: u64 = 200;
 
 /// Runs the measurement. A failure becomes a remark, so that earlier results are kept.
 pub(super) fn measure(
@@ -62,7 +62,7 @@ pub(super) fn advice(pair: Pair, found: &BreakEven) -> String {
         time(found.fresh_connection_ns),
         time(found.misplaced_wait_ns),
         counted(found.requests, "request"),
-        match (found.closes, found.requests < LEAST) {
+        match (found.closes, found.requests < MIN_REQUESTS) {
             (true, _) => format!(
                 "closing after each request pays. Workers that find this out by themselves: \
                  ListenerGroupBuilder::at(endpoint).policy({}).recycle(Recycle::Measured)",

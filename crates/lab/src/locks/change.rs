@@ -94,7 +94,7 @@ fn tight(queries: u32) -> PortRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::locks::settings::{FEWEST_QUERIES, MOST_QUERIES};
+    use crate::locks::settings::{MAX_QUERIES, MIN_QUERIES};
 
     fn settings(queries: u32) -> Locks {
         Locks { queries, ..Locks::on(2, Change::ALL.to_vec(), 1) }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn setups_exhaust_half_of_the_ports_as_planned() {
-        for queries in [FEWEST_QUERIES, 10_000, MOST_QUERIES] {
+        for queries in [MIN_QUERIES, 10_000, MAX_QUERIES] {
             for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
                 let ports = setup.range.len();
                 assert!(ports > queries, "{setup:?}");

@@ -26,9 +26,9 @@ use crate::locks::waits::CountedWaits;
 use crate::{LabError, Watch};
 
 pub use change::Change;
-pub use settings::{FEWEST_QUERIES, Locks, MOST_QUERIES};
+pub use settings::{Locks, MAX_QUERIES, MIN_QUERIES};
 
-/// The largest relative difference that counts as no difference.
+/// Maximum relative difference that counts as no difference.
 const NARROW: f64 = 0.05;
 
 /// Number of trials of each side in which lock waits are traced.

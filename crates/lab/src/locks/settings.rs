@@ -3,11 +3,11 @@
 use crate::LabError;
 use crate::locks::change::Change;
 
-/// Smallest number of queries of a trial. Fewer give no useful rate.
-pub const FEWEST_QUERIES: u32 = 100;
+/// Minimum number of queries of a trial. Fewer give no useful rate.
+pub const MIN_QUERIES: u32 = 100;
 
-/// Largest number of queries of a trial. With more, one source address would run out of even ports in the setups that need them.
-pub const MOST_QUERIES: u32 = 30_000;
+/// Maximum number of queries of a trial. With more, one source address would run out of even ports in the setups that need them.
+pub const MAX_QUERIES: u32 = 30_000;
 
 /// The settings of `lab locks`.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Locks {
     pub workers: u32,
     /// Client threads, which connect: 2 to 256.
     pub clients: u32,
-    /// Queries of one trial: [`FEWEST_QUERIES`] to [`MOST_QUERIES`].
+    /// Queries of one trial: [`MIN_QUERIES`] to [`MAX_QUERIES`].
     pub queries: u32,
     /// Source addresses of the setups with more than one: 2 to 1024.
     pub sources: u32,
@@ -61,7 +61,7 @@ impl Locks {
         };
         within("workers", self.workers, 2, 256)?;
         within("clients", self.clients, 2, 256)?;
-        within("queries", self.queries, FEWEST_QUERIES, MOST_QUERIES)?;
+        within("queries", self.queries, MIN_QUERIES, MAX_QUERIES)?;
         within("sources", self.sources, 2, 1024)?;
         within("repeats", self.repeats, 1, 100)?;
         if self.changes.is_empty() {

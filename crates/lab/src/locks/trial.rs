@@ -26,7 +26,7 @@ const SERVER: u16 = 80;
 /// Interval at which a worker without events checks the stop flag.
 const GLANCE: Duration = Duration::from_millis(500);
 
-/// Longest wait for an answer.
+/// Maximum wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Number of queries that a client takes from the shared counter at a time, so that all clients end at about the same time.

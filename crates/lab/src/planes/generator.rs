@@ -52,7 +52,7 @@ impl Placement {
 /// A packet counts as lost if no packet arrives for this long.
 const LOST_AFTER_NS: u64 = 250_000_000;
 
-/// Least number of inner flows: they divide evenly among up to 6, 8, 10 or 12 planes.
+/// Minimum number of inner flows: they divide evenly among up to 6, 8, 10 or 12 planes.
 const INNER_FLOWS: u32 = 120;
 
 /// Returns the number of inner flows of all 4-tuples together: the same number for each 4-tuple.

@@ -8,7 +8,7 @@ const FLOW: Range<usize> = 0..4;
 const NUMBER: Range<usize> = 4..12;
 
 /// Length of the shortest packet with both numbers, in bytes.
-pub(super) const SHORTEST: u32 = 16;
+pub(super) const MIN_BYTES: u32 = 16;
 
 /// Returns the position of the flow in the payload, for selectors by key.
 pub(super) fn key() -> FlowKey {
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn flow_and_number_survive_writing_and_reading() {
-        let mut packet = [0xff; SHORTEST as usize];
+        let mut packet = [0xff; MIN_BYTES as usize];
         write(&mut packet, 7, 1 << 40);
         assert_eq!(read(&packet), Some((7, 1 << 40)));
         assert_eq!(key().of(&packet), Some(7));

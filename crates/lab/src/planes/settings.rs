@@ -126,7 +126,7 @@ impl Planes {
             None => Ok(()),
         };
         within("planes", &self.planes, 1, 64)?;
-        within("bytes", &self.bytes, packet::SHORTEST, 9000)?;
+        within("bytes", &self.bytes, packet::MIN_BYTES, 9000)?;
         within("flows", &self.flows, 1, 256)?;
         within("repeats", &[self.repeats], 1, 100)?;
         if let Some(long) = self.work.iter().find(|work| **work > Duration::from_millis(1)) {

@@ -15,7 +15,7 @@ use crate::pool::address::ServerAddress;
 use crate::pool::mix::{Mix, Pause};
 use crate::pool::wire::{self, ServerTiming};
 
-/// Longest sleep between two checks of the stop flag; longer pauses are split.
+/// Maximum sleep between two checks of the stop flag; longer pauses are split.
 const NAP: Duration = Duration::from_millis(20);
 
 /// An answered request. Times are CLOCK_MONOTONIC in nanoseconds.

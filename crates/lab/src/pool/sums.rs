@@ -43,7 +43,7 @@ struct Waits {
     p999: Vec<f64>,
 }
 
-/// Smallest number of runs for a confidence interval.
+/// Minimum number of runs for a confidence interval.
 const ENOUGH: usize = 3;
 
 impl Waits {

@@ -8,10 +8,10 @@ use crate::pool::sums::{Label, Served};
 /// Number of requests examined, longest misplaced wait first.
 const CANDIDATES: usize = 50;
 
-/// Least share of the wait during which the request's worker must be busy; below, the wait had another cause.
+/// Minimum share of the wait during which the request's worker must be busy; below, the wait had another cause.
 const BEHIND: f64 = 0.8;
 
-/// Shortest time shown before and after the request.
+/// Minimum time shown before and after the request.
 const MARGIN_NS: u64 = 2_000_000;
 
 /// Returns the request of a run with the longest misplaced wait behind a busy worker, and this wait in nanoseconds. Times in

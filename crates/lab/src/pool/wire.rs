@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Longest head that is read, in bytes; the lab's own heads have a tenth of this.
-const LONGEST_HEAD: usize = 8 * 1024;
+/// Maximum size of a head that is read, in bytes; the lab's own heads have a tenth of this.
+const MAX_HEAD_BYTES: usize = 8 * 1024;
 
-/// Largest number of headers in a head.
-const MOST_HEADERS: usize = 32;
+/// Maximum number of headers in a head.
+const MAX_HEADERS: usize = 32;
 
 /// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,11 @@ pub(crate) fn write_request(out: &mut Vec<u8>, path: &str, host: &str, work: Dur
 
 /// Parses the request at the start of `bytes`; returns `None` if more bytes are needed.
 pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<Request>, Malformed> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let length = match request.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) if bytes.len() <= LONGEST_HEAD => return Ok(None),
+        Ok(httparse::Status::Partial) if bytes.len() <= MAX_HEAD_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) => return Err(Malformed("a head that is too long")),
         Err(_) => return Err(Malformed("no HTTP")),
     };
@@ -93,11 +93,11 @@ pub(crate) fn write_response(out: &mut Vec<u8>, worker: usize, begun_ns: u64, en
 
 /// Parses the head of the answer at the start of `bytes`; returns `None` if more bytes are needed.
 pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let head = match response.parse(bytes) {
         Ok(httparse::Status::Complete(head)) => head,
-        Ok(httparse::Status::Partial) if bytes.len() <= LONGEST_HEAD => return Ok(None),
+        Ok(httparse::Status::Partial) if bytes.len() <= MAX_HEAD_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) => return Err(Malformed("a head that is too long")),
         Err(_) => return Err(Malformed("no HTTP")),
     };
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn invalid_requests_have_a_reason() {
-        let endless = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'a'; LONGEST_HEAD]].concat();
+        let endless = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'a'; MAX_HEAD_BYTES]].concat();
         for (bytes, why) in [
             (&b"\x16\x03\x01 hello\r\n\r\n"[..], "no HTTP"),
             (b"GET /?work=soon HTTP/1.1\r\n\r\n", "work that is no number"),

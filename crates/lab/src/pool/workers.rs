@@ -20,7 +20,7 @@ use crate::pool::worker;
 /// Backlog of the accept queue: room for all clients at once, even if they arrive without a pause.
 pub(crate) const BACKLOG: u32 = 4096;
 
-/// Longest wait until the workers' counters agree with the clients' counts; workers normally count at once.
+/// Maximum wait until the workers' counters agree with the clients' counts; workers normally count at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Start of the names of the workers' threads.

@@ -32,7 +32,7 @@ pub struct TimeWait {
     pub range: PortRange,
     /// Remedies to try, in this order.
     pub remedies: Vec<Remedy>,
-    /// Longest time to wait in a stall.
+    /// Maximum time to wait in a stall.
     pub patience: Duration,
 }
 

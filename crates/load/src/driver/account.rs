@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fourtuple_record::Slow;
 use fourtuple_syscalls::socket::Transport;
 
-use crate::driver::{Driver, Phase, REFUSED, SHORTEST_LOOK};
+use crate::driver::{Driver, MIN_LOOK_NS, Phase, REFUSED};
 use crate::engine::Engine;
-use crate::tally::MOST_SLOW;
+use crate::tally::MAX_SLOW;
 use crate::workload::Failure;
 
 impl<E: Engine> Driver<'_, E> {
@@ -34,7 +34,7 @@ impl<E: Engine> Driver<'_, E> {
 
     pub(super) fn slow(&mut self, number: u32, total: u64, now: u64) {
         self.tally.slow_count += 1;
-        if self.tally.slow.len() >= MOST_SLOW {
+        if self.tally.slow.len() >= MAX_SLOW {
             return;
         }
         let slot = &self.slots[number as usize];
@@ -137,7 +137,7 @@ impl<E: Engine> Driver<'_, E> {
                 self.engine.cancel(number)?;
             }
         }
-        self.next_look = next.max(now + SHORTEST_LOOK);
+        self.next_look = next.max(now + MIN_LOOK_NS);
         Ok(())
     }
 

@@ -35,17 +35,17 @@ use crate::workload::{ProtocolState, TlsSetup};
 const TICK: u64 = 5_000_000;
 
 /// Minimum time between two searches for overdue operations, in nanoseconds.
-const SHORTEST_LOOK: u64 = 20_000_000;
+const MIN_LOOK_NS: u64 = 20_000_000;
 
 /// Maximum number of events that one turn of the loop handles, and of operations that it begins. The loop checks limits and the
 /// stop flag between two turns; the bound keeps a peer that sends without end from delaying these checks.
-const MOST_A_TURN: usize = 256;
+const MAX_PER_TURN: usize = 256;
 
 /// Time between two attempts to get a port while none is free, in nanoseconds. One connection tries; the others wait.
 const PORT_RETRY: u64 = 50_000_000;
 
 /// Maximum duration of an operation, from its start, after the end of the run.
-const LONGEST_GRACE: u64 = 2_000_000_000;
+const MAX_GRACE: u64 = 2_000_000_000;
 
 /// Maximum remaining time of operations in progress after the run was stopped from outside.
 const GRACE_WHEN_STOPPED: u64 = 25_000_000;
@@ -211,7 +211,7 @@ pub(crate) struct Driver<'a, E> {
     part: ThreadSecond,
     second: u64,
     ended: bool,
-    /// The run has reached its end: an operation in progress has at most [`LONGEST_GRACE`] from its start.
+    /// The run has reached its end: an operation in progress has at most [`MAX_GRACE`] from its start.
     is_past_end: bool,
     started_from: u64,
     /// Start of the current time in which an operation is due and all connections are busy.
@@ -301,12 +301,12 @@ impl<'a, E: Engine> Driver<'a, E> {
             {
                 if self.share.schedule.is_some() && !self.is_stopped() {
                     // Operations that were due before the end begin, even if this thread woke up late.
-                    self.start_due(end.map_or(now, |end| now.min(end.saturating_sub(1))), 4 * MOST_A_TURN)?;
+                    self.start_due(end.map_or(now, |end| now.min(end.saturating_sub(1))), 4 * MAX_PER_TURN)?;
                 }
                 self.end(now, end);
             }
             if !self.ended {
-                self.start_due(now, MOST_A_TURN)?;
+                self.start_due(now, MAX_PER_TURN)?;
             }
             self.retry_port(now)?;
             if self.ended {
@@ -339,11 +339,11 @@ impl<'a, E: Engine> Driver<'a, E> {
         Ok(self.tally)
     }
 
-    /// Waits for events and handles at most [`MOST_A_TURN`] of them.
+    /// Waits for events and handles at most [`MAX_PER_TURN`] of them.
     fn turn(&mut self, wait: Duration, next_tick: &mut u64) -> io::Result<()> {
         self.engine.wait(wait)?;
         let now = self.now();
-        for _ in 0..MOST_A_TURN {
+        for _ in 0..MAX_PER_TURN {
             let Some(event) = self.engine.event() else { break };
             self.handle(event, now)?;
         }
@@ -408,7 +408,7 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     /// Returns the maximum duration of an operation, from its start.
     fn operation_limit(&self) -> u64 {
-        if self.is_past_end { self.timeout().min(LONGEST_GRACE) } else { self.timeout() }
+        if self.is_past_end { self.timeout().min(MAX_GRACE) } else { self.timeout() }
     }
 
     /// Returns how much longer the run may wait for operations in progress, once none begins any more. Each of them ends by
@@ -417,9 +417,9 @@ impl<'a, E: Engine> Driver<'a, E> {
         if self.is_stopped() {
             GRACE_WHEN_STOPPED
         } else if self.is_past_end {
-            self.operation_limit() + 2 * SHORTEST_LOOK
+            self.operation_limit() + 2 * MIN_LOOK_NS
         } else {
-            self.timeout() + LONGEST_GRACE
+            self.timeout() + MAX_GRACE
         }
     }
 

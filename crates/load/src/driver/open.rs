@@ -5,7 +5,7 @@ use std::io;
 use fourtuple::dial::ConnectRequest;
 use fourtuple_syscalls::socket::Transport;
 
-use crate::driver::{Driver, IDLE, MOST_A_TURN, PORT_RETRY, Phase, Stalled};
+use crate::driver::{Driver, IDLE, MAX_PER_TURN, PORT_RETRY, Phase, Stalled};
 use crate::engine::Engine;
 
 impl<E: Engine> Driver<'_, E> {
@@ -109,7 +109,7 @@ impl<E: Engine> Driver<'_, E> {
 
     /// Opens connections that wait for a port: a single one each [`PORT_RETRY`] while no port is free, else all.
     pub(super) fn retry_port(&mut self, now: u64) -> io::Result<()> {
-        for _ in 0..MOST_A_TURN {
+        for _ in 0..MAX_PER_TURN {
             let may_try =
                 self.stalled.as_ref().is_none_or(|stalled| now >= stalled.retry && stalled.trying.is_none());
             if !may_try || self.ended {

@@ -110,17 +110,17 @@ fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
 #[test]
 fn a_turn_is_bounded_though_bytes_keep_coming() {
     let (tally, most) = run(&load(Duration::from_millis(10)), &AtomicBool::new(false));
-    assert!(most <= MOST_A_TURN as u64, "{most} events in one turn");
+    assert!(most <= MAX_PER_TURN as u64, "{most} events in one turn");
     assert_eq!(tally.operations, 0);
     assert!(tally.errors["timeout"] >= 2, "{:?}", tally.errors);
 }
 
 #[test]
 fn a_run_ends_within_the_grace_of_its_operations() {
-    // The operations begin with the run: LONGEST_GRACE from their start ends before LONGEST_GRACE from the end of the run.
+    // The operations begin with the run: MAX_GRACE from their start ends before MAX_GRACE from the end of the run.
     let (tally, _) = run(&load(Duration::from_secs(60)), &AtomicBool::new(false));
     assert_eq!(tally.errors.into_iter().collect::<Vec<_>>(), [("unanswered".into(), 2)]);
-    assert!(tally.last_end >= LONGEST_GRACE, "{}", tally.last_end);
+    assert!(tally.last_end >= MAX_GRACE, "{}", tally.last_end);
 }
 
 #[test]
@@ -128,6 +128,6 @@ fn a_stopped_run_ends_though_bytes_keep_coming() {
     let mut load = load(Duration::from_secs(60));
     load.length = None;
     let (tally, most) = run(&load, &AtomicBool::new(true));
-    assert!(most <= MOST_A_TURN as u64, "{most} events in one turn");
+    assert!(most <= MAX_PER_TURN as u64, "{most} events in one turn");
     assert_eq!(tally.operations, 0);
 }

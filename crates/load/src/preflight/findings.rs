@@ -11,7 +11,7 @@ use crate::preflight::{Closer, Finding, Need, Remedy, Severity, Snapshot, Transp
 const SPARE_DESCRIPTORS: u64 = 64;
 
 /// Maximum number of direct descriptors of a ring (IORING_MAX_FIXED_FILES).
-const MOST_SLOTS: u64 = 1 << 20;
+const MAX_SLOTS: u64 = 1 << 20;
 
 /// Time for which connection tracking keeps a closed connection: nf_conntrack_tcp_timeout_time_wait.
 const TRACKED: Duration = Duration::from_secs(120);
@@ -167,7 +167,7 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<
     let (limits, threads) = (snapshot.descriptors, need.threads.max(1));
     let connections = course.at_most.saturating_add(need.hold);
     let beside = limits.open + SPARE_DESCRIPTORS + 4 * threads;
-    let slots = limits.soft.min(MOST_SLOTS);
+    let slots = limits.soft.min(MAX_SLOTS);
     let fits_rings = |threads: u64| connections.div_ceil(threads) < slots;
     let (needs, message) = if need.engine_needs_descriptors {
         let needs = connections.saturating_add(beside);
@@ -194,7 +194,7 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<
         return None;
     }
     let mut remedies = Vec::new();
-    if needs <= limits.hard && (need.engine_needs_descriptors || needs <= MOST_SLOTS) {
+    if needs <= limits.hard && (need.engine_needs_descriptors || needs <= MAX_SLOTS) {
         remedies.push(Remedy::Other(format!("raise the limit with ulimit -n {needs}")));
     }
     if need.engine_needs_descriptors && fits_rings(threads) {

@@ -44,7 +44,7 @@ pub enum Remedy {
 }
 
 /// Maximum number of source addresses in a remedy: the size limit of a source pool.
-const MOST: u64 = fourtuple::dial::MOST_SOURCES as u64;
+const MAX_SOURCES: u64 = fourtuple::dial::MAX_SOURCES as u64;
 
 /// Returns the remedies for a run without enough ports. Each is tested by judging the run with it.
 pub(super) fn for_ports(snapshot: &Snapshot, need: &Need) -> Vec<Remedy> {
@@ -112,7 +112,7 @@ fn sources(snapshot: &Snapshot, enough: &dyn Fn(u64) -> bool) -> Option<Remedy> 
             (hosts > snapshot.sources && enough(hosts))
                 .then_some(Remedy::SourceNetwork { network: Ipv4Addr::new(127, 0, 0, 0), prefix })
         }),
-        _ => smallest(snapshot.sources + 1, MOST, enough).map(Remedy::Sources),
+        _ => smallest(snapshot.sources + 1, MAX_SOURCES, enough).map(Remedy::Sources),
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) enum Progress {
 }
 
 /// Maximum length of a line: a chunk size with its extensions, or a trailer.
-const LONGEST_LINE: usize = 8192;
+const MAX_LINE_BYTES: usize = 8192;
 
 impl Chunked {
     pub(super) fn new() -> Self {
@@ -44,7 +44,7 @@ impl Chunked {
             }
             let end = bytes.iter().position(|byte| *byte == b'\n');
             self.line.extend_from_slice(&bytes[..end.unwrap_or(bytes.len())]);
-            if self.line.len() > LONGEST_LINE {
+            if self.line.len() > MAX_LINE_BYTES {
                 return Progress::Malformed;
             }
             let Some(end) = end else { return Progress::More };

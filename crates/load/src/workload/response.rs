@@ -2,10 +2,10 @@ use crate::workload::chunked::{Chunked, Progress};
 use crate::workload::protocol::{ParseOutcome, Status};
 
 /// Maximum number of headers of a response.
-const MOST_HEADERS: usize = 64;
+const MAX_HEADERS: usize = 64;
 
 /// Maximum length of the status line and the headers, in bytes.
-const LONGEST_HEAD: usize = 64 * 1024;
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// Maximum length of a Location that is kept.
 const MAX_LOCATION: usize = 200;
@@ -82,9 +82,9 @@ impl Response {
         let mut rest = bytes;
         loop {
             // The parser never sees more than the longest head: the outcome must not depend on how many bytes have arrived.
-            let head = match parse(&rest[..rest.len().min(LONGEST_HEAD)]) {
+            let head = match parse(&rest[..rest.len().min(MAX_HEAD_BYTES)]) {
                 Err(why) => return ParseOutcome::malformed(why, rest),
-                Ok(None) if rest.len() > LONGEST_HEAD => {
+                Ok(None) if rest.len() > MAX_HEAD_BYTES => {
                     return ParseOutcome::malformed("a head of more than 64 KiB", rest);
                 }
                 Ok(None) => {
@@ -149,7 +149,7 @@ impl Response {
 ///
 /// The reason why it is not a head of HTTP.
 fn parse(bytes: &[u8]) -> Result<Option<Head>, &'static str> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let length = match response.parse(bytes).map_err(why)? {
         httparse::Status::Partial => return Ok(None),
@@ -294,7 +294,7 @@ mod tests {
         }
         assert_eq!(Response::new(false).receive(b""), ParseOutcome::ClosedUnanswered);
         assert_eq!(parse_in_pieces("HTTP/1.1 100 Continue\r\n\r\n", true), ParseOutcome::CLOSED_EARLY);
-        let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(LONGEST_HEAD));
+        let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(MAX_HEAD_BYTES));
         assert!(in_pieces(&endless, false, 9999).is_malformed());
     }
 

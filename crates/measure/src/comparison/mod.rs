@@ -22,7 +22,7 @@ const SPENDING: [f64; 5] = [0.0025, 0.005, 0.00625, 0.00625, 0.0025];
 const ALPHA: f64 = 0.05;
 
 /// The number of samples of a saved side below which resampling gives no valid interval.
-const FEWEST_SAMPLES: usize = 6;
+const MIN_SAMPLES: usize = 6;
 
 /// An A/B comparison that takes pairs of trials while they run and decides when to stop.
 ///
@@ -217,7 +217,7 @@ pub fn compare_saved(a: &[f64], b: &[f64], narrow: f64, random: &mut Rng) -> Opt
         return None;
     }
     let ratio = median(&mut b.to_vec()) / median(&mut a.to_vec());
-    if a.len().min(b.len()) < FEWEST_SAMPLES {
+    if a.len().min(b.len()) < MIN_SAMPLES {
         return Some(Conclusion { ratio, interval: None, verdict: Verdict::TooNoisy });
     }
     let mut draw = |side: &[f64]| {

@@ -5,9 +5,9 @@ use httparse::{EMPTY_HEADER, Request, Status};
 use crate::decoder::step::{Answer, Decoder, Position, Step};
 
 /// Maximum length of a head in bytes; a longer head gets 431.
-const LONGEST_HEAD: usize = 16 * 1024;
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 /// Maximum number of headers; more headers get 431.
-const MOST_HEADERS: usize = 100;
+const MAX_HEADERS: usize = 100;
 
 /// The prepared responses.
 pub(crate) struct Http {
@@ -87,13 +87,13 @@ impl Decoder for Http {
 
 /// Decodes the head of a request.
 fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
-    let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut request = Request::new(&mut headers);
     let refuse = |answer| Step { used: bytes.len(), answer: Some(answer) };
     // The parser never sees more than the longest head: the response must not depend on how many bytes have arrived.
-    let used = match request.parse(&bytes[..bytes.len().min(LONGEST_HEAD)]) {
+    let used = match request.parse(&bytes[..bytes.len().min(MAX_HEAD_BYTES)]) {
         Ok(Status::Complete(used)) => used,
-        Ok(Status::Partial) if bytes.len() <= LONGEST_HEAD => return Step { used: 0, answer: None },
+        Ok(Status::Partial) if bytes.len() <= MAX_HEAD_BYTES => return Step { used: 0, answer: None },
         Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
         Err(_) => return refuse(Answer::BadRequest),
     };

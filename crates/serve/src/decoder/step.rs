@@ -27,7 +27,7 @@ impl Position {
             Position::Between => 0,
             Position::Body { left, answer } => {
                 let code = RESPONSES.iter().position(|response| *response == answer).unwrap_or_default();
-                1 << 63 | (code as u64) << 56 | left.min(MOST_LEFT)
+                1 << 63 | (code as u64) << 56 | left.min(MAX_LEFT)
             }
         }
     }
@@ -37,7 +37,7 @@ impl Position {
             return Position::Between;
         }
         let answer = RESPONSES.get((mark >> 56 & 7) as usize).copied().unwrap_or(Answer::Close);
-        Position::Body { left: mark & MOST_LEFT, answer }
+        Position::Body { left: mark & MAX_LEFT, answer }
     }
 }
 
@@ -49,7 +49,7 @@ const RESPONSES: [Answer; 6] = [
     Answer::HeadClose,
     Answer::HeadKeepAlive,
 ];
-const MOST_LEFT: u64 = (1 << 56) - 1;
+const MAX_LEFT: u64 = (1 << 56) - 1;
 
 /// A response of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ mod tests {
     fn a_position_survives_encoding() {
         assert_eq!((Position::Between.mark(), Position::from_mark(0)), (0, Position::Between));
         for answer in RESPONSES {
-            for left in [0, 1, 70_000, MOST_LEFT] {
+            for left in [0, 1, 70_000, MAX_LEFT] {
                 let position = Position::Body { left, answer };
                 assert_eq!(Position::from_mark(position.mark()), position);
                 assert!(position.mark() & 1 << 62 == 0 && position.mark() != 0);

@@ -22,7 +22,7 @@ pub(crate) const UDP_GRO: libc::c_int = 104;
 /// The maximum number of datagrams in one message on every kernel with UDP_SEGMENT (UDP_MAX_SEGMENTS before Linux 6.9).
 pub const SEGMENTS: usize = 64;
 /// The maximum payload of one message in bytes, over IPv4 and IPv6.
-pub const LONGEST: usize = 65_507;
+pub const MAX_PAYLOAD: usize = 65_507;
 
 /// Room for the requested control messages: GRO size, overflow count, destination address, TTL.
 #[derive(Clone, Copy)]

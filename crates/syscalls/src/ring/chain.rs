@@ -5,12 +5,12 @@ use std::io;
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 
-use crate::ring::{LONGEST, Ring, Step, user_data};
+use crate::ring::{MAX_STEPS, Ring, Step, user_data};
 
-/// Up to [`LONGEST`] steps, oldest first.
+/// Up to [`MAX_STEPS`] steps, oldest first.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Chain {
-    steps: [u8; LONGEST],
+    steps: [u8; MAX_STEPS],
     length: u8,
 }
 

@@ -26,7 +26,7 @@ use crate::option::IP_LOCAL_PORT_RANGE;
 use crate::socket::Transport;
 
 /// Number of steps of the longest chain: socket, four options, bind, connect, send, receive.
-const LONGEST: usize = 9;
+const MAX_STEPS: usize = 9;
 
 /// A step of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Ring {
     /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE:
     /// more slots than RLIMIT_NOFILE.
     pub fn new(transport: Transport, destinations: &[Endpoint], slots: u32, room: usize) -> io::Result<Self> {
-        let entries = (slots as usize * LONGEST).next_power_of_two().clamp(64, 4096);
+        let entries = (slots as usize * MAX_STEPS).next_power_of_two().clamp(64, 4096);
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -374,7 +374,7 @@ impl Ring {
     fn make_room(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         queue.sync();
-        if self.entries - queue.len() < LONGEST {
+        if self.entries - queue.len() < MAX_STEPS {
             drop(queue);
             self.submit()?;
         }

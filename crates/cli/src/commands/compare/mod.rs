@@ -37,13 +37,13 @@ pub(crate) struct Compare {
     /// Number to compare: rate, CPU time, or mean or percentile of the time in connect() (of load: of an operation)
     #[arg(long, default_value = "rate", value_parser = metric_parser())]
     metric: Metric,
-    /// Longest time for all trials, warm-up included; the trial that runs at its end is finished
+    /// Maximum time for all trials, warm-up included; the trial that runs at its end is finished
     #[arg(long = "for", value_name = "TIME", default_value = "2m", value_parser = units::duration, allow_hyphen_values = true)]
     time: Duration,
     /// Width of the interval, each way, at which compare ends; a smaller difference counts as none
     #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = units::percent, allow_hyphen_values = true)]
     narrow: f64,
-    /// Largest number of pairs of trials [default: as many as --for allows]
+    /// Maximum number of pairs of trials [default: as many as --for allows]
     #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     trials: Option<u32>,
     /// Trials of each side that run first and are not used
@@ -56,7 +56,7 @@ pub(crate) struct Compare {
     /// Server of B [default: the server of A]
     #[arg(long, value_name = "COMMAND", requires = "server")]
     server_b: Option<String>,
-    /// Longest time until a server listens on the address of its load [default: 10s]
+    /// Maximum time until a server listens on the address of its load [default: 10s]
     #[arg(long, value_name = "TIME", requires = "server", value_parser = units::duration, allow_hyphen_values = true)]
     server_wait: Option<Duration>,
     /// Run the client on the first half of the CPUs that this process may use, the server on the second half

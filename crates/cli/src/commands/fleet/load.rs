@@ -43,7 +43,7 @@ pub(crate) struct FleetLoadFlags {
     /// Number of workers, one per host
     #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_WORKERS>, allow_hyphen_values = true)]
     workers: u32,
-    /// Largest distance of a worker's start from the common start, with the error of its clock, in a valid run
+    /// Maximum distance of a worker's start from the common start, with the error of its clock, in a valid run
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = units::duration, allow_hyphen_values = true)]
     max_skew: Duration,
     /// Time after the start at which workers stop by themselves [default: --for plus --timeout plus 30s; without --for 10m]

@@ -4,7 +4,7 @@ use std::time::Duration;
 use fourtuple_record::{ForwardBfd, ForwardPlane};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The most planes with a line of their own. With more planes, the table shows the sum.
+/// Maximum number of planes with a line of their own. With more planes, the table shows the sum.
 const LINES: usize = 16;
 
 /// A live table on stderr, if stderr is a terminal.

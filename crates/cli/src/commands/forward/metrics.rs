@@ -27,7 +27,7 @@ pub(super) struct Metrics {
 /// The client limit, and the counters as of the last [`Metrics::update`].
 #[derive(Debug, Default)]
 struct Snapshot {
-    /// The most clients of all planes; `None` without `--return`.
+    /// Maximum number of clients of all planes; `None` without `--return`.
     client_limit: Option<u64>,
     counters: Mutex<(Vec<ForwardPlane>, Vec<ForwardBfd>)>,
 }

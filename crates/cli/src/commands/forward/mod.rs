@@ -66,11 +66,11 @@ pub(crate) struct ForwardFlags {
     #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
     idle: Option<String>,
     /// With --return: most clients of a plane [default: 4096]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
     clients: Option<u32>,
     /// With --return: most clients of all planes; each takes an ephemeral UDP port of the host [default: 3/4 of these ports or of
     /// RLIMIT_NOFILE, the smaller of both]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MOST_CLIENTS }>, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, allow_hyphen_values = true)]
     clients_total: Option<u32>,
     /// Monitor the link to this peer with BFD (RFC 5880, 5881), bound to a device (required for link-local addresses) and to a
     /// local address if given
@@ -312,11 +312,11 @@ impl ForwardFlags {
             return Err(UsageError(message).into());
         }
         let clients = self.clients_total.or(file.clients_total);
-        if clients.is_some_and(|clients| !(1..=config::MOST_CLIENTS).contains(&clients)) {
+        if clients.is_some_and(|clients| !(1..=config::MAX_CLIENTS).contains(&clients)) {
             let clients = clients.unwrap_or_default();
             let message = format!(
                 "invalid value '{clients}' for 'clients-total' of --config: expected 1 to {}",
-                config::MOST_CLIENTS
+                config::MAX_CLIENTS
             );
             return Err(UsageError(message).into());
         }

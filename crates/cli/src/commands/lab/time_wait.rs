@@ -23,7 +23,7 @@ pub(super) struct TimeWaitFlags {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
         help = format!("Remedies to try: {} [default: all of them]", Remedy::names()))]
     remedy: Vec<Remedy>,
-    /// Longest time to wait for the end of one stall; TIME_WAIT lasts 60 s
+    /// Maximum time to wait for the end of one stall; TIME_WAIT lasts 60 s
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = units::duration, allow_hyphen_values = true)]
     patience: Duration,
     #[command(flatten)]

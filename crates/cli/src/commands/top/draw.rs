@@ -18,8 +18,8 @@ const LARGE: (u16, u16) = (160, 40);
 /// From this width on, a table shows all its columns.
 const ROOMY: u16 = 95;
 
-/// Least width of the column that takes the rest: an IPv4 address with its port.
-const LEAST_REST: u16 = 21;
+/// Minimum width of the column that takes the rest: an IPv4 address with its port.
+const MIN_REST_WIDTH: u16 = 21;
 
 /// The colours; none if NO_COLOR is set.
 #[derive(Clone, Copy, Debug)]
@@ -152,12 +152,12 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
 }
 
 /// Returns the indexes of the columns that a table of `width` characters shows: without extra columns below [`ROOMY`], and without the
-/// last columns as far as the column that takes the rest would be narrower than [`LEAST_REST`].
+/// last columns as far as the column that takes the rest would be narrower than [`MIN_REST_WIDTH`].
 fn shown(columns: &[Column], width: u16) -> Vec<usize> {
     let fits = |index: &usize| !columns[*index].is_extra || width >= ROOMY;
     let mut shown: Vec<usize> = (0..columns.len()).filter(fits).collect();
     let taken = |shown: &[usize]| shown.iter().map(|index| columns[*index].width + 1).sum::<u16>();
-    while shown.len() > 2 && taken(&shown) + LEAST_REST > width {
+    while shown.len() > 2 && taken(&shown) + MIN_REST_WIDTH > width {
         shown.pop();
     }
     shown

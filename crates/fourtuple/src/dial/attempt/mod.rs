@@ -35,7 +35,7 @@ pub use request::ConnectRequest;
 const HINTS: u32 = 2;
 
 /// Sources that one dial tries before it fails. The next dial starts with sources that have not failed.
-const MOST_TRIED: u32 = 16;
+const MAX_TRIED: u32 = 16;
 
 /// A handshake that its caller abandons after this time without an answer counts against its source. A limit that is too short does
 /// little harm: the back-off of a source only prefers the other sources of the pool.
@@ -44,7 +44,7 @@ const UNANSWERED: Duration = Duration::from_millis(100);
 /// Time of a connect() after which the kernel must have searched many ports: more than a thousand, at 20 to 140 ns each.
 const SLOW_SEARCH: Duration = Duration::from_micros(200);
 
-/// Largest window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
+/// Maximum window, in ports, that connect() may search on a runtime's thread: a longer search can take most of a millisecond.
 const LONG_SEARCH: u32 = 1024;
 
 /// A dial in progress: the ports that it has tried, and its next step.
@@ -228,7 +228,7 @@ impl<'a> Attempt<'a> {
         ledger.fail(self.page, why, now);
         self.failed_sources += 1;
         let begun = *self.begun.get_or_insert(now);
-        let next = ledger.another(begun).filter(|_| !is_enough && self.failed_sources < MOST_TRIED);
+        let next = ledger.another(begun).filter(|_| !is_enough && self.failed_sources < MAX_TRIED);
         let Some(page) = next else {
             drop(ledger);
             return Err(self.give_up(obstacle));

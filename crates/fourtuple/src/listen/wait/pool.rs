@@ -23,7 +23,7 @@ const WAKER: u64 = u64::MAX;
 const HANDOFF: u64 = u64::MAX - 1;
 /// Set in the token of a listener. The low 32 bits of a token, with or without this bit, are the descriptor.
 const LISTENER: u64 = 1 << 32;
-/// The most events per epoll_wait(2).
+/// Maximum number of events per epoll_wait(2).
 const EVENTS: usize = 64;
 /// The pause in accepting after accept(2) found no descriptor or epoll_ctl(2) no watches.
 const BACK_OFF: Duration = Duration::from_millis(10);

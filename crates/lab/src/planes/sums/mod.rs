@@ -12,7 +12,7 @@ use crate::planes::trial::{Measured, RunMeasurements};
 
 /// The generator limits a run if it waits for less than this share of the time.
 const HARDLY: f64 = 0.05;
-/// Smallest number of runs for a confidence interval.
+/// Minimum number of runs for a confidence interval.
 const FOR_INTERVALS: usize = 3;
 
 /// The numbers of one run.

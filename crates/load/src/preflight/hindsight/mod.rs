@@ -84,7 +84,7 @@ pub struct Hindsight {
 const SATURATED: f64 = 0.95;
 
 /// Minimum length of a run for the finding that the client was saturated: a shorter run consists mostly of its start.
-const SHORTEST: Duration = Duration::from_millis(100);
+const MIN_ELAPSED: Duration = Duration::from_millis(100);
 
 /// Minimum share of the offered operations that must succeed.
 const DELIVERED: f64 = 0.99;
@@ -113,7 +113,7 @@ impl Hindsight {
 impl RunMeasurements<'_> {
     fn is_saturated(&self) -> bool {
         let share = |cpu: Duration| cpu.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
-        self.elapsed >= SHORTEST && share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
+        self.elapsed >= MIN_ELAPSED && share(self.client_cpu) / self.need.threads.max(1) as f64 >= SATURATED
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) enum Act {
 }
 
 /// Maximum length of a flood: a run that never ends then fails its test.
-const LONGEST_FLOOD: Duration = Duration::from_secs(150);
+const MAX_FLOOD: Duration = Duration::from_secs(150);
 
 /// The counts of a peer.
 #[derive(Debug, Default)]
@@ -75,7 +75,7 @@ fn play(act: Act, mut stream: &TcpStream, log: &Log) -> io::Result<()> {
         }),
         Act::Flood(text) => {
             let (piece, begun) = (text.repeat(65_536 / text.len()), Instant::now());
-            while begun.elapsed() < LONGEST_FLOOD {
+            while begun.elapsed() < MAX_FLOOD {
                 stream.write_all(piece.as_bytes())?;
             }
             Ok(())

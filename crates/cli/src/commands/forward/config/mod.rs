@@ -14,8 +14,8 @@ use serde::Deserialize;
 use crate::exit::UsageError;
 use crate::{input, units};
 
-/// The largest accepted limit of clients, of one plane or of all planes.
-pub(super) const MOST_CLIENTS: u32 = 1_000_000;
+/// Maximum accepted limit of clients, of one plane or of all planes.
+pub(super) const MAX_CLIENTS: u32 = 1_000_000;
 
 /// Maximum size of a receive queue in bytes. The kernel doubles the value and stores it in an int.
 pub(super) const MAX_RECEIVE_BUFFER: u32 = 1 << 30;
@@ -140,8 +140,8 @@ pub(super) fn parse_link(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         return Err(refuse(field, &hop.to_string(), why));
     }
     let clients = text.clients.unwrap_or(4096);
-    if !(1..=MOST_CLIENTS).contains(&clients) {
-        return Err(refuse("clients", &clients.to_string(), &format!("expected 1 to {MOST_CLIENTS}")));
+    if !(1..=MAX_CLIENTS).contains(&clients) {
+        return Err(refuse("clients", &clients.to_string(), &format!("expected 1 to {MAX_CLIENTS}")));
     }
     let idle = match &text.idle {
         None => Duration::from_secs(60),

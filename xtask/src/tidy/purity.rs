@@ -29,7 +29,7 @@ const PURE: &[&str] = &[
     "crates/forward/src/bfd/session",
     "crates/forward/src/bfd/timers",
     "crates/fourtuple/src/ports",
-    "crates/fourtuple/src/dial/strategy",
+    "crates/fourtuple/src/dial/strategy.rs",
     "crates/fourtuple/src/listen/break_even",
     "crates/load/src/preflight/findings",
     "crates/load/src/preflight/forecast",
@@ -179,7 +179,7 @@ mod tests {
             fn b() { std::net::TcpStream::connect(0); fastrand::u16(..); fastrand::Rng::new(); }
             use std::net::*;
             fn c<T: std::process::Termination>() {}";
-        let found = faults("crates/fourtuple/src/dial/strategy/auto.rs", text);
+        let found = faults("crates/fourtuple/src/dial/strategy.rs", text);
         let expected = [
             (1, "std::fs::self"),
             (1, "std::fs::File"),
@@ -194,7 +194,7 @@ mod tests {
         ];
         assert_eq!(found.len(), expected.len(), "{found:#?}");
         for (fault, (line, path)) in found.iter().zip(expected) {
-            let start = format!("crates/fourtuple/src/dial/strategy/auto.rs:{line}: {path} in a pure place");
+            let start = format!("crates/fourtuple/src/dial/strategy.rs:{line}: {path} in a pure place");
             assert!(fault.starts_with(&start), "{fault}");
         }
     }

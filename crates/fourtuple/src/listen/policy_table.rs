@@ -1,7 +1,7 @@
 //! The table of accept policies.
 //!
 //! Names, parsing, help texts, checks and constructors all derive from a policy's row. A new policy is a variant of
-//! [`AcceptPolicy`], a file in `listen/wait` and a row here.
+//! [`AcceptPolicy`], its waiter in `listen/wait` and a row here.
 
 use std::fmt;
 use std::mem;
@@ -11,9 +11,7 @@ use crate::listen::error::ListenError;
 use crate::listen::policy::{AcceptPolicy, Family, Workers};
 use crate::listen::wait::seat::{Seat, Wait};
 use crate::listen::wait::shared_state::{Preparation, SharedState};
-use crate::listen::wait::{
-    blocking, dispatcher, exclusive, least_busy, plain, reuseport, rotate, shared_oneshot, uring_oneshot,
-};
+use crate::listen::wait::{blocking, dispatcher, least_busy, pool, shared_oneshot, uring_oneshot};
 
 /// The properties of one accept policy.
 struct Row {
@@ -56,7 +54,7 @@ const TABLE: [Row; 9] = [
         name: "exclusive",
         mechanism: "EPOLLEXCLUSIVE",
         pins: true,
-        open: exclusive::open,
+        open: pool::exclusive,
         ..AUTO
     },
     Row {
@@ -64,7 +62,7 @@ const TABLE: [Row; 9] = [
         name: "plain",
         mechanism: "epoll",
         pins: true,
-        open: plain::open,
+        open: pool::plain,
         ..AUTO
     },
     Row {
@@ -80,7 +78,7 @@ const TABLE: [Row; 9] = [
         name: "rotate",
         mechanism: "EPOLLEXCLUSIVE, re-added",
         pins: true,
-        open: rotate::open,
+        open: pool::rotate,
         ..AUTO
     },
     Row {
@@ -109,7 +107,7 @@ const TABLE: [Row; 9] = [
         listener_each: true,
         pins: true,
         refusal: tcp_only,
-        open: reuseport::open,
+        open: pool::reuseport,
         ..AUTO
     },
     Row {

@@ -1,4 +1,5 @@
-//! An epoll per worker, with its listener and its connections. Several policies share this implementation.
+//! An epoll per worker, with its listener and its connections: the policies `plain`, `reuseport`, `exclusive` and `rotate`, and the base of
+//! `least_busy`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,6 +16,7 @@ use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::idle::{Idle, sooner};
+use crate::listen::policy::AcceptPolicy;
 use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
 use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
@@ -34,6 +36,50 @@ pub(crate) struct ListenerInterest {
     pub(crate) interest: Interest,
     /// The number of accepts after which the worker adds the listener again; `None`: never.
     pub(crate) readd_after: Option<NonZeroU32>,
+}
+
+/// Without a flag the kernel wakes every waiting worker for each connection. One worker gets it, and accept(2) returns EAGAIN to the
+/// others.
+pub(crate) fn plain(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    boxed(seat, Interest::ACCEPT, None)
+}
+
+/// SO_REUSEPORT: one listener with its own accept queue per worker.
+///
+/// The hash of the 4-tuple chooses a listener at the SYN (`reuseport_select_sock`), before it is known which worker will be busy. The
+/// shares of the workers become even only in the long run.
+pub(crate) fn reuseport(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    boxed(seat, Interest::ACCEPT, None)
+}
+
+/// EPOLLEXCLUSIVE on the shared listener.
+///
+/// The kernel walks the waiting epolls in the order in which they were added and wakes the first whose worker sleeps (`__wake_up_common`,
+/// `ep_poll_callback`). The first worker gets every connection that arrives while it is idle, the second gets those that arrive while
+/// only the first is busy, and so on.
+pub(crate) fn exclusive(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    boxed(seat, Interest::ACCEPT.and(Interest::EXCLUSIVE), None)
+}
+
+/// EPOLLEXCLUSIVE, but a worker removes the listener from its epoll after an accept and adds it again.
+///
+/// It is then last in the listener's wait queue, so workers take turns. It does this before it serves the request, so that the kernel
+/// wakes another worker for the next connection. EPOLL_CTL_MOD is not an alternative: the kernel refuses it for an exclusive item
+/// (EINVAL).
+pub(crate) fn rotate(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
+    let every = match seat.group.policy() {
+        AcceptPolicy::Rotate { every } => every,
+        _ => NonZeroU32::MIN,
+    };
+    boxed(seat, Interest::ACCEPT.and(Interest::EXCLUSIVE), Some(every))
+}
+
+fn boxed(
+    seat: &Seat,
+    interest: Interest,
+    readd_after: Option<NonZeroU32>,
+) -> Result<Box<dyn Wait>, ListenError> {
+    Ok(Box::new(Pool::open(seat, ListenerInterest { interest, readd_after })?))
 }
 
 pub(crate) struct Pool {
@@ -96,10 +142,6 @@ impl Pool {
     #[cfg(feature = "bpf")]
     pub(crate) fn pending_events(&self) -> u64 {
         self.ready.len() as u64
-    }
-
-    pub(crate) fn boxed(seat: &Seat, watching: ListenerInterest) -> Result<Box<dyn Wait>, ListenError> {
-        Ok(Box::new(Pool::open(seat, watching)?))
     }
 
     fn listeners(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {

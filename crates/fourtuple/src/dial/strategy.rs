@@ -1,4 +1,4 @@
-//! Strategies to choose a source port, one per file.
+//! Strategies to choose a source port.
 //!
 //! A strategy is a pure function of the number of tries, the port range and a random number generator, and returns the next
 //! [`Step`]. The [`Dialer`](super::Dialer) makes the system calls. The simulator in [`crate::ports`] applies the same steps to a
@@ -6,19 +6,25 @@
 //!
 //! Example: [`Strategy`].
 
-mod full_range;
-mod kernel_default;
-mod random_window;
-mod select_test_repeat;
-mod step;
-
 use std::fmt;
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
 use crate::capabilities::LocalPortRange;
-pub use crate::dial::strategy::step::Step;
 use crate::ports::{PortRange, PortSet, Random};
+
+/// The next attempt of a dial to get a source port.
+///
+/// Example: [`Strategy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// connect() searches the range of the namespace, ports of one parity first, then ports of the other parity.
+    Search,
+    /// connect() searches this window (IP_LOCAL_PORT_RANGE); since Linux 6.8 port by port.
+    Window(PortRange),
+    /// bind() to this port with SO_REUSEADDR, then connect().
+    Bind(u16),
+}
 
 /// The way to choose a source port.
 ///
@@ -100,12 +106,22 @@ impl Strategy {
     /// Panics for [`Strategy::Auto`]: a dialer replaces it by another strategy when it is built.
     pub fn step(self, tried: u32, range: PortRange, random: &mut Random) -> Option<Step> {
         match self {
-            Strategy::KernelDefault => kernel_default::step(tried),
-            Strategy::SelectTestRepeat { tries } => select_test_repeat::step(tries, tried, range, random),
-            Strategy::RandomWindow { width, tries, then_full_range } => {
-                random_window::step(width, tries, then_full_range, tried, range, random)
+            Strategy::KernelDefault => (tried == 0).then_some(Step::Search),
+            // Drawing one port twice is rare and costs less than a list of the ports tried.
+            Strategy::SelectTestRepeat { tries } => {
+                (tried < u32::from(tries.get())).then(|| Step::Bind(random.u16(range.low()..=range.high())))
             }
-            Strategy::FullRange => full_range::step(tried),
+            Strategy::RandomWindow { width, tries, then_full_range } => {
+                let tries = u32::from(tries.get());
+                if tried < tries {
+                    Some(Step::Window(window(u32::from(width.get()), range, random)))
+                } else {
+                    (then_full_range && tried == tries).then_some(Step::Window(PortRange::ALL))
+                }
+            }
+            // The kernel clamps the window to the range of the namespace, and searches any window port by port
+            // (`inet_sk_get_local_port_range`, Linux 6.8).
+            Strategy::FullRange => (tried == 0).then_some(Step::Window(PortRange::ALL)),
             Strategy::Auto => panic!("Strategy::Auto must be replaced by what it chooses before it steps"),
         }
     }
@@ -128,6 +144,16 @@ impl Strategy {
             }
         }
     }
+}
+
+/// Returns a window of `width` ports at a random position, or the whole range if it is shorter.
+fn window(width: u32, range: PortRange, random: &mut Random) -> PortRange {
+    let Some(free) = range.len().checked_sub(width) else {
+        return range;
+    };
+    // The casts fit, because offset and width are at most the length of the range.
+    let low = range.low() + random.u32(..=free) as u16;
+    PortRange::new(low, low + (width - 1) as u16).expect("a width of at least one never runs backwards")
 }
 
 impl fmt::Display for Strategy {
@@ -190,5 +216,33 @@ mod tests {
         for name in ["", "random-window:0", "random-window:65536", "Full-Range"] {
             assert!(name.parse::<Strategy>().is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn windows_stay_within_the_range_and_reach_both_ends() {
+        let range = PortRange::new(1000, 1009).unwrap();
+        let mut random = Random::with_seed(1);
+        let windows: Vec<PortRange> = (0..200).map(|_| window(4, range, &mut random)).collect();
+        assert!(
+            windows.iter().all(|window| window.len() == 4 && window.low() >= 1000 && window.high() <= 1009)
+        );
+        assert!(windows.iter().any(|window| window.low() == 1000));
+        assert!(windows.iter().any(|window| window.high() == 1009));
+    }
+
+    #[test]
+    fn a_window_wider_than_the_range_is_the_range() {
+        let range = PortRange::new(1000, 1009).unwrap();
+        assert_eq!(window(500, range, &mut Random::with_seed(1)), range);
+    }
+
+    #[test]
+    fn the_full_range_is_searched_once() {
+        let range = PortRange::KERNEL_DEFAULT;
+        let mut random = Random::with_seed(1);
+        let mut step = |tried| Strategy::RANDOM_WINDOW.step(tried, range, &mut random);
+        assert!(matches!(step(1), Some(Step::Window(window)) if window.len() == 500));
+        assert_eq!(step(2), Some(Step::Window(PortRange::ALL)));
+        assert_eq!(step(3), None);
     }
 }

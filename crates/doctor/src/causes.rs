@@ -267,6 +267,28 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
     row("conntrack.chaintoolong", Nothing, "a chain of the hash table was too long for a new entry"),
 ];
 
+/// Returns why a queueing discipline of this kind drops packets.
+pub(crate) fn drops_of_qdisc(kind: &str) -> &'static str {
+    match kind {
+        "mq" | "mqprio" | "pfifo_fast" | "pfifo" | "bfifo" | "pfifo_head_drop" | "prio" | "multiq" => {
+            "the queue of the device was full: the device is slower than the senders, or its queue is too short for their bursts \
+             (`ip link set dev DEVICE txqueuelen PACKETS`, or the limit of the queueing discipline)"
+        }
+        "tbf" | "htb" | "hfsc" | "cbs" | "ets" | "drr" | "qfq" => {
+            "a shaper was full: the senders exceed its rate, or its limit is too low for their bursts (`tc -s qdisc`, `tc -s class`)"
+        }
+        "codel" | "fq_codel" | "cake" | "pie" | "fq_pie" | "red" | "sfb" | "choke" | "fq" | "sfq" => {
+            "the queue management signals that senders are faster than the device or the shaper; or the limit of the queue was reached \
+             (`tc -s qdisc`: drop_overlimit, flows_plimit)"
+        }
+        "ingress" | "clsact" => {
+            "a filter or a policer drops packets (`tc -s filter show dev DEVICE ingress`, and egress)"
+        }
+        "netem" => "netem drops packets on purpose, or its limit was reached",
+        _ => "the queue of the device was full, or its queueing discipline drops on purpose (`tc -s qdisc`)",
+    }
+}
+
 /// The judgement of a snapshot about a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judged {
@@ -564,7 +586,10 @@ pub(crate) const CALLS: &[CallRow] = &[
         "send",
         "ENOBUFS",
         PerSecond(0.5),
-        &[perhaps("the queue of the device is full (`tc -s qdisc`), or there is no memory")],
+        &[
+            shown(has_full_queue, "the queue of a device is full (`tc -s qdisc`)"),
+            perhaps("there is no memory, or the device refuses packets"),
+        ],
     ),
     failure(
         "send",
@@ -694,6 +719,14 @@ fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         IpAddr::V6(local) => local.is_loopback() == destination.ip().is_loopback(),
     };
     if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
+}
+
+/// Returns whether a queueing discipline dropped packets.
+fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
+    let mut counters = snapshot.counters.seen().into_iter().flatten();
+    let has_drops = counters
+        .any(|(name, drops)| name.starts_with("qdisc.") && name.ends_with(".drops") && drops.during > 0);
+    if has_drops { Judged::Yes } else { Judged::No }
 }
 
 /// Returns whether the call had not searched for a port yet.

@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{Counter, FailedCall, Listener, Snapshot, UdpSoc
 
 use crate::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::budget::Budget;
-use crate::causes::{COUNTERS, is_failure_of_interest};
+use crate::causes::{COUNTERS, Noise, is_failure_of_interest};
 use crate::datagram::Counted;
 use crate::draft::What;
 use crate::words::{count, counted};
@@ -13,11 +13,29 @@ use crate::words::{count, counted};
 /// A symptom in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Symptom<'a> {
-    Counter { name: &'static str, counter: Counter },
+    Counter {
+        name: &'static str,
+        counter: Counter,
+    },
+    /// Drops of a queueing discipline that passed on some packets.
+    Qdisc {
+        device: &'a str,
+        kind: &'a str,
+        drops: Counter,
+        packets: u64,
+    },
     Calls(&'a FailedCall),
-    Drops { cookie: u64, socket: String },
-    Queue { listener: &'a Listener },
-    Growth { tuple: String, seconds: u64 },
+    Drops {
+        cookie: u64,
+        socket: String,
+    },
+    Queue {
+        listener: &'a Listener,
+    },
+    Growth {
+        tuple: String,
+        seconds: u64,
+    },
 }
 
 /// A symptom with its events, and what no finding explains.
@@ -56,9 +74,28 @@ impl<'a> Account<'a> {
                 account.add(Symptom::Counter { name: row.name, counter }, counter.during);
             }
         }
+        account.add_qdiscs(snapshot);
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
         account
+    }
+
+    /// Adds drops that are more than 5 a second and 1% of the packets: a queue that is full now and then tells senders of TCP to slow down.
+    fn add_qdiscs(&mut self, snapshot: &'a Snapshot) {
+        for (name, &drops) in snapshot.counters.seen().into_iter().flatten() {
+            let words = || name.strip_prefix("qdisc.")?.strip_suffix(".drops")?.rsplit_once('.');
+            let Some((device, kind)) = words() else { continue };
+            let packets = snapshot.counter(&format!("qdisc.{device}.{kind}.packets"));
+            let packets = packets.map_or(0, |packets| packets.during);
+            if !Noise::PerSecond(5.0).is_exceeded(snapshot, drops.during) || drops.during * 99 <= packets {
+                continue;
+            }
+            self.add(Symptom::Qdisc { device, kind, drops, packets }, drops.during);
+            // The same packets, where they were sent.
+            for counter in ["Ip.OutDiscards", "Ip6.OutDiscards", "Udp.SndbufErrors", "Udp6.SndbufErrors"] {
+                self.explain("X01", &What::Counter(counter), drops.during);
+            }
+        }
     }
 
     fn add_sockets(&mut self, snapshot: &'a Snapshot) {
@@ -121,6 +158,9 @@ impl Item<'_> {
         match &self.symptom {
             Symptom::Calls(call) => failed_calls(call, rest),
             Symptom::Counter { name, .. } => format!("{name} grew by {}", count(rest)),
+            Symptom::Qdisc { device, kind, .. } => {
+                format!("the queueing discipline {kind} of {device} dropped {}", counted(rest, "packet"))
+            }
             Symptom::Drops { socket, .. } => format!("{socket} dropped {}", counted(rest, "packet")),
             Symptom::Queue { listener } => format!(
                 "{} at {} of {} waited for accept() all the time",
@@ -143,6 +183,7 @@ impl Item<'_> {
                 call.address.as_deref().unwrap_or("")
             ),
             Symptom::Counter { name, .. } => (*name).to_owned(),
+            Symptom::Qdisc { device, kind, .. } => format!("drops of {kind} of {device}"),
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { listener } => format!("queue of socket {:#x}", listener.cookie),
             Symptom::Growth { tuple, .. } => tuple.clone(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
@@ -19,7 +19,8 @@ use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
 use fourtuple_record::{Proof, Severity};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
+use fourtuple_testing::wire::{self, Wire};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
 use scene::{diagnosis, findings, findings_in, of, until};
 
 /// A directory with files of /proc, which ends with the value.
@@ -54,6 +55,35 @@ impl Drop for Root {
 
 fn judged(snapshot: &Snapshot) -> Diagnosis {
     diagnose(snapshot, &Limits::default())
+}
+
+#[test]
+fn packets_that_a_shaper_drops_are_named_with_its_device() {
+    in_namespace(|| {
+        let test = "host_rules::packets_that_a_shaper_drops_are_named_with_its_device";
+        let Some(far) = Wire::open(test) else { return };
+        let shaper = "qdisc add dev near root tbf rate 8kbit burst 2000 limit 3000";
+        match starting::status(Command::new("tc").args(shaper.split(' '))) {
+            Ok(status) if status.success() => {}
+            other => return skip(test, "programs", &format!("tc has no tbf: {other:?}")),
+        }
+        let sender = UdpSocket::bind((wire::NEAR_V4, 0)).unwrap();
+        let mut reader = Reader::new(Path::new("/"));
+        scene::read(&mut reader);
+        for _ in 0..500 {
+            // ENOBUFS: the queue is full.
+            let _ = sender.send_to(&[0; 1_000], (wire::FAR_V4, 9));
+        }
+        let snapshot = scene::read(&mut reader);
+        let drops = snapshot.counter("qdisc.near.tbf.drops").unwrap();
+        assert!(drops.during > 400 && drops.during == drops.total, "{drops:?}");
+        let diagnosis = judged(&snapshot);
+        let found: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.verdict.as_str()).collect();
+        let expected = format!("the queueing discipline tbf of near dropped {} packets", drops.during);
+        assert!(found.len() == 1 && found[0].contains(&expected), "{found:?}");
+        // Another namespace has other devices.
+        assert!(far.far_away(scene::now).counter("qdisc.near.tbf.drops").is_err());
+    });
 }
 
 #[test]

@@ -69,7 +69,8 @@ pub struct Snapshot {
     pub udp: Part<UdpSockets>,
     /// Processes that have sockets in the namespace.
     pub processes: Part<Vec<Process>>,
-    /// Counters of /proc/net/netstat and /proc/net/snmp, by group and name: `TcpExt.ListenOverflows`.
+    /// Counters of /proc/net/netstat and /proc/net/snmp, by group and name: `TcpExt.ListenOverflows`; of
+    /// queueing disciplines at the root of a device, `qdisc.eth0.fq_codel.drops`.
     pub counters: Part<BTreeMap<String, Counter>>,
     /// Memory and sockets of TCP as a whole.
     pub memory: Part<TcpMemory>,

@@ -42,6 +42,17 @@ pub fn index(name: &str) -> io::Result<u32> {
     }
 }
 
+/// Returns the name of a device in the calling thread's network namespace. ENXIO: there is no device with this index.
+pub fn name(index: u32) -> io::Result<String> {
+    let mut name = [0_u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has room for IF_NAMESIZE bytes, and outlives the call.
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
 /// Returns the index of the device with this address in the calling thread's network namespace, or `None` if no device
 /// has it. The loopback device has all addresses in 127.0.0.0/8.
 pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
@@ -256,6 +267,8 @@ mod tests {
             assert_eq!(with_address(text.parse().unwrap()).unwrap(), Some(loopback), "{text}");
         }
         assert_eq!(with_address("192.0.2.200".parse().unwrap()).unwrap(), None);
+        assert_eq!(name(loopback).unwrap(), "lo");
+        assert_eq!(name(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ENXIO));
         assert_eq!(index("nosuch").unwrap_err().raw_os_error(), Some(libc::ENODEV));
         assert_eq!(index("a name that is too long").unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }

@@ -5,7 +5,7 @@ use std::mem;
 use std::net::IpAddr;
 
 use crate::datagram::{self, Datagram};
-use crate::{netlink, route, sock_diag, unix_diag};
+use crate::{netlink, qdisc, route, sock_diag, unix_diag};
 
 /// The parsed content of a netlink datagram.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Answers {
     pub queues: Vec<unix_diag::Queue>,
     /// Source addresses of rtnetlink.
     pub sources: Vec<IpAddr>,
+    /// Queueing disciplines of rtnetlink.
+    pub qdiscs: Vec<qdisc::Qdisc>,
 }
 
 /// Parses one netlink datagram as every kind of reply that this crate requests. `wanted` is the inode and the device of
@@ -26,6 +28,7 @@ pub fn netlink(datagram: &[u8], wanted: &[u8]) -> (io::Result<bool>, Answers) {
         answers.sockets.extend(sock_diag::read_any(body));
         answers.queues.extend(unix_diag::queue(body, wanted));
         answers.sources.extend(body.get(route::HEADER..).and_then(route::preferred_source));
+        answers.qdiscs.extend(qdisc::parse(body));
     });
     (done, answers)
 }

@@ -42,6 +42,7 @@ pub mod pidfd;
 pub mod privileges;
 pub mod process_memory;
 pub mod procfs;
+pub mod qdisc;
 pub mod resource;
 #[cfg(feature = "io-uring")]
 pub mod ring;

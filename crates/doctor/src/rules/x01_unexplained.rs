@@ -2,21 +2,21 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{FailedCall, Snapshot};
 
 use crate::accepting::time;
-use crate::causes::{COUNTERS, Cause, Judged, When, row_of};
+use crate::causes::{COUNTERS, Cause, Judged, When, drops_of_qdisc, row_of};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
 use crate::symptom::{Account, Item, Symptom};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "X01",
     title: "failures that no other rule explains",
-    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat and stat/nf_conntrack; sock_diag(7); the tracepoint at the \
+    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat and stat/nf_conntrack; drops of queueing disciplines (tc(8)); sock_diag(7); the tracepoint at the \
              end of system calls (raw_syscalls:sys_exit)",
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, drops of sockets, connections that wait for accept() all the \
+         listen(), connect(), accept(), send() and recv() that returned an error, drops of sockets and of queueing disciplines, connections that wait for accept() all the \
          time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
          is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
@@ -59,7 +59,7 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
 
 fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let severity = match item.symptom {
-        Symptom::Counter { .. } => Severity::Notice,
+        Symptom::Counter { .. } | Symptom::Qdisc { .. } => Severity::Notice,
         _ => Severity::Warning,
     };
     let verdict = format!("unexplained: {} in {}", item.sentence(), time(snapshot.interval_ns));
@@ -80,6 +80,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
                 .because_if(means)
                 .because(format!("{} since the namespace was created", count(counter.total)))
         }
+        Symptom::Qdisc { kind, drops, packets, .. } => draft
+            .because(drops_of_qdisc(kind))
+            .because(format!("{} passed it in the same time", counted(*packets, "packet")))
+            .because(format!("{} dropped since it was set up", counted(drops.total, "packet"))),
         Symptom::Queue { listener } => draft.now(Remedy::own(
             format!("trace accept --port {} --for 10s", listener.address.port()),
             "shows which worker accepts",
@@ -215,6 +219,28 @@ mod tests {
         let of = found(&snapshot);
         assert!(of[0].0.contains("7 connect()") && of[0].0.contains("10.0.0.3:80"), "{of:?}");
         assert!(of[1].0.contains("TcpExt.ListenOverflows grew by 4"), "{of:?}");
+    }
+
+    #[test]
+    fn drops_of_a_queue_are_one_finding_with_their_counters() {
+        let counters = [
+            ("qdisc.eth0.7.tbf.drops", 490),
+            ("qdisc.eth0.7.tbf.packets", 10),
+            ("Ip.OutDiscards", 490),
+            ("Udp.SndbufErrors", 490),
+        ];
+        let of = found(&snapshot(Vec::new(), &counters));
+        assert_eq!(of.len(), 1, "{of:?}");
+        let expected = "unexplained: the queueing discipline tbf of eth0.7 dropped 490 packets in 2.0 s";
+        assert_eq!(of[0].0, expected);
+        assert!(of[0].1[0].starts_with("a shaper was full"), "{of:?}");
+        // A queue that is full now and then.
+        for few in [
+            [("qdisc.eth0.fq.drops", 90), ("qdisc.eth0.fq.packets", 9_000)],
+            [("qdisc.eth0.fq.drops", 9), ("qdisc.eth0.fq.packets", 9)],
+        ] {
+            assert_eq!(found(&snapshot(Vec::new(), &few)), Vec::new());
+        }
     }
 
     #[test]

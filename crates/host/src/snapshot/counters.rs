@@ -1,16 +1,18 @@
-//! The counters of TCP, UDP and IP.
+//! The counters of TCP, UDP and IP, and of queueing disciplines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use fourtuple_record::snapshot::Counter;
+use fourtuple_syscalls::qdisc;
 
 use crate::snapshot::reading::text;
 
 /// Counters by `GROUP.NAME`.
 pub(super) type Totals = BTreeMap<String, u64>;
 
-/// Returns all counters of the calling thread's network namespace that the kernel has in /proc/net, by `GROUP.NAME`.
+/// Returns all counters of the calling thread's network namespace that the kernel has in /proc/net, by `GROUP.NAME`, and the packets and
+/// drops of queueing disciplines, `qdisc.DEVICE.KIND.drops`.
 ///
 /// # Errors
 ///
@@ -24,6 +26,11 @@ pub fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
     // A kernel without IPv6 has no such file.
     parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), &mut now);
     parse_softnet(&text(root, "proc/thread-self/net/softnet_stat").unwrap_or_default(), &mut now);
+    // Needs no right; a host that refuses netlink shows no sockets either.
+    for (device, qdisc) in qdisc::all().unwrap_or_default() {
+        let name = |what: &str| format!("qdisc.{device}.{}.{what}", qdisc.kind);
+        now.extend([(name("packets"), qdisc.packets), (name("drops"), qdisc.drops)]);
+    }
     Ok(now)
 }
 

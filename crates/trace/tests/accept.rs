@@ -17,13 +17,13 @@ use fourtuple::listen::{
     AcceptPolicy, Acceptor, Connection, Endpoint, ListenError, ListenerGroupBuilder, SeatStats,
 };
 use fourtuple_measure::balance;
-use fourtuple_record::{TraceAcceptResults, TraceListener};
-use fourtuple_syscalls::option;
+use fourtuple_record::{Remark, TraceAcceptResults, TraceListener};
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{message, option};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip};
-use fourtuple_trace::Accept;
+use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip, starting};
+use fourtuple_trace::{Accept, Outcome};
 use traced::{count, has_missed, traced, until_none_missed};
 
 /// Time after which a test fails.
@@ -117,6 +117,37 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
         assert!(overflows >= 3);
         assert_eq!((results.overflows, outcome.validity), (overflows, vec![]), "{results:?}");
         assert_eq!((only(&results).depth.max, only(&results).queued), (1, 0));
+    });
+}
+
+/// A listener on its way from one process to another is among the files of none, and with a full queue it queues no connection.
+#[test]
+fn overflows_of_a_listener_in_flight_are_a_remark() {
+    let test = "overflows_of_a_listener_in_flight_are_a_remark";
+    in_namespace(|| {
+        let (near, far) = message::pair().unwrap();
+        // A child has copies of all descriptors until its exec.
+        let (address, _queued) = starting::undisturbed(|| {
+            let (listener, address, queued) = full_listener("127.0.5.5");
+            message::send(near.as_fd(), b"?", Some(listener.as_fd())).unwrap();
+            (address, queued)
+        });
+        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        let trace = Accept { network: Some(own), ..Accept::default() };
+        let attempts = || {
+            let before = listen_overflows();
+            let client = socket::open(Transport::Tcp, address, true).unwrap();
+            socket::connect(client.as_fd(), address).unwrap();
+            listen_overflows() - before
+        };
+        let Some((overflows, outcome)) = until_none_missed(|| traced(test, &trace, attempts)) else { return };
+        let Outcome { results, validity, .. } = outcome;
+        assert!(overflows > 0 && results.overflows == 0, "{overflows} {results:?}");
+        let expected = format!(
+            "the network namespace counts {overflows} overflows of accept queues during the trace (TcpExt.ListenOverflows), the trace 0"
+        );
+        assert!(validity.contains(&Remark::new("overflows-unseen", expected)), "{validity:?}");
+        drop((far, near));
     });
 }
 

@@ -1,6 +1,7 @@
 /* Counts system calls on sockets that return an error, by call, errno, process and address.
  *
  *   raw_syscalls:sys_exit   the result, and the arguments, which the registers still hold
+ *   io_uring_complete       the result of an operation of io_uring; its address is not known
  *   inet_sock_set_state     CLOSE -> SYN_SENT: the errors that follow belong to a connect() that has begun
  *
  * A non-blocking connect() fails later: the program reads the errno by SO_ERROR, by another connect(), or by recv or send. The first of them
@@ -16,7 +17,8 @@ enum { OF_TCP = 1, OF_UDP = 2, OF_UNIX = 3, OF_OTHER = 4 };
 /* States of a failed connect(): it ended before a SYN was sent; after it; and its socket is still in SYN_SENT. */
 enum { BEFORE_SYN = 0, AFTER_SYN = 1, IN_SYN_SENT = 2 };
 enum { UNIX = 1, STREAM = 1, DATAGRAM = 2, MPTCP = 262 };
-enum { INTERRUPTED = 4, TRY_AGAIN = 11, BAD_DESCRIPTOR = 9, IS_CONNECTED = 106, IN_PROGRESS = 114, NOW_IN_PROGRESS = 115 };
+enum { INTERRUPTED = 4, TRY_AGAIN = 11, BAD_DESCRIPTOR = 9, IS_CONNECTED = 106, IN_PROGRESS = 114, NOW_IN_PROGRESS = 115,
+       CANCELED = 125 };
 /* From here on errnos are of the kernel only, such as ERESTARTSYS. */
 enum { MAX_ERRNO = 511 };
 enum { SOCKET_FILE = 0140000, FILE_TYPE = 0170000 };
@@ -68,6 +70,17 @@ struct pt_regs___arguments {
 struct inode {
 	unsigned short i_mode;
 };
+struct thread_info {
+	unsigned long flags;
+	unsigned int status;
+};
+struct task_struct___wide {
+	struct thread_info thread_info;
+};
+struct io_kiocb {
+	struct file *file;
+	u8 opcode;
+};
 struct file___typed {
 	struct inode *f_inode;
 	void *private_data;
@@ -104,6 +117,36 @@ struct {
 	TYPE(key, u64);
 	TYPE(value, u32);
 } attempts SECTION(".maps");
+
+/* Returns whether the system call is one of 32 bits, which has other numbers: TS_COMPAT of x86, TIF_32BIT of arm64. */
+INLINE int is_narrow(void)
+{
+	const struct task_struct___wide *task = (const void *)current_task();
+	struct pt_regs *registers = NULL;
+	unsigned long flags = 0;
+	unsigned int status = 0;
+	if (IS_THERE(registers->orig_ax)) {
+		if (IS_THERE(task->thread_info.status))
+			READ(status, task->thread_info.status);
+		return status & 2;
+	}
+	READ(flags, task->thread_info.flags);
+	return flags >> 22 & 1;
+}
+
+/* Returns the call that an operation of io_uring stands for. */
+INLINE u32 ring_kind(u8 operation)
+{
+	switch (operation) {
+	case 13: return ACCEPT;
+	case 16: return CONNECT;
+	case 56: return BIND;
+	case 57: return LISTEN_;
+	case 2: case 9: case 23: case 26: case 47: case 48: return SEND;
+	case 1: case 10: case 22: case 27: return RECV;
+	}
+	return 0;
+}
 
 INLINE u32 call_kind(int call)
 {
@@ -158,26 +201,32 @@ INLINE u64 fourth_argument(const struct pt_regs *context)
 	return registers->regs[3];
 }
 
+/* Returns the socket of a file, or NULL if it is not a socket. */
+INLINE const struct sock *socket_in(const struct file___typed *file)
+{
+	struct inode *inode = NULL;
+	struct socket *found = NULL;
+	struct sock *socket = NULL;
+	unsigned short mode = 0;
+	if (READ(inode, file->f_inode) || !inode || READ(mode, inode->i_mode) || (mode & FILE_TYPE) != SOCKET_FILE)
+		return NULL;
+	if (READ(found, file->private_data) || !found || READ(socket, found->sk))
+		return NULL;
+	return socket;
+}
+
 /* Returns the socket of a descriptor, or NULL if it is not a socket. */
 INLINE const struct sock *socket_at(u32 descriptor)
 {
 	struct fdtable *table = current_task()->files->fdt;
 	struct file **files;
 	struct file___typed *file = NULL;
-	struct inode *inode = NULL;
-	struct socket *found = NULL;
-	struct sock *socket = NULL;
-	unsigned short mode = 0;
 	if (descriptor >= table->max_fds)
 		return NULL;
 	files = table->fd;
 	if (read_kernel(&file, sizeof(file), files + descriptor) || !file)
 		return NULL;
-	if (READ(inode, file->f_inode) || !inode || READ(mode, inode->i_mode) || (mode & FILE_TYPE) != SOCKET_FILE)
-		return NULL;
-	if (READ(found, file->private_data) || !found || READ(socket, found->sk))
-		return NULL;
-	return socket;
+	return socket_in(file);
 }
 
 INLINE u32 protocol_of(u32 family, u32 protocol)
@@ -291,24 +340,53 @@ INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
 		ADD(totals->lost, 1);
 }
 
+INLINE int is_failure(u32 kind, u32 errno)
+{
+	if (!errno || errno == INTERRUPTED || errno == BAD_DESCRIPTOR || errno == CANCELED)
+		return 0;
+	if (kind != CONNECT)
+		return errno != TRY_AGAIN;
+	return errno != IN_PROGRESS && errno != NOW_IN_PROGRESS && errno != IS_CONNECTED;
+}
+
+/* Stores what the socket of a failed call tells. Returns the call: one that reports the end of a connect() is a connect(). */
+INLINE u32 put_socket(struct failure *failure, const struct sock *socket, u32 kind, u32 *family)
+{
+	const struct net *net = NULL;
+	u64 id = (u64)socket;
+	u16 number = 0, short_family = 0;
+	u8 state = 0;
+	READ(short_family, socket->__sk_common.skc_family);
+	READ(number, socket->sk_protocol);
+	*family = short_family;
+	failure->protocol = protocol_of(short_family, number);
+	READ(net, socket->__sk_common.skc_net.net);
+	READ(failure->namespace, net->ns.inum);
+	if (failure->protocol == OF_TCP && (kind >= SEND || kind == CONNECT) && map_lookup(&attempts, &id)) {
+		READ(state, socket->__sk_common.skc_state);
+		failure->state = state == SYN_SENT ? IN_SYN_SENT : AFTER_SYN;
+		map_delete(&attempts, &id);
+		if (kind != CONNECT)
+			put_peer(failure, socket, short_family);
+		kind = CONNECT;
+	}
+	return kind;
+}
+
 SECTION("tp_btf/sys_exit")
 int call_failed(u64 *context)
 {
 	const struct pt_regs *registers = (const struct pt_regs *)context[0];
 	s64 result = (s64)context[1];
 	const struct sock *socket = NULL;
-	const struct net *net = NULL;
 	struct failure failure = {};
 	struct wanted *wanted;
 	u32 only = 0, errno, kind, family = 0;
-	u16 number = 0, short_family = 0;
-	u64 id;
-	u8 state = 0;
 	/* Runs for every system call of the host. */
 	if (result > 0 || result < -MAX_ERRNO)
 		return 0;
 	kind = call_kind(call_of(registers));
-	if (!kind)
+	if (!kind || is_narrow())
 		return 0;
 	errno = -result;
 	if (kind == SO_ERROR_) {
@@ -319,11 +397,7 @@ int call_failed(u64 *context)
 		if (read_user(&pending, sizeof(pending), (const void *)fourth_argument(registers)) || pending <= 0)
 			return 0;
 		errno = pending;
-	} else if (!errno || errno == INTERRUPTED || errno == BAD_DESCRIPTOR) {
-		return 0;
-	} else if (errno == TRY_AGAIN && kind != CONNECT) {
-		return 0;
-	} else if (kind == CONNECT && (errno == IN_PROGRESS || errno == NOW_IN_PROGRESS || errno == IS_CONNECTED)) {
+	} else if (!is_failure(kind, errno)) {
 		return 0;
 	}
 	wanted = map_lookup(&settings, &only);
@@ -337,21 +411,7 @@ int call_failed(u64 *context)
 		socket = socket_at(first_argument(registers));
 		if (!socket)
 			return 0;
-		READ(short_family, socket->__sk_common.skc_family);
-		READ(number, socket->sk_protocol);
-		family = short_family;
-		failure.protocol = protocol_of(family, number);
-		READ(net, socket->__sk_common.skc_net.net);
-		READ(failure.namespace, net->ns.inum);
-		id = (u64)socket;
-		if (failure.protocol == OF_TCP && (kind >= SEND || kind == CONNECT) && map_lookup(&attempts, &id)) {
-			READ(state, socket->__sk_common.skc_state);
-			failure.state = state == SYN_SENT ? IN_SYN_SENT : AFTER_SYN;
-			map_delete(&attempts, &id);
-			if (kind != CONNECT)
-				put_peer(&failure, socket, family);
-			kind = CONNECT;
-		}
+		kind = put_socket(&failure, socket, kind, &family);
 	}
 	if (!failure.protocol || kind == SO_ERROR_)
 		return 0;
@@ -360,6 +420,43 @@ int call_failed(u64 *context)
 	if (kind == BIND || (kind == CONNECT && !failure.family))
 		put_passed(&failure, second_argument(registers), third_argument(registers));
 	else if (kind == LISTEN_ || kind == ACCEPT)
+		put_local(&failure, socket, family);
+	count_failure(wanted, &failure);
+	return 0;
+}
+
+/* Runs in the task that submitted the operation, or in a worker or poller thread of its process. */
+SECTION("tp_btf/io_uring_complete")
+int ring_failed(u64 *context)
+{
+	const struct io_kiocb *request = (const struct io_kiocb *)context[1];
+	const struct io_uring_cqe *completion = (const struct io_uring_cqe *)context[2];
+	const struct sock *socket;
+	struct file *file = NULL;
+	struct failure failure = {};
+	struct wanted *wanted;
+	u32 only = 0, kind, family = 0;
+	int result = 0;
+	u8 operation = 0;
+	if (READ(result, completion->res) || result >= 0 || result < -MAX_ERRNO)
+		return 0;
+	if (READ(operation, request->opcode))
+		return 0;
+	kind = ring_kind(operation);
+	if (!kind || !is_failure(kind, -result))
+		return 0;
+	wanted = map_lookup(&settings, &only);
+	if (!wanted || READ(file, request->file) || !file)
+		return 0;
+	socket = socket_in((const struct file___typed *)file);
+	if (!socket)
+		return 0;
+	kind = put_socket(&failure, socket, kind, &family);
+	if (!failure.protocol)
+		return 0;
+	failure.errno = -result;
+	failure.call = kind;
+	if (kind == LISTEN_ || kind == ACCEPT)
 		put_local(&failure, socket, family);
 	count_failure(wanted, &failure);
 	return 0;

@@ -184,7 +184,8 @@ pub struct FailedCalls {
 }
 
 impl FailedCalls {
-    /// Loads the programs and attaches them.
+    /// Loads the programs and attaches them. Operations of io_uring count if this kernel's tracepoint io_uring_complete has them as argument
+    /// (Linux 6.18; 6.12 has not). System calls of 32-bit programs do not count.
     ///
     /// # Errors
     ///
@@ -210,6 +211,11 @@ impl FailedCalls {
         let mut calls = FailedCalls { programs, failures, sums };
         calls.programs.attach("attempt_began", "inet_sock_set_state")?;
         calls.programs.attach("call_failed", "sys_exit")?;
+        // A kernel without io_uring, or of which the tracepoint has other arguments (before 6.13).
+        match calls.programs.attach("ring_failed", "io_uring_complete") {
+            Err(BpfError::Absent { .. } | BpfError::Refused { .. }) => {}
+            other => other?,
+        }
         Ok(calls)
     }
 

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{Counter, FailedCall, Snapshot};
+use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
 
 /// The events of a healthy host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -373,9 +373,10 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "P07",
                 "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
             ),
+            shown(is_tentative, TENTATIVE),
             shown(
                 before_search,
-                "no source address can be used: the IPv6 address is tentative (`ip -6 address show tentative`), or the address of the socket is gone",
+                "no source address can be used: the address of the socket is gone, or no device has one",
             ),
         ],
     ),
@@ -385,6 +386,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         PerSecond(2.0),
         &[
             shown(lacks_listener, "no socket listens at the address on this host"),
+            shown(is_rejected_here, REJECTED),
             perhaps("no socket listens at the address, or a firewall resets connections to it"),
             rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
         ],
@@ -397,6 +399,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("A01", "the accept queue of the server is full"),
             rule("A03", "the listener drops SYNs"),
             rule("N01", "the table of connection tracking is full"),
+            shown(is_tentative, TENTATIVE),
             perhaps("the host is down, or a firewall drops the packets"),
         ],
     ),
@@ -405,6 +408,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         "EHOSTUNREACH",
         Nothing,
         &[
+            shown(is_tentative, TENTATIVE),
             perhaps(
                 "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
             ),
@@ -417,6 +421,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         PerSecond(1.0),
         &[
             shown(ipv6_is_off, "the host has no IPv6 address, and hence no route"),
+            shown(is_rejected_here, REJECTED),
             perhaps("there is no route to the address (`ip route get ADDRESS`)"),
         ],
     ),
@@ -456,9 +461,13 @@ pub(crate) const CALLS: &[CallRow] = &[
         "connect",
         "EACCES",
         Nothing,
-        &[perhaps(
-            "a broadcast address without SO_BROADCAST, a route of type prohibit, a security module, or no write permission for the Unix socket",
-        )],
+        &[
+            shown(is_rejected_here, REJECTED),
+            perhaps(
+                "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
+                 a security module, or no write permission for the Unix socket",
+            ),
+        ],
     ),
     failure(
         "connect",
@@ -485,7 +494,11 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "P11",
                 "the address is not an address of this host (`ip address`; net.ipv4.ip_nonlocal_bind permits it)",
             ),
-            perhaps("the IPv6 address is tentative (duplicate address detection), or needs a zone"),
+            shown(
+                is_tentative_itself,
+                "the IPv6 address is tentative: duplicate address detection is not complete, or has found a duplicate (`ip -6 address show`)",
+            ),
+            perhaps("the IPv6 address needs a zone, or was tentative (duplicate address detection)"),
         ],
     ),
     failure(
@@ -687,6 +700,32 @@ pub(crate) fn row_of(call: &FailedCall) -> &'static CallRow {
     row.unwrap_or(&CALLS[CALLS.len() - 1])
 }
 
+/// Returns the causes of the errno of a call in a snapshot, as clauses: the cause if the snapshot shows it, otherwise possible causes. No rule
+/// excludes one.
+pub fn causes(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
+    judged(snapshot, call, &[])
+}
+
+/// Returns the causes: what the snapshot shows, or what is possible and what is excluded. `checked`: rules without a finding about the call.
+pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Vec<String> {
+    let judge = |cause: &Cause| match cause.when {
+        When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
+        When::Rule(_) | When::Unknown => Judged::Perhaps,
+        When::Shown(judge) => judge(snapshot, call),
+    };
+    let causes = row_of(call).causes;
+    let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
+    if let Some(cause) = with(Judged::Yes).next() {
+        return vec![format!("the cause here: {}", cause.text)];
+    }
+    let possible = with(Judged::Perhaps).map(|cause| format!("possible: {}", cause.text));
+    let excluded = with(Judged::No).filter_map(|cause| match cause.when {
+        When::Rule(id) => Some(format!("excluded by {id}: {}", cause.text)),
+        _ => None,
+    });
+    possible.chain(excluded).collect()
+}
+
 /// Returns whether the calls are more than noise.
 pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> bool {
     let Some(noise) = row_of(call).noise else { return false };
@@ -719,6 +758,52 @@ fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         IpAddr::V6(local) => local.is_loopback() == destination.ip().is_loopback(),
     };
     if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
+}
+
+const TENTATIVE: &str = "each IPv6 address of the devices is tentative: duplicate address detection is not complete, or has found a duplicate \
+                         (`ip -6 address show`); the source then is ::1, or there is none";
+const REJECTED: &str = "a firewall rule of this host rejects the packet (output chain: `nft list ruleset`, `iptables-save`): this host sent as many \
+                        ICMP messages \"destination unreachable\" to itself";
+
+/// Returns whether no IPv6 address can be the source of packets to another host, because all are tentative.
+fn is_tentative(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let Some(SocketAddr::V6(to)) = address(call).filter(|to| !to.ip().is_loopback()) else {
+        return Judged::No;
+    };
+    let is_near = |local: &LocalAddress| match local.address {
+        IpAddr::V4(_) => false,
+        // A link-local address is no source for a global one.
+        IpAddr::V6(own) => {
+            !own.is_loopback() && own.is_unicast_link_local() == to.ip().is_unicast_link_local()
+        }
+    };
+    let Ok(addresses) = snapshot.addresses.seen() else { return Judged::Perhaps };
+    let mut near = addresses.iter().filter(|local| is_near(local)).peekable();
+    if near.peek().is_some() && near.all(|local| local.tentative) { Judged::Yes } else { Judged::No }
+}
+
+fn is_tentative_itself(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let is_it = |local: &LocalAddress| {
+        local.tentative && address(call).is_some_and(|address| address.ip() == local.address)
+    };
+    if addresses.iter().any(is_it) { Judged::Yes } else { Judged::No }
+}
+
+/// Returns whether this host answered the calls itself with ICMP, after their SYN. A neighbour that does not answer raises the same counters,
+/// with EHOSTUNREACH; a refusal may be a RST at the same time.
+fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let Some(to) = address(call).filter(|_| call.protocol == "tcp" && !call.before_search) else {
+        return Judged::No;
+    };
+    let group = if to.is_ipv4() { "Icmp" } else { "Icmp6" };
+    let during =
+        |name: &str| snapshot.counter(&format!("{group}.{name}")).map_or(0, |counter| counter.during);
+    match during("OutDestUnreachs").min(during("InDestUnreachs")) {
+        messages if messages < call.failed => Judged::No,
+        _ if call.errno == "ECONNREFUSED" => Judged::Perhaps,
+        _ => Judged::Yes,
+    }
 }
 
 /// Returns whether a queueing discipline dropped packets.

@@ -11,7 +11,7 @@ use crate::limits::Limits;
 use crate::rule::Rule;
 use crate::rules::ALL;
 use crate::rules::x01_unexplained::unexplained;
-use crate::symptom::Account;
+use crate::symptom::{Account, Unexplained};
 use crate::words::{process, tuple};
 
 /// The findings of all rules.
@@ -24,6 +24,8 @@ pub struct Diagnosis {
     pub checked: Vec<String>,
     /// Rules that could not be checked.
     pub unchecked: Vec<Unchecked>,
+    /// Symptoms that no finding of another rule explains, in the order of the account. X01 has findings about the first of them.
+    pub unexplained: Vec<Unexplained>,
 }
 
 /// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
@@ -67,6 +69,7 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
             }),
         }
     }
+    diagnosis.unexplained = account.unexplained();
     absorb_failures(&mut diagnosis.findings, snapshot);
     absorb_effects(&mut diagnosis.findings, snapshot);
     // A stable sort keeps the order of the rules.

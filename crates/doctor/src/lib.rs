@@ -22,9 +22,11 @@ mod symptom;
 mod words;
 
 pub use budget::Budget;
+pub use causes::causes;
 pub use command::Place;
 pub use diagnose::{Diagnosis, diagnose, diagnose_at};
 pub use explain::explain;
 pub use limits::{LimitError, Limits};
 pub use rule::{Rule, Threshold};
 pub use rules::{ALL, named};
+pub use symptom::Unexplained;

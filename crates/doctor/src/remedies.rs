@@ -462,7 +462,7 @@ mod tests {
     use crate::limits::Limits;
 
     fn local(address: &str, prefix: u8) -> LocalAddress {
-        LocalAddress { address: address.parse().unwrap(), prefix }
+        LocalAddress { address: address.parse().unwrap(), prefix, tentative: false }
     }
 
     #[test]

@@ -50,6 +50,19 @@ pub(crate) struct Item<'a> {
     pub(crate) by: Vec<&'static str>,
 }
 
+/// A symptom, and the events that no finding explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unexplained {
+    /// The kind, without process and address: `connect EADDRNOTAVAIL`, `TcpExt.ListenOverflows`, `qdisc eth0 tbf`, `accept queue`.
+    pub symptom: String,
+    /// Name of the process; empty if the kernel does not tell it.
+    pub process: String,
+    /// Events during the interval.
+    pub events: u64,
+    /// The symptom in one line, with process, address and number of events.
+    pub sentence: String,
+}
+
 /// All symptoms of a snapshot that are above the noise of a healthy host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Account<'a> {
@@ -137,6 +150,18 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Returns the symptoms of which something remains.
+    pub(crate) fn unexplained(&self) -> Vec<Unexplained> {
+        let rest = self.items.iter().filter(|item| item.rest > 0);
+        let unexplained = |item: &Item<'_>| Unexplained {
+            symptom: item.kind(),
+            process: item.process().to_owned(),
+            events: item.rest,
+            sentence: item.sentence(),
+        };
+        rest.map(unexplained).collect()
+    }
+
     /// Subtracts what a finding explains.
     pub(crate) fn explain(&mut self, rule: &'static str, what: &What, amount: u64) {
         let mut left = amount;
@@ -169,6 +194,26 @@ impl Item<'_> {
                 holders(&listener.owners)
             ),
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
+        }
+    }
+
+    /// Returns the kind of the symptom, which processes and addresses share.
+    fn kind(&self) -> String {
+        match &self.symptom {
+            Symptom::Calls(call) => format!("{} {}", call.call, call.errno),
+            Symptom::Counter { name, .. } => (*name).to_owned(),
+            Symptom::Qdisc { device, kind, .. } => format!("qdisc {device} {kind}"),
+            Symptom::Drops { .. } => "drops of sockets".to_owned(),
+            Symptom::Queue { .. } => "accept queue".to_owned(),
+            Symptom::Growth { .. } => "ports run out".to_owned(),
+        }
+    }
+
+    fn process(&self) -> &str {
+        match &self.symptom {
+            Symptom::Calls(call) => &call.owner.name,
+            Symptom::Queue { listener } => listener.owners.first().map_or("", |owner| &owner.name),
+            _ => "",
         }
     }
 

@@ -459,6 +459,8 @@ fn failures() -> Failures {
         address: Some("10.0.0.1:4000".to_owned()),
         before_search: false,
         failed: 312,
+        namespace: 0,
+        causes: Vec::new(),
     };
     Failures { calls: vec![call], left_out: 0 }
 }

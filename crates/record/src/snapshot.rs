@@ -481,6 +481,9 @@ pub struct LocalAddress {
     pub address: IpAddr,
     /// Prefix length; a loopback prefix is local as a whole.
     pub prefix: u8,
+    /// An IPv6 address whose duplicate address detection is not complete, or has found a duplicate: no packet has it as source.
+    #[serde(default)]
+    pub tentative: bool,
 }
 
 /// connect() calls that a trace saw during the interval.
@@ -584,4 +587,11 @@ pub struct FailedCall {
     pub before_search: bool,
     /// Number of failed calls.
     pub failed: u64,
+    /// Inode of the network namespace of the socket; 0 in older records.
+    #[serde(default)]
+    pub namespace: u32,
+    /// Causes that the errno has for this call: the cause if it is known, otherwise possible causes. Records of `trace connect` and `trace accept`
+    /// have them; a record of `doctor` has findings instead.
+    #[serde(default)]
+    pub causes: Vec<String>,
 }

@@ -85,7 +85,8 @@ pub struct TraceConnectResults {
     pub tuples: Vec<TraceTuple>,
     /// Random sample of single searches in order, at most 10,000.
     pub samples: Vec<TraceSample>,
-    /// Calls of connect() that failed, by process and destination, with the errno that the program got; `hidden`: not counted.
+    /// Calls on sockets that failed, by process and address, with the errno that the program got; with a filter by destination, calls
+    /// with this address only. `hidden`: not counted.
     #[serde(default)]
     pub calls: Part<Failures>,
 }

@@ -1,5 +1,6 @@
 use serde::{Deserialize, Serialize};
 
+use crate::snapshot::{Failures, Part};
 use crate::{Distribution, Record};
 
 /// The record of `fourtuple trace accept`.
@@ -58,6 +59,10 @@ pub struct TraceAcceptResults {
     pub histogram: Vec<WaitStep>,
     /// Listening sockets, most accepts first.
     pub listeners: Vec<TraceListener>,
+    /// Calls on sockets that failed, by process and address, with the errno that the program got; with a filter by listener, calls with
+    /// this address only. `hidden`: not counted.
+    #[serde(default)]
+    pub calls: Part<Failures>,
 }
 
 /// A bucket of the histogram of waits.

@@ -28,6 +28,7 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// The address is usable at once, without duplicate address detection.
 const NO_DUPLICATE_DETECTION: u8 = 2;
+const TENTATIVE: u8 = 0x40;
 /// Size of struct ifinfomsg.
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
@@ -67,18 +68,30 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
     Ok(found)
 }
 
-/// Returns the addresses of all devices with their prefix lengths, in the calling thread's network namespace.
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Local {
+    /// The address.
+    pub address: IpAddr,
+    /// Prefix length.
+    pub prefix: u8,
+    /// Duplicate address detection is not complete, or has found a duplicate (IPv6).
+    pub is_tentative: bool,
+}
+
+/// Returns the addresses of all devices, in the calling thread's network namespace.
 ///
 /// # Errors
 ///
 /// The errors of netlink(7).
-pub fn addresses() -> io::Result<Vec<(IpAddr, u8)>> {
+pub fn addresses() -> io::Result<Vec<Local>> {
     let mut addresses = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        each_address(family as u8, |prefix, _, local| {
+        each_address(family as u8, |header, _, local| {
             let v4 = <[u8; 4]>::try_from(local).map(IpAddr::from);
             let v6 = <[u8; 16]>::try_from(local).map(IpAddr::from);
-            addresses.extend(v4.or(v6).map(|address| (address, prefix)));
+            let (prefix, is_tentative) = (header[1], header[2] & TENTATIVE != 0);
+            addresses.extend(v4.or(v6).map(|address| Local { address, prefix, is_tentative }));
         })?;
     }
     // A repeated dump lists addresses again.
@@ -87,8 +100,8 @@ pub fn addresses() -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(addresses)
 }
 
-/// Calls `found` with the prefix length, the index of the device and the octets of each address of a family.
-fn each_address(family: u8, mut found: impl FnMut(u8, u32, &[u8])) -> io::Result<()> {
+/// Calls `found` with struct ifaddrmsg, the index of the device and the octets of each address of a family.
+fn each_address(family: u8, mut found: impl FnMut(&[u8], u32, &[u8])) -> io::Result<()> {
     let mut body = vec![0; ADDRESS_HEADER];
     body[0] = family;
     netlink::ask_again(libc::NETLINK_ROUTE, RTM_GETADDR, &body, |answer| {
@@ -99,7 +112,7 @@ fn each_address(family: u8, mut found: impl FnMut(u8, u32, &[u8])) -> io::Result
         let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
         // A kernel without IPv6 answers a request for IPv6 addresses with IPv4 addresses.
         if let (true, Some(local), Some(index)) = (header[0] == family, local, index) {
-            found(header[1], index, local);
+            found(header, index, local);
         }
     })
 }

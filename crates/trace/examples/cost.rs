@@ -1,24 +1,26 @@
 //! Measures the overhead of tracing: CPU time per connection with and without a trace, in interleaved trials of a second.
 //!
-//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6|accept|locks] [fin|rst] [QUADS] [RATE]`
+//! `cargo run --release -p fourtuple-trace --example cost -- [any|dst|dst6|accept|locks] [fin|rst|getppid] [QUADS] [RATE]`
 //!
 //! One process dials its own server over loopback in a new network namespace, at RATE connections per second (20,000), to one of
 //! 128 destinations per trial (IPv6: one), and closes each connection at once: with a FIN, or with a RST, which is the cheapest
 //! and leaves no TIME_WAIT socket. The CPU time of the process covers both ends, the softirqs that run in their context (without
 //! IRQ_TIME_ACCOUNTING), and the thread that reads the trace, but not attaching and detaching. `any` traces connect() without a
 //! filter, `dst` filters an IPv4 address without connects, `dst6` filters the dialed IPv6 address; `accept` and `locks` run the
-//! other traces.
+//! other traces. `getppid` opens no connections: it measures the CPU time of a thread per call of getppid(2), the cheapest system call.
 
 use std::env;
+use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::parent_id;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_measure::Comparison;
-use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit};
+use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit, thread_cpu_time};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option, schedule};
 use fourtuple_testing::set_sysctl;
@@ -39,6 +41,7 @@ fn main() {
     };
     let (quads, rate) = (number(2, 20), number(3, 20_000));
     let reset = words.get(1).is_some_and(|word| word == "rst");
+    let is_call = words.get(1).is_some_and(|word| word == "getppid");
     let six = words.first().is_some_and(|word| word == "dst6");
     let connect_to = |destination: SocketAddr| {
         Trace::Connect(Connect { address: Some(destination.ip()), ..Connect::default() })
@@ -60,11 +63,8 @@ fn main() {
     socket::listen(listener.as_fd(), 4096).expect("a listening socket");
     thread::spawn(move || serve(&listener));
     let trial = |traced: bool, round: u32| {
-        if traced {
-            with_trace(&trace, || dial(rate, six, reset, round))
-        } else {
-            dial(rate, six, reset, round)
-        }
+        let run = || if is_call { call() } else { dial(rate, six, reset, round) };
+        if traced { with_trace(&trace, run) } else { run() }
     };
     trial(false, 0);
     let mut trials = 0;
@@ -92,13 +92,30 @@ fn main() {
     let (low, high) = conclusion.interval.unwrap_or((conclusion.ratio, conclusion.ratio));
     let more = |ratio: f64| (1.0 / ratio - 1.0) * 100.0;
     let reached = REACHED.load(Ordering::Relaxed) as f64 / (TRIAL.as_secs_f64() * (4 * quads + 1) as f64);
+    let unit = if is_call { "call" } else { "connection" };
     println!(
-        "{reached:.0} connections/s, {quads} quads: {without:.2} us of CPU per connection, traced {with:.2} us (medians); \
+        "{reached:.0} {unit}s/s, {quads} quads: {without:.3} us of CPU per {unit}, traced {with:.3} us (medians); \
          {:+.1}% ({:+.1} to {:+.1})",
         more(conclusion.ratio),
         more(high),
         more(low),
     );
+}
+
+/// Calls getppid() all the time. Returns microseconds of CPU time per call.
+fn call() -> f64 {
+    const BATCH: u32 = 10_000;
+    let (cpu, begun) = (thread_cpu_time(), Instant::now());
+    let mut calls = 0;
+    while begun.elapsed() < TRIAL {
+        for _ in 0..BATCH {
+            black_box(parent_id());
+        }
+        calls += u64::from(BATCH);
+    }
+    let cost = (thread_cpu_time() - cpu).as_secs_f64() / calls as f64 * 1e6;
+    REACHED.fetch_add(calls, Ordering::Relaxed);
+    cost
 }
 
 fn destination(number: u32, six: bool) -> SocketAddr {

@@ -8,14 +8,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
+use fourtuple_bpf::failed_calls::{CallFilter, Failed};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
 use fourtuple_host::snapshot::counter_totals;
 use fourtuple_measure::{LogLinear, balance};
+use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
 use fourtuple_syscalls::errno_name;
 
 use crate::error::TraceError;
+use crate::failed::{FailedSession, account};
 use crate::instrument::{Folded, Instrument, Outcome, Session};
 use crate::losses::{Judgement, Losses, MISSED};
 use crate::times::{distribution, times};
@@ -76,6 +79,11 @@ pub struct AcceptSession {
     before: Option<Drops>,
     /// The waits of each listener at the end of the previous window, by its cookie.
     earlier: HashMap<u64, LogLinear>,
+    /// Failed calls, or why they are not counted.
+    failed: Result<FailedSession, String>,
+    address: Option<IpAddr>,
+    port: Option<u16>,
+    network: Option<u32>,
 }
 
 /// Drops of all listeners of a network namespace.
@@ -131,6 +139,21 @@ impl Instrument for Accept {
     type Session = AcceptSession;
 
     fn attach(&self) -> Result<AcceptSession, TraceError> {
+        let filter = CallFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
+        self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
+    }
+
+    fn duration(&self) -> Option<Duration> {
+        self.time
+    }
+}
+
+impl Accept {
+    /// Attaches the trace beside a count of failed calls; `Err`: why there is none.
+    pub(crate) fn attach_beside(
+        &self,
+        failed: Result<FailedSession, String>,
+    ) -> Result<AcceptSession, TraceError> {
         let filter = AcceptFilter {
             process: self.process,
             name: self.name.clone(),
@@ -148,11 +171,11 @@ impl Instrument for Accept {
             by_acceptor: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
             last: AcceptProgress::default(),
             earlier: HashMap::new(),
+            failed,
+            address: self.address,
+            port: self.port,
+            network: self.network,
         })
-    }
-
-    fn duration(&self) -> Option<Duration> {
-        self.time
     }
 }
 
@@ -184,6 +207,13 @@ impl Session for AcceptSession {
     fn finish(mut self, elapsed: Duration) -> Result<Outcome<TraceAcceptResults>, TraceError> {
         let drops = self.before.and_then(|before| Some(Drops::read()?.since(before)));
         self.wait.detach();
+        let failed = std::mem::replace(&mut self.failed, Err(String::new()))
+            .and_then(|mut failed| failed.end(self.address, self.port).map_err(|error| error.to_string()));
+        let calls = failed.map(|failed| {
+            let is_own =
+                |failed: &&Failed| self.network.is_none_or(|network| failed.failure.namespace == network);
+            account(failed.iter().filter(is_own))
+        });
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
@@ -194,6 +224,7 @@ impl Session for AcceptSession {
             validity.extend(uncounted(&all, drops).filter(|_| !self.by_listener));
         }
         results.notes = notes;
+        results.calls = calls.into();
         Ok(Outcome { results, validity, folded: Folded::new() })
     }
 }
@@ -289,6 +320,7 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
         earlier: counted.totals.earlier,
         histogram: wait.steps().map(|(from_ns, count)| WaitStep { from_ns, count }).collect(),
         listeners,
+        calls: Part::default(),
     }
 }
 

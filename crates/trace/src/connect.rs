@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, Tuple, UDP_TIER};
-use fourtuple_bpf::failed_calls::{CallFilter, Failed};
+use fourtuple_bpf::failed_calls::CallFilter;
 use fourtuple_bpf::flame::Sampled;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
@@ -126,7 +126,20 @@ impl Instrument for Connect {
     fn attach(&self) -> Result<ConnectSession, TraceError> {
         // Before the search, so that each attempt of the search has its failure here.
         let filter = CallFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
-        let failed = FailedSession::attach(&filter).map_err(|error| error.to_string());
+        self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
+    }
+
+    fn duration(&self) -> Option<Duration> {
+        self.time
+    }
+}
+
+impl Connect {
+    /// Attaches the trace beside a count of failed calls; `Err`: why there is none.
+    pub(crate) fn attach_beside(
+        &self,
+        failed: Result<FailedSession, String>,
+    ) -> Result<ConnectSession, TraceError> {
         let (search, tier, tier_reason) = self.attach_search()?;
         let sampled = Sampled { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
         let sampling = self.flame.then(|| Sampling::begin(&sampled)).transpose()?;
@@ -147,12 +160,6 @@ impl Instrument for Connect {
         })
     }
 
-    fn duration(&self) -> Option<Duration> {
-        self.time
-    }
-}
-
-impl Connect {
     /// Attaches the programs. Returns also the name of the tier, and why it is not the first tier.
     fn attach_search(&self) -> Result<(ConnectSearch, &'static str, Option<String>), TraceError> {
         let filter = ConnectFilter {
@@ -184,22 +191,6 @@ impl ConnectSession {
     /// Returns the times of all searches that found a port.
     pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
         Ok(all_searches(&self.search.totals()?))
-    }
-
-    /// Returns the failed calls of connect() that match the settings.
-    fn failed_calls(&mut self) -> Result<Vec<Failed>, String> {
-        let session = self.failed.as_mut().map_err(|reason| reason.clone())?;
-        session.detach();
-        let mut failed = session.window().map_err(|error| error.to_string())?;
-        let (address, port) = (self.address, self.port);
-        failed.retain(|failed| {
-            let destination = failed.failure.address();
-            failed.failure.call() == "connect"
-                && failed.failure.protocol() == self.protocol.name()
-                && address.is_none_or(|address| destination.is_some_and(|to| to.ip() == address))
-                && port.is_none_or(|port| destination.is_some_and(|to| to.port() == port))
-        });
-        Ok(failed)
     }
 
     /// Returns the calls since the previous window, by process and destination, without the ports in use.
@@ -258,7 +249,9 @@ impl Session for ConnectSession {
         let totals = self.search.totals()?;
         let losses = losses(&totals, self.search.missed()?);
         let tuples = self.search.tuples()?;
-        let failed = self.failed_calls();
+        let failed = self
+            .failed
+            .and_then(|mut failed| failed.end(self.address, self.port).map_err(|error| error.to_string()));
         let (flame, folded) = match self.sampling {
             Some(sampling) => {
                 let connecting = || tuples.iter().map(|tuple| tuple.key.process).collect::<HashSet<u32>>();

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::path::Path;
 
 use fourtuple_bpf::FailedCalls;
@@ -47,9 +48,17 @@ impl FailedSession {
         self.calls.lost().map_err(TraceError::Failed)
     }
 
-    /// Detaches the programs; their counts stay readable.
-    pub(crate) fn detach(&mut self) {
+    /// Detaches the programs and returns the failures since the previous window whose address matches; without an address and a port to
+    /// match, all of them.
+    pub(crate) fn end(&mut self, ip: Option<IpAddr>, port: Option<u16>) -> Result<Vec<Failed>, TraceError> {
         self.calls.detach();
+        let mut failed = self.window()?;
+        failed.retain(|failed| {
+            let address = failed.failure.address();
+            ip.is_none_or(|ip| address.is_some_and(|address| address.ip() == ip))
+                && port.is_none_or(|port| address.is_some_and(|address| address.port() == port))
+        });
+        Ok(failed)
     }
 }
 
@@ -64,8 +73,9 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
     for failed in failed {
         let call = row(failed);
         let process = failed.failure.process;
-        let FailedCall { call: name, errno, protocol, address, before_search, .. } = &call;
-        let kind = format!("{name} {errno} {protocol} {address:?} {before_search} {}", call.owner.name);
+        let FailedCall { call: name, errno, protocol, address, before_search, namespace, .. } = &call;
+        let kind =
+            format!("{name} {errno} {protocol} {address:?} {before_search} {namespace} {}", call.owner.name);
         let known = rows.entry((kind, process)).or_insert_with(|| FailedCall { failed: 0, ..call });
         known.failed += failed.calls;
     }
@@ -109,6 +119,8 @@ fn row(failed: &Failed) -> FailedCall {
             && failure.protocol() == "tcp"
             && failure.progress() == Progress::BeforeSyn,
         failed: failed.calls,
+        namespace: failure.namespace,
+        causes: Vec::new(),
     }
 }
 
@@ -119,7 +131,9 @@ fn errno(failure: &Failure) -> Errno {
 /// Corrects the failed attempts of a trace of TCP, by errno, which count sockets that were in SYN_SENT: adds calls that failed
 /// before, and gives attempts whose errno the program has read before it closed the socket this errno.
 pub(crate) fn correct(by_errno: &mut BTreeMap<String, u64>, failed: &[Failed]) {
-    for failed in failed.iter().filter(|failed| failed.failure.call() == "connect") {
+    let is_connect =
+        |failed: &&Failed| failed.failure.call() == "connect" && failed.failure.protocol() == "tcp";
+    for failed in failed.iter().filter(is_connect) {
         let name = errno(&failed.failure).to_string();
         match failed.failure.progress() {
             Progress::AfterSyn => {}

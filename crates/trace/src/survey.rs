@@ -67,8 +67,8 @@ impl Survey {
         let failed = seen(FailedSession::attach(&CallFilter::default()));
         Survey {
             failed,
-            connect: seen(Connect::default().attach()),
-            accept: seen(Accept::default().attach()),
+            connect: seen(connect()),
+            accept: seen(accept()),
             locks: seen(Locks::default().attach()),
             ..Survey::absent("")
         }
@@ -119,7 +119,7 @@ impl Survey {
             let window = connect.window()?;
             if connect.is_full()? {
                 search.merge(&connect.times()?);
-                *connect = Connect::default().attach()?;
+                *connect = self::connect()?;
             }
             Ok(traced(namespace, window))
         });
@@ -127,7 +127,7 @@ impl Survey {
             let window = accept.window()?;
             if accept.is_full()? {
                 wait.merge(&accept.times()?);
-                *accept = Accept::default().attach()?;
+                *accept = self::accept()?;
             }
             Ok(accepted(namespace, &window))
         });
@@ -165,6 +165,17 @@ impl Survey {
             failures: failed.map(|failed| failures(namespace, &failed)),
         }
     }
+}
+
+/// Why the traces of a survey count no failed calls of their own.
+const COUNTED: &str = "the survey counts failed calls";
+
+fn connect() -> Result<<Connect as Instrument>::Session, TraceError> {
+    Connect::default().attach_beside(Err(COUNTED.to_owned()))
+}
+
+fn accept() -> Result<<Accept as Instrument>::Session, TraceError> {
+    Accept::default().attach_beside(Err(COUNTED.to_owned()))
 }
 
 fn seen<T>(result: Result<T, TraceError>) -> Seen<T> {

@@ -3,14 +3,19 @@
 mod traced;
 
 use std::cell::RefCell;
-use std::net::{SocketAddr, TcpStream};
+use std::fs;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
 use fourtuple_bpf::BpfError;
-use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{Endpoint, Errno};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
 use fourtuple_trace::{Connect, Instrument, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
@@ -186,5 +191,46 @@ fn each_failed_call_has_the_errno_of_the_program() {
         assert_eq!(of(refused), ("ECONNREFUSED", 3, false));
         // Other tests of this process fail as well; the sums have at least these.
         assert!(outcome.results.failed["EADDRNOTAVAIL"] >= 5 && outcome.results.failed["ECONNREFUSED"] >= 3);
+    });
+}
+
+/// The account has the calls of all protocols, and operations of io_uring without their address.
+#[test]
+fn failed_operations_of_io_uring_are_in_the_account() {
+    let test = "failed_operations_of_io_uring_are_in_the_account";
+    in_namespace(|| {
+        let refusing: SocketAddr = "127.0.6.1:1".parse().unwrap();
+        let mut ring = match Ring::new(Transport::Tcp, &[Endpoint::Inet(refusing)], 1, 64) {
+            Ok(ring) => ring,
+            Err(error) => return skip(test, "io_uring", &error.to_string()),
+        };
+        let mut work = || {
+            for _ in 0..3 {
+                ring.open(0, &OpenOptions::default(), b"").unwrap();
+                let event = loop {
+                    ring.wait(Duration::from_secs(1)).unwrap();
+                    if let Some(event) = ring.event() {
+                        break event;
+                    }
+                };
+                assert_eq!(Errno::of(&event.result.unwrap_err()), Some(Errno::ECONNREFUSED));
+                ring.close(0).unwrap();
+            }
+            UdpSocket::bind("192.0.2.1:0").unwrap_err();
+        };
+        let trace = Connect { process: Some(process::id()), ..Connect::default() };
+        let Some(((), outcome)) = traced(test, &trace, &mut work) else { return };
+        let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        let calls = &outcome.results.calls.seen().unwrap().calls;
+        let own = calls.iter().filter(|call| call.namespace == namespace);
+        let own: Vec<_> = own
+            .map(|call| (call.call.as_str(), call.errno.as_str(), call.address.as_deref(), call.failed))
+            .collect();
+        assert!(own.contains(&("bind", "EADDRNOTAVAIL", Some("192.0.2.1:0"), 1)), "{own:?}");
+        if !own.contains(&("connect", "ECONNREFUSED", None, 3)) {
+            // The tracepoint of 6.12 and earlier does not have the completion as an argument.
+            assert_eq!(own.len(), 1, "{own:?}");
+            skip(test, "io_uring_complete", "the tracepoint has other arguments");
+        }
     });
 }

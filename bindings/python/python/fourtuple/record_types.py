@@ -616,6 +616,8 @@ class FailedCall(TypedDict):
     address: str | None
     before_search: bool
     failed: int
+    namespace: int
+    causes: list[str]
 
 
 class Failures(TypedDict):
@@ -803,6 +805,7 @@ class TraceAcceptResults(TypedDict):
     earlier: int
     histogram: list[WaitStep]
     listeners: list[TraceListener]
+    calls: SeenFailures1 | DoctorHidden
 
 
 class TraceAcceptRecord(TypedDict):
@@ -1225,6 +1228,7 @@ class DoctorSnapshotConntrack1(TypedDict):
 class DoctorLocalAddress(TypedDict):
     address: str
     prefix: int
+    tentative: bool
 
 
 class DoctorSnapshotAddresses1(TypedDict):

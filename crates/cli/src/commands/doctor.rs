@@ -57,7 +57,8 @@ impl DoctorFlags {
         if let Some(to) = &self.to {
             restrict(&mut snapshot, to);
         }
-        let Diagnosis { findings, checked, unchecked } = diagnose_in(&namespace, &snapshot, &limits);
+        let Diagnosis { findings, checked, unchecked, unexplained: _ } =
+            diagnose_in(&namespace, &snapshot, &limits);
         if let (Part::Hidden(why), Part::Hidden(_)) = (&snapshot.connections, &snapshot.listeners) {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -139,6 +139,33 @@ fn connects_that_find_no_port_are_a_finding() {
         open.clear();
         until("P07 is over", || !found());
         exporter.kill();
+    });
+}
+
+#[test]
+fn symptoms_without_an_explanation_are_counted() {
+    in_namespace(|| {
+        let address = "127.0.0.1:4900";
+        let _exporter = export(address, "--no-trace");
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let metric = "fourtuple_unexplained_events";
+        let start = format!("{metric}_total{{process=\"\",symptom=\"Udp.NoPorts\"}} ");
+        let number = || {
+            let text = get(address, "/metrics");
+            let line = text.lines().find_map(|line| line.strip_prefix(&start))?;
+            assert!(text.contains(&format!("# HELP {metric} ")), "{text}");
+            assert!(text.contains(&format!("# TYPE {metric} counter\n")), "{text}");
+            Some(line.parse::<u64>().expect("a number"))
+        };
+        assert_eq!(number(), None);
+        let mut first = None;
+        until("datagrams without a port are counted, and then more of them", || {
+            // More than 50 a second, and no socket has the port.
+            (0..200).for_each(|_| drop(sender.send_to(b"?", "127.0.0.1:9")));
+            let now = number();
+            first = first.or(now);
+            now > first
+        });
     });
 }
 

@@ -2,13 +2,18 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::program::{Ended, Room, fourtuple, require_valid, run};
-use fourtuple_syscalls::child;
+use crate::program::situation::{has, paste};
+use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
-use fourtuple_testing::in_namespace;
+use fourtuple_syscalls::{Errno, child};
+use fourtuple_testing::wire::Wire;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use serde_json::Value;
 
 /// Starts a trace and waits for its ready line, which starts with `ready`. Returns `None` and reports a skipped test where BPF is not available.
 fn attached(
@@ -119,6 +124,118 @@ fn bad_values_are_named_with_their_flag() {
             assert!(ended.line().contains(words), "{ended:?}");
         }
     }
+}
+
+/// Traces connect() of this process while it runs `work`, and returns the failed calls of the record as lines: errno, address, first cause.
+fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
+    let flags = format!("trace {command} --pid {} --json", std::process::id());
+    let (mut child, _stderr) = attached(test, "tracing ", &mut fourtuple(&flags))?;
+    work();
+    child::interrupt(child.id()).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stdout}");
+    let record: Value = serde_json::from_str(&stdout).unwrap();
+    let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+    let calls = list(&record, "/results/calls/seen/calls").iter();
+    let own = calls.filter(|call| call["namespace"] == namespace);
+    let line = |call: &Value| {
+        let cause = call["causes"][0].as_str().unwrap_or_default();
+        let address = call["address"].as_str().unwrap_or_default();
+        format!("{} {} {address} {cause}", text(call, "call"), text(call, "errno"))
+    };
+    Some(own.map(line).collect())
+}
+
+fn connect(to: &str) -> Option<i32> {
+    let to: SocketAddr = to.parse().unwrap();
+    TcpStream::connect(to).err().and_then(|error| error.raw_os_error())
+}
+
+#[track_caller]
+fn has_line(lines: &[String], start: &str, part: &str) {
+    let has = lines.iter().any(|line| line.starts_with(start) && line.contains(part));
+    assert!(has, "{start} ... {part}: {lines:#?}");
+}
+
+#[test]
+fn errnos_of_connect_have_the_cause_that_they_have_here() {
+    in_namespace(|| {
+        let test = "trace::errnos_of_connect_have_the_cause_that_they_have_here";
+        if !has(test, &["nft"]) {
+            return;
+        }
+        let Some(_wire) = Wire::open(test) else { return };
+        paste(
+            "nft 'add table inet t; add chain inet t out { type filter hook output priority 0; }; \
+             add rule inet t out tcp dport 4001 reject; add rule inet t out tcp dport 4002 reject with icmpx admin-prohibited'",
+        );
+        let connects = || {
+            let refused = [
+                ("10.9.0.2:4001", "ECONNREFUSED"),
+                ("10.9.0.2:4002", "EHOSTUNREACH"),
+                ("[fd09::2]:4002", "EACCES"),
+                ("192.0.2.1:80", "ENETUNREACH"),
+                ("[fe80::1]:80", "EINVAL"),
+                ("[::1]:80", "EADDRNOTAVAIL"),
+            ];
+            for (to, errno) in refused {
+                if to.starts_with("[::1]") {
+                    // At the end: the answer to the connect() before came over IPv6.
+                    set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
+                }
+                let failed = connect(to).map(|errno| Errno::new(errno).to_string());
+                assert_eq!(failed.as_deref(), Some(errno), "{to}");
+            }
+        };
+        let Some(lines) = failed_calls(test, "connect", connects) else { return };
+        has_line(
+            &lines,
+            "connect EACCES [fd09::2]:4002",
+            "the cause here: a firewall rule of this host rejects the packet",
+        );
+        has_line(
+            &lines,
+            "connect ECONNREFUSED 10.9.0.2:4001",
+            "possible: a firewall rule of this host rejects the packet",
+        );
+        has_line(&lines, "connect EHOSTUNREACH 10.9.0.2:4002", "a router or firewall refuses it");
+        has_line(&lines, "connect ENETUNREACH 192.0.2.1:80", "possible: there is no route");
+        has_line(&lines, "connect EINVAL [fe80::1]:80", "the cause here: a link-local address needs a zone");
+        has_line(&lines, "connect EADDRNOTAVAIL [::1]:80", "the cause here: the host has no IPv6 address");
+    });
+}
+
+#[test]
+fn a_trace_of_accepts_has_all_failed_calls() {
+    in_namespace(|| {
+        let test = "trace::a_trace_of_accepts_has_all_failed_calls";
+        if !has(test, &["ip"]) {
+            return;
+        }
+        let Some(_wire) = Wire::open(test) else { return };
+        // Each answer to the detection would take a second; there are 100.
+        set_sysctl("net.ipv6.conf.near.dad_transmits", "100");
+        paste("ip -6 address flush dev near; ip -6 address add fd10::1/64 dev near");
+        let calls = || {
+            let bind =
+                |address: &str| TcpListener::bind(address).err().and_then(|error| error.raw_os_error());
+            assert_eq!(bind("[fd10::1]:4000"), Some(Errno::EADDRNOTAVAIL.number()));
+            // Of all addresses only ::1 can be the source.
+            assert!(connect("[fd10::2]:80").is_some());
+        };
+        let Some(lines) = failed_calls(test, "accept", calls) else { return };
+        has_line(
+            &lines,
+            "bind EADDRNOTAVAIL [fd10::1]:4000",
+            "the cause here: the IPv6 address is tentative",
+        );
+        has_line(
+            &lines,
+            "connect ",
+            "[fd10::2]:80 the cause here: each IPv6 address of the devices is tentative",
+        );
+    });
 }
 
 #[test]

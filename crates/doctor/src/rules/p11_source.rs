@@ -149,12 +149,18 @@ mod tests {
             address: Some(address.to_owned()),
             before_search: false,
             failed: 12,
+            namespace: 0,
+            causes: Vec::new(),
         };
         let snapshot = Snapshot {
             interval_ns: 2_000_000_000,
             lost_sources: Part::Seen(Vec::new()),
             connections: Part::Seen(Connections::default()),
-            addresses: Part::Seen(vec![LocalAddress { address: [10, 0, 0, 1].into(), prefix: 24 }]),
+            addresses: Part::Seen(vec![LocalAddress {
+                address: [10, 0, 0, 1].into(),
+                prefix: 24,
+                tentative: false,
+            }]),
             failures: Part::Seen(Failures {
                 calls: vec![call("10.0.0.99:0"), call("10.0.0.1:0")],
                 left_out: 0,

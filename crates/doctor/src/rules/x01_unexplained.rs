@@ -1,8 +1,8 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{FailedCall, Snapshot};
+use fourtuple_record::snapshot::Snapshot;
 
 use crate::accepting::time;
-use crate::causes::{COUNTERS, Cause, Judged, When, drops_of_qdisc, row_of};
+use crate::causes::{COUNTERS, drops_of_qdisc, judged};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
 use crate::symptom::{Account, Item, Symptom};
@@ -23,7 +23,8 @@ pub(super) const RULE: Rule = Rule {
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
          a healthy host.",
         "The evidence has the causes that this errno of this call can have in the kernel, what the snapshot excludes, and what it shows. An \
-         error of a non-blocking connect() counts when the program reads it by SO_ERROR. Calls by io_uring are not seen.",
+         error of a non-blocking connect() counts when the program reads it by SO_ERROR. Operations of io_uring count without their address, if the tracepoint \
+         io_uring_complete has them (6.18 has, 6.12 has not); calls of 32-bit programs are not seen.",
         "What helps: to look at the causes that remain. `fourtuple trace connect` and `fourtuple trace accept` show the same account for longer.",
     ],
     check,
@@ -73,7 +74,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         ));
     }
     match &item.symptom {
-        Symptom::Calls(call) => with_causes(draft, snapshot, call, checked),
+        Symptom::Calls(call) => judged(snapshot, call, checked).into_iter().fold(draft, Draft::because),
         Symptom::Counter { name, counter } => {
             let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
             draft
@@ -95,37 +96,14 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     }
 }
 
-/// Adds the causes: what the snapshot shows, what is possible, and what is excluded.
-fn with_causes(mut draft: Draft, snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Draft {
-    let judge = |cause: &Cause| match cause.when {
-        When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
-        When::Rule(_) | When::Unknown => Judged::Perhaps,
-        When::Shown(judge) => judge(snapshot, call),
-    };
-    let causes = row_of(call).causes;
-    let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
-    if let Some(cause) = with(Judged::Yes).next() {
-        return draft.because(format!("the cause here: {}", cause.text));
-    }
-    for cause in with(Judged::Perhaps) {
-        draft = draft.because(format!("possible: {}", cause.text));
-    }
-    for cause in with(Judged::No) {
-        if let When::Rule(id) = cause.when {
-            draft = draft.because(format!("excluded by {id}: {}", cause.text));
-        }
-    }
-    draft
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::net::{IpAddr, Ipv6Addr};
 
     use fourtuple_record::snapshot::{
-        Connections, Counter, EphemeralPorts, Failures, LocalAddress, Owner, Part, Traced, TracedConnects,
-        Tuple,
+        Connections, Counter, EphemeralPorts, FailedCall, Failures, LocalAddress, Owner, Part, Traced,
+        TracedConnects, Tuple,
     };
 
     use super::*;
@@ -141,6 +119,8 @@ mod tests {
             address: Some(address.to_owned()),
             before_search: address.starts_with("[::1]"),
             failed,
+            namespace: 0,
+            causes: Vec::new(),
         }
     }
 
@@ -169,7 +149,7 @@ mod tests {
             "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
         assert_eq!(of[0].0, expected);
         assert!(of[0].1[0].starts_with("the cause here: no source address"), "{of:?}");
-        let local = |address: IpAddr| LocalAddress { address, prefix: 8 };
+        let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false };
         snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
         snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);

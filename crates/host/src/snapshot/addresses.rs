@@ -10,7 +10,12 @@ use crate::snapshot::reading::reason;
 
 pub(super) fn read() -> Result<Vec<LocalAddress>, String> {
     let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;
-    Ok(addresses.into_iter().map(|(address, prefix)| LocalAddress { address, prefix }).collect())
+    let record = |device::Local { address, prefix, is_tentative }| LocalAddress {
+        address,
+        prefix,
+        tentative: is_tentative,
+    };
+    Ok(addresses.into_iter().map(record).collect())
 }
 
 /// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the

@@ -69,7 +69,7 @@ fn parse_ipv6(text: &str, into: &mut Totals) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let (Some(name), Some(Ok(value))) = (words.next(), words.next().map(str::parse)) else { continue };
-        let group = ["Udp6", "Ip6"].into_iter().find(|group| name.starts_with(group));
+        let group = ["Udp6", "Ip6", "Icmp6"].into_iter().find(|group| name.starts_with(group));
         let Some(group) = group else { continue };
         into.insert(format!("{group}.{}", &name[group.len()..]), value);
     }

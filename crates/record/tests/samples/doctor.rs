@@ -189,6 +189,8 @@ pub(crate) fn failed_call() -> FailedCall {
         address: Some("10.1.2.3:443".into()),
         before_search: false,
         failed: 68,
+        namespace: 4_026_531_840,
+        causes: Vec::new(),
     }
 }
 
@@ -243,7 +245,11 @@ fn snapshot() -> Snapshot {
             limit: 262_144,
             counters: BTreeMap::from([("drop".into(), COUNTER)]),
         }),
-        addresses: Part::Seen(vec![LocalAddress { address: address("10.0.0.9:0").ip(), prefix: 24 }]),
+        addresses: Part::Seen(vec![LocalAddress {
+            address: address("10.0.0.9:0").ip(),
+            prefix: 24,
+            tentative: false,
+        }]),
         lost_sources: Part::Seen(vec![address("10.0.0.77:0").ip()]),
         traced: Part::Seen(traced()),
         accepts: Part::Seen(TracedAccepts { accepts: 840, wait_p99_ns: Some(31_000_000) }),

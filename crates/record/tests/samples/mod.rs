@@ -675,7 +675,7 @@ fn empty_trace() -> TraceConnectRecord {
         tuples: Vec::new(),
         samples: Vec::new(),
         calls: Part::Seen(Failures {
-            calls: vec![FailedCall { address: Some("</script>".into()), ..doctor::failed_call() }],
+            calls: vec![FailedCall { address: Some("</script>".into()), ..explained_call() }],
             left_out: 1,
         }),
         ..record.results
@@ -775,6 +775,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
             WaitStep { from_ns: 3_014_656, count: 1 },
         ],
         listeners: vec![ladder, full],
+        calls: Part::Seen(Failures { calls: vec![explained_call()], left_out: 1 }),
     };
     record("trace accept", settings, results)
 }
@@ -800,9 +801,15 @@ fn empty_trace_accept() -> TraceAcceptRecord {
         overflows: 0,
         histogram: Vec::new(),
         listeners: Vec::new(),
+        calls: Part::Hidden("</script>".into()),
         ..record.results
     };
     record
+}
+
+/// Returns a failed call with the causes of its errno.
+fn explained_call() -> FailedCall {
+    FailedCall { causes: vec!["the cause here: it's </script>".into()], ..doctor::failed_call() }
 }
 
 /// Returns a hostile record that attacks the page and the terminal.

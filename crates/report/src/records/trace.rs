@@ -1,7 +1,11 @@
 //! Parts that the three traces share.
 
+use fourtuple_record::snapshot::{FailedCall, Failures, Part};
+
+use crate::document::{Document, Tone};
 use crate::number::{count, duration};
-use crate::words::{CommandLine, quoted, typed};
+use crate::table::{Cell, Table};
+use crate::words::{CommandLine, quoted, typed, unnamed};
 
 /// The filters that every trace has.
 pub(super) struct Filters<'a> {
@@ -57,4 +61,53 @@ pub(super) fn tier(name: &str) -> String {
 /// Returns the figure of an event, if it occurred.
 pub(super) fn occurred(name: &'static str, number: u64) -> Option<(&'static str, String)> {
     (number > 0).then(|| (name, count(number)))
+}
+
+/// The maximum number of causes that are listed.
+const CAUSES: usize = 12;
+
+/// Shows the account of calls that failed, and what their errnos mean.
+pub(super) fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
+    let calls = match calls.seen() {
+        Ok(failures) => &failures.calls,
+        Err(reason) => {
+            return document.note(Tone::Dim, format!("calls that failed are not counted: {reason}"));
+        }
+    };
+    if calls.is_empty() {
+        return;
+    }
+    document.table_below("Failed calls", table(calls));
+    let mut causes = Vec::new();
+    for call in calls {
+        for cause in &call.causes {
+            let line = format!("{}() {}: {cause}", call.call, call.errno);
+            if !causes.contains(&line) {
+                causes.push(line);
+            }
+        }
+    }
+    causes.truncate(CAUSES);
+    document.items(Tone::Plain, unnamed(&causes));
+}
+
+fn table(calls: &[FailedCall]) -> Table {
+    let process = |call: &FailedCall| match call.processes {
+        0 | 1 => format!("{} {}", call.owner.pid, call.owner.name),
+        several => format!("{} processes {}", count(several.into()), call.owner.name),
+    };
+    let before = |call: &FailedCall| match (call.call.as_str(), call.before_search) {
+        ("connect", true) => "yes",
+        ("connect", false) => "no",
+        _ => "-",
+    };
+    Table::of(calls)
+        .text("process", 0, process)
+        .text("call", 1, |call| call.call.clone())
+        .text("address", 0, |call| call.address.clone().unwrap_or_else(|| "-".to_owned()))
+        .text("errno", 0, |call| call.errno.clone())
+        .text("before the search", 2, move |call| before(call).to_owned())
+        .number("calls", 0, |call| Cell::bad_count(call.failed))
+        .limit(20, 200, "row")
+        .into()
 }

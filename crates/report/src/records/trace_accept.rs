@@ -5,7 +5,7 @@ use fourtuple_record::{
 use crate::document::{Block, Document, Medium, Tone};
 use crate::number::{count, duration, quantity, rate};
 use crate::records::times::{self, steps};
-use crate::records::trace::{Filters, occurred, tier};
+use crate::records::trace::{Filters, failed_calls, occurred, tier};
 use crate::table::{Cell, Table, more};
 use crate::words::{CommandLine, index, plural, present, unnamed};
 
@@ -29,6 +29,7 @@ pub(super) fn document(record: &TraceAcceptRecord) -> Document {
         0 => document.note(Tone::Good, "no queue overflowed"),
         some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),
     }
+    failed_calls(&mut document, &results.calls);
     times_of(&mut document, results);
     document.histogram(
         "Accepts by wait",

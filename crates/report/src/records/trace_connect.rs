@@ -1,10 +1,9 @@
-use fourtuple_record::snapshot::FailedCall;
 use fourtuple_record::{TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceTuple};
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_duration, rate, share};
 use crate::records::times::{self, steps};
-use crate::records::trace::{Filters, occurred, tier};
+use crate::records::trace::{Filters, failed_calls, occurred, tier};
 use crate::table::{Cell, Table};
 use crate::words::{CommandLine, plural, present, reasons, unnamed};
 
@@ -24,15 +23,7 @@ pub(super) fn document(record: &TraceConnectRecord) -> Document {
         none if none.is_empty() => document.note(Tone::Good, "no failures"),
         some => document.note(Tone::Bad, format!("failed: {some}")),
     }
-    match results.calls.seen() {
-        Ok(failures) if !failures.calls.is_empty() => {
-            document.table_below("Failed calls", failed_calls(&failures.calls));
-        }
-        Ok(_) => {}
-        Err(reason) => {
-            document.note(Tone::Dim, format!("calls that failed before a SYN are not counted: {reason}"));
-        }
-    }
+    failed_calls(&mut document, &results.calls);
     if let Some(words) = flame(results) {
         document.note(Tone::Plain, words);
     }
@@ -141,21 +132,6 @@ fn times_of(document: &mut Document, results: &TraceConnectResults) {
     };
     let more = "Interrupts and context switches in between are included.";
     times::show(document, "|Time", &times, format!("{ends} {more}"));
-}
-
-fn failed_calls(calls: &[FailedCall]) -> Table {
-    let process = |call: &FailedCall| match call.processes {
-        0 | 1 => format!("{} {}", call.owner.pid, call.owner.name),
-        several => format!("{} processes {}", count(several.into()), call.owner.name),
-    };
-    Table::of(calls)
-        .text("process", 0, process)
-        .text("to", 0, |call| call.address.clone().unwrap_or_else(|| "-".to_owned()))
-        .text("errno", 0, |call| call.errno.clone())
-        .text("before the search", 1, |call| if call.before_search { "yes" } else { "no" }.to_owned())
-        .number("calls", 0, |call| Cell::bad_count(call.failed))
-        .limit(20, 200, "row")
-        .into()
 }
 
 fn tuples(tuples: &[TraceTuple]) -> Table {

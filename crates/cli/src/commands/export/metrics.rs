@@ -20,7 +20,14 @@ pub(super) struct Metrics {
     /// The number of tuples with labels of their own.
     tuples: usize,
     latest: Mutex<Option<Latest>>,
+    unexplained: Mutex<Unexplained>,
 }
+
+/// Events without an explanation since the start, by symptom and process.
+type Unexplained = BTreeMap<(String, String), u64>;
+
+/// The number of symptoms with labels of their own.
+const SYMPTOMS: usize = 100;
 
 #[derive(Clone, Debug)]
 struct Latest {
@@ -48,10 +55,11 @@ struct TupleMetrics {
 
 impl Metrics {
     pub(super) fn new(tuples: usize) -> Metrics {
-        Metrics { tuples, latest: Mutex::new(None) }
+        Metrics { tuples, latest: Mutex::default(), unexplained: Mutex::default() }
     }
 
     pub(super) fn update(&self, snapshot: &Snapshot, diagnosis: &Diagnosis, times: SurveyTimes) {
+        add_unexplained(&mut self.unexplained.lock().unwrap_or_else(PoisonError::into_inner), diagnosis);
         let connections = snapshot.connections.seen().ok();
         let mut by_rule = BTreeMap::new();
         for finding in &diagnosis.findings {
@@ -80,6 +88,17 @@ impl Metrics {
             times,
         };
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+    }
+}
+
+/// Adds the events of a reading. Symptoms beyond [`SYMPTOMS`] are summed up as `other`.
+fn add_unexplained(sums: &mut Unexplained, diagnosis: &Diagnosis) {
+    for symptom in &diagnosis.unexplained {
+        let mut key = (symptom.symptom.clone(), symptom.process.clone());
+        if sums.len() >= SYMPTOMS && !sums.contains_key(&key) {
+            key = ("other".to_owned(), String::new());
+        }
+        *sums.entry(key).or_default() += symptom.events;
     }
 }
 
@@ -127,6 +146,12 @@ impl Collector for Metrics {
         let Some(latest) = latest else { return Ok(()) };
         latest.write_tuples(&mut encoder)?;
         latest.write_host(&mut encoder)?;
+        let unexplained = self.unexplained.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unexplained = unexplained.into_iter().map(|((symptom, process), events)| {
+            Sample::new([("process", process), ("symptom", symptom)], events)
+        });
+        let help = "Failed calls, drops and other symptoms that no finding explains, since the start of the exporter";
+        write_family(&mut encoder, Kind::Counter, "unexplained_events", help, unexplained)?;
         let SurveyTimes { search, wait } = &latest.times;
         if let Ok(search) = search {
             let help = "Time in which connect() found a source port, in all network namespaces";

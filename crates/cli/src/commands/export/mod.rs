@@ -136,7 +136,7 @@ impl Live<'_> {
     }
 
     fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {
-        let Diagnosis { findings, checked, unchecked } = diagnosis;
+        let Diagnosis { findings, checked, unchecked, unexplained: _ } = diagnosis;
         let flags = self.flags;
         let settings = DoctorSettings {
             thresholds: self.thresholds.set.clone(),

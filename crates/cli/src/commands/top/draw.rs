@@ -43,10 +43,12 @@ impl Look {
 
 /// Draws the view over the whole terminal.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, look: Look) {
-    let areas = Layout::vertical([Constraint::Length(2), Constraint::Min(3), Constraint::Length(1)])
+    let unexplained = unexplained(view);
+    let head = 2 + u16::from(unexplained.is_some());
+    let areas = Layout::vertical([Constraint::Length(head), Constraint::Min(3), Constraint::Length(1)])
         .areas(frame.area());
     let [head, body, foot] = areas;
-    draw_head(frame, head, view, look);
+    draw_head(frame, head, view, look, unexplained);
     match &view.page {
         Some((lines, top)) => draw_page(frame, body, lines, *top),
         None if frame.area().width >= LARGE.0 && frame.area().height >= LARGE.1 => {
@@ -57,7 +59,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, look: Look) {
     frame.render_widget(Line::styled(keys(view), look.tone(Color::DarkGray)), foot);
 }
 
-fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, look: Look) {
+/// Returns the line about symptoms that no finding explains, if there are some.
+fn unexplained(view: &View) -> Option<String> {
+    let unexplained = &view.reading.as_ref()?.unexplained;
+    let number = counted(unexplained.len() as u64, "symptom");
+    (!unexplained.is_empty()).then(|| format!("unexplained, {number}: {}", unexplained.join("; ")))
+}
+
+fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, look: Look, unexplained: Option<String>) {
     let Some(reading) = &view.reading else {
         frame.render_widget(Line::raw("reading sockets, processes and counters"), area);
         return;
@@ -75,7 +84,9 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, look: Look) {
     let unchecked = reading.unchecked as u64;
     facts.extend((unchecked > 0).then(|| format!("{} not checked", counted(unchecked, "rule"))));
     facts.push(reading.search.clone());
-    frame.render_widget(Paragraph::new(vec![verdict, Line::raw(printable(&facts.join(" · ")))]), area);
+    let mut lines = vec![verdict, Line::raw(printable(&facts.join(" · ")))];
+    lines.extend(unexplained.map(|line| Line::styled(printable(&line), look.tone(Color::Yellow))));
+    frame.render_widget(Paragraph::new(lines), area);
 }
 
 /// Returns the number of sockets by state, most sockets first.
@@ -237,6 +248,7 @@ mod tests {
         view.update(Reading {
             snapshot,
             findings: vec![finding.clone(), finding],
+            unexplained: Vec::new(),
             unchecked: 3,
             search: "no port search yet".to_owned(),
         });
@@ -269,6 +281,17 @@ mod tests {
         assert!(shown[23].contains("q end"), "{shown:#?}");
         press(&mut view, "3");
         assert!(lines(&view, 80, 24)[3].starts_with("not visible:"), "the listeners are hidden");
+    }
+
+    #[test]
+    fn symptoms_without_an_explanation_are_a_line() {
+        let mut view = view();
+        let above = lines(&view, 80, 24);
+        let reading = view.reading.as_mut().unwrap();
+        reading.unexplained = vec!["Udp.MemErrors grew by 4".to_owned(), "7 connect() failed".to_owned()];
+        let shown = lines(&view, 80, 24);
+        assert_eq!(shown[2], "unexplained, 2 symptoms: Udp.MemErrors grew by 4; 7 connect() failed");
+        assert_eq!((&shown[..2], &shown[3..6]), (&above[..2], &above[2..5]));
     }
 
     #[test]
@@ -312,6 +335,7 @@ mod tests {
         let empty = Reading {
             snapshot: Snapshot::default(),
             findings: Vec::new(),
+            unexplained: Vec::new(),
             unchecked: 0,
             search: String::new(),
         };

@@ -81,8 +81,14 @@ impl TopFlags {
                 next = now + self.every;
                 let snapshot = watch.read();
                 let diagnosis = diagnose_in(namespace, &snapshot, &thresholds.limits);
-                let (findings, unchecked) = (diagnosis.findings, diagnosis.unchecked.len());
-                view.update(Reading { snapshot, findings, unchecked, search: search(watch) });
+                let unexplained = diagnosis.unexplained.into_iter().map(|symptom| symptom.sentence);
+                view.update(Reading {
+                    snapshot,
+                    findings: diagnosis.findings,
+                    unexplained: unexplained.collect(),
+                    unchecked: diagnosis.unchecked.len(),
+                    search: search(watch),
+                });
             }
             let timeout = next.saturating_duration_since(Instant::now()).min(watch.poll_interval());
             let is_input = event::poll(timeout).context("cannot read the terminal")?;

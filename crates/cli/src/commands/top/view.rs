@@ -11,6 +11,8 @@ use crate::commands::top::panel::{Panel, Row, sort};
 pub(super) struct Reading {
     pub(super) snapshot: Snapshot,
     pub(super) findings: Vec<Finding>,
+    /// Symptoms that no finding explains, each in one line.
+    pub(super) unexplained: Vec<String>,
     /// Number of rules that could not be checked.
     pub(super) unchecked: usize,
     /// Quantiles of the traced port searches, or the reason why nothing is traced.

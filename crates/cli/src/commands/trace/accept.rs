@@ -8,6 +8,7 @@ use fourtuple_report::duration;
 use fourtuple_trace::{Accept, AcceptProgress};
 use indicatif::HumanCount;
 
+use crate::commands::trace::causes::Before;
 use crate::commands::trace::filter::{address, cgroup_id, name, process};
 use crate::commands::trace::runner::{self, Description};
 use crate::exit::Exit;
@@ -71,9 +72,14 @@ impl AcceptFlags {
             ],
         };
         let show = |line: &Line, progress: &AcceptProgress| line.set(&words(progress));
-        let trace = || runner::run(&description, &accept, self.settings(), &self.output, show);
+        let trace = || {
+            let before = Before::read();
+            let (mut record, _) = runner::run(&description, &accept, self.settings(), &self.output, show)?;
+            before.explain(&mut record.results.calls);
+            Ok(record)
+        };
         // The trace reads the counters of the namespace of its thread. In this namespace it needs no further one.
-        let (record, _) = if self.netns.is_some() { namespace.within(trace)? } else { trace()? };
+        let record = if self.netns.is_some() { namespace.within(trace)? } else { trace()? };
         self.output.finish(&Saved::TraceAccept(record))
     }
 

@@ -9,6 +9,7 @@ use fourtuple_report::flame::{COLOURS, Caption};
 use fourtuple_trace::{Connect, ConnectProgress, Protocol, Tier};
 use indicatif::HumanCount;
 
+use crate::commands::trace::causes::Before;
 use crate::commands::trace::filter::{TierChoice, address, cgroup_id, name, process, protocol, tier};
 use crate::commands::trace::flame;
 use crate::commands::trace::live::LiveHeat;
@@ -87,7 +88,9 @@ impl ConnectFlags {
             line.set_picture(&live.next(&progress.steps));
             line.set(&words(progress));
         };
-        let (record, folded) = runner::run(&description, &connect, self.settings(), &self.output, show)?;
+        let before = Before::read();
+        let (mut record, folded) = runner::run(&description, &connect, self.settings(), &self.output, show)?;
+        before.explain(&mut record.results.calls);
         let caption =
             record.results.flame.map(|flame| (title(&flame), subtitle(&record.host.kernel, &flame)));
         let exit = self.output.finish(&Saved::TraceConnect(record))?;

@@ -1,4 +1,5 @@
 mod accept;
+mod causes;
 mod connect;
 mod filter;
 mod flame;

@@ -1,4 +1,4 @@
-/* Writes a record for each descriptor of an IPv4 or IPv6 socket, or of a listening unix socket, in the network namespace of the reading process, to that process.
+/* Writes a record for each descriptor of an IPv4 or IPv6 socket, or of a listening or connected unix socket, in the network namespace of the reading process, to that process.
  *
  * The loader replaces offset_of__STRUCT__FIELD by the offset of the field in the running kernel: a full relocation (CO-RE) takes longer
  * than the whole pass. */
@@ -56,7 +56,8 @@ int socket_holders(struct task_file *context)
 		return 0;
 	holder.family = AT(u16, own, sock_common, skc_family);
 	holder.state = AT(u8, own, sock_common, skc_state);
-	if (holder.family != INET && holder.family != INET6 && (holder.family != UNIX || holder.state != LISTEN))
+	if (holder.family != INET && holder.family != INET6 &&
+	    (holder.family != UNIX || (holder.state != LISTEN && holder.state != ESTABLISHED)))
 		return 0;
 	proxy = AT(void *, current_task(), task_struct, nsproxy);
 	if (!proxy || AT(void *, own, sock_common, skc_net) != AT(void *, proxy, nsproxy, net_ns))

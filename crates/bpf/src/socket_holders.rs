@@ -18,7 +18,7 @@ const RECORD: usize = 32;
 /// Inode of the initial PID namespace (PROC_PID_INIT_INO).
 const INITIAL: u64 = 0xeffffffc;
 
-/// A descriptor of an IPv4 or IPv6 socket, or of a listening unix socket, which has the address `[::]:0` here.
+/// A descriptor of an IPv4 or IPv6 socket, or of a listening or connected unix socket, which has the address `[::]:0` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Process ID.
@@ -57,7 +57,7 @@ impl SocketHolders {
         Iterator::load(NAME, "iter/task_file", include_bytes_aligned!("socket_holders.o")).map(SocketHolders)
     }
 
-    /// Calls `found` for each descriptor of an IPv4 or IPv6 socket and of a listening unix socket in the calling thread's network namespace, in the order of the
+    /// Calls `found` for each descriptor of an IPv4 or IPv6 socket and of a listening or connected unix socket in the calling thread's network namespace, in the order of the
     /// processes. Threads that share their descriptors count as one process.
     ///
     /// # Errors

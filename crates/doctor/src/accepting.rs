@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fourtuple_record::snapshot::{Listener, Owner, Process, Snapshot, UnixListener};
+use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot, UnixListener};
 
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
@@ -20,21 +20,36 @@ pub(crate) fn holders(owners: &[Owner]) -> String {
 
 /// Returns the processes that accept from a listener: `nginx[813] and 3 more`.
 pub(crate) fn acceptors(snapshot: &Snapshot, listener: &Listener) -> String {
-    holders(&workers_of(snapshot, &listener.owners, listener.address.port()))
+    holders(&workers_of(snapshot, &listener.owners, accepted(snapshot, listener)))
+}
+
+/// Returns the processes that hold connections at the port of a listener.
+fn accepted<'a>(snapshot: &'a Snapshot, listener: &Listener) -> &'a [Owner] {
+    let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
+    let service = services.iter().find(|service| service.port == listener.address.port());
+    service.map(|service| service.workers.as_slice()).unwrap_or_default()
 }
 
 /// Returns the processes that accept from a unix listener.
 pub(crate) fn unix_acceptors(snapshot: &Snapshot, listener: &UnixListener) -> String {
-    // Port 0 has no connections.
-    holders(&workers_of(snapshot, &listener.owners, 0))
+    holders(&workers_of(snapshot, &listener.owners, &listener.workers))
 }
 
 /// Returns the processes that hold a listener, without a master that holds it for its workers only. A child that was not there at the first
-/// reading may be about to execute another program: it does not count as a worker.
-fn workers_of(snapshot: &Snapshot, owners: &[Owner], port: u16) -> Vec<Owner> {
-    let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
-    let service = services.iter().find(|service| service.port == port);
-    let accepted = service.map(|service| service.workers.as_slice()).unwrap_or_default();
+/// reading may be about to execute another program: it does not count as a worker. `accepted`: the processes that hold accepted connections.
+fn workers_of(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Vec<Owner> {
+    masters_and_workers(snapshot, owners, accepted).1
+}
+
+/// Servers whose masters never accept.
+const PREFORK: [&str; 5] = ["apache2", "gunicorn", "httpd", "nginx", "php-fpm"];
+
+/// Returns the masters among the processes that hold a listener, and the others.
+fn masters_and_workers(
+    snapshot: &Snapshot,
+    owners: &[Owner],
+    accepted: &[Owner],
+) -> (Vec<Owner>, Vec<Owner>) {
     let has_accepted = |pid: u32| accepted.iter().any(|worker| worker.pid == pid && worker.sockets > 0);
     // Gunicorn calls its processes `gunicorn: master` and `gunicorn: worker`.
     let program = |owner: &Owner| owner.name.split([':', ' ']).next().map(str::to_owned);
@@ -46,9 +61,20 @@ fn workers_of(snapshot: &Snapshot, owners: &[Owner], port: u16) -> Vec<Owner> {
     let is_master = |master: &&Owner| {
         let mut workers = owners.iter().filter(|owner| is_worker_of(owner, master));
         let accepting = workers.clone().any(|worker| has_accepted(worker.pid));
-        !has_accepted(master.pid) && (accepting || workers.nth(1).is_some())
+        // Of two processes that have accepted nothing, one may be a helper of the other.
+        let least = usize::from(!PREFORK.iter().any(|name| master.name.starts_with(name)));
+        !has_accepted(master.pid) && (accepting || workers.nth(least).is_some())
     };
-    owners.iter().filter(|owner| !is_master(owner)).cloned().collect()
+    owners.iter().cloned().partition(|owner| is_master(&owner))
+}
+
+/// Returns a sentence about the master of the processes that accept: the process to restart or to reload.
+fn master(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Option<String> {
+    let (masters, _) = masters_and_workers(snapshot, owners, accepted);
+    let master = process(masters.first()?);
+    Some(format!(
+        "{master} is the master of these processes: it has their settings, and does not accept itself"
+    ))
 }
 
 /// Returns a duration with a unit that suits it: `120 ms`, `10.0 s`.
@@ -132,6 +158,37 @@ pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Li
         .explains(What::Calls { call: "connect", errno: "ETIMEDOUT", process: None, address })
 }
 
+/// Declares what a unix listener with a full queue explains: its queue, and the calls of connect() that failed.
+pub(crate) fn explains_unix(draft: Draft, listener: &UnixListener) -> Draft {
+    let address = Some(called(listener));
+    draft.explains(What::Queue(listener.cookie)).explains(What::Calls {
+        call: "connect",
+        errno: "EAGAIN",
+        process: None,
+        address,
+    })
+}
+
+/// Returns the path of a listener as failed calls have it.
+fn called(listener: &UnixListener) -> String {
+    listener.path.escape_debug().to_string()
+}
+
+/// Returns the calls of connect() to a unix listener that found its queue full (`unix_stream_connect` of a non-blocking socket).
+pub(crate) fn refused<'a>(
+    snapshot: &'a Snapshot,
+    listener: &UnixListener,
+) -> impl Iterator<Item = &'a FailedCall> {
+    let path = called(listener);
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    calls.filter(move |call| {
+        call.protocol == "unix"
+            && call.call == "connect"
+            && call.errno == "EAGAIN"
+            && call.address.as_ref() == Some(&path)
+    })
+}
+
 /// Returns `up to ` if the drops of the interval may be of another listener.
 pub(crate) fn up_to(snapshot: &Snapshot) -> &'static str {
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
@@ -192,16 +249,8 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let server = acceptors(snapshot, listener);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
-    let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
-            Remedy::privileged(
-                Scope::Process,
-                format!("kill -CONT {}", owner.pid),
-                "lets the process accept again",
-            ),
-        ),
-        None => draft,
-    };
+    let draft = draft.because_if(master(snapshot, &listener.owners, accepted(snapshot, listener)));
+    let mut draft = continued(draft, snapshot, &listener.owners);
     draft = draft.now(Remedy::own(
         format!("trace accept --port {port} --for 10s"),
         "shows how long connections wait, and which worker accepts how many",
@@ -222,16 +271,8 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
 /// Adds what helps a unix listener whose accept queue is full.
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let server = unix_acceptors(snapshot, listener);
-    let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
-            Remedy::privileged(
-                Scope::Process,
-                format!("kill -CONT {}", owner.pid),
-                "lets the process accept again",
-            ),
-        ),
-        None => draft,
-    };
+    let draft = draft.because_if(master(snapshot, &listener.owners, &listener.workers));
+    let mut draft = continued(draft, snapshot, &listener.owners);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     if u64::from(listener.backlog) >= somaxconn {
         let longer = (somaxconn * 8).max(4096).to_string();
@@ -240,6 +281,16 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
     with_settings(draft, &listener.owners, &server)
+}
+
+/// Adds the command that continues a stopped process.
+fn continued(draft: Draft, snapshot: &Snapshot, owners: &[Owner]) -> Draft {
+    let Some(owner) = stopped(snapshot, owners) else { return draft };
+    draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(Remedy::privileged(
+        Scope::Process,
+        format!("kill -CONT {}", owner.pid),
+        "lets the process accept again",
+    ))
 }
 
 /// Adds the settings of the server that empty an accept queue faster or make it longer.
@@ -332,7 +383,29 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_record::snapshot::Part;
+
     use super::*;
+
+    #[test]
+    fn the_master_of_one_idle_worker_is_known_by_its_name() {
+        let judged = |name: &str| {
+            let owner = |pid| Owner { pid, name: name.to_owned(), sockets: 1 };
+            let process = |pid, parent| Process {
+                pid,
+                parent,
+                name: name.to_owned(),
+                cpu_ns: Some(0),
+                ..Process::default()
+            };
+            let processes = Part::Seen(vec![process(70, 1), process(71, 70)]);
+            let snapshot = Snapshot { processes, ..Snapshot::default() };
+            let (masters, workers) = masters_and_workers(&snapshot, &[owner(70), owner(71)], &[]);
+            [masters, workers].map(|owners| owners.iter().map(|owner| owner.pid).collect::<Vec<_>>())
+        };
+        assert_eq!(judged("php-fpm8.2"), [vec![70], vec![71]]);
+        assert_eq!(judged("server"), [vec![], vec![70, 71]]);
+    }
 
     #[test]
     fn servers_are_known_by_their_processes() {

@@ -1,18 +1,21 @@
-//! The processes of tuples whose sockets belong to no process.
+//! The processes of tuples and sources whose sockets belong to no process.
 
-use fourtuple_record::snapshot::{Owner, Part, Snapshot, Tuple};
+use std::net::{IpAddr, SocketAddr};
+
+use fourtuple_record::snapshot::{Owner, Part, Snapshot, Source, Tuple};
 
 use crate::accepting::process_of;
 use crate::budget::{Budget, state};
-use crate::words::{count, counted, process, rate, time};
+use crate::words::{caller, count, counted, process, rate, time};
 
 /// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
-/// destination, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT sockets belong to no process, so that a tuple full of
-/// them has none.
+/// destination, and sources without a process those that [`users`] names, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT
+/// sockets belong to no process, so that a tuple full of them has none.
 pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
-    let tuples = &snapshot.connections.seen().ok()?.tuples;
+    let connections = snapshot.connections.seen().ok()?;
     let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(snapshot, tuple).is_empty();
-    if tuples.iter().all(is_known) {
+    let is_used = |source: &Source| !source.owners.is_empty() || users(snapshot, source.address).is_empty();
+    if connections.tuples.iter().all(is_known) && connections.sources.iter().all(is_used) {
         return None;
     }
     let mut attributed = snapshot.clone();
@@ -20,20 +23,97 @@ pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
         for tuple in connections.tuples.iter_mut().filter(|tuple| tuple.owners.is_empty()) {
             tuple.owners = callers(snapshot, tuple);
         }
+        for source in connections.sources.iter_mut().filter(|source| source.owners.is_empty()) {
+            source.owners = users(snapshot, source.address).into_iter().map(|(owner, _)| owner).collect();
+        }
     }
     Some(attributed)
+}
+
+/// Adds a process with 0 sockets, unless it is there.
+fn add(known: &mut Vec<(Owner, String)>, owner: Owner, how: String) {
+    if !known.iter().any(|(known, _)| is_same(known, &owner)) {
+        known.push((Owner { sockets: 0, ..owner }, how));
+    }
+}
+
+/// Returns whether two owners are one process, or the short processes of one name.
+fn is_same(one: &Owner, other: &Owner) -> bool {
+    one.pid == other.pid && (one.pid != 0 || one.name == other.name)
+}
+
+/// Returns the processes that use a source address whose sockets are all in TIME_WAIT, and how that is known: their bind() to it failed, or they
+/// called connect() to a destination of its connections, first those that did so from a port of bind().
+pub(crate) fn users(snapshot: &Snapshot, source: IpAddr) -> Vec<(Owner, String)> {
+    let mut known = Vec::new();
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    let is_bound = |address: &String| address.parse().is_ok_and(|address: SocketAddr| address.ip() == source);
+    for call in calls.filter(|call| call.call == "bind" && call.address.as_ref().is_some_and(is_bound)) {
+        let how = format!(
+            "{} of bind() to {source} failed with {} during the trace",
+            counted(call.failed, "call"),
+            call.errno
+        );
+        add(&mut known, caller(&call.owner, call.processes), how);
+    }
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let of_source: Vec<SocketAddr> =
+        tuples.iter().filter(|tuple| tuple.source == source).map(|tuple| tuple.destination).collect();
+    let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
+    let mut connects: Vec<_> =
+        connects.iter().filter(|connects| of_source.contains(&connects.destination)).collect();
+    connects.sort_by_key(|connects| connects.given_port == 0);
+    for connects in connects {
+        let how = format!("it called connect() to {} during the trace", connects.destination);
+        add(&mut known, caller(&connects.owner, connects.processes), how);
+    }
+    known
+}
+
+/// Returns the processes of this namespace that have to do with a destination, and how that is known: open connections, then calls that a trace saw.
+pub(crate) fn processes_to(snapshot: &Snapshot, destination: SocketAddr) -> Vec<(Owner, String)> {
+    let mut known = Vec::new();
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let tuples = tuples.iter().filter(|tuple| tuple.destination == destination);
+    for owner in tuples.flat_map(|tuple| &tuple.owners).filter(|owner| owner.sockets > 0) {
+        add(
+            &mut known,
+            owner.clone(),
+            format!("it has {} to {destination}", counted(owner.sockets.into(), "connection")),
+        );
+    }
+    for connects in snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects) {
+        if connects.destination == destination {
+            let how = format!("it called connect() to {destination} during the trace");
+            add(&mut known, caller(&connects.owner, connects.processes), how);
+        }
+    }
+    let address = destination.to_string();
+    for call in snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls) {
+        if call.address.as_ref() == Some(&address) && matches!(call.call.as_str(), "connect" | "send") {
+            let how = format!(
+                "{} of {}() to {destination} failed with {} during the trace",
+                counted(call.failed, "call"),
+                call.call,
+                call.errno
+            );
+            add(&mut known, caller(&call.owner, call.processes), how);
+        }
+    }
+    known
 }
 
 /// Returns the processes that called connect() to the destination of a tuple, the one with the most calls first.
 fn callers(snapshot: &Snapshot, tuple: &Tuple) -> Vec<Owner> {
     let connects = snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects);
-    let connects = connects.map(|connects| (&connects.owner, connects.destination));
+    let connects =
+        connects.map(|connects| (caller(&connects.owner, connects.processes), connects.destination));
     let failed = snapshot.failures.seen().into_iter().flat_map(|failures| failures.without_port());
-    let failed = failed.map(|(call, destination)| (&call.owner, destination));
+    let failed = failed.map(|(call, destination)| (caller(&call.owner, call.processes), destination));
     let mut owners: Vec<Owner> = Vec::new();
     for (owner, destination) in connects.chain(failed) {
-        if destination == tuple.destination && !owners.iter().any(|known| known.pid == owner.pid) {
-            owners.push(Owner { sockets: 0, ..owner.clone() });
+        if destination == tuple.destination && !owners.iter().any(|known| is_same(known, &owner)) {
+            owners.push(Owner { sockets: 0, ..owner });
         }
     }
     owners
@@ -61,7 +141,7 @@ pub(crate) fn left_behind(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> 
         format!("{} has {sockets} from {} to {destination}", process(owner), other.source)
     }));
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
-    let serves = |address: &std::net::SocketAddr| {
+    let serves = |address: &SocketAddr| {
         *address == destination
             || address.port() == destination.port()
                 && address.ip().is_unspecified()
@@ -197,5 +277,9 @@ mod tests {
             owners.iter().map(|owner| (owner.pid, owner.sockets)).collect::<Vec<_>>()
         };
         assert_eq!((owners(0), owners(1), owners(2)), (vec![(1, 0), (2, 0)], vec![(3, 7)], vec![]));
+        let known = processes_to(&snapshot, ([10, 0, 0, 2], 81).into());
+        let how: Vec<_> = known.iter().map(|(owner, how)| (owner.pid, how.as_str())).collect();
+        let failed = "3 calls of connect() to 10.0.0.2:81 failed with EADDRNOTAVAIL during the trace";
+        assert_eq!(how, [(3, "it has 7 connections to 10.0.0.2:81"), (1, failed)]);
     }
 }

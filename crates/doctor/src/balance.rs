@@ -2,7 +2,7 @@
 
 use fourtuple_measure::balance::jain;
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Service, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Service, Snapshot, UnixListener};
 
 use crate::accepting::{groups, process_of};
 
@@ -25,9 +25,12 @@ pub(crate) struct Worker {
     pub(crate) cpu: Option<f64>,
 }
 
-/// Workers of one port with unequal numbers of connections.
+/// Workers of a listener, or of the listeners of a port, with unequal numbers of connections.
 pub(crate) struct Skew {
-    pub(crate) port: u16,
+    /// Where they accept: `port 4020`, or the path of a unix listener.
+    pub(crate) place: String,
+    /// `None`: a unix listener.
+    pub(crate) port: Option<u16>,
     /// In the order of their process IDs.
     pub(crate) workers: Vec<Worker>,
     pub(crate) total: u64,
@@ -52,17 +55,41 @@ pub(crate) fn skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String
     if services.iter().any(is_large) && listeners.iter().all(|listener| listener.owners.is_empty()) {
         return Err("the processes of the listeners are not visible; run as root".to_owned());
     }
-    Ok(services.iter().filter_map(|service| skew(snapshot, listeners, service, limit)).collect())
+    let tcp = services.iter().filter_map(|service| of_port(snapshot, listeners, service, limit));
+    // A kernel without unix_diag has the services of TCP.
+    let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let unix = unix.iter().filter_map(|listener| of_unix(snapshot, listener, limit));
+    Ok(tcp.chain(unix).collect())
 }
 
-fn skew(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f64) -> Option<Skew> {
+fn of_port(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f64) -> Option<Skew> {
     let own: Vec<&Listener> =
         listeners.iter().filter(|listener| listener.address.port() == service.port).collect();
-    let workers = workers(snapshot, &own, service);
+    let owners: Vec<&[Owner]> = own.iter().map(|listener| listener.owners.as_slice()).collect();
+    // Listeners of two families, as of `listen 80; listen [::]:80`, are no group: each is shared.
+    let is_shared = groups(own.iter().copied()).is_empty() && owners.iter().all(|owners| owners.len() > 1);
+    let skew = skew(snapshot, &owners, &service.workers, limit)?;
+    Some(Skew {
+        place: format!("port {}", service.port),
+        port: Some(service.port),
+        is_ladder: is_shared && skew.is_ladder,
+        ..skew
+    })
+}
+
+/// Unix sockets have no SO_REUSEPORT: the workers of a listener share it.
+fn of_unix(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Option<Skew> {
+    let skew = skew(snapshot, &[&listener.owners], &listener.workers, limit)?;
+    Some(Skew { place: listener.path.clone(), ..skew })
+}
+
+/// Compares the shares of the processes that hold the listeners. `accepted`: the processes that hold accepted connections.
+fn skew(snapshot: &Snapshot, owners: &[&[Owner]], accepted: &[Owner], limit: f64) -> Option<Skew> {
+    let workers = workers(snapshot, owners, accepted);
     let total: u64 = workers.iter().map(|worker| worker.connections).sum();
     let number = workers.len() as u64;
     // The snapshot lists a bounded number of workers; the others would have no connections here.
-    let is_cut = service.workers.len() >= LISTED && workers.len() > service.workers.len();
+    let is_cut = accepted.len() >= LISTED && workers.len() > accepted.len();
     if is_cut || number < 2 || total < TOTAL.max(number * PER_WORKER) {
         return None;
     }
@@ -79,27 +106,17 @@ fn skew(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f
     let slack = total / 20;
     let falls = counts.windows(2).all(|pair| pair[0] + slack >= pair[1]);
     let rises = counts.windows(2).all(|pair| pair[0] <= pair[1] + slack);
-    // Listeners of two families, as of `listen 80; listen [::]:80`, are no group: each is shared.
-    let is_shared =
-        groups(own.iter().copied()).is_empty() && own.iter().all(|listener| listener.owners.len() > 1);
-    Some(Skew {
-        port: service.port,
-        workers,
-        total,
-        jain,
-        severity,
-        is_ladder: is_shared && (falls || rises),
-    })
+    Some(Skew { place: String::new(), port: None, workers, total, jain, severity, is_ladder: falls || rises })
 }
 
-/// Returns the processes that hold listeners of a port, without a parent that accepts nothing.
-fn workers(snapshot: &Snapshot, listeners: &[&Listener], service: &Service) -> Vec<Worker> {
+/// Returns the processes that hold listeners, without a parent that accepts nothing.
+fn workers(snapshot: &Snapshot, owners: &[&[Owner]], accepted: &[Owner]) -> Vec<Worker> {
     let mut workers: Vec<Worker> = Vec::new();
-    for owner in listeners.iter().flat_map(|listener| &listener.owners) {
+    for owner in owners.iter().copied().flatten() {
         if workers.iter().any(|worker| worker.pid == owner.pid) {
             continue;
         }
-        let held = service.workers.iter().find(|worker| worker.pid == owner.pid);
+        let held = accepted.iter().find(|worker| worker.pid == owner.pid);
         let cpu = process_of(snapshot, owner.pid).and_then(|process| process.cpu_ns);
         workers.push(Worker {
             pid: owner.pid,

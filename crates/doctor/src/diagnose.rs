@@ -97,9 +97,13 @@ const EFFECTS: [(&str, &[&str]); 4] = [
 fn absorb_effects(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
     // F01 names a process, the other rules name a listener.
+    let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let unix = unix.iter().map(|listener| (listener.path.clone(), &listener.owners));
+    let owners: Vec<(String, &Vec<Owner>)> =
+        listeners.iter().map(|listener| (subject(listener), &listener.owners)).chain(unix).collect();
     let holds = |holder: &str, held: &str| {
-        let found = listeners.iter().find(|listener| subject(listener) == held);
-        found.is_some_and(|listener| matches!(&listener.owners[..], [only] if process(only) == holder))
+        let found = owners.iter().find(|(subject, _)| subject == held);
+        found.is_some_and(|(_, owners)| matches!(&owners[..], [only] if process(only) == holder))
     };
     for (id, effects) in EFFECTS {
         // A process that has descriptors left accepts.

@@ -10,7 +10,7 @@ use crate::attribute::Growth;
 use crate::budget::{Budget, delay_s};
 use crate::command::{Content, Scope, Setting};
 use crate::draft::{Draft, Remedy};
-use crate::words::{count, process, rate, time};
+use crate::words::{caller, count, process, rate, time};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
@@ -53,6 +53,7 @@ fn wider_for(snapshot: &Snapshot, tuple: &Tuple, growth: Option<&Growth>) -> Opt
 fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth) -> Draft {
     let owner = tuple.owners.first();
     let (name, of_process) = match owner {
+        Some(owner) if owner.pid == 0 => (process(owner), String::new()),
         Some(owner) => (process(owner), format!(" | grep pid={},", owner.pid)),
         None => ("the process".to_owned(), String::new()),
     };
@@ -100,6 +101,10 @@ pub(crate) fn keep_connections(tuple: &Tuple) -> Remedy {
 pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let owner = tuple.owners.first()?;
     let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
+    // Short processes end before a fix finds them.
+    if owner.pid == 0 {
+        return None;
+    }
     let has_sources = tuple.fix.as_ref().is_some_and(|fix| fix.source.is_some());
     if has_sources || !is_lasting(snapshot, tuple, others + 1, Budget::of(snapshot, tuple).ok()?.total) {
         return None;
@@ -171,7 +176,8 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
         }
         _ => {
             // How much shorter the searches become is not in a snapshot.
-            let remedy = drawn_ports_to(&longest.owner, longest.destination);
+            let owner = caller(&longest.owner, longest.processes);
+            let remedy = drawn_ports_to(&owner, longest.destination);
             draft.now(remedy.unproven())
         }
     }
@@ -179,13 +185,18 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
 
 /// `fourtuple fix ports` for a process and a destination.
 fn drawn_ports_to(owner: &Owner, destination: SocketAddr) -> Remedy {
-    let remedy = Remedy::own(
-        format!("fix ports --pid {} --to {}", owner.pid, quoted(destination)),
-        format!(
-            "new connections of {} draw a free port at random, without the search; no restart, ends with Ctrl-C",
-            process(owner)
-        ),
+    let effect = format!(
+        "new connections of {} draw a free port at random, without the search; no restart, ends with Ctrl-C",
+        process(owner)
     );
+    let remedy = match owner.pid {
+        // Short processes end before a fix finds them: their parent hands it on.
+        0 => Remedy::advice(
+            format!("start what starts {} with `fourtuple run -- PROGRAM`", owner.name),
+            "its processes draw a free port at random, without the search",
+        ),
+        pid => Remedy::own(format!("fix ports --pid {pid} --to {}", quoted(destination)), effect),
+    };
     remedy.with(|snapshot| {
         if let Part::Seen(search) = &mut snapshot.search {
             search.default = "linear".to_owned();

@@ -1,7 +1,7 @@
 //! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
-use fourtuple_record::snapshot::{Counter, FailedCall, Listener, Snapshot, UdpSocketView};
+use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, UdpSocketView};
 
 use crate::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::budget::Budget;
@@ -29,8 +29,12 @@ pub(crate) enum Symptom<'a> {
         cookie: u64,
         socket: String,
     },
+    /// The queue of a listener at an address; without a port it is a unix listener.
     Queue {
-        listener: &'a Listener,
+        cookie: u64,
+        address: String,
+        port: Option<u16>,
+        owners: &'a [Owner],
     },
     Growth {
         tuple: String,
@@ -116,8 +120,20 @@ impl<'a> Account<'a> {
             let socket = || format!("the listener {} of {}", listener.address, acceptors(snapshot, listener));
             self.add(Symptom::Drops { cookie: listener.cookie, socket: socket() }, drops(snapshot, listener));
             if snapshot.interval_ns >= 1_000_000_000 {
-                self.add(Symptom::Queue { listener }, kept_waiting(snapshot, listener));
+                let queue = Symptom::Queue {
+                    cookie: listener.cookie,
+                    address: listener.address.to_string(),
+                    port: Some(listener.address.port()),
+                    owners: &listener.owners,
+                };
+                self.add(queue, kept_waiting(snapshot, listener));
             }
+        }
+        let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+        for listener in unix.iter().filter(|_| snapshot.interval_ns >= 1_000_000_000) {
+            let (cookie, address) = (listener.cookie, listener.path.clone());
+            let owners = &listener.owners;
+            self.add(Symptom::Queue { cookie, address, port: None, owners }, listener.standing.into());
         }
         let sockets = snapshot.udp.seen().map(|udp| udp.sockets.as_slice()).unwrap_or_default();
         let during = |socket: &UdpSocketView| socket.drops.map_or(0, |drops| drops.during);
@@ -187,11 +203,10 @@ impl Item<'_> {
                 format!("the queueing discipline {kind} of {device} dropped {}", counted(rest, "packet"))
             }
             Symptom::Drops { socket, .. } => format!("{socket} dropped {}", counted(rest, "packet")),
-            Symptom::Queue { listener } => format!(
-                "{} at {} of {} waited for accept() all the time",
+            Symptom::Queue { address, owners, .. } => format!(
+                "{} at {address} of {} waited for accept() all the time",
                 counted(rest, "connection"),
-                listener.address,
-                holders(&listener.owners)
+                holders(owners)
             ),
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
         }
@@ -212,7 +227,7 @@ impl Item<'_> {
     fn process(&self) -> &str {
         match &self.symptom {
             Symptom::Calls(call) => &call.owner.name,
-            Symptom::Queue { listener } => listener.owners.first().map_or("", |owner| &owner.name),
+            Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
             _ => "",
         }
     }
@@ -230,7 +245,7 @@ impl Item<'_> {
             Symptom::Counter { name, .. } => (*name).to_owned(),
             Symptom::Qdisc { device, kind, .. } => format!("drops of {kind} of {device}"),
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
-            Symptom::Queue { listener } => format!("queue of socket {:#x}", listener.cookie),
+            Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
             Symptom::Growth { tuple, .. } => tuple.clone(),
         }
     }
@@ -263,7 +278,7 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
                 && address.as_ref().is_none_or(|address| failed.address.as_ref() == Some(address))
         }
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
-        | (What::Queue(cookie), Symptom::Queue { listener: Listener { cookie: of, .. } }) => cookie == of,
+        | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
         _ => false,
     }

@@ -18,6 +18,11 @@ pub(crate) fn process(owner: &Owner) -> String {
     owner.to_string()
 }
 
+/// Returns the process that made calls; many short processes with one name have the number 0, and no command may name one of them.
+pub(crate) fn caller(owner: &Owner, processes: u32) -> Owner {
+    Owner { pid: if processes > 1 { 0 } else { owner.pid }, ..owner.clone() }
+}
+
 /// Returns `10.0.0.9 → 10.1.2.3:443`.
 pub(crate) fn tuple(tuple: &Tuple) -> String {
     tuple.to_string()

@@ -5,6 +5,8 @@ mod scene;
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixStream};
 use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +14,9 @@ use std::time::Duration;
 use events::{apply_first, between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Part, Process, Snapshot, TracedAccepts};
+use fourtuple_record::snapshot::{
+    FailedCall, Failures, Listener, Owner, Part, Process, Snapshot, TracedAccepts,
+};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
@@ -187,6 +191,8 @@ fn a01_names_the_workers_of_a_master() {
         let found = only(&judged(&snapshot), Severity::Critical, " and 1 more, ");
         let master = format!("[{}]", python.pid());
         assert!(!found.verdict.contains(&master), "{}", found.verdict);
+        let fact = format!("python3{master} is the master of these processes: ");
+        assert!(found.evidence.iter().any(|evidence| evidence.starts_with(&fact)), "{:?}", found.evidence);
         // A child that was not there at the first reading does not count as a worker.
         let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
         processes.iter_mut().for_each(|process| process.cpu_ns = None);
@@ -422,6 +428,168 @@ fn a07_a_trace_hides_no_standing_queue() {
     });
 }
 
+/// Opens a unix listener with connections of another process; `path` is abstract.
+fn unix(path: &str, backlog: u32, clients: u32) -> (Python, Python) {
+    let (mut server, mut client) = (Python::start(), Python::start());
+    server.run(&format!(
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0{path}'); s.listen({backlog}); held = []"
+    ));
+    client.run(&format!(
+        "held = []\ndef connect(number):\n  for _ in range(number):\n    c = socket.socket(socket.AF_UNIX); c.setblocking(False); \
+         held.append(c); c.connect('\\0{path}')\nconnect({clients})"
+    ));
+    (server, client)
+}
+
+#[test]
+fn a07_old_connections_in_a_unix_queue_are_named() {
+    in_namespace(|| {
+        if !python::is_installed("a07_old_connections_in_a_unix_queue_are_named") {
+            return;
+        }
+        let (mut server, mut client) = unix("a07", 100, 5);
+        let mut reading = |event: &mut dyn FnMut(&mut Python, &mut Python)| {
+            let mut snapshot = snapshot(|| {
+                event(&mut server, &mut client);
+                thread::sleep(Duration::from_millis(110));
+            });
+            snapshot.accepts = Part::Seen(TracedAccepts::default());
+            let found = of(diagnose(&snapshot, &Limits::default()), "A07");
+            (found, server.pid(), client.pid())
+        };
+        let (found, server, client) = reading(&mut |_, client| drop(client.run("connect(2)")));
+        let found = only(&found, Severity::Warning, "5 connections at @a07 have waited at least ");
+        assert!(found.verdict.ends_with(&format!("for accept() of python3[{server}]")), "{}", found.verdict);
+        assert_eq!(found.evidence[0], "5 connections in the queue at the first reading, 7 at the second");
+        assert_eq!(found.evidence[1], format!("the connections are of python3[{client}]"));
+        // Clients that have closed are older than one that is known.
+        let (found, ..) = reading(&mut |_, client| drop(client.run("for c in held[:3]: c.close()")));
+        let found = only(&found, Severity::Warning, "7 connections at @a07 have waited");
+        assert!(
+            found.evidence.contains(&"the clients of 3 of them have closed already".to_owned()),
+            "{found:?}"
+        );
+        // A server that accepts all is not named, although the queue is as long at the second reading.
+        let (found, ..) = reading(&mut |server, client| {
+            server.run("for _ in range(7): held.append(s.accept())");
+            client.run("connect(7)");
+        });
+        assert!(found.is_empty(), "{found:?}");
+    });
+}
+
+#[test]
+fn a02_refused_connections_of_a_unix_listener_are_named() {
+    in_namespace(|| {
+        if !python::is_installed("a02_refused_connections_of_a_unix_listener_are_named") {
+            return;
+        }
+        let (server, client) = unix("a02", 8, 4);
+        let mut snapshot = snapshot(|| ());
+        let mut failed = |call: &str, failed: u64| {
+            let call = FailedCall {
+                call: call.to_owned(),
+                errno: "EAGAIN".to_owned(),
+                protocol: "unix".to_owned(),
+                owner: Owner { pid: client.pid(), name: "python3".to_owned(), sockets: failed as u32 },
+                processes: 1,
+                address: Some("@a02".to_owned()),
+                before_search: false,
+                causes: Vec::new(),
+                namespace: 0,
+                failed,
+            };
+            snapshot.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
+            snapshot.clone()
+        };
+        let found = |snapshot: &Snapshot, rule| of(diagnose(snapshot, &Limits::default()), rule);
+        let refusing = failed("connect", 261);
+        let finding = only(&found(&refusing, "A02"), Severity::Warning, "refused 261 connections in ");
+        assert!(finding.verdict.starts_with(&format!("@a02 of python3[{}] ", server.pid())), "{finding:?}");
+        assert!(finding.verdict.ends_with("; 4 connections wait, the backlog is 8"), "{finding:?}");
+        assert!(found(&refusing, "X01").is_empty(), "A02 explains the calls");
+        assert!(found(&failed("send", 261), "A02").is_empty());
+        // A queue that is full now and refuses is full, also if it was not at the first reading.
+        let mut full = refusing;
+        let Part::Seen(listeners) = &mut full.unix_listeners else { panic!("{:?}", full.unix_listeners) };
+        (listeners[0].waiting, listeners[0].waiting_before) = (9, 0);
+        only(&found(&full, "A01"), Severity::Critical, "; 261 calls of connect() failed with EAGAIN in ");
+        assert!(found(&full, "A02").is_empty() && found(&full, "X01").is_empty());
+    });
+}
+
+/// Without a descriptor accept() leaves the queue as it is.
+#[test]
+fn f01_names_the_unix_queue_of_a_process_without_descriptors() {
+    in_namespace(|| {
+        if !python::is_installed("f01_names_the_unix_queue_of_a_process_without_descriptors") {
+            return;
+        }
+        let (mut server, _client) = unix("f01", 100, 20);
+        server.run("for _ in range(10): held.append(s.accept())");
+        assert!(findings("F01").is_empty());
+        server.run("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))\ntry:\n  while True: held.append(os.dup(0))\nexcept OSError: pass");
+        let (found, of_queue) = until("a full table", || {
+            let mut seen = snapshot(|| thread::sleep(Duration::from_millis(1_010)));
+            (seen.failures, seen.accepts) =
+                (Part::Seen(Failures::default()), Part::Seen(TracedAccepts::default()));
+            let diagnosis = diagnose(&seen, &Limits::default());
+            Some((of(diagnosis.clone(), "F01"), of(diagnosis, "X01"))).filter(|(found, _)| !found.is_empty())
+        });
+        // The process may have inherited a descriptor above its limit.
+        let name = format!("python3[{}] has 6", server.pid());
+        let found = only(&found, Severity::Critical, &name);
+        assert!(
+            found.evidence.contains(&"10 connections wait in the accept queue of @f01".to_owned()),
+            "{found:?}"
+        );
+        assert!(of_queue.is_empty(), "the queue is explained: {of_queue:?}");
+    });
+}
+
+/// As `shared`, at a unix listener.
+fn shared_unix(python: &mut Python, shares: &[usize]) -> Vec<UnixStream> {
+    let address = UnixAddress::from_abstract_name("workers").unwrap();
+    python.run("listener = socket.socket(socket.AF_UNIX); listener.bind('\\0workers'); listener.listen(500)");
+    let mut clients = Vec::new();
+    for share in shares {
+        clients.extend((0..*share).map(|_| UnixStream::connect_addr(&address).unwrap()));
+        accept_in_worker(python, *share);
+    }
+    clients
+}
+
+#[test]
+fn b01_and_b02_know_the_workers_of_a_unix_listener() {
+    in_namespace(|| {
+        if !python::is_installed("b01_and_b02_know_the_workers_of_a_unix_listener") {
+            return;
+        }
+        let try_out = |shares: &[usize]| {
+            let mut python = Python::start();
+            let _clients = shared_unix(&mut python, shares);
+            (findings("B01"), findings("B02"))
+        };
+        let (skew, ladder) = try_out(&[48, 10, 2, 0]);
+        let found = only(
+            &ladder,
+            Severity::Notice,
+            "share the listener at @workers and have 48, 10, 2, 0 connections",
+        );
+        assert!(found.proper[0].action.starts_with("EPOLL_CTL_DEL") && found.now.is_empty(), "{found:?}");
+        assert!(skew.is_empty());
+        let (skew, ladder) = try_out(&[2, 50, 1, 7]);
+        let found = only(
+            &skew,
+            Severity::Notice,
+            "has 50 of 60 connections at @workers; the 4 workers have 2, 50, 1, 7 ",
+        );
+        assert!(found.now.is_empty() && ladder.is_empty(), "no command acts on a unix listener: {found:?}");
+        let (skew, ladder) = try_out(&[15, 14, 16, 15]);
+        assert!(skew.is_empty() && ladder.is_empty());
+    });
+}
+
 /// Starts a server whose workers share a listener and accept a number of connections each.
 fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
     python.run("listener = socket.socket(); listener.bind(('127.0.0.1', 4100)); listener.listen(500)");
@@ -434,11 +602,16 @@ fn accepting(python: &mut Python, port: u16, shares: &[usize]) -> (SocketAddr, V
     let mut clients = Vec::new();
     for share in shares {
         clients.extend(connect(address, *share));
-        python.run(&format!(
-            "ready, done = os.pipe()\nif os.fork() == 0:\n  held = [listener.accept() for _ in range({share})]\n  os.close(0); os.write(done, b'x'); signal.pause()\nos.read(ready, 1)"
-        ));
+        accept_in_worker(python, *share);
     }
     (address, clients)
+}
+
+/// Starts a worker that accepts a number of connections.
+fn accept_in_worker(python: &mut Python, share: usize) {
+    python.run(&format!(
+        "ready, done = os.pipe()\nif os.fork() == 0:\n  held = [listener.accept() for _ in range({share})]\n  os.close(0); os.write(done, b'x'); signal.pause()\nos.read(ready, 1)"
+    ));
 }
 
 #[test]

@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use events::{apply_first, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::{LockWaits, Part, Snapshot, Traced, TracedLocks};
+use fourtuple_record::snapshot::{
+    FailedCall, Failures, LockWaits, Owner, Part, Snapshot, Traced, TracedConnects, TracedLocks,
+};
 use fourtuple_record::{Proof, Severity};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::wire::{self, Wire};
@@ -216,12 +218,52 @@ fn n02_collisions_are_told_from_a_full_table() {
         let table = |ports: std::ops::Range<u32>| ports.map(entry).collect::<String>();
         root.write("thread-self/net/nf_conntrack", &table(30_000..30_100));
         root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 e e 0\n"));
-        let found = of(judged(&reader.read()), "N02");
+        let mut snapshot = reader.read();
+        let found = of(judged(&snapshot), "N02");
         let verdict = "SNAT has no port left: 10.0.0.1 → 10.0.0.2:4000 uses 100 of the 100 tcp ports 30000-30099; nf_conntrack dropped 4 packets in ";
         let found = only(&found, Severity::Warning, verdict);
         let all = found.now.iter().chain(&found.proper);
         assert!(all.clone().any(|advice| advice.action.contains("snat to 10.0.0.1-")), "{found:#?}");
         assert!(all.clone().all(|advice| !advice.action.contains("resolv.conf")), "{found:#?}");
+        assert!(
+            found.evidence.iter().any(|fact| fact.ends_with("seem to be forwarded")),
+            "{:?}",
+            found.evidence
+        );
+        // A process of this namespace.
+        let connects = TracedConnects {
+            processes: 1,
+            owner: Owner { pid: 812, name: "squid".to_owned(), sockets: 9 },
+            destination: "10.0.0.2:4000".parse().unwrap(),
+            searches: 9,
+            search_mean_ns: 1,
+            search_p99_ns: 1,
+            given_port: 0,
+        };
+        snapshot.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+        let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, verdict);
+        let fact = "squid[812]: it called connect() to 10.0.0.2:4000 during the trace".to_owned();
+        assert!(found.evidence.contains(&fact), "{:?}", found.evidence);
+        // Collisions without a full range have the sender of the datagrams that were dropped.
+        root.write("thread-self/net/nf_conntrack", "");
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 12 12 0\n"));
+        let mut snapshot = reader.read();
+        let call = FailedCall {
+            call: "send".to_owned(),
+            errno: "EPERM".to_owned(),
+            protocol: "udp".to_owned(),
+            owner: Owner { pid: 813, name: "dig".to_owned(), sockets: 4 },
+            processes: 1,
+            address: Some("10.0.0.53:53".to_owned()),
+            before_search: false,
+            causes: Vec::new(),
+            namespace: 0,
+            failed: 4,
+        };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
+        let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, "dropped 4 packets in ");
+        let fact = "4 send() of dig[813] to 10.0.0.53:53 failed with EPERM".to_owned();
+        assert!(found.evidence.contains(&fact), "{:?}", found.evidence);
     });
 }
 

@@ -236,6 +236,7 @@ fn no_draws_for_a_full_tuple(long: &Snapshot) {
     let connects = |snapshot: &Snapshot| {
         let tuple = &snapshot.connections.seen().unwrap().tuples[0];
         TracedConnects {
+            processes: 1,
             owner: tuple.owners[0].clone(),
             destination: tuple.destination,
             searches: 1_000,
@@ -535,6 +536,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let mut traced = now();
         let owner = Owner { pid: std::process::id(), name: "test".to_owned(), sockets: 60 };
         let mut connects = TracedConnects {
+            processes: 1,
             owner,
             destination: first,
             searches: 0,
@@ -551,6 +553,35 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         assert_eq!(findings_in(&traced, "P08").len(), 1, "calls to another destination say nothing");
         traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
         assert!(findings_in(&traced, "P08").is_empty(), "connect() searched");
+        // Sockets in TIME_WAIT belong to no process: the one whose bind() failed is named.
+        let mut closed = now();
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.owners.clear());
+        connections.sources.iter_mut().for_each(|source| source.owners.clear());
+        let unnamed = the_finding(&closed, "P08").verdict;
+        assert!(unnamed.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed}");
+        let call = FailedCall {
+            call: "bind".to_owned(),
+            errno: "EADDRINUSE".to_owned(),
+            protocol: "tcp".to_owned(),
+            owner: Owner { pid: 812, name: "squid".to_owned(), sockets: 31 },
+            processes: 1,
+            address: Some(format!("{FAR}:0")),
+            before_search: false,
+            causes: Vec::new(),
+            namespace: 0,
+            failed: 31,
+        };
+        closed.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
+        let named = the_finding(&closed, "P08");
+        assert!(
+            named.verdict.starts_with("squid[812] seems to call bind() to 10.0.0.2"),
+            "{}",
+            named.verdict
+        );
+        let how =
+            "TIME_WAIT; squid[812]: 31 calls of bind() to 10.0.0.2 failed with EADDRINUSE during the trace";
+        assert!(named.evidence.iter().any(|fact| fact.ends_with(how)), "{:?}", named.evidence);
         apply(advice(&finding, RANGE));
         assert!(findings("P08").is_empty());
         drop(by_bind);
@@ -575,6 +606,7 @@ fn p09_a_slow_search_is_named_from_a_trace() {
         searches: 1_000,
         search_ns: 2_300_000_000,
         connects: vec![TracedConnects {
+            processes: 1,
             owner: Owner { pid: 812, name: "envoy".to_owned(), sockets: 1_000 },
             destination: "10.1.2.3:443".parse().unwrap(),
             searches: 1_000,

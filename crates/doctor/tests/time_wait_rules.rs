@@ -1,14 +1,17 @@
 //! The rules about TIME_WAIT and closing, on real sockets.
 
+mod events;
 mod namespace;
 mod scene;
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
+use events::{only, snapshot};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Counter, Part, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
@@ -350,5 +353,36 @@ fn t07_a_close_wait_leak_names_the_process() {
             (finding.severity, finding.now[0].action.as_str()),
             (Severity::Notice, "fourtuple doctor")
         );
+    });
+}
+
+#[test]
+fn t07_unix_sockets_whose_peer_closed_are_named() {
+    in_namespace(|| {
+        let (pairs, peers): (Vec<_>, Vec<_>) = (0..60).map(|_| UnixStream::pair().unwrap()).unzip();
+        // A peer that ends only its sending side has not closed.
+        peers.iter().for_each(|peer| peer.shutdown(Shutdown::Write).unwrap());
+        let reading = || snapshot(|| ()).connections.seen().unwrap().unix_close_wait.clone();
+        assert!(reading().is_empty());
+        drop(peers);
+        // A child of another test has copies of the descriptors until its end.
+        let mut snapshot = until("closed peers", || {
+            let snapshot = snapshot(|| ());
+            let leaks = &snapshot.connections.seen().unwrap().unix_close_wait;
+            leaks.first().is_some_and(|leak| leak.settled == 60).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "T07").is_empty(), "they may be on their way to close()");
+        let mut at = |seconds: u64, settled| {
+            let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+            (connections.unix_close_wait[0].settled_ns, connections.unix_close_wait[0].settled) =
+                (seconds * 1_000_000_000, settled);
+            findings_in(&snapshot, "T07")
+        };
+        let name = format!("{} has not closed 60 unix sockets whose peer closed ", this_process());
+        let found = only(&at(2, 60), Severity::Notice, &format!("{name}2 s ago or more"));
+        assert_eq!(found.now[0].action, "fourtuple doctor --for 60s");
+        only(&at(60, 60), Severity::Warning, &format!("{name}60 s ago or more"));
+        assert!(at(60, 49).is_empty());
+        drop(pairs);
     });
 }

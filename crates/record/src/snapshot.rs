@@ -147,7 +147,7 @@ pub struct PortSearch {
 /// A process that holds sockets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
-    /// Process ID.
+    /// Process ID; 0: not known, or many short processes with this name.
     pub pid: u32,
     /// Name of the process (comm).
     pub name: String,
@@ -156,9 +156,12 @@ pub struct Owner {
 }
 
 impl fmt::Display for Owner {
-    /// Writes `nginx[812]`.
+    /// Writes `nginx[812]`, or `curl (short processes)`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}[{}]", self.name, self.pid)
+        match self.pid {
+            0 if !self.name.is_empty() => write!(formatter, "{} (short processes)", self.name),
+            pid => write!(formatter, "{}[{pid}]", self.name),
+        }
     }
 }
 
@@ -199,6 +202,8 @@ pub struct Connections {
     pub services_left_out: u64,
     /// Sockets in CLOSE_WAIT by process; bounded.
     pub close_wait: Vec<CloseWait>,
+    /// Unix sockets whose peer has closed, by process; bounded.
+    pub unix_close_wait: Vec<UnixCloseWait>,
     /// Connections whose two ends are the same socket; bounded.
     pub self_connected: Vec<SelfConnected>,
 }
@@ -323,6 +328,19 @@ pub struct CloseWait {
     pub old: u32,
 }
 
+/// Connected unix sockets of a process whose peer has closed its end: the process has not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnixCloseWait {
+    /// The process and the number of sockets.
+    pub owner: Owner,
+    /// The path of most of the sockets, which is the one of the listener that accepted them; empty for sockets of a client.
+    pub path: String,
+    /// Sockets whose peer had closed at the first reading, too.
+    pub settled: u32,
+    /// Time between the two readings: the kernel keeps no times of unix sockets.
+    pub settled_ns: u64,
+}
+
 /// A TCP listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Listener {
@@ -365,10 +383,18 @@ pub struct UnixListener {
     pub waiting: u32,
     /// Connections in the accept queue at the first reading; 0 for a listener that did not exist then.
     pub waiting_before: u32,
+    /// Connections in the accept queue that were there at the first reading.
+    pub standing: u32,
+    /// Connections in the accept queue whose client has closed its socket.
+    pub given_up: u32,
     /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn.
     pub backlog: u32,
     /// Processes that hold the listener.
     pub owners: Vec<Owner>,
+    /// Processes that hold accepted connections, the largest number first. Listeners with the same path have the same ones.
+    pub workers: Vec<Owner>,
+    /// Processes whose connections are in the accept queue, the largest number first.
+    pub clients: Vec<Owner>,
 }
 
 /// UDP sockets.
@@ -421,6 +447,12 @@ pub struct Process {
     pub descriptor_ceiling: Option<u64>,
     /// Process ID of the parent.
     pub parent: u32,
+    /// Name of the parent (comm); `null`: not read, as for processes without listeners, or not visible.
+    pub parent_name: Option<String>,
+    /// Path of the executable file (/proc/PID/exe), which ends in ` (deleted)` if the file was removed or replaced; `null` as above.
+    pub executable: Option<String>,
+    /// Cgroup of version 2; `null` as above.
+    pub cgroup: Option<String>,
     /// Process group.
     pub group: u32,
     /// State as in /proc/PID/stat: `S` sleeps, `R` runs, `T` is stopped.
@@ -520,8 +552,10 @@ pub struct TracedLocks {
 /// The connect() calls of a process to a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedConnects {
-    /// The process; `sockets` is the number of calls.
+    /// The process; `sockets` is the number of calls. Of many short processes with this name, one of them.
     pub owner: Owner,
+    /// Processes of this name that made the calls, which have ended if there are several.
+    pub processes: u32,
     /// The destination.
     pub destination: SocketAddr,
     /// Calls that searched for a port and found one.

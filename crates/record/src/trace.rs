@@ -32,6 +32,10 @@ pub struct TraceConnectSettings {
     pub tier: String,
 }
 
+fn one() -> u32 {
+    1
+}
+
 fn tcp() -> String {
     "tcp".to_owned()
 }
@@ -131,8 +135,11 @@ pub struct TraceFlame {
 /// The connects of one process to one destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceTuple {
-    /// Process ID.
+    /// Process ID. Of many short processes with this name, one of them.
     pub process: u32,
+    /// Processes of this name that connected to the destination, which have ended if there are several.
+    #[serde(default = "one")]
+    pub processes: u32,
     /// Name of the thread that connected first.
     pub name: String,
     /// Destination address and port.

@@ -139,12 +139,12 @@ fn every_field_is_required_unless_it_may_be_absent() {
                 None => (&sample["command"], parent),
             };
             let of_serve = command == "serve" && within == "/settings" && OPTIONAL_OF_SERVE.contains(&field);
-            // Older records lack the protocol of a trace, the client limits of `forward` and the notes on lost
+            // Older records lack the protocol of a trace, the number of processes, the client limits of `forward` and the notes on lost
             // events.
             let of_trace = command == "trace connect" && within == "/settings" && field == "protocol"
                 || within == "/results" && field == "notes"
                 || command == "trace connect"
-                    && field == "namespace"
+                    && ["namespace", "processes"].contains(&field)
                     && within.starts_with("/results/tuples");
             let of_forward = command == "forward"
                 && [

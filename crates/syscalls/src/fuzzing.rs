@@ -14,6 +14,10 @@ pub struct Answers {
     pub sockets: Vec<(sock_diag::Entry, sock_diag::Listener)>,
     /// Queues of unix_diag, of the socket with the wanted inode and device.
     pub queues: Vec<unix_diag::Queue>,
+    /// Connections of unix_diag.
+    pub connections: Vec<unix_diag::Connection>,
+    /// Clients in the queues of unix_diag.
+    pub clients: Vec<(u64, Vec<u32>)>,
     /// Source addresses of rtnetlink.
     pub sources: Vec<IpAddr>,
     /// Queueing disciplines of rtnetlink.
@@ -27,6 +31,8 @@ pub fn netlink(datagram: &[u8], wanted: &[u8]) -> (io::Result<bool>, Answers) {
     let done = netlink::read_datagram(datagram, &mut |body: &[u8]| {
         answers.sockets.extend(sock_diag::read_any(body));
         answers.queues.extend(unix_diag::queue(body, wanted));
+        answers.connections.extend(unix_diag::connection(body));
+        answers.clients.extend(unix_diag::clients(body));
         answers.sources.extend(body.get(route::HEADER..).and_then(route::preferred_source));
         answers.qdiscs.extend(qdisc::parse(body));
     });

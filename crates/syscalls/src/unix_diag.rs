@@ -36,7 +36,7 @@ pub fn listener(path: &Path) -> io::Result<Option<Queue>> {
     // The kernel returns the lower 32 bits of the inode, and the device in its internal form (MKDEV).
     let wanted = [(stat.ino() as u32).to_ne_bytes(), (major << 20 | minor).to_ne_bytes()].concat();
     let mut found = None;
-    let request = request(UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN);
+    let request = request(LISTEN, UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN);
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
         found = found.or_else(|| queue(body, &wanted));
     })?;
@@ -62,26 +62,100 @@ pub struct Detail {
 ///
 /// ENOENT: the kernel has no unix_diag and cannot load it. Other errors are from netlink.
 pub fn each_listener(mut found: impl FnMut(Detail)) -> io::Result<()> {
-    let request = request(UDIAG_SHOW_NAME | UDIAG_SHOW_RQLEN);
+    let request = request(LISTEN, UDIAG_SHOW_NAME | UDIAG_SHOW_RQLEN);
     netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
         detail(body).into_iter().for_each(&mut found);
+    })
+}
+
+/// Calls `found` with the cookie of every listening unix socket in the calling thread's network namespace and the inodes of the clients whose
+/// connections are in its accept queue, the oldest connection first. The inode is 0 for a client that has closed its socket. The kernel
+/// ends the dump without an error at a queue that does not fit into a message (8,000 connections): this listener and others are then missing.
+///
+/// # Errors
+///
+/// As [`each_listener`].
+pub fn each_queue(mut found: impl FnMut(u64, Vec<u32>)) -> io::Result<()> {
+    let request = request(LISTEN, UDIAG_SHOW_ICONS);
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
+        if let Some((cookie, clients)) = clients(body) {
+            found(cookie, clients);
+        }
+    })
+}
+
+/// Parses a reply with the clients of an accept queue.
+pub(crate) fn clients(reply: &[u8]) -> Option<(u64, Vec<u32>)> {
+    let cookie = u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?);
+    let inodes = netlink::attribute(reply.get(MESSAGE..)?, UNIX_DIAG_ICONS)?;
+    Some((cookie, inodes.chunks_exact(4).filter_map(|inode| word(inode, 0)).collect()))
+}
+
+/// One end of a connection between unix sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The path of this end, as in [`Detail`]; an accepted connection has the one of its listener.
+    pub name: String,
+    /// Inode of the socket; 0 in an accept queue.
+    pub inode: u32,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// The peer has closed its socket (`unix_release_sock`).
+    pub is_closed_by_peer: bool,
+}
+
+/// Calls `found` for every end of a connection (SOCK_STREAM and SOCK_SEQPACKET) in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// As [`each_listener`].
+pub fn each_connection(mut found: impl FnMut(Connection)) -> io::Result<()> {
+    let request = request(ESTABLISHED, UDIAG_SHOW_NAME | UDIAG_SHOW_PEER);
+    netlink::ask(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true, &request, |body| {
+        connection(body).into_iter().for_each(&mut found);
+    })
+}
+
+/// Parses a reply about a connection. `None`: another kind of socket.
+pub(crate) fn connection(reply: &[u8]) -> Option<Connection> {
+    let kind = libc::c_int::from(*reply.get(1)?);
+    if kind != libc::SOCK_STREAM && kind != libc::SOCK_SEQPACKET {
+        return None;
+    }
+    let attributes = reply.get(MESSAGE..)?;
+    let peer = netlink::attribute(attributes, UNIX_DIAG_PEER).and_then(|peer| word(peer, 0));
+    let shutdown = netlink::attribute(attributes, UNIX_DIAG_SHUTDOWN).and_then(|shutdown| shutdown.first());
+    Some(Connection {
+        name: name(attributes),
+        inode: word(reply, 4)?,
+        cookie: u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?),
+        // shutdown() of both directions gives the same state while the peer still has its socket.
+        is_closed_by_peer: shutdown == Some(&SHUTDOWN_MASK) && peer.unwrap_or(0) == 0,
     })
 }
 
 /// Parses a reply with a name and a queue.
 pub(crate) fn detail(reply: &[u8]) -> Option<Detail> {
     let attributes = reply.get(MESSAGE..)?;
-    let word = |at: usize| Some(u32::from_ne_bytes(*reply.get(at..)?.first_chunk::<4>()?));
-    let name = netlink::attribute(attributes, UNIX_DIAG_NAME).unwrap_or_default();
-    let name = match name.split_first() {
-        Some((0, name)) => format!("@{}", String::from_utf8_lossy(name)),
-        // The kernel returns a path with its NUL.
-        _ => String::from_utf8_lossy(name).trim_end_matches('\0').to_owned(),
-    };
     let (waiting, rest) = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
     let backlog = rest.first_chunk::<4>()?;
     let queue = Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) };
-    Some(Detail { name, inode: word(4)?, cookie: u64::from(word(12)?) << 32 | u64::from(word(8)?), queue })
+    let cookie = u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?);
+    Some(Detail { name: name(attributes), inode: word(reply, 4)?, cookie, queue })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk::<4>()?))
+}
+
+/// Returns the path, or `@` and the abstract name.
+fn name(attributes: &[u8]) -> String {
+    let name = netlink::attribute(attributes, UNIX_DIAG_NAME).unwrap_or_default();
+    match name.split_first() {
+        Some((0, name)) => format!("@{}", String::from_utf8_lossy(name)),
+        // The kernel returns a path with its NUL.
+        _ => String::from_utf8_lossy(name).trim_end_matches('\0').to_owned(),
+    }
 }
 
 /// Returns the device numbers of the file system of a file, as in the kernel's superblock. The device of stat(2) is another one for
@@ -111,9 +185,14 @@ pub(crate) fn queue(reply: &[u8], wanted: &[u8]) -> Option<Queue> {
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const UNIX_DIAG_NAME: u16 = 0;
 const UNIX_DIAG_VFS: u16 = 1;
+const UNIX_DIAG_PEER: u16 = 2;
+const UNIX_DIAG_ICONS: u16 = 3;
 const UNIX_DIAG_RQLEN: u16 = 4;
+const UNIX_DIAG_SHUTDOWN: u16 = 6;
 const UDIAG_SHOW_NAME: u32 = 0x01;
 const UDIAG_SHOW_VFS: u32 = 0x02;
+const UDIAG_SHOW_PEER: u32 = 0x04;
+const UDIAG_SHOW_ICONS: u32 = 0x08;
 const UDIAG_SHOW_RQLEN: u32 = 0x10;
 
 /// Size of struct unix_diag_msg: family, type, state, padding, inode, cookie.
@@ -121,11 +200,14 @@ const MESSAGE: usize = 16;
 
 /// unix_diag numbers states as TCP does.
 const LISTEN: u32 = 10;
+const ESTABLISHED: u32 = 1;
+/// RCV_SHUTDOWN and SEND_SHUTDOWN.
+const SHUTDOWN_MASK: u8 = 3;
 
 /// Returns struct unix_diag_req: family, protocol, padding, states, no inode, requested attributes, no cookie.
-fn request(attributes: u32) -> Vec<u8> {
+fn request(state: u32, attributes: u32) -> Vec<u8> {
     let mut body = vec![libc::AF_UNIX as u8, 0, 0, 0];
-    for word in [1 << LISTEN, 0, attributes, u32::MAX, u32::MAX] {
+    for word in [1 << state, 0, attributes, u32::MAX, u32::MAX] {
         body.extend_from_slice(&word.to_ne_bytes());
     }
     body
@@ -167,6 +249,50 @@ mod tests {
         }
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!(listener(&path).unwrap(), None, "the file is gone");
+    }
+
+    #[test]
+    fn connections_have_their_ends_and_their_order() {
+        let path = env::temp_dir().join(format!("fourtuple-unix-ends-{}", process::id()));
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut clients: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let inode = |client: &UnixStream| {
+            let link = fs::read_link(format!("/proc/self/fd/{}", client.as_raw_fd())).unwrap();
+            let link = link.to_str().unwrap();
+            link["socket:[".len()..link.len() - 1].parse::<u32>().unwrap()
+        };
+        let name = path.to_str().unwrap();
+        let of_listener = || {
+            let (mut cookie, mut queue, mut accepted) = (None, None, Vec::new());
+            each_listener(|found| cookie = cookie.or((found.name == name).then_some(found.cookie))).unwrap();
+            each_queue(|found, clients| queue = queue.take().or((Some(found) == cookie).then_some(clients)))
+                .unwrap();
+            // A connection in the queue has no inode.
+            each_connection(|found| {
+                accepted.extend((found.name == name && found.inode > 0).then_some(found))
+            })
+            .unwrap();
+            (queue.unwrap(), accepted)
+        };
+        let inodes: Vec<u32> = clients.iter().map(inode).collect();
+        assert_eq!(of_listener(), (inodes.clone(), Vec::new()));
+        let (accepted, _) = listener.accept().unwrap();
+        drop(clients.remove(1));
+        let (queue, ends) = of_listener();
+        assert_eq!(queue, [0, inodes[2]], "the second client has closed its socket");
+        let is_closed = |ends: &[Connection]| {
+            ends.iter().map(|end| (end.inode, end.is_closed_by_peer)).collect::<Vec<_>>()
+        };
+        assert_eq!(is_closed(&ends), [(inode(&accepted), false)]);
+        accepted.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(!of_listener().1[0].is_closed_by_peer, "the client has its socket");
+        drop(clients);
+        // A child of another test has copies of the descriptors until its end.
+        while !of_listener().1[0].is_closed_by_peer {
+            thread::yield_now();
+        }
+        fs::remove_file(&path).unwrap();
     }
 
     /// Mounts a file system in the calling thread's mount namespace.

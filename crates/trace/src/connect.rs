@@ -13,7 +13,7 @@ use fourtuple_host::cgroup;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 
-use crate::connect_results::{all_searches, results, tuple_result};
+use crate::connect_results::{all_searches, is_alive, results, rows, tuple_result};
 use crate::error::TraceError;
 use crate::failed::{FailedSession, account, correct};
 use crate::flame::Sampling;
@@ -200,7 +200,12 @@ impl ConnectSession {
         let earlier = self.earlier.iter().map(Some).chain(std::iter::repeat(None));
         let since = |(now, before): (&Tuple, Option<&Tuple>)| before.map_or(*now, |before| now.since(before));
         let since = tuples.iter().zip(earlier).map(since).filter(|tuple| tuple.key.port != 0);
-        let window = since.map(|tuple| tuple_result(&tuple, None)).collect();
+        // Tuples of earlier windows stay in the table.
+        let has_calls =
+            |tuple: &Tuple| tuple.searches().iter().sum::<u64>() + tuple.given_port + tuple.failed > 0;
+        let since: Vec<Tuple> = since.filter(has_calls).collect();
+        let (rows, _) = rows(&since, is_alive);
+        let window = rows.iter().map(|row| tuple_result(row, None)).collect();
         self.earlier = tuples;
         Ok(window)
     }

@@ -1,7 +1,9 @@
 //! Results of a trace of connect(), from the counters of the kernel.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{Event, Totals, Tuple};
@@ -25,6 +27,48 @@ pub(crate) fn all_searches(totals: &Totals) -> LogLinear {
     all
 }
 
+/// Processes of one name that have ended, from which on they are one row.
+pub(crate) const MANY: usize = 3;
+
+/// The connects of a process to a destination, or of many processes of one name that have ended.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) tuple: Tuple,
+    pub(crate) processes: u32,
+}
+
+/// Makes one row of many processes that have ended: a loop that starts curl would hide everything else. Returns the rows, and the row of each
+/// tuple.
+pub(crate) fn rows(tuples: &[Tuple], is_alive: impl Fn(u32) -> bool) -> (Vec<Row>, Vec<usize>) {
+    let kind = |tuple: &Tuple| (tuple.name(), tuple.key.address(), tuple.key.port, tuple.namespace);
+    let mut ended: HashMap<_, Vec<usize>> = HashMap::new();
+    for (index, tuple) in tuples.iter().enumerate().filter(|(_, tuple)| tuple.key.port != 0) {
+        ended.entry(kind(tuple)).or_default().push(index);
+    }
+    // One process is a row in any case.
+    ended.retain(|_, same| same.len() >= MANY);
+    ended.values_mut().for_each(|same| same.retain(|&index| !is_alive(tuples[index].key.process)));
+    ended.retain(|_, same| same.len() >= MANY);
+    let mut row_of = vec![usize::MAX; tuples.len()];
+    let mut rows = Vec::new();
+    for (index, tuple) in tuples.iter().enumerate() {
+        if row_of[index] != usize::MAX {
+            continue;
+        }
+        let same = ended.get(&kind(tuple)).filter(|same| same.contains(&index)).cloned();
+        let same = same.unwrap_or_else(|| vec![index]);
+        same.iter().for_each(|&other| row_of[other] = rows.len());
+        let sum = same[1..].iter().fold(tuples[same[0]], |sum, &other| sum.plus(&tuples[other]));
+        rows.push(Row { tuple: sum, processes: same.len() as u32 });
+    }
+    (rows, row_of)
+}
+
+/// Returns whether a process exists.
+pub(crate) fn is_alive(process: u32) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
+}
+
 /// Builds the results, without tier, losses, heat map and flame graph. Returns also why the number of ports in use is
 /// unknown, if it is.
 pub(crate) fn results(
@@ -34,27 +78,29 @@ pub(crate) fn results(
     mut events: Vec<Event>,
     elapsed: Duration,
 ) -> (TraceConnectResults, Option<String>) {
-    let mut order: Vec<usize> = (0..tuples.len()).filter(|&index| tuples[index].key.port != 0).collect();
+    let (rows, row_of) = rows(&tuples, is_alive);
+    let mut order: Vec<usize> = (0..rows.len()).filter(|&index| rows[index].tuple.key.port != 0).collect();
     // Process and destination break ties, so that equal counters give the same order in every run.
     order.sort_by_cached_key(|&index| {
-        let tuple = &tuples[index];
+        let tuple = &rows[index].tuple;
         let weight = tuple.searches().iter().sum::<u64>() + tuple.failed + tuple.given_port;
         (Reverse(weight), tuple.key.process, tuple.key.address(), tuple.key.port)
     });
-    let mut rank = vec![None; tuples.len()];
+    let mut rank = vec![None; rows.len()];
     order.iter().zip(0_u32..).for_each(|(&index, sorted)| rank[index] = Some(sorted));
     events.sort_by_key(|event| event.at_ns);
     let samples = events.iter().map(|event| TraceSample {
         at_ns: event.at_ns,
         search_ns: event.search_ns,
         source_port: (event.source_port != 0).then_some(event.source_port),
-        tuple: rank.get(event.tuple as usize).copied().flatten(),
+        tuple: row_of.get(event.tuple as usize).and_then(|&row| rank[row]),
     });
     let (even, odd, all) = (times(&totals.even), times(&totals.odd), all_searches(totals));
     let searches = all.count();
     // A UDP port is in use for all destinations, so a number for one destination would say little.
     let fills = if protocol == Protocol::Tcp { FILLS } else { 0 };
-    let questions: Vec<Question> = order.iter().take(fills).map(|&index| question(&tuples[index])).collect();
+    let questions: Vec<Question> =
+        order.iter().take(fills).map(|&index| question(&rows[index].tuple)).collect();
     let Answers { mut fills, error } = fill::count(&questions);
     fills.resize(order.len(), None);
     let results = TraceConnectResults {
@@ -78,7 +124,7 @@ pub(crate) fn results(
         flame: None,
         samples: samples.collect(),
         calls: Part::default(),
-        tuples: order.iter().zip(fills).map(|(&index, fill)| tuple_result(&tuples[index], fill)).collect(),
+        tuples: order.iter().zip(fills).map(|(&index, fill)| tuple_result(&rows[index], fill)).collect(),
     };
     (results, error)
 }
@@ -109,7 +155,8 @@ fn question(tuple: &Tuple) -> Question {
     }
 }
 
-pub(crate) fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
+pub(crate) fn tuple_result(row: &Row, fill: Option<Fill>) -> TraceTuple {
+    let tuple = &row.tuple;
     let by_parity = |odd: usize| {
         let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
         // The kernel keeps no maximum for a pair; u64::MAX leaves the end of the last bucket as the bound.
@@ -123,6 +170,7 @@ pub(crate) fn tuple_result(tuple: &Tuple, fill: Option<Fill>) -> TraceTuple {
     let searches = evens + odds;
     TraceTuple {
         process: key.process,
+        processes: row.processes,
         name: tuple.name(),
         destination: SocketAddr::new(key.address(), key.port).to_string(),
         namespace: tuple.namespace,

@@ -3,19 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::path::Path;
 
 use fourtuple_bpf::FailedCalls;
 use fourtuple_bpf::failed_calls::{CallFilter, Failed, Failure, Progress};
 use fourtuple_record::snapshot::{FailedCall, Failures, Owner};
 use fourtuple_syscalls::Errno;
 
+use crate::connect_results::{MANY, is_alive};
 use crate::error::TraceError;
 
 /// Maximum number of rows in a record.
 const MAX_ROWS: usize = 100;
-/// Processes of one name that failed in the same way and have ended, from which on they are one row.
-const MANY: usize = 3;
 
 /// A running count of failed calls.
 #[derive(Debug)]
@@ -64,7 +62,7 @@ impl FailedSession {
 
 /// Returns the rows of a record, most calls first. Many processes of one name that have ended are one row.
 pub(crate) fn account<'a>(failed: impl Iterator<Item = &'a Failed>) -> Failures {
-    rows(failed, |process| Path::new("/proc").join(process.to_string()).exists())
+    rows(failed, is_alive)
 }
 
 fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> bool) -> Failures {

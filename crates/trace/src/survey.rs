@@ -222,6 +222,7 @@ fn owner(tuple: &TraceTuple, calls: u64) -> Owner {
 fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     Some(TracedConnects {
         owner: owner(tuple, calls(tuple)),
+        processes: tuple.processes,
         destination: tuple.destination.parse().ok()?,
         searches: tuple.searches,
         search_mean_ns: tuple.mean_ns,

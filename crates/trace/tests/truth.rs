@@ -5,14 +5,14 @@ mod traced;
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process;
+use std::process::{self, Command};
 use std::thread;
 
 use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
 use fourtuple_trace::{Connect, Outcome};
 use traced::{count, to, traced, until_none_missed};
 
@@ -29,6 +29,30 @@ fn only(results: &TraceConnectResults) -> &TraceTuple {
 
 fn number(variable: &str, otherwise: u32) -> u32 {
     env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn many_short_processes_are_one_row() {
+    in_namespace(|| {
+        let (_server, address) = listener("127.0.9.9", 100);
+        let connect = Connect { process: None, ..to(address) };
+        let open = format!("exec 3<>/dev/tcp/{}/{}", address.ip(), address.port());
+        let program = || {
+            for _ in 0..5 {
+                let status = starting::status(Command::new("bash").args(["-c", &open])).unwrap();
+                assert!(status.success(), "{status}");
+            }
+            drop(dial(address));
+        };
+        let run = || traced("many_short_processes_are_one_row", &connect, program);
+        let Some((_, outcome)) = until_none_missed(run) else { return };
+        let rows: Vec<_> = outcome.results.tuples.iter().map(|row| (row.processes, row.searches)).collect();
+        assert_eq!(rows, [(5, 5), (1, 1)], "{:#?}", outcome.results.tuples);
+        let [short, own] = &outcome.results.tuples[..] else { panic!("two rows") };
+        assert_eq!((short.name.as_str(), own.process), ("bash", process::id()));
+        let samples: Vec<_> = outcome.results.samples.iter().filter_map(|sample| sample.tuple).collect();
+        assert_eq!(samples, [0, 0, 0, 0, 0, 1]);
+    });
 }
 
 /// The variable FOURTUPLE_TRACE_CONNECTS sets the number of connects.

@@ -661,6 +661,7 @@ class TraceFlame(TypedDict):
 
 class TraceTuple(TypedDict):
     process: int
+    processes: NotRequired[int]
     name: str
     destination: str
     namespace: NotRequired[int]
@@ -1089,6 +1090,13 @@ class DoctorCloseWait(TypedDict):
     old: int
 
 
+class DoctorUnixCloseWait(TypedDict):
+    owner: DoctorOwner
+    path: str
+    settled: int
+    settled_ns: int
+
+
 class DoctorConnections(TypedDict):
     age_ns: int
     processes_by: str
@@ -1108,6 +1116,7 @@ class DoctorConnections(TypedDict):
     services_left_out: int
     self_connected: list[SelfConnected]
     close_wait: list[DoctorCloseWait]
+    unix_close_wait: list[DoctorUnixCloseWait]
 
 
 class DoctorSnapshotConnections1(TypedDict):
@@ -1143,8 +1152,12 @@ class DoctorUnixListener(TypedDict):
     cookie: int
     waiting: int
     waiting_before: int
+    standing: int
+    given_up: int
     backlog: int
     owners: list[DoctorOwner]
+    workers: list[DoctorOwner]
+    clients: list[DoctorOwner]
 
 
 class DoctorSnapshotUnixListeners1(TypedDict):
@@ -1180,6 +1193,9 @@ class DoctorProcess(TypedDict):
     descriptor_limit: int | None
     descriptor_ceiling: int | None
     parent: int
+    parent_name: str | None
+    executable: str | None
+    cgroup: str | None
     group: int
     state: str
     started_ns: int
@@ -1241,6 +1257,7 @@ class DoctorSnapshotLostSources1(TypedDict):
 
 class DoctorTracedConnects(TypedDict):
     owner: DoctorOwner
+    processes: int
     destination: str
     searches: int
     search_mean_ns: int

@@ -258,27 +258,37 @@ impl Event {
 impl Tuple {
     /// Returns the counts since an earlier state of the same tuple.
     pub fn since(&self, earlier: &Tuple) -> Tuple {
-        let mut since = *self;
+        // The kernel's counters of searches wrap.
+        self.with(earlier, u64::saturating_sub, u32::wrapping_sub)
+    }
+
+    /// Returns the sums of the counts of two tuples, with the process of the first.
+    #[must_use]
+    pub fn plus(&self, other: &Tuple) -> Tuple {
+        self.with(other, u64::saturating_add, u32::saturating_add)
+    }
+
+    fn with(&self, other: &Tuple, sums: fn(u64, u64) -> u64, searches: fn(u32, u32) -> u32) -> Tuple {
+        let mut result = *self;
         for odd in [0, 1] {
-            since.search_ns[odd] = since.search_ns[odd].saturating_sub(earlier.search_ns[odd]);
-            for (now, before) in since.buckets[odd].iter_mut().zip(earlier.buckets[odd]) {
-                // The kernel's counter wraps.
-                *now = now.wrapping_sub(before);
+            result.search_ns[odd] = sums(result.search_ns[odd], other.search_ns[odd]);
+            for (own, other) in result.buckets[odd].iter_mut().zip(other.buckets[odd]) {
+                *own = searches(*own, other);
             }
         }
-        for (now, before) in [
-            (&mut since.established, earlier.established),
-            (&mut since.closed_first, earlier.closed_first),
-            (&mut since.closed_by_peer, earlier.closed_by_peer),
-            (&mut since.given_port, earlier.given_port),
-            (&mut since.failed, earlier.failed),
-            (&mut since.no_port, earlier.no_port),
-            (&mut since.retries, earlier.retries),
-            (&mut since.syn_retries, earlier.syn_retries),
+        for (own, other) in [
+            (&mut result.established, other.established),
+            (&mut result.closed_first, other.closed_first),
+            (&mut result.closed_by_peer, other.closed_by_peer),
+            (&mut result.given_port, other.given_port),
+            (&mut result.failed, other.failed),
+            (&mut result.no_port, other.no_port),
+            (&mut result.retries, other.retries),
+            (&mut result.syn_retries, other.syn_retries),
         ] {
-            *now = now.saturating_sub(before);
+            *own = sums(*own, other);
         }
-        since
+        result
     }
 
     /// Returns the searches that found a port, by the parity of the port.

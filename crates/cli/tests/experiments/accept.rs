@@ -5,14 +5,15 @@
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, paste, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, paste, php_fpm, verdicts, wait_for,
 };
-use crate::program::{Room, children, queues, stat, until};
+use crate::program::{Room, children, queues, stat, text, until};
 use crate::table::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
@@ -167,6 +168,91 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         );
         assert_eq!((before.waiting, after.answered), (17, 17));
         until("the queue is empty", || !finds(&diagnose(&room), "A01"));
+    });
+}
+
+/// Starts php-fpm with one process and this backlog at a unix listener, and nginx in front of it.
+fn php(room: &Room, program: &str, backlog: u32) -> (Daemon, Daemon) {
+    let socket = room.join("php.sock");
+    room.file("slow.php", "<?php usleep(50000); echo 'ok';");
+    let text = format!(
+        "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = {socket}\nlisten.backlog = {backlog}\n\
+         pm = static\npm.max_children = 1\n",
+        room.join("fpm.log")
+    );
+    let fpm = Daemon::start(None, &[program, "-R", "-y", &room.file("fpm.conf", &text)]);
+    until("php-fpm listens", || UnixStream::connect(&socket).is_ok());
+    let server = format!(
+        "server {{ listen 127.0.0.1:4020; location / {{ fastcgi_pass unix:{socket}; fastcgi_param REQUEST_METHOD GET;\n\
+         fastcgi_param SCRIPT_FILENAME {}; }} }}",
+        room.join("slow.php")
+    );
+    let nginx = nginx(room, "front", 0, None, &server);
+    wait_for("127.0.0.1", PROXY);
+    (fpm, nginx)
+}
+
+/// Returns how many of these requests nginx answers with 502.
+fn bad_gateways(mut streams: Vec<TcpStream>) -> usize {
+    settled(&mut streams);
+    let is_bad = |stream: &TcpStream| {
+        let mut head = [0; 12];
+        stream.peek(&mut head).is_ok_and(|length| head[..length].ends_with(b" 502"))
+    };
+    streams.iter().filter(|stream| is_bad(stream)).count()
+}
+
+#[test]
+fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
+    in_namespace(|| {
+        let test = "accept::a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps";
+        let Some(program) = php_fpm(test).filter(|_| has(test, &["nginx"])) else { return };
+        let room = Room::new();
+        let servers = php(&room, program, 8);
+        let before = bad_gateways(requests(60));
+        let record = std::thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            let mut open = Vec::new();
+            while !diagnosis.is_finished() {
+                open.extend(requests(1));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            diagnosis.join().unwrap()
+        });
+        let path = room.join("php.sock");
+        let finding = first(
+            &record,
+            "A01",
+            &[
+                &format!("the accept queue of {path} is full"),
+                "for php-fpm",
+                "the backlog is 8",
+                "failed with EAGAIN",
+            ],
+        );
+        let advice = actions(finding, "proper");
+        assert!(advice.iter().any(|action| action.contains("`listen.backlog = N`")), "{advice:?}");
+        assert!(advice.iter().any(|action| action.contains("`pm.max_children`")), "{advice:?}");
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains("the connections are of nginx["), "{evidence}");
+        let master = format!("[{}] is the master of these processes", servers.0.pid());
+        assert!(evidence.contains(&master), "{evidence}");
+        assert!(!finds(&record, "X01"), "{:#?}", verdicts(&record));
+        drop(servers);
+        let _servers = php(&room, program, 511);
+        let after = bad_gateways(requests(60));
+        let mut finding = finding.clone();
+        let verdict = text(&finding, "verdict").replace(&path, "/run/php.sock");
+        finding["verdict"] = verdict.into();
+        row(
+            &finding,
+            "one busy process behind nginx, `listen.backlog = 8` at a unix listener",
+            "php-fpm",
+            &format!("{before} of 60 requests get 502"),
+            "listen.backlog = 511",
+            &format!("{after} get 502"),
+        );
+        assert!(before > 0 && after == 0, "{before} before, {after} after");
     });
 }
 

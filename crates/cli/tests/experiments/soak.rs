@@ -1,6 +1,5 @@
 //! Healthy programs under honest load, with reloads, forks and log rotation: no rule has a finding.
 
-use std::env;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::Python;
 
-use crate::program::situation::{Daemon, has, nginx_config, verdicts, wait_for};
+use crate::program::situation::{Daemon, has, nginx_config, php_fpm, verdicts, wait_for};
 use crate::program::{Room, fourtuple, run};
 
 /// Requests on kept connections and on fresh ones, 20 in a second to each server, and children that end soon.
@@ -85,17 +84,13 @@ fn start(test: &str, room: &Room) -> Programs {
     fs::create_dir_all(path("www")).expect("a directory");
     room.file("www/index.html", "ok");
     room.file("www/index.php", "<?php echo 'ok';");
-    let fpm = ["php-fpm", "php-fpm8.2", "php-fpm8.4"].into_iter().find(|name| {
-        env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|place| place.join(name).exists())
-    });
+    let fpm = php_fpm(test);
     if let Some(fpm) = fpm {
         let text = format!(
             "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = 127.0.0.1:9000\npm = static\npm.max_children = 4\n",
             path("fpm.log")
         );
         begin(&[fpm, "-R", "-y", &room.file("fpm.conf", &text)], 9_000);
-    } else {
-        has(test, &["php-fpm"]);
     }
     if has(test, &["nginx"]) {
         let php = format!(
@@ -187,8 +182,8 @@ fn healthy_programs_have_no_finding() {
         if !has(test, &["python3"]) {
             return;
         }
-        let seconds =
-            env::var("FOURTUPLE_SOAK").map_or(40, |text| text.parse().expect("seconds in FOURTUPLE_SOAK"));
+        let seconds = std::env::var("FOURTUPLE_SOAK")
+            .map_or(40, |text| text.parse().expect("seconds in FOURTUPLE_SOAK"));
         let room = Room::new();
         let Programs { daemons: _daemons, reloads, nginx, http, pings, pools } = start(test, &room);
         let mut client = Python::start();

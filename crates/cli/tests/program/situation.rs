@@ -31,6 +31,14 @@ pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
     false
 }
 
+/// Returns the name of php-fpm, which may have a version; reports the test as skipped without it.
+pub(crate) fn php_fpm(test: &str) -> Option<&'static str> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let is_there = |name: &&str| env::split_paths(&path).any(|place| place.join(name).exists());
+    let found = ["php-fpm", "php-fpm8.2", "php-fpm8.4"].into_iter().find(is_there);
+    found.or_else(|| has(test, &["php-fpm"]).then_some("php-fpm"))
+}
+
 /// Sets the port range of the namespace, and adds the addresses 10.0.0.1 to 10.0.0.4: connect() takes no TIME_WAIT socket of theirs
 /// again, as it does for loopback addresses.
 pub(crate) fn set_range(low: u16, high: u16) {

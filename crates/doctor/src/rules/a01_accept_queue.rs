@@ -2,8 +2,8 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot, UnixListener};
 
 use crate::accepting::{
-    acceptors, drops, empty_faster, empty_unix, explains_listener, is_full, subject, time, unix_acceptors,
-    up_to,
+    acceptors, drops, empty_faster, empty_unix, explains_listener, explains_unix, holders, is_full, refused,
+    subject, time, unix_acceptors, up_to,
 };
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold, joined};
@@ -23,7 +23,8 @@ pub(super) const RULE: Rule = Rule {
          intervals, so that connect() takes seconds or ends with ETIMEDOUT. The client may also believe that it is connected, because the \
          SYN-ACK arrived, and then waits for an answer.",
         "The queue of a unix socket has the same limit (unix_recvq_full). A blocking connect() waits while it is full, a non-blocking one fails with \
-         EAGAIN, which nginx answers with 502. The kernel counts nothing: the queue is full if it was at both readings.",
+         EAGAIN, which nginx answers with 502. The kernel counts nothing: the queue is full if it was at both readings, or if it is and a trace saw \
+         connect() fail.",
         "What helps: a process that calls accept() faster: more workers, no blocking work between two calls of accept(), a process that \
          is not stopped. A greater backlog helps against bursts only: a queue that is full at two readings is full because connections \
          arrive faster than the process accepts them.",
@@ -46,7 +47,8 @@ fn of_unix(snapshot: &Snapshot, limit: f64) -> Checked {
 fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Option<Draft> {
     let &UnixListener { waiting, waiting_before, backlog, ref path, .. } = listener;
     let standing = waiting.min(waiting_before);
-    let (severity, state) = if is_full(standing, backlog) {
+    let failed: u64 = refused(snapshot, listener).map(|call| call.failed).sum();
+    let (severity, state) = if is_full(standing, backlog) || is_full(waiting, backlog) && failed > 0 {
         (Severity::Critical, "is full")
     } else if standing > 0 && f64::from(standing) >= f64::from(backlog) * limit / 100.0 {
         (Severity::Warning, "fills")
@@ -54,7 +56,7 @@ fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Optio
         return None;
     };
     let server = unix_acceptors(snapshot, listener);
-    let verdict = format!(
+    let mut verdict = format!(
         "the accept queue of {path} {state}: {} for {server}, the backlog is {}",
         match waiting {
             1 => "1 connection waits".to_owned(),
@@ -62,6 +64,10 @@ fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Optio
         },
         count(backlog.into())
     );
+    if failed > 0 {
+        let interval = time(snapshot.interval_ns);
+        verdict += &format!("; {} of connect() failed with EAGAIN in {interval}", counted(failed, "call"));
+    }
     let draft = Draft::new(severity, path.clone(), verdict)
         .because(format!(
             "first reading: {} in the queue, second reading: {}",
@@ -69,7 +75,10 @@ fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Optio
             count(waiting.into())
         ))
         .because("with a full queue, connect() of a non-blocking client fails with EAGAIN (nginx answers 502), and other clients wait");
-    Some(empty_unix(draft, snapshot, listener))
+    let clients = holders(&listener.clients);
+    let draft =
+        draft.because_if((!listener.clients.is_empty()).then(|| format!("the connections are of {clients}")));
+    Some(empty_unix(explains_unix(draft, listener), snapshot, listener))
 }
 
 fn of_tcp(snapshot: &Snapshot, limit: f64) -> Checked {

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Snapshot};
+use fourtuple_record::snapshot::{Listener, Snapshot, UnixListener};
 
-use crate::accepting::{acceptors, kept_waiting, subject, time};
+use crate::accepting::{acceptors, empty_unix, holders, kept_waiting, subject, time, unix_acceptors};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold, joined};
 use crate::words::{count, counted};
@@ -9,7 +9,8 @@ use crate::words::{count, counted};
 pub(super) const RULE: Rule = Rule {
     id: "A07",
     title: "connections wait long for accept()",
-    source: "sock_diag(7) (sk_ack_backlog, read twice, and the last packets of waiting connections), Tcp.PassiveOpens of /proc/net/snmp; the \
+    source: "sock_diag(7) (sk_ack_backlog, read twice, and the last packets of waiting connections), unix_diag \
+             (UNIX_DIAG_ICONS), Tcp.PassiveOpens of /proc/net/snmp; the \
          tracer of `fourtuple trace accept`",
     threshold: Some(Threshold { default: 100.0, unit: "ms" }),
     explanation: &[
@@ -20,6 +21,9 @@ pub(super) const RULE: Rule = Rule {
          sent nothing since the first reading (tcpi_last_data_recv, tcpi_last_ack_recv) have waited for the whole interval. Also, the queue is \
          served in order, so that with fewer new connections of the namespace (Tcp.PassiveOpens) than connections in the queue, the others \
          were there at the first reading. Shorter waits are not visible without the tracer, and the rule says then that it could not be checked.",
+        "Unix listeners: unix_diag has the client of each connection in the queue, in the order of the queue. A client that was in the queue at both \
+         readings has waited for the whole interval, and so have those before it. A client that has closed is not recognised; the tracer sees TCP \
+         only.",
         "What helps: workers that are not blocked when a connection arrives. A SO_REUSEPORT group gives connections to blocked workers as \
          readily as to idle ones: fourtuple fix accept chooses the least busy. On a shared listener the next free worker accepts.",
         "What does not help: a greater backlog, with which more connections wait for longer.",
@@ -29,7 +33,8 @@ pub(super) const RULE: Rule = Rule {
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let limit_ns = limit * 1e6;
-    joined(in_queues(snapshot, limit_ns), in_trace(snapshot, limit_ns))
+    let queues = joined(in_queues(snapshot, limit_ns), in_unix_queues(snapshot, limit_ns));
+    joined(queues, in_trace(snapshot, limit_ns))
 }
 
 /// Looks for connections that were in a queue at both readings.
@@ -39,6 +44,38 @@ fn in_queues(snapshot: &Snapshot, limit_ns: f64) -> Checked {
     let found = listeners.iter().map(|listener| (listener, kept_waiting(snapshot, listener)));
     let found = found.filter(|(_, old)| is_long && *old > 0);
     Ok(found.map(|(listener, old)| standing(snapshot, listener, old)).collect())
+}
+
+/// Looks for connections that were in the queue of a unix listener at both readings.
+fn in_unix_queues(snapshot: &Snapshot, limit_ns: f64) -> Checked {
+    let is_long = snapshot.interval_ns as f64 >= limit_ns;
+    let found = snapshot.unix_listeners.seen()?.iter();
+    let found = found.filter(|listener| is_long && listener.standing > 0);
+    Ok(found.map(|listener| unix_standing(snapshot, listener)).collect())
+}
+
+fn unix_standing(snapshot: &Snapshot, listener: &UnixListener) -> Draft {
+    let (path, old) = (&listener.path, u64::from(listener.standing));
+    let verdict = format!(
+        "{} at {path} {} waited at least {} for accept() of {}",
+        counted(old, "connection"),
+        if old == 1 { "has" } else { "have" },
+        time(snapshot.interval_ns),
+        unix_acceptors(snapshot, listener)
+    );
+    let mut draft = Draft::new(Severity::Warning, path.clone(), verdict).because(format!(
+        "{} in the queue at the first reading, {} at the second",
+        counted(listener.waiting_before.into(), "connection"),
+        count(listener.waiting.into())
+    ));
+    if !listener.clients.is_empty() {
+        draft = draft.because(format!("the connections are of {}", holders(&listener.clients)));
+    }
+    if listener.given_up > 0 {
+        let given_up = count(listener.given_up.into());
+        draft = draft.because(format!("the clients of {given_up} of them have closed already"));
+    }
+    empty_unix(draft, snapshot, listener).explains(What::Queue(listener.cookie))
 }
 
 /// Looks for long waits among the connections that were accepted.

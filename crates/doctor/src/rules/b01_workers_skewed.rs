@@ -9,7 +9,7 @@ use crate::words::count;
 pub(super) const RULE: Rule = Rule {
     id: "B01",
     title: "the connections of a service are on few of its workers",
-    source: "sock_diag(7), /proc/PID/fd, /proc/PID/stat",
+    source: "sock_diag(7) and unix_diag, /proc/PID/fd, /proc/PID/stat",
     threshold: Some(Threshold { default: 0.7, unit: "(Jain's index of the connections per worker)" }),
     explanation: &[
         "A connection stays with the worker that accepted it. If one worker has most of the connections, its requests wait for one \
@@ -36,9 +36,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn draft(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
     let first = skew.workers.iter().max_by_key(|worker| worker.connections)?;
-    let port = skew.port;
+    let place = &skew.place;
     let verdict = format!(
-        "{}[{}] has {} of {} connections at port {port}; the {} workers have {} (Jain's index {:.2})",
+        "{}[{}] has {} of {} connections at {place}; the {} workers have {} (Jain's index {:.2})",
         first.name,
         first.pid,
         count(first.connections),
@@ -47,15 +47,18 @@ fn draft(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
         shares(&skew.workers),
         skew.jain
     );
-    let mut draft = Draft::new(skew.severity, format!("port {port}"), verdict);
+    let mut draft = Draft::new(skew.severity, place.clone(), verdict);
     if let Some(load) = load(&skew.workers) {
         draft = draft.because(load);
     }
-    draft = draft.now(Remedy::own(
-        format!("trace accept --port {port} --for 10s"),
-        "shows which worker accepts new connections, and how long they wait",
-    ));
-    let listeners = snapshot.listeners.seen().ok()?.iter().filter(|listener| listener.address.port() == port);
+    if let Some(port) = skew.port {
+        draft = draft.now(Remedy::own(
+            format!("trace accept --port {port} --for 10s"),
+            "shows which worker accepts new connections, and how long they wait",
+        ));
+    }
+    let listeners = snapshot.listeners.seen().ok()?.iter();
+    let listeners = listeners.filter(|listener| Some(listener.address.port()) == skew.port);
     // `fix accept` needs a SO_REUSEPORT group.
     for group in groups(listeners) {
         draft = draft.now(Remedy::own(

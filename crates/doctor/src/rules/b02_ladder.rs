@@ -8,7 +8,7 @@ use crate::words::count;
 pub(super) const RULE: Rule = Rule {
     id: "B02",
     title: "workers of a shared listener are woken in a fixed order",
-    source: "sock_diag(7), /proc/PID/fd, /proc/PID/stat",
+    source: "sock_diag(7) and unix_diag, /proc/PID/fd, /proc/PID/stat",
     threshold: Some(Threshold { default: 0.7, unit: "(Jain's index of the connections per worker)" }),
     explanation: &[
         "Workers that share one listener and wait for it with EPOLLEXCLUSIVE are woken in the order in which they registered \
@@ -21,7 +21,7 @@ pub(super) const RULE: Rule = Rule {
         "What helps: SO_REUSEPORT, a listener for each worker (nginx: reuseport in the directive listen; Gunicorn: --reuse-port); with it \
          fourtuple fix accept can choose the least busy worker. A program that is under your control can remove and add the listener \
          after each accept (EPOLL_CTL_DEL, EPOLL_CTL_ADD), which makes the order rotate; nginx does so after each 16th accept since \
-         1.21.6.",
+         1.21.6. It is the only one for unix sockets, which have no SO_REUSEPORT, beside a path for each worker.",
         "What does not help: a greater backlog; more workers, which come last. Workers that block in accept() are woken in turn and have \
          no ladder.",
     ],
@@ -34,19 +34,25 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn draft(skew: &Skew) -> Draft {
     let name = skew.workers.first().map_or("", |worker| worker.name.as_str());
-    let port = skew.port;
+    let place = &skew.place;
     let verdict = format!(
-        "the {} workers of {name} share the listener at port {port} and have {} connections in the order of their process IDs, {} in all \
+        "the {} workers of {name} share the listener at {place} and have {} connections in the order of their process IDs, {} in all \
          (Jain's index {:.2})",
         skew.workers.len(),
         shares(&skew.workers),
         count(skew.total),
         skew.jain
     );
-    let mut draft = Draft::new(skew.severity, format!("port {port}"), verdict);
+    let mut draft = Draft::new(skew.severity, place.clone(), verdict);
     if let Some(load) = load(&skew.workers) {
         draft = draft.because(load);
     }
+    let Some(port) = skew.port else {
+        return draft.proper(Remedy::advice(
+            "EPOLL_CTL_DEL and EPOLL_CTL_ADD of the listener after each accept, or a path for each worker and a proxy that knows them all",
+            "the order rotates, or each worker has its own queue; unix sockets have no SO_REUSEPORT",
+        ));
+    };
     let setting = match name {
         "nginx" => "nginx: `reuseport` in the directive `listen`, then a restart",
         "gunicorn" => "Gunicorn: `--reuse-port` and a process for each listener",

@@ -1,11 +1,11 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Part, Process, Snapshot};
 
-use crate::accepting::explains_listener;
+use crate::accepting::{explains_listener, explains_unix};
 use crate::command::{Scope, Setting, Step};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent};
+use crate::words::{count, doing, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "F01",
@@ -86,6 +86,14 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
     for listener in listeners.iter().filter(|listener| listener.owners.iter().any(|owner| owner.pid == pid)) {
         draft = explains_listener(draft, snapshot, listener);
+    }
+    let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    for listener in unix.iter().filter(|listener| listener.owners.iter().any(|owner| owner.pid == pid)) {
+        draft = explains_unix(draft, listener);
+        if listener.waiting > 0 {
+            let waits = doing(listener.waiting.into(), "connection", "wait");
+            draft = draft.because(format!("{waits} in the accept queue of {}", listener.path));
+        }
     }
     draft.proper(Remedy::advice(
         format!("LimitNOFILE={limit} in the unit of {} (nginx also: worker_rlimit_nofile)", process.name),

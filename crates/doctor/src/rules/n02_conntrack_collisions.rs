@@ -2,10 +2,12 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Translated};
 
 use crate::accepting::time;
+use crate::attribute::processes_to;
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, counted};
+use crate::symptom::failed_calls;
+use crate::words::{count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "N02",
@@ -19,7 +21,8 @@ pub(super) const RULE: Rule = Rule {
         "Two cases are frequent: a resolver sends the queries for A and AAAA at once from one UDP socket through DNAT, which costs a \
          timeout of 5 s; and SNAT (masquerade) gives two connections the same source port in parallel.",
         "SNAT has as many ports to one destination as its rule allows. If all are in use, each new connection collides: the rule says so, from the \
-         table (/proc/net/nf_conntrack), and names the address, the destination and the ports.",
+         table (/proc/net/nf_conntrack), and names the address, the destination, the ports, and the processes of the namespace that connect to it. Connections that the host forwards have no \
+         process here.",
         "What helps against the first: a DNS cache on the host, or `options single-request-reopen` in resolv.conf (glibc). Against the \
          second: masquerade with random ports (iptables: --random-fully; nft: masquerade random,fully-random), more source addresses for \
          SNAT.",
@@ -56,9 +59,24 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             .because(format!("since boot: {} drops of this kind", count(failed.total)))
     };
     if let Some(full) = conntrack.translated.iter().flatten().find(|found| is_exhausted(found)) {
-        return Ok(vec![exhausted(draft(exhaustion(full, failed.during, snapshot.interval_ns)), full)]);
+        let known = processes_to(snapshot, full.destination);
+        let mut draft = draft(exhaustion(full, failed.during, snapshot.interval_ns));
+        for (owner, how) in known.iter().take(3) {
+            draft = draft.because(format!("{}: {how}", process(owner)));
+        }
+        if known.is_empty() {
+            draft = draft.because(format!(
+                "no visible process of this namespace has to do with {}: the connections seem to be forwarded",
+                full.destination
+            ));
+        }
+        return Ok(vec![exhausted(draft, full)]);
     }
-    let draft = draft(verdict)
+    // A datagram that is dropped before it leaves the host gives EPERM to its sender.
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    let refused = calls.filter(|call| call.call == "send" && call.errno == "EPERM").take(3);
+    let draft = refused.fold(draft(verdict), |draft, call| draft.because(failed_calls(call, call.failed)));
+    let draft = draft
         .now(Remedy::privileged(Scope::Host, "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
             "glibc sends the queries for A and AAAA from two sockets, if DNS queries collide",
         ))

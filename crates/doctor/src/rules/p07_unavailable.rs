@@ -3,11 +3,12 @@ use std::net::SocketAddr;
 
 use fourtuple_record::snapshot::{FailedCall, Snapshot, Tuple};
 
+use crate::attribute::left_behind;
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy, What};
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule};
-use crate::words::{count, counted, process, tuple};
+use crate::words::{caller, count, counted, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P07",
@@ -38,7 +39,8 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
 }
 
 fn draft(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Draft {
-    let FailedCall { owner, failed, .. } = call;
+    let FailedCall { failed, .. } = call;
+    let owner = &caller(&call.owner, call.processes);
     let seconds = snapshot.interval_ns as f64 / 1e9;
     let verdict = format!(
         "{} cannot connect to {destination}: {} of connect() failed with EADDRNOTAVAIL in {seconds:.1} s",
@@ -49,7 +51,7 @@ fn draft(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Dra
     let failed = What::Calls {
         call: "connect",
         errno: "EADDRNOTAVAIL",
-        process: Some(owner.pid),
+        process: Some(call.owner.pid),
         address: Some(destination.to_string()),
     };
     match full_tuple(snapshot, destination) {
@@ -60,9 +62,14 @@ fn draft(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Dra
                 count(budget.taken().into()),
                 count(budget.total.into())
             );
+            let holder = full.owners.first().filter(|holder| holder.sockets > 0 && holder.pid != owner.pid);
+            let holder = holder.map(|holder| {
+                format!("{} has {} of them", process(holder), counted(holder.sockets.into(), "connection"))
+            });
+            let holder = holder.or_else(|| left_behind(snapshot, full));
             // The process that fails needs ports, not the process that has them.
             let full = Tuple { owners: vec![owner.clone()], ..full.clone() };
-            more_ports(Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact), snapshot, &full)
+            more_ports(Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact).because_if(holder), snapshot, &full)
         }
         None => Draft::new(Severity::Warning, subject, verdict)
             .explains(failed)

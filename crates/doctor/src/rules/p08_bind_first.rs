@@ -1,10 +1,11 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Source, TracedConnects, Tuple};
 
+use crate::attribute::users;
 use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{print_name, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, counted, process};
+use crate::words::{caller, count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P08",
@@ -73,7 +74,7 @@ fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
     let is_own = |connects: &&TracedConnects| {
         let is_its =
             |tuple: &Tuple| tuple.source == source.address && tuple.destination == connects.destination;
-        connects.owner.pid == owner.pid && tuples.iter().any(is_its)
+        caller(&connects.owner, connects.processes).pid == owner.pid && tuples.iter().any(is_its)
     };
     let of_owner = connects.filter(is_own);
     let (given, calls) = of_owner.fold((0, 0), |(given, calls), connects| {
@@ -126,11 +127,17 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
         draft = draft.because(fact);
     }
     for owner in &source.owners {
-        let process = Some(owner.pid);
+        let process = Some(owner.pid).filter(|pid| *pid != 0);
         draft = draft.explains(What::Calls { call: "bind", errno: "EADDRINUSE", process, address: None });
     }
-    for owner in source.owners.iter().take(3) {
+    for owner in source.owners.iter().take(3).filter(|owner| owner.sockets > 0) {
         draft = draft.because(format!("{}: {}", process(owner), counted(owner.sockets.into(), "socket")));
+    }
+    if source.owners.iter().all(|owner| owner.sockets == 0) {
+        // TIME_WAIT sockets belong to no process.
+        for (owner, how) in users(snapshot, *address).iter().take(3) {
+            draft = draft.because(format!("the sockets are in TIME_WAIT; {}: {how}", process(owner)));
+        }
     }
     draft.now.extend(wider_range(snapshot, None));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {

@@ -8,7 +8,7 @@ use crate::budget::state;
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule};
-use crate::words::{counted, process};
+use crate::words::{caller, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P11",
@@ -95,7 +95,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
         if addresses.is_empty() || addresses.iter().any(|local| local.address == source) {
             continue;
         }
-        let name = process(&call.owner);
+        let name = process(&caller(&call.owner, call.processes));
         let verdict = format!(
             "{name} cannot use {source}, which is not an address of this host: {} of bind() failed with EADDRNOTAVAIL in {}",
             counted(call.failed, "call"),

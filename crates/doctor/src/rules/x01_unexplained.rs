@@ -85,14 +85,12 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             .because(drops_of_qdisc(kind))
             .because(format!("{} passed it in the same time", counted(*packets, "packet")))
             .because(format!("{} dropped since it was set up", counted(drops.total, "packet"))),
-        Symptom::Queue { listener } => draft.now(Remedy::own(
-            format!("trace accept --port {} --for 10s", listener.address.port()),
-            "shows which worker accepts",
-        )),
+        Symptom::Queue { port: Some(port), .. } => draft
+            .now(Remedy::own(format!("trace accept --port {port} --for 10s"), "shows which worker accepts")),
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
-        Symptom::Drops { .. } => draft,
+        Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
     }
 }
 
@@ -244,6 +242,7 @@ mod tests {
         assert_eq!(found(&snapshot).len(), 1);
         snapshot.traced = Part::Seen(Traced {
             connects: vec![TracedConnects {
+                processes: 1,
                 owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: 500 },
                 destination: ([127, 0, 0, 1], 80).into(),
                 searches: 500,

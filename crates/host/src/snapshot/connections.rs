@@ -192,6 +192,7 @@ impl Pass {
             services_left_out: (self.services.sums.len() - services.len()) as u64,
             services,
             close_wait,
+            unix_close_wait: Vec::new(),
             self_connected,
         })
     }

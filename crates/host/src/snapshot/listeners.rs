@@ -1,19 +1,17 @@
-//! Listeners of TCP and unix sockets.
+//! Listeners of TCP.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fourtuple_record::snapshot::{Listener, UnixListener};
+use fourtuple_record::snapshot::Listener;
 use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query};
-use fourtuple_syscalls::unix_diag;
 
 use crate::snapshot::counters::since;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::reading::{LISTED, reason};
+use crate::snapshot::reading::reason;
 
 /// Accept queue and drops of each listener, by cookie.
 pub(super) type Before = HashMap<u64, (u32, Option<u64>)>;
@@ -49,37 +47,6 @@ pub(super) fn read(
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;
     listeners.sort_by_key(|listener| (listener.address, listener.cookie));
-    Ok(listeners)
-}
-
-/// Accept queue of each unix listener, by cookie.
-pub(super) type UnixBefore = HashMap<u64, u32>;
-
-/// Reads the listening unix sockets.
-pub(super) fn read_unix(
-    sockets: &Sockets,
-    before: &UnixBefore,
-    is_first: bool,
-    now: &mut UnixBefore,
-) -> Result<Vec<UnixListener>, String> {
-    let mut listeners = Vec::new();
-    unix_diag::each_listener(|detail| {
-        let waiting = detail.queue.waiting;
-        now.insert(detail.cookie, waiting);
-        let previous = before.get(&detail.cookie).copied();
-        listeners.push(UnixListener {
-            path: detail.name,
-            cookie: detail.cookie,
-            waiting,
-            waiting_before: previous.unwrap_or(if is_first { waiting } else { 0 }),
-            backlog: detail.queue.backlog,
-            owners: sockets.owners(detail.inode),
-        });
-    })
-    .map_err(|error| format!("unix sockets: unix_diag: {}", reason(&error)))?;
-    // The longest queues first; a host may have many idle listeners.
-    listeners.sort_by_key(|listener| (Reverse(listener.waiting), listener.cookie));
-    listeners.truncate(LISTED);
     Ok(listeners)
 }
 

@@ -30,6 +30,7 @@ mod running_fix;
 mod sources;
 mod sums;
 mod udp;
+mod unix_sockets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
@@ -41,7 +42,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{
-    Connections, EphemeralPorts, Listener, Part, Process, Snapshot, UdpSockets,
+    Connections, EphemeralPorts, Listener, Part, Process, Snapshot, UdpSockets, UnixListener,
 };
 use fourtuple_syscalls::resource;
 
@@ -105,6 +106,7 @@ struct Census {
     handshakes: HashMap<SocketAddr, u32>,
     in_use: connections::Before,
     processes: Part<Vec<Process>>,
+    unix: unix_sockets::Connections,
     ticks: processes::Before,
     /// Time since the pass before, during which the processes have used their processor time; zero for the first pass.
     since: Duration,
@@ -116,7 +118,7 @@ struct Counted {
     counters: counters::Totals,
     conntrack: BTreeMap<String, u64>,
     listeners: listeners::Before,
-    unix_listeners: listeners::UnixBefore,
+    unix_listeners: unix_sockets::Before,
     udp: udp::Before,
 }
 
@@ -175,8 +177,9 @@ impl Reader {
             }
         }
         let connections = census.connections.seen();
-        let unix_listeners = listeners::read_unix(
+        let unix_listeners = unix_sockets::read(
             &census.sockets,
+            &census.unix,
             &before.unix_listeners,
             is_first,
             &mut counted.unix_listeners,
@@ -184,8 +187,9 @@ impl Reader {
         let udp = udp::read(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let mut named =
             named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
-        let waiting = unix_listeners.iter().flatten().filter(|listener| listener.waiting > 0);
-        named.extend(waiting.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
+        let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
+        let used = unix_listeners.iter().flatten().filter(used);
+        named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
         let addresses = addresses::read();
         let lost_sources = addresses::lost_sources(&connections, &addresses).into();
         if census.began == now {
@@ -231,8 +235,10 @@ fn named(
     let listeners = listeners.into_iter().flatten().flat_map(|listener| &listener.owners);
     let workers = connections.into_iter().flat_map(|connections| &connections.services);
     let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
-    let leaking =
-        connections.into_iter().flat_map(|connections| &connections.close_wait).map(|leak| &leak.owner);
+    let leaking = connections.into_iter().flat_map(|connections| {
+        let unix = connections.unix_close_wait.iter().map(|leak| &leak.owner);
+        connections.close_wait.iter().map(|leak| &leak.owner).chain(unix)
+    });
     // Of tuples that may run out of ports.
     let near = connections.into_iter().flat_map(|connections| &connections.tuples);
     let near = near.filter(|tuple| tuple.idle.is_some()).filter_map(|tuple| tuple.owners.first());
@@ -269,15 +275,18 @@ impl Census {
                 Err(_) => (pass, find().0, Duration::ZERO),
             }
         });
-        let (since, before, ticks) = earlier.map_or_else(Default::default, |earlier| {
-            (began.duration_since(earlier.began), earlier.in_use, earlier.ticks)
-        });
+        let since = earlier.as_ref().map_or(Duration::ZERO, |earlier| began.duration_since(earlier.began));
+        let unix = earlier.as_ref().map(|earlier| &earlier.unix);
+        let unix = unix_sockets::Connections::read(&sockets, unix, since);
+        let (before, ticks) =
+            earlier.map_or_else(Default::default, |earlier| (earlier.in_use, earlier.ticks));
         let mut in_use = connections::Before::default();
         let mut handshakes = HashMap::new();
         let connections = pass.and_then(|mut pass| {
             handshakes = mem::take(&mut pass.handshakes);
             let plain = pass.has_time_wait().then(|| plain.read(root)).flatten();
-            pass.finish(&sockets, &before, since, &mut in_use, plain.as_ref())
+            let connections = pass.finish(&sockets, &before, since, &mut in_use, plain.as_ref())?;
+            Ok(Connections { unix_close_wait: unix.close_wait.clone(), ..connections })
         });
         Census {
             began,
@@ -286,6 +295,7 @@ impl Census {
             connections: connections.into(),
             handshakes,
             in_use,
+            unix,
             processes: Part::Hidden("not read".to_owned()),
             ticks,
             since,

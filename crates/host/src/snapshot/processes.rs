@@ -10,6 +10,7 @@ use fourtuple_bpf::SocketHolders;
 use fourtuple_record::snapshot::{Owner, Process};
 use fourtuple_syscalls::sock_diag::state;
 
+use crate::cgroup;
 use crate::snapshot::fast::Fast;
 use crate::snapshot::reading::LISTED;
 
@@ -268,6 +269,9 @@ pub(super) fn read(
         .take(READ)
         .filter_map(|pid| process(root, pid, sockets, before, is_first, now))
         .collect();
+    for process in processes.iter_mut().filter(|process| named.contains(&process.pid)) {
+        add_origin(root, process);
+    }
     if processes.is_empty() && !holders.is_empty() {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
     }
@@ -301,11 +305,24 @@ fn process(
         descriptor_limit: limit,
         descriptor_ceiling: ceiling,
         parent,
+        parent_name: None,
+        executable: None,
+        cgroup: None,
         group,
         state,
         started_ns: started * TICK_NS,
         cpu_ns: cpu_before.filter(|_| !is_first).map(|before| cpu.saturating_sub(before) * TICK_NS),
     })
+}
+
+/// Adds what tells instances of a service from copies that were left behind.
+fn add_origin(root: &Path, process: &mut Process) {
+    let directory = root.join(format!("proc/{}", process.pid));
+    let cgroup = fs::read_to_string(directory.join("cgroup")).ok();
+    process.cgroup = cgroup.and_then(|text| cgroup::unified(&text).map(str::to_owned));
+    process.executable =
+        fs::read_link(directory.join("exe")).ok().map(|path| path.to_string_lossy().into_owned());
+    process.parent_name = Some(process.parent).filter(|pid| *pid != 0).and_then(|pid| name(root, pid));
 }
 
 /// Returns the number of entries of /proc/PID/fd. The directory has this number as its size since Linux 6.2; before, its size is 0.
@@ -375,6 +392,20 @@ mod tests {
         assert_eq!(find(&shared, Some(&earlier)).holder(1), Some(7), "it held the socket before");
         let another = find(&[(2, 7)], None);
         assert_eq!(find(&shared, Some(&another)).holder(1), Some(30_001), "it held another socket before");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_origin_of_a_process_is_read() {
+        let root = with_processes("origin", &[(5, "server", 6, 1), (6, "systemd", 0, 1)]);
+        let directory = root.join("proc/5");
+        fs::write(directory.join("cgroup"), "1:cpu:/x\n0::/system.slice/web.service\n").unwrap();
+        std::os::unix::fs::symlink("/usr/sbin/server (deleted)", directory.join("exe")).unwrap();
+        let mut process = Process { pid: 5, parent: 6, ..Process::default() };
+        add_origin(&root, &mut process);
+        let Process { parent_name, executable, cgroup, .. } = process;
+        let found = [parent_name, executable, cgroup].map(Option::unwrap);
+        assert_eq!(found, ["systemd", "/usr/sbin/server (deleted)", "/system.slice/web.service"]);
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -98,6 +98,12 @@ fn connections() -> Connections {
             address: address("127.0.0.1:35432"),
             owner: Some(owner(90, "probe", 1)),
         }],
+        unix_close_wait: vec![UnixCloseWait {
+            owner: owner(903, "php-fpm8.2", 60),
+            path: "/run/php/php-fpm.sock".to_owned(),
+            settled: 55,
+            settled_ns: 2_000_000_000,
+        }],
         close_wait: vec![CloseWait {
             owner: owner(77, "python3", 70),
             remote: address("10.4.0.2:51320"),
@@ -154,6 +160,9 @@ fn process() -> Process {
         descriptors: 602,
         descriptor_limit: Some(1_024),
         descriptor_ceiling: Some(524_288),
+        parent_name: Some("systemd".to_owned()),
+        executable: Some("/usr/sbin/nginx (deleted)".to_owned()),
+        cgroup: Some("/system.slice/nginx.service".to_owned()),
         parent: 1,
         group: 812,
         state: 'S',
@@ -165,6 +174,7 @@ fn process() -> Process {
 fn traced() -> Traced {
     Traced {
         connects: vec![TracedConnects {
+            processes: 1,
             owner: owner(812, "envoy", 1_000),
             destination: address("10.1.2.3:443"),
             searches: 930,
@@ -220,8 +230,12 @@ fn snapshot() -> Snapshot {
             cookie: 4_102,
             waiting: 9,
             waiting_before: 8,
+            standing: 7,
+            given_up: 2,
             backlog: 8,
             owners: vec![owner(903, "php-fpm8.2", 1)],
+            workers: vec![owner(903, "php-fpm8.2", 1)],
+            clients: vec![owner(812, "nginx", 7)],
         }]),
         udp: Part::Seen(udp()),
         processes: Part::Seen(vec![process()]),

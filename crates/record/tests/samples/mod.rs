@@ -527,6 +527,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
         max: 9 * mean,
     };
     let tuple = |process: u32, searches: u64| TraceTuple {
+        processes: 1,
         process,
         name: "wrk".into(),
         namespace: 4_026_531_840,

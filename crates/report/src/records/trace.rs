@@ -91,11 +91,16 @@ pub(super) fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
     document.items(Tone::Plain, unnamed(&causes));
 }
 
+/// Returns `812 nginx`, or `300 processes curl`.
+pub(super) fn process(process: u32, processes: u32, name: &str) -> String {
+    match processes {
+        0 | 1 => format!("{process} {name}"),
+        several => format!("{} processes {name}", count(several.into())),
+    }
+}
+
 fn table(calls: &[FailedCall]) -> Table {
-    let process = |call: &FailedCall| match call.processes {
-        0 | 1 => format!("{} {}", call.owner.pid, call.owner.name),
-        several => format!("{} processes {}", count(several.into()), call.owner.name),
-    };
+    let process = |call: &FailedCall| process(call.owner.pid, call.processes, &call.owner.name);
     let before = |call: &FailedCall| match (call.call.as_str(), call.before_search) {
         ("connect", true) => "yes",
         ("connect", false) => "no",

@@ -3,7 +3,7 @@ use fourtuple_record::{TraceConnectRecord, TraceConnectResults, TraceConnectSett
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_duration, rate, share};
 use crate::records::times::{self, steps};
-use crate::records::trace::{Filters, failed_calls, occurred, tier};
+use crate::records::trace::{Filters, failed_calls, occurred, process, tier};
 use crate::table::{Cell, Table};
 use crate::words::{CommandLine, plural, present, reasons, unnamed};
 
@@ -136,7 +136,7 @@ fn times_of(document: &mut Document, results: &TraceConnectResults) {
 
 fn tuples(tuples: &[TraceTuple]) -> Table {
     Table::of(tuples)
-        .text("process", 0, |tuple| format!("{} {}", tuple.process, tuple.name))
+        .text("process", 0, |tuple| process(tuple.process, tuple.processes, &tuple.name))
         .text("destination", 0, |tuple| tuple.destination.clone())
         .number("searches", 0, |tuple| count(tuple.searches))
         .page("Even", |tuple| count(tuple.even))

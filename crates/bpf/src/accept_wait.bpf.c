@@ -100,7 +100,7 @@ INLINE struct listener *listener_of(struct totals *totals, const struct wanted *
 		return listener;
 	if (wanted->flags & HAS_PORT && wanted->port != socket->__sk_common.skc_num)
 		return NULL;
-	if (wanted->flags & HAS_NETWORK && wanted->network != socket->__sk_common.skc_net.net->ns.inum)
+	if (!is_wanted_network(wanted->flags, wanted->network, socket->__sk_common.skc_net.net->ns.inum))
 		return NULL;
 	put_own_address(address, socket);
 	if (wanted->flags & HAS_ADDRESS && !same_16(wanted->address, address))

@@ -43,7 +43,8 @@ struct wanted {
 	u8 name[16];
 	u8 address[16];
 	u16 port;
-	u16 hole[3];
+	u16 hole;
+	u32 network; /* inode of the network namespace of the socket */
 };
 
 struct tuple_key {
@@ -294,8 +295,10 @@ INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 na
 	return place;
 }
 
-INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key)
+INLINE int is_wanted(const struct wanted *wanted, const struct tuple_key *key, u32 network)
 {
+	if (!is_wanted_network(wanted->flags, wanted->network, network))
+		return 0;
 	if (wanted->flags & HAS_PROCESS && wanted->process != key->process)
 		return 0;
 	if (wanted->flags & HAS_PORT && wanted->port != key->port)
@@ -447,7 +450,7 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		return;
 	caller = caller_at(slot);
 	put_key(&key, socket, wanted, caller);
-	if (!is_wanted(wanted, &key))
+	if (!is_wanted(wanted, &key, namespace))
 		return;
 	if (caller && caller->task != task && caller->socket) {
 		slot = slot_of(task, 1);
@@ -609,6 +612,8 @@ INLINE void closing(const struct sock *socket, int from)
 	u32 *place;
 	/* A connection that a server accepted has a peer port that no traced connect() used. */
 	if (!wanted || !totals || !is_port_known(__builtin_bswap16(socket->__sk_common.skc_dport)))
+		return;
+	if (!is_wanted_network(wanted->flags, wanted->network, socket->__sk_common.skc_net.net->ns.inum))
 		return;
 	attempt = attempt_of(number_of(socket, totals));
 	if (attempt)

@@ -109,9 +109,9 @@ INLINE void udp_connects(struct bpf_sock_addr *context, struct tuple_key *key)
 		caller->socket = 0;
 	}
 	key->process = caller->task == task ? caller->key.process : process_from_leader(wanted);
-	if (!is_wanted(wanted, key))
-		return;
 	namespace = namespace_of(caller, socket);
+	if (!is_wanted(wanted, key, namespace))
+		return;
 	if (caller->task != task || caller->namespace != namespace || !same_key(&caller->key, key)) {
 		caller->tuple = make_tuple(totals, key, namespace);
 		caller->namespace = namespace;

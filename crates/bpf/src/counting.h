@@ -132,6 +132,18 @@ INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)
 	return !(flags & HAS_CGROUP) || is_in_cgroup(cgroup);
 }
 
+/* Returns whether an object of this network namespace is wanted: its inode. */
+INLINE int is_wanted_network(u32 flags, u32 wanted, u32 network)
+{
+	return !(flags & HAS_NETWORK) || wanted == network;
+}
+
+/* Returns the inode of the network namespace of the current task. */
+INLINE u32 current_network(void)
+{
+	return current_task()->nsproxy->net_ns->ns.inum;
+}
+
 /* Returns the process id in the PID namespace of the tracing process, or in the initial one if the task is not in there. */
 INLINE u32 current_process(u64 namespace_device, u64 namespace_inode)
 {

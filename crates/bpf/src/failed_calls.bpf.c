@@ -30,6 +30,8 @@ struct wanted {
 	u32 flags;
 	u32 process;
 	u8 name[16];
+	u32 network; /* inode of a network namespace */
+	u32 hole;
 };
 
 struct failure {
@@ -54,7 +56,7 @@ struct totals {
 	u64 lost;
 };
 
-LAYOUT(struct wanted, 48);
+LAYOUT(struct wanted, 56);
 LAYOUT(struct failure, 128);
 LAYOUT(struct count, 24);
 
@@ -319,6 +321,8 @@ INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
 	u32 only = 0;
 	struct count *known, count = {};
 	struct totals *totals;
+	if (!is_wanted_network(wanted->flags, wanted->network, failure->namespace))
+		return;
 	failure->process = current_process(wanted->namespace_device, wanted->namespace_inode);
 	if (wanted->flags & HAS_PROCESS && wanted->process != failure->process)
 		return;
@@ -406,7 +410,7 @@ int call_failed(u64 *context)
 	if (kind == SOCKET) {
 		family = first_argument(registers);
 		failure.protocol = protocol_of_type(family, second_argument(registers));
-		failure.namespace = current_task()->nsproxy->net_ns->ns.inum;
+		failure.namespace = current_network();
 	} else {
 		socket = socket_at(first_argument(registers));
 		if (!socket)

@@ -8,7 +8,7 @@ use aya::maps::{Array, HashMap, MapData};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_PROCESS, flag};
+use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
 use crate::tracing::{self, Programs, address, thread_name, thread_name_bytes};
 
 const NAME: &str = "failed_calls";
@@ -32,6 +32,8 @@ pub struct CallFilter {
     pub name: Option<String>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the socket, or of the task that calls socket().
+    pub network: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -43,6 +45,8 @@ struct Settings {
     flags: u32,
     process: u32,
     name: [u8; 16],
+    network: u32,
+    hole: u32,
 }
 
 /// Calls of a process that failed in the same way.
@@ -78,7 +82,7 @@ struct Totals {
 }
 
 // The layouts must equal the layouts in failed_calls.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 48 && mem::size_of::<Count>() == 24);
+const _: () = assert!(mem::size_of::<Settings>() == 56 && mem::size_of::<Count>() == 24);
 const _: () = assert!(mem::size_of::<Failure>() == 128 && mem::offset_of!(Failure, address) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
@@ -202,9 +206,12 @@ impl FailedCalls {
                 namespace_inode,
                 flags: flag(wanted.process.is_some(), HAS_PROCESS)
                     | flag(wanted.name.is_some(), HAS_NAME)
-                    | flag(wanted.cgroup.is_some(), HAS_CGROUP),
+                    | flag(wanted.cgroup.is_some(), HAS_CGROUP)
+                    | flag(wanted.network.is_some(), HAS_NETWORK),
                 process: wanted.process.unwrap_or_default(),
                 name: thread_name_bytes(wanted.name.as_deref().unwrap_or_default()),
+                network: wanted.network.unwrap_or_default(),
+                hole: 0,
             },
         )?;
         let (failures, sums) = (programs.map("failures")?, programs.map("sums")?);

@@ -21,6 +21,8 @@ struct wanted {
 	u32 flags;
 	u32 process;
 	u8 name[16];
+	u32 network; /* inode of a network namespace */
+	u32 hole;
 };
 
 /* The innermost address differs from sample to sample, but its callers repeat. Stored separately, they form only a few
@@ -33,7 +35,7 @@ struct place {
 };
 
 
-LAYOUT(struct wanted, 48);
+LAYOUT(struct wanted, 56);
 LAYOUT(struct place, 32);
 
 struct {
@@ -85,6 +87,8 @@ SECTION("perf_event") int sample(void *context)
 		return 0;
 	current_name(place.name, sizeof(place.name));
 	if (wanted->flags & HAS_NAME && !same_16(wanted->name, place.name))
+		return 0;
+	if (!is_wanted_network(wanted->flags, wanted->network, current_network()))
 		return 0;
 	if (wanted->flags & HAS_CGROUP && !is_in_cgroup(wanted->cgroup))
 		return 0;

@@ -13,7 +13,7 @@ use aya::util::online_cpus;
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_PROCESS, flag};
+use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
 use crate::tracing::{self, Programs, thread_name, thread_name_bytes};
 
 const NAME: &str = "flame";
@@ -31,6 +31,8 @@ pub struct Sampled {
     pub name: Option<String>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the task.
+    pub network: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -42,6 +44,8 @@ struct Settings {
     flags: u32,
     process: u32,
     name: [u8; 16],
+    network: u32,
+    hole: u32,
 }
 
 /// A thread's name and process, its innermost function, and the index of its callers in the map of stacks.
@@ -61,7 +65,7 @@ const NO_CALLERS: u32 = u32::MAX;
 const NO_ROOM: u32 = u32::MAX - 1;
 
 // The layouts must equal the layouts in flame.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 48 && mem::offset_of!(Settings, name) == 32);
+const _: () = assert!(mem::size_of::<Settings>() == 56 && mem::offset_of!(Settings, network) == 48);
 const _: () = assert!(mem::size_of::<Place>() == 32 && mem::offset_of!(Place, callers) == 28);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
@@ -185,9 +189,12 @@ impl Sampled {
             namespace_inode: namespace.1,
             flags: flag(self.process.is_some(), HAS_PROCESS)
                 | flag(self.name.is_some(), HAS_NAME)
-                | flag(self.cgroup.is_some(), HAS_CGROUP),
+                | flag(self.cgroup.is_some(), HAS_CGROUP)
+                | flag(self.network.is_some(), HAS_NETWORK),
             process: self.process.unwrap_or_default(),
             name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
+            network: self.network.unwrap_or_default(),
+            hole: 0,
         }
     }
 }

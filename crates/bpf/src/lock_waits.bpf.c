@@ -33,6 +33,8 @@ struct wanted {
 	u32 flags;
 	u32 process;
 	u8 name[16];
+	u32 network; /* inode of a network namespace */
+	u32 hole;
 };
 
 struct wait_key {
@@ -105,7 +107,7 @@ struct sleeper {
 	struct wait_key key;
 };
 
-LAYOUT(struct wanted, 64);
+LAYOUT(struct wanted, 72);
 LAYOUT(struct wait_key, 16);
 LAYOUT(struct wait, 32);
 LAYOUT(struct path, 8 + 8 * FRAMES + 4 * COARSE);
@@ -177,6 +179,9 @@ INLINE int is_wanted(const struct wanted *wanted)
 {
 	if (wanted->flags & HAS_PROCESS &&
 	    wanted->process != current_process(wanted->namespace_device, wanted->namespace_inode))
+		return 0;
+	/* A lock has no network namespace. */
+	if (!is_wanted_network(wanted->flags, wanted->network, current_network()))
 		return 0;
 	return is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup);
 }
@@ -417,7 +422,9 @@ int set_state(u64 *context)
 		return 0;
 	if (!totals->tables.bhash)
 		find_tables(&totals->tables, socket);
-	if (!wanted->flags) {
+	if (!is_wanted_network(wanted->flags, wanted->network, socket->__sk_common.skc_net.net->ns.inum))
+		return 0;
+	if (!(wanted->flags & ~HAS_NETWORK)) {
 		if (from == SYN_SENT && to == ESTABLISHED)
 			ADD(totals->opened, 1);
 		else if (from == SYN_RECV && to == ESTABLISHED)

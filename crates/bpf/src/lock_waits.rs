@@ -8,7 +8,7 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_PROCESS, flag};
+use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
 use crate::tracing::{self, COARSE, Programs, thread_name_bytes};
 
 const NAME: &str = "lock_waits";
@@ -31,6 +31,8 @@ pub struct LockFilter {
     pub name: Option<String>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the task.
+    pub network: Option<u32>,
     /// Start and end address of the function `__lock_sock`. Without them, sleeps are not counted and context switches are not
     /// traced.
     pub lock_sock: Option<(u64, u64)>,
@@ -47,6 +49,8 @@ struct Settings {
     flags: u32,
     process: u32,
     name: [u8; 16],
+    network: u32,
+    hole: u32,
 }
 
 /// A lock and a path on which tasks waited for it.
@@ -143,7 +147,7 @@ pub struct Totals {
 }
 
 // The layouts must equal the layouts in lock_waits.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 64 && mem::offset_of!(Settings, name) == 48);
+const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settings, network) == 64);
 const _: () = assert!(mem::size_of::<WaitKey>() == 16 && mem::offset_of!(WaitKey, path) == 8);
 const _: () = assert!(mem::size_of::<Wait>() == 32 && mem::offset_of!(Wait, mix) == 24);
 const _: () = assert!(mem::size_of::<Path>() == 8 + 8 * FRAMES + 4 * COARSE);
@@ -172,9 +176,12 @@ impl LockFilter {
             sleep_to,
             flags: flag(self.process.is_some(), HAS_PROCESS)
                 | flag(self.name.is_some(), HAS_NAME)
-                | flag(self.cgroup.is_some(), HAS_CGROUP),
+                | flag(self.cgroup.is_some(), HAS_CGROUP)
+                | flag(self.network.is_some(), HAS_NETWORK),
             process: self.process.unwrap_or_default(),
             name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
+            network: self.network.unwrap_or_default(),
+            hole: 0,
         }
     }
 }

@@ -29,8 +29,8 @@ impl Default for Place<'_> {
     }
 }
 
-/// The trace that has a flag for the network namespace.
-const TRACE: &str = "trace accept ";
+/// The commands that have a flag for the network namespace.
+const TRACE: &str = "trace ";
 
 /// The objects on which a command acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,11 +160,7 @@ impl Place<'_> {
             Step::Set(settings) => Some(self.set(settings, self.acts_inside(step))),
             Step::Keep { file, content } => self.prefix.is_empty().then(|| self.keep(file, content)),
             Step::Own(arguments) => {
-                let arguments = match arguments.strip_prefix(TRACE) {
-                    Some(flags) if !self.prefix.is_empty() => format!("{TRACE}--netns {} {flags}", self.path),
-                    _ => arguments.clone(),
-                };
-                let line = format!("{} {arguments}", self.own());
+                let line = format!("{} {}", self.own(), self.placed(arguments));
                 Some(self.prefixed(&line, self.needs_root(step), self.acts_inside(step)))
             }
             Step::Other { scope: Scope::Host, .. } if !self.prefix.is_empty() => None,
@@ -172,6 +168,15 @@ impl Place<'_> {
                 Some(self.prefixed(line, self.needs_root(step), self.acts_inside(step)))
             }
         }
+    }
+
+    /// Returns the arguments of this program with the flag for the examined namespace, if the command has one.
+    fn placed(&self, arguments: &str) -> String {
+        let flags = arguments.strip_prefix(TRACE).filter(|_| !self.prefix.is_empty());
+        let Some((what, rest)) = flags.map(|flags| flags.split_once(' ').unwrap_or((flags, ""))) else {
+            return arguments.to_owned();
+        };
+        format!("{TRACE}{what} --netns {} {rest}", self.path).trim_end().to_owned()
     }
 
     fn set(&self, settings: &[Setting], inside: bool) -> String {
@@ -259,7 +264,11 @@ mod tests {
             |step: Step, expected: Option<&str>| assert_eq!(command(&place, step).as_deref(), expected);
         let set = |name, value| Step::Set(vec![Setting::new(name, value)]);
         expect(other("ss -tn", Scope::Namespace, false), Some("nsenter --net=/n ss -tn"));
-        expect(Step::Own("trace locks".to_owned()), Some("nsenter --net=/n fourtuple trace locks"));
+        expect(Step::Own("trace locks".to_owned()), Some("fourtuple trace locks --netns /n"));
+        expect(
+            Step::Own("trace connect --for 10s".to_owned()),
+            Some("fourtuple trace connect --netns /n --for 10s"),
+        );
         expect(set("net.ipv4.tcp_tw_reuse", "1"), Some("nsenter --net=/n sysctl -w net.ipv4.tcp_tw_reuse=1"));
         let clear = "nsenter --net=/n sh -c 'echo > /proc/sys/net/ipv4/ip_local_reserved_ports'";
         expect(set("net.ipv4.ip_local_reserved_ports", ""), Some(clear));

@@ -22,6 +22,8 @@ pub struct TraceConnectSettings {
     pub destination: Option<String>,
     /// Destination port.
     pub port: Option<u16>,
+    /// Path of the network namespace of the socket. Absent in older records.
+    pub netns: Option<String>,
     /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
     /// Maximum duration; `null`: until stopped.

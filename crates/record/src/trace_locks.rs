@@ -12,6 +12,8 @@ pub struct TraceLocksSettings {
     pub process: Option<u32>,
     /// Name of the waiting thread.
     pub name: Option<String>,
+    /// Path of the network namespace of the waiting thread and of the connections. Absent in older records.
+    pub netns: Option<String>,
     /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
     /// Maximum duration; `null`: until stopped.

@@ -156,7 +156,7 @@ fn a_trace_has_its_searches() {
         "EADDRNOTAVAIL 4,999, closed 1",
         "4711 wrk",
         "584us",
-        r"fourtuple trace connect --comm 'it'\''s wrk' --dst 127.0.0.1 --port 8080 --for 10s --seed 1",
+        r"fourtuple trace connect --comm 'it'\''s wrk' --dst 127.0.0.1 --port 8080 --netns /run/netns/blue --for 10s --seed 1",
     ] {
         assert!(page.contains(text) || page.replace("&#39;", "'").contains(text), "{text} is missing");
     }

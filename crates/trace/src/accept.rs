@@ -139,7 +139,8 @@ impl Instrument for Accept {
     type Session = AcceptSession;
 
     fn attach(&self) -> Result<AcceptSession, TraceError> {
-        let filter = CallFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
+        let Accept { process, name, cgroup, network, .. } = self.clone();
+        let filter = CallFilter { process, name, cgroup, network };
         self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
     }
 

@@ -64,6 +64,8 @@ pub struct Connect {
     pub port: Option<u16>,
     /// Id of a cgroup (version 2): the inode of its directory.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the socket.
+    pub network: Option<u32>,
     /// How long to trace; `None` means until the caller sets `stop`.
     pub time: Option<Duration>,
     /// Seed of the random choice of samples.
@@ -71,7 +73,7 @@ pub struct Connect {
     /// Tier of instrument; `None` means the first of [`Tier::ALL`] that attaches. UDP ignores it, having one tier only.
     pub tier: Option<Tier>,
     /// Whether to sample the stacks of traced programs for a flame graph. Sampled are programs that match `process`, `name`
-    /// and `cgroup`; with none of these, programs that connected during the trace.
+    /// and `cgroup`, in the network namespace; with none of the three, programs that connected during the trace.
     pub flame: bool,
 }
 
@@ -125,7 +127,7 @@ impl Instrument for Connect {
 
     fn attach(&self) -> Result<ConnectSession, TraceError> {
         // Before the search, so that each attempt of the search has its failure here.
-        let filter = CallFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
+        let filter = self.calls();
         self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
     }
 
@@ -135,13 +137,19 @@ impl Instrument for Connect {
 }
 
 impl Connect {
+    fn calls(&self) -> CallFilter {
+        let Connect { process, name, cgroup, network, .. } = self.clone();
+        CallFilter { process, name, cgroup, network }
+    }
+
     /// Attaches the trace beside a count of failed calls; `Err`: why there is none.
     pub(crate) fn attach_beside(
         &self,
         failed: Result<FailedSession, String>,
     ) -> Result<ConnectSession, TraceError> {
         let (search, tier, tier_reason) = self.attach_search()?;
-        let sampled = Sampled { process: self.process, name: self.name.clone(), cgroup: self.cgroup };
+        let CallFilter { process, name, cgroup, network } = self.calls();
+        let sampled = Sampled { process, name, cgroup, network };
         let sampling = self.flame.then(|| Sampling::begin(&sampled)).transpose()?;
         Ok(ConnectSession {
             search,
@@ -149,7 +157,7 @@ impl Connect {
             tier,
             tier_reason,
             sampling,
-            connecting_only: sampled == Sampled::default(),
+            connecting_only: sampled == Sampled { network, ..Sampled::default() },
             samples: Reservoir::new(SAMPLES, self.seed),
             heat: Heat::new(),
             last: (Duration::ZERO, 0),
@@ -168,6 +176,7 @@ impl Connect {
             address: self.address,
             port: self.port,
             cgroup: self.cgroup,
+            network: self.network,
             samples_per_s: SAMPLES_PER_S,
             outlier_ns: OUTLIER.as_nanos() as u64,
         };

@@ -27,6 +27,8 @@ pub struct Locks {
     pub name: Option<String>,
     /// Id of a cgroup (version 2): the inode of its directory.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the waiting thread, and of the connections to count. A lock has no namespace.
+    pub network: Option<u32>,
     /// How long to trace; `None` means until the caller sets `stop`.
     pub time: Option<Duration>,
 }
@@ -54,6 +56,8 @@ pub struct LocksSession {
     waits: LockWaits,
     stacks: Stacks,
     /// The settings restrict the trace to some tasks.
+    by_task: bool,
+    /// The settings restrict the trace to some tasks or to a network namespace.
     filtered: bool,
     /// The address range of `__lock_sock` is known, so that sleeps in it are counted.
     counts_sleeps: bool,
@@ -104,12 +108,14 @@ impl Instrument for Locks {
 impl Locks {
     fn attach_with(&self, stacks: Stacks, paths: u32) -> Result<LocksSession, TraceError> {
         let lock_sock = stacks.symbols().range("__lock_sock");
-        let filter =
-            LockFilter { process: self.process, name: self.name.clone(), cgroup: self.cgroup, lock_sock };
+        let Locks { process, name, cgroup, network, .. } = self.clone();
+        let by_task = process.is_some() || name.is_some() || cgroup.is_some();
+        let filter = LockFilter { process, name, cgroup, network, lock_sock };
         Ok(LocksSession {
             waits: LockWaits::attach_with_paths(&filter, paths).map_err(TraceError::Locks)?,
             stacks,
-            filtered: self.process.is_some() || self.name.is_some() || self.cgroup.is_some(),
+            by_task,
+            filtered: by_task || network.is_some(),
             counts_sleeps: lock_sock.is_some(),
             window: Window::begin(),
         })
@@ -128,7 +134,7 @@ impl Session for LocksSession {
             elapsed,
             waits: sums.waits(),
             wait_ns: sums.wait_ns(),
-            connections: connections(&totals, self.filtered),
+            connections: connections(&totals, self.by_task),
             worst: sums.worst().map(|class| class.name()),
             lost: losses.sum(),
         })
@@ -151,7 +157,7 @@ impl Session for LocksSession {
         let results = TraceLocksResults {
             lost: losses.sum(),
             notes,
-            ..results(&totals, &sums, coverage, self.filtered, elapsed)
+            ..results(&totals, &sums, coverage, self.by_task, elapsed)
         };
         Ok(Outcome { folded: sums.folded(), validity, results })
     }
@@ -239,10 +245,10 @@ fn losses(totals: &Totals, missed: u64) -> Losses {
 }
 
 /// Counts connections. A connection over loopback is both opened and accepted on this host and counts once, so the larger
-/// number is taken. With a filter only opening and closing can be assigned to a task: the count is then connections that the
+/// number is taken. With a filter of tasks only opening and closing can be assigned to a task: the count is then connections that the
 /// traced tasks opened, or connections that they closed without having opened them, whichever is larger.
-fn connections(totals: &Totals, filtered: bool) -> u64 {
-    match filtered {
+fn connections(totals: &Totals, by_task: bool) -> u64 {
+    match by_task {
         true => totals.opened.max(totals.closed.saturating_sub(totals.opened)),
         false => totals.opened.max(totals.accepted),
     }
@@ -252,10 +258,10 @@ fn results(
     totals: &Totals,
     sums: &Sums,
     coverage: Coverage,
-    filtered: bool,
+    by_task: bool,
     elapsed: Duration,
 ) -> TraceLocksResults {
-    let connections = connections(totals, filtered);
+    let connections = connections(totals, by_task);
     let each = |sum: u64| (connections > 0).then(|| sum as f64 / connections as f64);
     let processors_ns = elapsed.as_nanos() as f64 * f64::from(processors(Path::new("/")));
     TraceLocksResults {

@@ -7,7 +7,6 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,7 +23,7 @@ use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_count
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip, starting};
 use fourtuple_trace::{Accept, Outcome};
-use traced::{count, has_missed, traced, until_none_missed};
+use traced::{count, has_missed, own_network, traced, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -132,7 +131,7 @@ fn overflows_of_a_listener_in_flight_are_a_remark() {
             message::send(near.as_fd(), b"?", Some(listener.as_fd())).unwrap();
             (address, queued)
         });
-        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        let own = own_network();
         let trace = Accept { network: Some(own), ..Accept::default() };
         let attempts = || {
             let before = listen_overflows();
@@ -216,7 +215,7 @@ fn a_trace_of_a_namespace_sees_its_listeners_only() {
             let _client = TcpStream::connect(address).unwrap();
             drop(listener.accept().unwrap());
         };
-        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        let own = own_network();
         for (network, accepts) in [(own, 1), (1, 0)] {
             let trace = Accept { network: Some(network), ..at(address) };
             let Some(((), outcome)) = until_none_missed(|| traced(test, &trace, serve)) else { return };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use fourtuple_trace::Connect;
-use traced::traced;
+use traced::{own_network, traced};
 
 const PORTS: u16 = 2_000;
 /// Failed dials. Each searches all ports; together they take about a second of CPU time and give some hundred samples.
@@ -21,7 +21,12 @@ fn most_samples_of_a_dialing_program_are_in_the_search() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let connect = Connect { process: Some(process::id()), flame: true, ..Connect::default() };
+        let connect = Connect {
+            process: Some(process::id()),
+            network: Some(own_network()),
+            flame: true,
+            ..Connect::default()
+        };
         let mut taken = Vec::new();
         let Some(((), outcome)) = traced(test, &connect, || {
             let mut failures = 0;
@@ -46,6 +51,11 @@ fn most_samples_of_a_dialing_program_are_in_the_search() {
         let at = |function: &str| frames.find(function).unwrap_or_else(|| panic!("{function}: {frames}"));
         // The outermost function is first.
         assert!(at("connect") < at("tcp_v4_connect") && at("tcp_v4_connect") < at("__inet_hash_connect"));
+        // No task is in a namespace with this inode.
+        let nowhere = Connect { network: Some(1), ..connect };
+        let fail = || (0..FAILURES / 10).for_each(|_| drop(TcpStream::connect(destination).unwrap_err()));
+        let Some(((), outcome)) = traced(test, &nowhere, fail) else { return };
+        assert_eq!(outcome.results.flame.map(|flame| flame.samples), Some(0));
     });
 }
 

@@ -18,6 +18,7 @@ use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
 use fourtuple_trace::{Locks, Outcome, Survey};
+use traced::{elsewhere, own_network};
 
 const THREADS: u16 = 4;
 /// Size of the port range that all threads share, or that each thread has.
@@ -167,6 +168,42 @@ fn agree(results: &TraceLocksResults) {
 fn waits_on_path(results: &TraceLocksResults, class: &str, kind: &str, function: &str) -> u64 {
     let paths = results.paths.iter().filter(|path| path.class == class && path.kind == kind);
     paths.filter(|path| path.frames.iter().any(|frame| frame == function)).map(|path| path.waits).sum()
+}
+
+/// A lock has no network namespace: waits count by the namespace of the thread, connections by their own.
+#[test]
+fn a_trace_of_a_namespace_counts_its_tasks_and_connections() {
+    in_namespace(|| {
+        let test = "a_trace_of_a_namespace_counts_its_tasks_and_connections";
+        let dials = |number: u32| {
+            let _listener = listen(false);
+            let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+            for _ in 0..number {
+                let client = socket::open(Transport::Tcp, to, false).unwrap();
+                option::set_reset_on_close(client.as_fd()).unwrap();
+                socket::connect(client.as_fd(), to).unwrap();
+            }
+        };
+        let program = || {
+            dials(3);
+            elsewhere(|| dials(5));
+            // Threads of both namespaces wait for the same locks.
+            connections("locks-netns", false);
+            elsewhere(|| connections("locks-netns", false));
+        };
+        let own = own_network();
+        for network in [Some(own), Some(1)] {
+            let trace = Locks { network, ..Locks::default() };
+            let Some(((), outcome)) = traced::traced(test, &trace, program) else { return };
+            let results = &outcome.results;
+            // A dial of `connections` may be given up before it is established.
+            let expected = if network == Some(own) { 3..=3 + CONNECTIONS } else { 0..=0 };
+            assert!(expected.contains(&results.connections), "{results:?}");
+            if network == Some(1) {
+                assert_eq!((results.waits, results.elsewhere_waits), (0, 0), "{results:?}");
+            }
+        }
+    });
 }
 
 /// Threads that accept on one socket sleep until its owner releases it. A socket on which one thread accepts has no second owner,

@@ -17,7 +17,7 @@ use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::accept_queue::{listen_overflows, tcp_counter};
 use fourtuple_testing::{cgroup_root, in_namespace, listener, set_sysctl, skip};
 use fourtuple_trace::{Connect, Outcome};
-use traced::{to, traced, tuple, until_none_missed};
+use traced::{elsewhere, own_network, to, traced, tuple, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -179,6 +179,48 @@ fn traced_child(test: &str) -> Option<((), Outcome<TraceConnectResults>)> {
     drop(stdin);
     assert!(child.wait().unwrap().success());
     found
+}
+
+/// A process may have threads in several network namespaces, and connect to the same address in each.
+#[test]
+fn connects_in_another_namespace_are_not_counted() {
+    in_namespace(|| {
+        let test = "connects_in_another_namespace_are_not_counted";
+        let (_listener, destination) = listener("127.0.4.4", 64);
+        // No socket listens at the next port, in both namespaces.
+        let closed = SocketAddr::new(destination.ip(), destination.port() ^ 1);
+        let refused = || {
+            let socket = socket::open(Transport::Tcp, closed, false).unwrap();
+            socket::connect(socket.as_fd(), closed).unwrap_err();
+        };
+        let dials = |number: u32| {
+            drop((0..number).map(|_| dial(destination)).collect::<Vec<_>>());
+            (0..number).for_each(|_| refused());
+        };
+        let program = || {
+            dials(2);
+            elsewhere(|| {
+                let socket = socket::open(Transport::Tcp, destination, false).unwrap();
+                socket::bind(socket.as_fd(), destination).unwrap();
+                socket::listen(socket.as_fd(), 64).unwrap();
+                dials(5);
+            });
+            dials(1);
+        };
+        let of_process = Connect { port: None, ..to(destination) };
+        for (network, number) in [(Some(own_network()), 3), (None, 8), (Some(1), 0)] {
+            let connect = Connect { network, ..of_process.clone() };
+            let Some(((), outcome)) = until_none_missed(|| traced(test, &connect, program)) else { return };
+            let results = &outcome.results;
+            assert_eq!((results.searches, results.established), (2 * number, number), "{results:?}");
+            let refused = results.failed.get("ECONNREFUSED").copied().unwrap_or_default();
+            assert_eq!(refused, number, "{results:?}");
+            let failed: u64 = results.calls.seen().unwrap().calls.iter().map(|call| call.failed).sum();
+            assert_eq!(failed, number, "{results:?}");
+            let closed: u64 = results.tuples.iter().map(|tuple| tuple.closed_first).sum();
+            assert_eq!(closed, number, "{results:?}");
+        }
+    });
 }
 
 #[test]

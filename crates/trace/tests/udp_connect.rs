@@ -10,7 +10,7 @@ use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use fourtuple_trace::{Connect, Protocol};
-use traced::{count, to, traced, tuple, until_none_missed};
+use traced::{count, elsewhere, own_network, to, traced, tuple, until_none_missed};
 
 const PORTS: u64 = 600;
 
@@ -73,6 +73,24 @@ fn agrees(test: &str, destination: &str) {
 #[test]
 fn udp_over_ipv4_is_counted() {
     in_namespace(|| agrees("udp_over_ipv4_is_counted", "127.0.0.1:53"));
+}
+
+#[test]
+fn udp_in_another_namespace_is_not_counted() {
+    in_namespace(|| {
+        let test = "udp_in_another_namespace_is_not_counted";
+        let destination = SocketAddr::from(([127, 0, 0, 1], 54));
+        let program = || {
+            connect(destination).unwrap();
+            elsewhere(|| (0..5).for_each(|_| drop(connect(destination).unwrap())));
+            connect(destination).unwrap();
+        };
+        for (network, number) in [(Some(own_network()), 2), (None, 7), (Some(1), 0)] {
+            let trace = Connect { network, ..udp(destination) };
+            let Some(((), outcome)) = until_none_missed(|| traced(test, &trace, program)) else { return };
+            assert_eq!(outcome.results.searches, number, "{:?}", outcome.results);
+        }
+    });
 }
 
 #[test]

@@ -594,6 +594,7 @@ class TraceConnectSettings(TypedDict):
     name: str | None
     destination: str | None
     port: int | None
+    netns: NotRequired[str | None]
     cgroup: str | None
     for_ns: int | None
     seed: int
@@ -1355,6 +1356,7 @@ class DoctorRecord(TypedDict):
 class TraceLocksSettings(TypedDict):
     process: int | None
     name: str | None
+    netns: NotRequired[str | None]
     cgroup: str | None
     for_ns: int | None
 

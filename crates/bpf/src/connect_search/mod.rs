@@ -10,7 +10,7 @@ use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::Errno;
 
 use crate::error::BpfError;
-use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_PORT, HAS_PROCESS, flag};
+use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PORT, HAS_PROCESS, flag};
 use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
 
@@ -73,6 +73,8 @@ pub struct ConnectFilter {
     pub port: Option<u16>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
+    /// Inode of the network namespace of the socket.
+    pub network: Option<u32>,
     /// Approximate number of samples per second, and of additional samples of searches that took `outlier_ns` or longer.
     pub samples_per_s: u32,
     /// See `samples_per_s`.
@@ -94,7 +96,8 @@ struct Settings {
     name: [u8; 16],
     address: [u8; 16],
     port: u16,
-    hole: [u16; 3],
+    hole: u16,
+    network: u32,
 }
 
 /// Samples are taken in windows of 2^24 ns.
@@ -213,7 +216,7 @@ pub struct Event {
 }
 
 // The layouts must equal the layouts in connect_search.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, name) == 56);
+const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, network) == 92);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
 const _: () = assert!(mem::size_of::<Tuple>() == 128 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 56);
 const _: () = assert!(mem::size_of::<Sums>() == 96 + 8 * 256 && mem::offset_of!(Sums, errnos) == 96);
@@ -316,14 +319,16 @@ impl ConnectFilter {
                 | flag(self.name.is_some(), HAS_NAME)
                 | flag(self.address.is_some(), HAS_ADDRESS)
                 | flag(self.port.is_some(), HAS_PORT)
-                | flag(self.cgroup.is_some(), HAS_CGROUP),
+                | flag(self.cgroup.is_some(), HAS_CGROUP)
+                | flag(self.network.is_some(), HAS_NETWORK),
             process: self.process.unwrap_or_default(),
             samples_per_window: per_window,
             outliers_per_window: per_window,
             name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
             address: self.address.map(address_bytes).unwrap_or_default(),
             port: self.port.unwrap_or_default(),
-            hole: [0; 3],
+            hole: 0,
+            network: self.network.unwrap_or_default(),
         }
     }
 }

@@ -15,7 +15,7 @@ use fourtuple_syscalls::message::own_user;
 
 pub(crate) use history::{Past, time_to_exhaustion};
 pub(crate) use reading::{Watch, once, probe_if_requested};
-pub(crate) use target::{Destination, Namespace, TargetFlags, destination};
+pub(crate) use target::{Destination, Namespace, TargetFlags, destination, network};
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
 
 use crate::output;

@@ -23,12 +23,25 @@ pub(crate) struct TargetFlags {
     /// Examine the network namespace of this process [default: this one]
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pub(crate) pid: Option<u32>,
-    /// Examine the network namespace of this file: /run/netns/blue
-    #[arg(long, value_name = "PATH")]
+    /// Examine this network namespace, by name, file or process: blue, /run/netns/blue, 812
+    #[arg(long, value_name = "NAME|PATH|PID", value_parser = network)]
     pub(crate) netns: Option<PathBuf>,
     /// Examine the network namespace of this container, by at least 6 digits of its ID
     #[arg(long, value_name = "ID")]
     pub(crate) container: Option<String>,
+}
+
+/// Parses `--netns` as ip(8) does: the name of a file in /run/netns, else the number of a process. Another text is a path.
+pub(crate) fn network(text: &str) -> Result<PathBuf, String> {
+    let named = Path::new("/run/netns").join(text);
+    Ok(match text.parse::<u32>() {
+        _ if text.contains('/') || text.is_empty() => PathBuf::from(text),
+        _ if named.exists() => named,
+        Ok(process) => PathBuf::from(format!("/proc/{process}/ns/net")),
+        Err(_) if Path::new(text).exists() => PathBuf::from(text),
+        // The error of open() names the file that ip(8) would have made.
+        Err(_) => named,
+    })
 }
 
 /// A network namespace.
@@ -168,4 +181,22 @@ pub(crate) fn destination(text: &str) -> Result<Destination, String> {
             "expected an address with or without a port: 192.0.2.1, 192.0.2.1:443, [2001:db8::1]:443",
         )?;
     Ok(Destination { text: text.to_owned(), address, port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_namespace_has_a_name_a_file_or_a_process() {
+        for (text, path) in [
+            ("/proc/812/ns/net", "/proc/812/ns/net"),
+            ("812", "/proc/812/ns/net"),
+            ("../netns", "../netns"),
+            ("no-such-name", "/run/netns/no-such-name"),
+            ("Cargo.toml", "Cargo.toml"),
+        ] {
+            assert_eq!(network(text).unwrap(), Path::new(path), "{text}");
+        }
+    }
 }

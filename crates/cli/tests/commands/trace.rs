@@ -6,11 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use crate::program::situation::{has, paste};
 use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
-use fourtuple_syscalls::{Errno, child};
+use fourtuple_syscalls::{Errno, child, netns};
 use fourtuple_testing::wire::Wire;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
@@ -107,6 +108,8 @@ fn bad_values_are_named_with_their_flag() {
         ("--pid 2147483647", "there is no such process"),
         ("--comm sixteen-bytes-is-1", "1 to 15 bytes"),
         ("--cgroup /proc", "--cgroup"),
+        ("--netns no-such-name", "--netns /run/netns/no-such-name: open(/run/netns/no-such-name): "),
+        ("--netns 2147483647", "--netns /proc/2147483647/ns/net: open("),
         ("--for soon", "--for"),
     ];
     let of_connect = [
@@ -308,6 +311,59 @@ fn keeps_its_counters() -> bool {
     assert_eq!((&traced["workers"][0]["process"], &traced["workers"][0]["open"]), (&own.into(), &1.into()));
     drop((client, server));
     true
+}
+
+#[test]
+fn a_trace_of_a_namespace_leaves_others_out() {
+    let test = "trace::a_trace_of_a_namespace_leaves_others_out";
+    in_namespace(|| {
+        let dial = |number: usize| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            (0..number).for_each(|_| drop(std::net::TcpStream::connect(address).unwrap()));
+        };
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600");
+        child::end_with_this_thread(&mut sleep);
+        let mut process = sleep.spawn().unwrap();
+        // By the process, and by the path that doctor prints.
+        let (number, path) = (process.id().to_string(), format!("/proc/{}/ns/net", process.id()));
+        for (trace, netns) in [("connect", &number), ("locks", &path), ("accept", &number)] {
+            // The trace starts in another namespace, as the shell of a user.
+            let started = thread::scope(|scope| {
+                let start = scope.spawn(|| {
+                    netns::enter_new().unwrap();
+                    let line = format!("trace {trace} --netns {netns} --json");
+                    attached(test, "tracing ", &mut fourtuple(&line))
+                });
+                start.join().unwrap()
+            });
+            let Some((mut child, _stderr)) = started else { break };
+            dial(3);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    netns::enter_new().unwrap();
+                    dial(5);
+                });
+            });
+            child::interrupt(child.id()).unwrap();
+            let mut stdout = String::new();
+            child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+            child.wait().unwrap();
+            let record = Ended { code: 0, stdout, stderr: String::new() }.json();
+            require_valid(&record);
+            assert_eq!(record["settings"]["netns"], path, "{record:#}");
+            let results = &record["results"];
+            let number = match trace {
+                "connect" => &results["established"],
+                "locks" => &results["connections"],
+                _ => &results["listeners"][0]["queued"],
+            };
+            assert_eq!(number, 3, "{trace}: {results:#}");
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+    });
 }
 
 #[test]

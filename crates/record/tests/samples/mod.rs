@@ -500,6 +500,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
         name: Some("it's wrk".into()),
         destination: Some("127.0.0.1".into()),
         port: Some(8080),
+        netns: Some("/run/netns/blue".into()),
         cgroup: None,
         for_ns: Some(10_000_000_000),
         tier: "auto".into(),
@@ -618,6 +619,7 @@ pub(crate) fn bare_trace_connect() -> TraceConnectRecord {
         name: None,
         destination: None,
         port: None,
+        netns: None,
         cgroup: None,
         for_ns: None,
         ..record.settings
@@ -656,6 +658,7 @@ fn empty_trace() -> TraceConnectRecord {
         name: None,
         destination: None,
         port: None,
+        netns: None,
         cgroup: None,
         for_ns: None,
         tier: "</script>".into(),

@@ -8,6 +8,7 @@ pub(crate) fn trace_locks() -> TraceLocksRecord {
     let settings = TraceLocksSettings {
         process: Some(7),
         name: Some("it's".into()),
+        netns: Some("/run/netns/blue".into()),
         cgroup: Some("/sys/fs/cgroup/web".into()),
         for_ns: Some(5_000_000_000),
     };
@@ -63,7 +64,8 @@ pub(crate) fn trace_locks() -> TraceLocksRecord {
 /// Returns a trace without waits: every field that may be null is null.
 pub(crate) fn bare_trace_locks() -> TraceLocksRecord {
     let mut record = trace_locks();
-    record.settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
+    record.settings =
+        TraceLocksSettings { process: None, name: None, netns: None, cgroup: None, for_ns: None };
     let results = &mut record.results;
     (results.waits_per_connection, results.wait_ns_per_connection) = (None, None);
     results.classes[0].times_ns = None;

@@ -11,6 +11,7 @@ use crate::words::{CommandLine, quoted, typed, unnamed};
 pub(super) struct Filters<'a> {
     process: Option<u32>,
     name: Option<&'a str>,
+    netns: Option<&'a str>,
     cgroup: Option<&'a str>,
     for_ns: Option<u64>,
 }
@@ -19,10 +20,11 @@ impl<'a> Filters<'a> {
     pub(super) fn new(
         process: Option<u32>,
         name: &'a Option<String>,
+        netns: &'a Option<String>,
         cgroup: &'a Option<String>,
         for_ns: Option<u64>,
     ) -> Filters<'a> {
-        Filters { process, name: name.as_deref(), cgroup: cgroup.as_deref(), for_ns }
+        Filters { process, name: name.as_deref(), netns: netns.as_deref(), cgroup: cgroup.as_deref(), for_ns }
     }
 
     /// Returns the filters as text, including the trace's `own`; `all` without filters.
@@ -31,6 +33,7 @@ impl<'a> Filters<'a> {
         facts.extend(self.process.map(|process| format!("process {process}")));
         facts.extend(self.name.map(|name| format!("threads called {name}")));
         facts.extend(own);
+        facts.extend(self.netns.map(|netns| format!("in the network namespace {netns}")));
         facts.extend(self.cgroup.map(|cgroup| format!("cgroup {cgroup}")));
         if facts.is_empty() {
             facts.push(all.to_owned());
@@ -42,6 +45,7 @@ impl<'a> Filters<'a> {
     /// Adds the filters to a command line, including the trace's `own`.
     pub(super) fn add(&self, line: CommandLine, own: impl FnOnce(CommandLine) -> CommandLine) -> CommandLine {
         own(line.maybe("--pid", self.process).maybe("--comm", self.name.map(quoted)))
+            .maybe("--netns", self.netns.map(quoted))
             .maybe("--cgroup", self.cgroup.map(quoted))
             .maybe("--for", self.for_ns.map(typed))
     }

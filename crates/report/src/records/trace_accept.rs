@@ -49,14 +49,13 @@ pub(super) fn document(record: &TraceAcceptRecord) -> Document {
 }
 
 fn filters(settings: &TraceAcceptSettings) -> Filters<'_> {
-    Filters::new(settings.process, &settings.name, &settings.cgroup, settings.for_ns)
+    Filters::new(settings.process, &settings.name, &settings.netns, &settings.cgroup, settings.for_ns)
 }
 
 fn facts(settings: &TraceAcceptSettings) -> Vec<String> {
     let own = [
         settings.listen.as_ref().map(|listen| format!("listeners at {listen}")),
         settings.port.map(|port| format!("at port {port}")),
-        settings.netns.as_ref().map(|netns| format!("in the network namespace {netns}")),
     ];
     filters(settings).facts(own.into_iter().flatten(), "every TCP accept() of this host")
 }
@@ -64,9 +63,7 @@ fn facts(settings: &TraceAcceptSettings) -> Vec<String> {
 fn command_line(settings: &TraceAcceptSettings) -> String {
     filters(settings)
         .add(CommandLine::new("trace accept"), |line| {
-            line.maybe("--listen", settings.listen.as_ref())
-                .maybe("--port", settings.port)
-                .maybe("--netns", settings.netns.as_ref())
+            line.maybe("--listen", settings.listen.as_ref()).maybe("--port", settings.port)
         })
         .finish()
 }

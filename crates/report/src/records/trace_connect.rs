@@ -50,7 +50,7 @@ pub(super) fn document(record: &TraceConnectRecord) -> Document {
 }
 
 fn own_filters(settings: &TraceConnectSettings) -> Filters<'_> {
-    Filters::new(settings.process, &settings.name, &settings.cgroup, settings.for_ns)
+    Filters::new(settings.process, &settings.name, &settings.netns, &settings.cgroup, settings.for_ns)
 }
 
 fn filters(settings: &TraceConnectSettings) -> Vec<String> {
@@ -180,6 +180,7 @@ mod tests {
             name: None,
             destination: None,
             port: None,
+            netns: None,
             cgroup: None,
             for_ns: None,
             seed: 1,

@@ -32,7 +32,7 @@ pub(super) fn document(record: &TraceLocksRecord) -> Document {
 }
 
 fn filters(settings: &TraceLocksSettings) -> Filters<'_> {
-    Filters::new(settings.process, &settings.name, &settings.cgroup, settings.for_ns)
+    Filters::new(settings.process, &settings.name, &settings.netns, &settings.cgroup, settings.for_ns)
 }
 
 fn facts(settings: &TraceLocksSettings) -> Vec<String> {
@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn no_filter_means_every_connection_of_the_host() {
-        let settings = TraceLocksSettings { process: None, name: None, cgroup: None, for_ns: None };
+        let settings =
+            TraceLocksSettings { process: None, name: None, netns: None, cgroup: None, for_ns: None };
         assert_eq!(facts(&settings), ["every TCP connection of this host"]);
         assert_eq!(command_line(&settings), "fourtuple trace locks");
     }

@@ -1,7 +1,9 @@
 //! Runs a trace of this process while the test does something, and selects results.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::process;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -12,6 +14,7 @@ use fourtuple_bpf::BpfError;
 use fourtuple_record::{
     Distribution, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
 };
+use fourtuple_syscalls::netns;
 use fourtuple_testing::{StopOnDrop, skip};
 use fourtuple_trace::{Connect, Instrument, Outcome, Results, TraceError};
 
@@ -52,6 +55,20 @@ where
         drop(stop_tracer);
         Some((known, tracer.join().unwrap().unwrap()))
     })
+}
+
+/// Returns the inode of the network namespace of this thread.
+pub(crate) fn own_network() -> u32 {
+    fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32
+}
+
+/// Runs `work` in a new network namespace, on a thread of this process.
+pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let enter = || {
+        netns::enter_new().unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(enter).join().unwrap())
 }
 
 /// Returns the facility that the host lacks for a trace; `None` if the error is a defect.

@@ -9,13 +9,12 @@ use fourtuple_trace::{Accept, AcceptProgress};
 use indicatif::HumanCount;
 
 use crate::commands::trace::causes::Before;
-use crate::commands::trace::filter::{address, cgroup_id, name, process};
+use crate::commands::trace::filter::{NetworkFlags, address, cgroup_id, name, process};
 use crate::commands::trace::runner::{self, Description};
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::Output;
 use crate::units::{self, nanoseconds};
-use crate::watch::TargetFlags;
 
 /// Trace accept(): how long TCP connections wait in the accept queue, and which worker accepts them
 ///
@@ -36,9 +35,8 @@ pub(super) struct AcceptFlags {
     /// Trace listeners on this address only: 192.0.2.1, 0.0.0.0 or ::
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     listen: Option<IpAddr>,
-    /// Trace listeners in the network namespace of this file only: /run/netns/blue, /proc/812/ns/net
-    #[arg(long, value_name = "PATH")]
-    netns: Option<PathBuf>,
+    #[command(flatten)]
+    network: NetworkFlags,
     /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
@@ -51,15 +49,13 @@ pub(super) struct AcceptFlags {
 
 impl AcceptFlags {
     pub(super) fn run(self) -> anyhow::Result<Exit> {
-        let target = TargetFlags { pid: None, netns: self.netns.clone(), container: None };
-        let namespace = target.open()?;
         let accept = Accept {
             process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             address: self.listen,
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
-            network: self.netns.as_ref().map(|_| namespace.inode),
+            network: None,
             time: self.time,
         };
         let description = Description {
@@ -72,14 +68,13 @@ impl AcceptFlags {
             ],
         };
         let show = |line: &Line, progress: &AcceptProgress| line.set(&words(progress));
-        let trace = || {
+        let record = self.network.within(|network| {
             let before = Before::read();
+            let accept = Accept { network, ..accept };
             let (mut record, _) = runner::run(&description, &accept, self.settings(), &self.output, show)?;
             before.explain(&mut record.results.calls);
             Ok(record)
-        };
-        // The trace reads the counters of the namespace of its thread. In this namespace it needs no further one.
-        let record = if self.netns.is_some() { namespace.within(trace)? } else { trace()? };
+        })?;
         self.output.finish(&Saved::TraceAccept(record))
     }
 
@@ -89,7 +84,7 @@ impl AcceptFlags {
             name: self.comm.clone(),
             listen: self.listen.map(|address| address.to_string()),
             port: self.port.map(|port| port as u16),
-            netns: self.netns.as_ref().map(|path| path.display().to_string()),
+            netns: self.network.path(),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(nanoseconds),
         }

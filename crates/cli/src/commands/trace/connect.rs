@@ -10,7 +10,9 @@ use fourtuple_trace::{Connect, ConnectProgress, Protocol, Tier};
 use indicatif::HumanCount;
 
 use crate::commands::trace::causes::Before;
-use crate::commands::trace::filter::{TierChoice, address, cgroup_id, name, process, protocol, tier};
+use crate::commands::trace::filter::{
+    NetworkFlags, TierChoice, address, cgroup_id, name, process, protocol, tier,
+};
 use crate::commands::trace::flame;
 use crate::commands::trace::live::LiveHeat;
 use crate::commands::trace::runner::{self, Description};
@@ -41,6 +43,8 @@ pub(super) struct ConnectFlags {
     /// Trace connects to this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
     port: Option<u32>,
+    #[command(flatten)]
+    network: NetworkFlags,
     /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
@@ -73,6 +77,7 @@ impl ConnectFlags {
             address: self.dst,
             port: self.port.map(|port| port as u16),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
+            network: None,
             time: self.time,
             seed: self.output.seed,
             tier: self.tier.0,
@@ -88,9 +93,14 @@ impl ConnectFlags {
             line.set_picture(&live.next(&progress.steps));
             line.set(&words(progress));
         };
-        let before = Before::read();
-        let (mut record, folded) = runner::run(&description, &connect, self.settings(), &self.output, show)?;
-        before.explain(&mut record.results.calls);
+        let (record, folded) = self.network.within(|network| {
+            let before = Before::read();
+            let connect = Connect { network, ..connect };
+            let (mut record, folded) =
+                runner::run(&description, &connect, self.settings(), &self.output, show)?;
+            before.explain(&mut record.results.calls);
+            Ok((record, folded))
+        })?;
         let caption =
             record.results.flame.map(|flame| (title(&flame), subtitle(&record.host.kernel, &flame)));
         let exit = self.output.finish(&Saved::TraceConnect(record))?;
@@ -108,6 +118,7 @@ impl ConnectFlags {
             name: self.comm.clone(),
             destination: self.dst.map(|address| address.to_string()),
             port: self.port.map(|port| port as u16),
+            netns: self.network.path(),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(nanoseconds),
             seed: self.output.seed,

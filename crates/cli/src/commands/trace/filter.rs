@@ -3,12 +3,40 @@
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use fourtuple_host::cgroup;
 use fourtuple_trace::{Protocol, Tier};
 
 use crate::exit::UsageError;
+use crate::watch::{TargetFlags, network};
+
+/// The network namespace of a trace.
+#[derive(Debug, Args)]
+pub(super) struct NetworkFlags {
+    /// Trace this network namespace only, by name, file or process: blue, /run/netns/blue, 812
+    #[arg(long, value_name = "NAME|PATH|PID", value_parser = network)]
+    netns: Option<PathBuf>,
+}
+
+impl NetworkFlags {
+    /// Returns the path of the namespace for a record.
+    pub(super) fn path(&self) -> Option<String> {
+        self.netns.as_ref().map(|path| path.display().to_string())
+    }
+
+    /// Runs a trace with the inode of the namespace, `None` without the flag. The trace is in the namespace, so that it reads the
+    /// namespace's counters and sysctls.
+    pub(super) fn within<T: Send>(
+        &self,
+        trace: impl FnOnce(Option<u32>) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<T> {
+        let Some(path) = self.netns.clone() else { return trace(None) };
+        let namespace = TargetFlags { pid: None, netns: Some(path), container: None }.open()?;
+        namespace.within(|| trace(Some(namespace.inode)))
+    }
+}
 
 /// Parses `--comm`.
 pub(super) fn name(text: &str) -> Result<String, String> {

@@ -8,7 +8,7 @@ use fourtuple_report::flame::{COLOURS, Caption};
 use fourtuple_trace::{Locks, LocksProgress};
 use indicatif::HumanCount;
 
-use crate::commands::trace::filter::{cgroup_id, name, process};
+use crate::commands::trace::filter::{NetworkFlags, cgroup_id, name, process};
 use crate::commands::trace::flame;
 use crate::commands::trace::runner::{self, Description};
 use crate::exit::Exit;
@@ -29,6 +29,8 @@ pub(super) struct LocksFlags {
     /// Trace waits of threads with this name only (comm, at most 15 bytes)
     #[arg(long, value_name = "NAME", value_parser = name)]
     comm: Option<String>,
+    #[command(flatten)]
+    network: NetworkFlags,
     /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
@@ -48,6 +50,7 @@ impl LocksFlags {
             process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
+            network: None,
             time: self.time,
         };
         let description = Description {
@@ -56,7 +59,9 @@ impl LocksFlags {
             sysctls: &["net.ipv4.ip_local_port_range", "net.ipv4.tcp_tw_reuse"],
         };
         let show = |line: &Line, progress: &LocksProgress| line.set(&words(progress));
-        let (record, folded) = runner::run(&description, &locks, self.settings(), &self.output, show)?;
+        let (record, folded) = self.network.within(|network| {
+            runner::run(&description, &Locks { network, ..locks }, self.settings(), &self.output, show)
+        })?;
         let kernel = record.host.kernel.clone();
         let exit = self.output.finish(&Saved::TraceLocks(record))?;
         if let Some(path) = &self.flame {
@@ -72,6 +77,7 @@ impl LocksFlags {
         TraceLocksSettings {
             process: self.pid,
             name: self.comm.clone(),
+            netns: self.network.path(),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(nanoseconds),
         }

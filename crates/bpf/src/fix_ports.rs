@@ -251,6 +251,9 @@ impl LeftAlone {
         LeftAlone::Full,
     ];
 
+    /// The reasons that are bind() of the program.
+    pub const BOUND: [LeftAlone; 2] = [LeftAlone::BoundPort, LeftAlone::BoundAddress];
+
     /// Returns the name that records use.
     pub fn name(self) -> &'static str {
         match self {

@@ -118,6 +118,62 @@ fn sockets_that_bind_first_share_ports_by_destination() {
     });
 }
 
+/// The way `cgroup`, which root gets, cannot cover sockets that were bound: squid, or a proxy with a source address.
+#[test]
+fn bound_sockets_left_alone_are_reported_at_once() {
+    in_namespace(|| {
+        let test = "run::bound_sockets_left_alone_are_reported_at_once";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(PORTS);
+        let path = client.display();
+        let script = |what: &str| format!("{path} {what} {} 10 > /dev/null; read line", destination.port());
+        let start = |flags: &str, what: &str| {
+            let mut command = fourtuple(&format!("run {flags} --"));
+            command.args(["/bin/sh", "-c", &script(what)]).stdin(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let mut child = start("", "bound");
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let way = lines.next().unwrap();
+        if !way.ends_with(" runs via cgroup") {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            assert!(FixAccept::attach().is_err(), "the host has what cgroup needs: {way}");
+            return fourtuple_testing::skip(test, "bpf", &way);
+        }
+        // While the program runs.
+        let line = lines.next().unwrap();
+        let covers = format!("`{} run --via bound` covers sockets bound to port 0", binary().display());
+        if has_linear_search() {
+            assert!(line.ends_with(&covers), "{line}");
+        } else {
+            assert!(line.contains(" no way covers them: "), "{line}");
+        }
+        let part = "connects of sockets that it had bound proceeded unchanged: ";
+        assert!(line.starts_with("fourtuple: /bin/sh: ") && line.contains(part), "{line}");
+        drop(child.stdin.take());
+        let rest: Vec<String> = lines.collect();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{rest:?}");
+        // The total, if the first line did not have it.
+        let total = rest.last().unwrap_or(&line);
+        assert!(
+            total.starts_with("fourtuple: /bin/sh: 10 connects of ") && rest.len() <= 1,
+            "{line}: {rest:?}"
+        );
+        let mut covering = vec![("", "fill"), ("--quiet", "bound")];
+        if has_linear_search() {
+            covering.push(("--via bound", "bound"));
+        }
+        for (flags, what) in covering {
+            let mut child = start(flags, what);
+            drop(child.stdin.take());
+            let output = child.wait_with_output().unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert!(!stderr.contains("proceeded unchanged"), "{flags} {what}: {stderr}");
+        }
+    });
+}
+
 #[test]
 fn a_user_without_rights_can_run_programs() {
     in_namespace(|| {

@@ -30,6 +30,6 @@ pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
-pub use run::{Choice, Run, RunError, RunOutcome, Way, Ways};
+pub use run::{Choice, Notice, Run, RunError, RunOutcome, Way, Ways};
 pub use target::{Programs, Target, TargetError};
 pub use this_host::PrintRequest;

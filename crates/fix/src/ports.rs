@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::fix_ports::{
-    Destination, DestinationFilter, FixCounters, FixPortsSettings, FixTuple, FixTupleKey, SOURCES,
+    Destination, DestinationFilter, FixCounters, FixPortsSettings, FixTuple, FixTupleKey, LeftAlone, SOURCES,
 };
 use fourtuple_bpf::{BpfError, FixPorts};
 use fourtuple_record::{FixNamespace, FixPortsResults, FixPortsTuple, Remark};
@@ -70,6 +70,8 @@ pub struct PortsProgress {
     pub fallbacks: u64,
     /// Ports looked up.
     pub probes: u64,
+    /// Connects that proceeded unchanged because the program had bound the socket.
+    pub bound: u64,
     /// Estimated time saved, in nanoseconds; `None` if it cannot be estimated.
     pub saved_ns: Option<u64>,
 }
@@ -311,6 +313,7 @@ impl<'a> Session<'a> {
             would_draw: counters.would_draw,
             fallbacks: counters.fallbacks,
             probes: counters.probes,
+            bound: LeftAlone::BOUND.into_iter().map(|reason| counters.left(reason)).sum(),
             saved_ns: saved_ns(&counters, self.calibration),
         })
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple_fix::{Choice, Run, RunOutcome, Way, Ways};
+use fourtuple_fix::{Choice, Notice, Run, RunOutcome, Way, Ways};
 use fourtuple_record::{RunSettings, Saved};
 use fourtuple_report::html;
 use fourtuple_syscalls::fork::End;
@@ -13,6 +13,7 @@ use time::OffsetDateTime;
 use crate::exit::{self, Exit};
 use crate::output;
 use crate::save::save;
+use crate::watch;
 
 /// Run a program whose connect() finds a free source port quickly, however many are in use
 ///
@@ -35,7 +36,7 @@ pub(crate) struct RunFlags {
     /// Write the record as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Do not name the way on stderr
+    /// Do not name the way on stderr, nor say that it leaves bound sockets alone
     #[arg(long)]
     quiet: bool,
     /// The program and its arguments
@@ -55,9 +56,12 @@ impl RunFlags {
         let run = Run { command: self.command.clone(), via, search: search(via) };
         let is_quiet = self.quiet;
         let name = self.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let outcome = run.run(|choice| {
+        let outcome = run.run(|notice| {
             if !is_quiet {
-                output::say(&announcement(&name, choice));
+                output::say(&match notice {
+                    Notice::Chosen(choice) => announcement(&name, &choice),
+                    Notice::LeftBound { connects, covered } => left_bound(&name, connects, &covered),
+                });
             }
         })?;
         let code = exit_code(outcome.end);
@@ -98,6 +102,18 @@ fn announcement(name: &str, choice: &Choice) -> String {
         choice.passed_over.iter().map(|(way, reason)| format!("not {way}: {reason}")).collect();
     let more = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
     format!("fourtuple: {name} runs via {}{more}", choice.way.name())
+}
+
+/// `fourtuple: squid: 12 connects of sockets that it had bound proceeded unchanged: ...`.
+fn left_bound(name: &str, connects: u64, covered: &Result<(), String>) -> String {
+    let remedy = match covered {
+        Ok(()) => format!("`{} run --via bound` covers sockets bound to port 0", watch::program()),
+        Err(reason) => format!("no way covers them: {reason}"),
+    };
+    let calls = if connects == 1 { "connect" } else { "connects" };
+    format!(
+        "fourtuple: {name}: {connects} {calls} of sockets that it had bound proceeded unchanged: {remedy}"
+    )
 }
 
 /// Returns why this kernel does not search a port range port by port. Does not probe for the way `cgroup`, which does not need it.

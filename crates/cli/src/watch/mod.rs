@@ -33,7 +33,7 @@ pub(crate) fn diagnose_in(namespace: &Namespace, snapshot: &Snapshot, limits: &L
 }
 
 /// Returns this program: its name where each shell and `sudo` finds it, else its path.
-fn program() -> String {
+pub(crate) fn program() -> String {
     /// `secure_path` of sudoers(5) as distributions have it.
     const PLACES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     const NAME: &str = "fourtuple";

@@ -21,13 +21,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::FixPorts;
-use fourtuple_bpf::fix_ports::FixPortsSettings;
+use fourtuple_bpf::fix_ports::{FixPortsSettings, LeftAlone};
 use fourtuple_record::{Remark, RunResults};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
@@ -51,7 +51,7 @@ use crate::run::program::Program;
 use crate::run::supervisor::Launch;
 
 pub use error::RunError;
-pub use way::{Choice, Way, Ways};
+pub use way::{Choice, Notice, Way, Ways};
 
 /// Share of a port range from which the way `cgroup` acts, as by default of `fix ports`.
 const PAST: f64 = 0.25;
@@ -81,12 +81,13 @@ pub struct RunOutcome {
 }
 
 impl Run {
-    /// Runs the program until it has ended. Calls `chosen` once, before the program starts. This process must have one thread.
+    /// Runs the program until it has ended. Calls `notify` before the program starts ([`Notice::Chosen`]), and while it runs. This
+    /// process must have one thread.
     ///
     /// # Errors
     ///
     /// [`RunError`]; the program has not started then, except for [`RunError::Call`] of a later call.
-    pub fn run(&self, chosen: impl FnOnce(&Choice)) -> Result<RunOutcome, RunError> {
+    pub fn run(&self, mut notify: impl FnMut(Notice)) -> Result<RunOutcome, RunError> {
         let name = self.command.first().ok_or_else(|| RunError::NotFound(String::new()))?;
         let program = Program::find(name)?;
         let mut files = Files::default();
@@ -98,7 +99,8 @@ impl Run {
                 files.remove();
                 files.cgroup = None;
             }
-            self.start(choice, &mut files, chosen)
+            let covered = way::covers_bound(&program, &self.search);
+            self.start(choice, &mut files, covered, &mut notify)
         });
         files.remove();
         result
@@ -108,7 +110,8 @@ impl Run {
         &self,
         choice: Choice,
         files: &mut Files,
-        chosen: impl FnOnce(&Choice),
+        covered: Result<(), String>,
+        notify: &mut dyn FnMut(Notice),
     ) -> Result<RunOutcome, RunError> {
         let way = choice.way;
         let counters = if way == Way::Preload {
@@ -146,8 +149,19 @@ impl Run {
         });
         let supervisor = supervisor.map_err(at("fork()"))?.id();
         let stream = ours.take().ok_or_else(|| at("fork()")(io::ErrorKind::BrokenPipe.into()))?;
-        let session = Session { run: self, choice, files, counters, inbox, signals, stream, supervisor };
-        session.run(chosen)
+        let session = Session {
+            run: self,
+            choice,
+            files,
+            counters,
+            inbox,
+            signals,
+            stream,
+            supervisor,
+            covered,
+            notify,
+        };
+        session.run()
     }
 }
 
@@ -175,11 +189,16 @@ struct Session<'a> {
     stream: UnixStream,
     /// Number of the supervisor's process.
     supervisor: u32,
+    /// The reason why no way covers bound sockets.
+    covered: Result<(), String>,
+    notify: &'a mut dyn FnMut(Notice),
 }
 
 /// The thread that fixes the connects of a cgroup.
 struct Fix {
     stop: Arc<AtomicBool>,
+    /// Connects of bound sockets, which proceeded unchanged.
+    bound: Arc<AtomicU64>,
     thread: JoinHandle<Result<PortsOutcome, FixError>>,
 }
 
@@ -201,10 +220,13 @@ impl Fix {
         let attached_now = move || {
             let _ = sender.send(());
         };
-        let body = move || ports.run(&flag, attached_now, |_| ());
+        let bound = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&bound);
+        let body =
+            move || ports.run(&flag, attached_now, |progress| seen.store(progress.bound, Ordering::Relaxed));
         let thread =
             thread::Builder::new().name("fix".to_owned()).spawn(body).map_err(at("pthread_create()"))?;
-        let fix = Fix { stop, thread };
+        let fix = Fix { stop, bound, thread };
         match attached.recv() {
             Ok(()) => Ok(fix),
             // The thread has ended with an error.
@@ -229,7 +251,7 @@ const SIGNALS: u64 = 1;
 const LISTENER: u64 = 2;
 
 impl Session<'_> {
-    fn run(mut self, chosen: impl FnOnce(&Choice)) -> Result<RunOutcome, RunError> {
+    fn run(mut self) -> Result<RunOutcome, RunError> {
         let (number, listener_number) = match self.next()? {
             Message::Ready { process, listener } => (process, listener),
             Message::Failed(step, errno) => return Err(self.failure(step, Errno::new(errno))),
@@ -247,7 +269,7 @@ impl Session<'_> {
             Some(cgroup) => Some(Fix::start(cgroup)?),
             None => None,
         };
-        chosen(&self.choice);
+        (self.notify)(Notice::Chosen(self.choice.clone()));
         // The program alone owns the terminal and its pipes; stderr stays for messages.
         fork::release_inherited_descriptors(false).map_err(at("dup2()"))?;
         let start = Instant::now();
@@ -259,11 +281,19 @@ impl Session<'_> {
             // The supervisor was killed. The program may run already, and wait() lets its calls proceed; otherwise it ends.
             Err(_) => {}
         }
-        let mut waiting = Waiting { program, number, listener, avoided: 0, bound: 0, is_alone: false };
+        let left = fix.as_ref().map(|fix| Arc::clone(&fix.bound));
+        let mut waiting =
+            Waiting { program, number, listener, avoided: 0, bound: 0, left, left_known: 0, is_alone: false };
         let end = self.wait(&mut waiting)?;
         self.check_binds(&mut waiting);
         let elapsed = start.elapsed();
         let fix = fix.map(Fix::finish).transpose()?;
+        let left = fix.as_ref().map_or(0, |outcome| {
+            LeftAlone::BOUND.iter().filter_map(|reason| outcome.results.left.get(reason.name())).sum()
+        });
+        if left > waiting.left_known {
+            self.tell_left(left);
+        }
         let mut validity = Vec::new();
         if waiting.is_alone {
             let message = "the supervisor was killed; connects after that proceeded unchanged";
@@ -362,7 +392,16 @@ impl Session<'_> {
                 }
             }
             self.check_binds(waiting);
+            let left = waiting.left.as_ref().map_or(0, |left| left.load(Ordering::Relaxed));
+            if left > 0 && waiting.left_known == 0 {
+                waiting.left_known = left;
+                self.tell_left(left);
+            }
         }
+    }
+
+    fn tell_left(&mut self, connects: u64) {
+        (self.notify)(Notice::LeftBound { connects, covered: self.covered.clone() });
     }
 
     /// Lets a call proceed unchanged, without a supervisor.
@@ -433,6 +472,10 @@ struct Waiting {
     avoided: u64,
     /// Connects of bound sockets at the last check.
     bound: u64,
+    /// Connects of bound sockets that the way `cgroup` has left alone.
+    left: Option<Arc<AtomicU64>>,
+    /// The number of them that has been reported; 0: not reported yet.
+    left_known: u64,
     /// Whether the supervisor has ended.
     is_alone: bool,
 }

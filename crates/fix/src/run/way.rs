@@ -67,6 +67,20 @@ impl Ways {
     }
 }
 
+/// A report of [`Run::run`](crate::Run::run).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The way, before the program starts.
+    Chosen(Choice),
+    /// The way leaves sockets alone that the program has bound before connect(). Reported when it is first seen, and at the end.
+    LeftBound {
+        /// Connects of such sockets so far.
+        connects: u64,
+        /// The reason why no way covers them.
+        covered: Result<(), String>,
+    },
+}
+
 /// A chosen way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -108,6 +122,12 @@ pub(super) fn choose(
         }
     }
     Err(RunError::NoWay(reasons.join("; ")))
+}
+
+/// Returns the reason why no way covers sockets that the program binds before connect().
+pub(super) fn covers_bound(program: &Program, search: &Result<(), String>) -> Result<(), String> {
+    search.clone()?;
+    suits(Way::Preload, program).or_else(|_| suits(Way::Supervise, program))
 }
 
 /// Returns whether a way works for the program, apart from the host.
@@ -165,6 +185,10 @@ mod tests {
         assert_eq!(choice.passed_over["cgroup"], "leaves sockets alone that the program has bound");
         assert_eq!([of(Kind::Static).way, of(Kind::Go).way], [Way::Supervise; 2]);
         assert_eq!(Ways::named("bound").and_then(Ways::name), Some("bound"));
+        let covers = |kind, changes_rights, search| covers_bound(&program(kind, changes_rights), &search);
+        assert_eq!(covers(Kind::Go, false, Ok(())), Ok(()));
+        assert!(covers(Kind::Dynamic, true, Ok(())).is_err_and(|reason| reason.contains("setuid")));
+        assert_eq!(covers(Kind::Dynamic, false, Err("old".to_owned())), Err("old".to_owned()));
     }
 
     #[test]

@@ -14,6 +14,18 @@ pub struct Place<'a> {
     pub path: String,
     /// Returns whether the examined namespace has a sysctl of its own; all others belong to the host.
     pub has_sysctl: &'a dyn Fn(&str) -> bool,
+    /// Tries a cure on this kernel, in a network namespace made for it; asked for cures that a finding proposes. `None`: it could not be
+    /// tried.
+    pub try_cure: &'a dyn Fn(Cure) -> Option<bool>,
+}
+
+/// A cure that can be tried without the connections of the examined namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cure {
+    /// net.ipv4.tcp_tw_reuse = 1, towards a peer with TCP timestamps.
+    Reuse,
+    /// A wider net.ipv4.ip_local_port_range.
+    Range,
 }
 
 impl Default for Place<'_> {
@@ -25,12 +37,23 @@ impl Default for Place<'_> {
             prefix: String::new(),
             path: String::new(),
             has_sysctl: &|_| true,
+            try_cure: &|_| None,
         }
     }
 }
 
 /// The commands that have a flag for the network namespace.
 const TRACE: &str = "trace ";
+/// Commands of this program that need no right: printing, a diagnosis, and a program with the rights of its user.
+const UNPRIVILEGED: [&str; 4] = ["fix --print", "doctor", "explain", "run"];
+/// Commands of this program that do the same in each network namespace: a process is found in any, and a trace has a flag.
+const ANYWHERE: [&str; 4] = ["fix ports", "trace", "explain", "run"];
+
+/// Returns whether arguments begin with the words of one of these commands.
+fn is_one_of(arguments: &str, commands: &[&str]) -> bool {
+    let rest = |command: &&str| arguments.strip_prefix(*command);
+    commands.iter().filter_map(rest).any(|rest| rest.is_empty() || rest.starts_with(' '))
+}
 
 /// The objects on which a command acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,8 +144,18 @@ impl Place<'_> {
         })
     }
 
+    /// Returns a text in which each command `fourtuple ...` between backticks can be pasted here.
+    pub(crate) fn sentence(&self, text: &str) -> String {
+        let part = |(at, part): (usize, &str)| {
+            let arguments = part.strip_prefix("fourtuple ").filter(|_| at % 2 == 1);
+            let line = arguments.and_then(|arguments| self.step(&Step::Own(arguments.to_owned())));
+            line.unwrap_or_else(|| part.to_owned())
+        };
+        text.split('`').enumerate().map(part).collect::<Vec<_>>().join("`")
+    }
+
     /// Returns this program for a shell.
-    fn own(&self) -> String {
+    fn program(&self) -> String {
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/.-_+".contains(letter);
         if self.program.chars().all(is_plain) { self.program.clone() } else { quoted(&self.program) }
     }
@@ -130,11 +163,7 @@ impl Place<'_> {
     fn needs_root(&self, step: &Step) -> bool {
         match step {
             Step::Set(_) | Step::Keep { .. } => true,
-            // Printing needs no right, and a diagnosis works without.
-            Step::Own(arguments) => {
-                !["fix --print", "doctor"].iter().any(|start| arguments.starts_with(start))
-                    || self.acts_inside(step)
-            }
+            Step::Own(arguments) => !is_one_of(arguments, &UNPRIVILEGED) || self.acts_inside(step),
             Step::Other { needs_root, .. } => *needs_root || self.acts_inside(step),
         }
     }
@@ -144,8 +173,7 @@ impl Place<'_> {
         let acts = match step {
             Step::Set(settings) => settings.iter().all(|setting| !self.is_of_host(setting.name)),
             Step::Keep { .. } => false,
-            // A process is found in any namespace, and a trace has a flag.
-            Step::Own(arguments) => !arguments.starts_with("fix ports ") && !arguments.starts_with(TRACE),
+            Step::Own(arguments) => !is_one_of(arguments, &ANYWHERE),
             Step::Other { scope, .. } => *scope == Scope::Namespace,
         };
         acts && !self.prefix.is_empty()
@@ -160,7 +188,7 @@ impl Place<'_> {
             Step::Set(settings) => Some(self.set(settings, self.acts_inside(step))),
             Step::Keep { file, content } => self.prefix.is_empty().then(|| self.keep(file, content)),
             Step::Own(arguments) => {
-                let line = format!("{} {}", self.own(), self.placed(arguments));
+                let line = format!("{} {}", self.program(), self.placed(arguments));
                 Some(self.prefixed(&line, self.needs_root(step), self.acts_inside(step)))
             }
             Step::Other { scope: Scope::Host, .. } if !self.prefix.is_empty() => None,
@@ -197,7 +225,7 @@ impl Place<'_> {
 
     fn keep(&self, file: &str, content: &Content) -> String {
         let lines = match content {
-            Content::Own(arguments) => format!("{} {arguments}", self.own()),
+            Content::Own(arguments) => format!("{} {arguments}", self.program()),
             Content::Settings(settings) => {
                 let line = |setting: &Setting| format!("\"{} = {}\"", setting.name, setting.value);
                 match &settings[..] {
@@ -304,6 +332,36 @@ mod tests {
             Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") },
             "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl --system",
         );
+    }
+
+    #[test]
+    fn commands_in_sentences_can_be_pasted_too() {
+        let user = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
+        for (text, expected) in [
+            (
+                "EPERM; `fourtuple trace connect --for 10s` shows",
+                "EPERM; `sudo /opt/fourtuple trace connect --for 10s` shows",
+            ),
+            ("restart with `fourtuple run -- PROGRAM`", "restart with `/opt/fourtuple run -- PROGRAM`"),
+            ("`fourtuple explain F02`, `x`", "`/opt/fourtuple explain F02`, `x`"),
+            (
+                "`ss -tn`, the crate `fourtuple`, not `fourtuple-bpf`",
+                "`ss -tn`, the crate `fourtuple`, not `fourtuple-bpf`",
+            ),
+            ("[7] fourtuple fix has 3 ports", "[7] fourtuple fix has 3 ports"),
+        ] {
+            assert_eq!(user.sentence(text), expected);
+        }
+        let inside =
+            Place { path: "/n".to_owned(), prefix: "nsenter --net=/n ".to_owned(), ..Place::default() };
+        for (text, expected) in [
+            ("`fourtuple trace locks` shows", "`fourtuple trace locks --netns /n` shows"),
+            ("`fourtuple fix ports`", "`fourtuple fix ports`"),
+            ("`fourtuple fix accept`", "`nsenter --net=/n fourtuple fix accept`"),
+            ("`fourtuple run --via bound -- PROGRAM`", "`fourtuple run --via bound -- PROGRAM`"),
+        ] {
+            assert_eq!(inside.sentence(text), expected);
+        }
     }
 
     #[test]

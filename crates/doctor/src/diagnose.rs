@@ -65,7 +65,7 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
             Err(reason) => diagnosis.unchecked.push(Unchecked {
                 id: rule.id.to_owned(),
                 title: rule.title.to_owned(),
-                reason,
+                reason: place.sentence(&reason),
             }),
         }
     }
@@ -169,19 +169,26 @@ fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draf
         remedies.into_iter().filter(helps).filter_map(|remedy| rendered(remedy, snapshot, place)).collect()
     };
     let (now, proper) = (advice(now), advice(proper));
+    let verdict = place.sentence(&verdict);
+    let evidence = evidence.iter().map(|fact| place.sentence(fact)).collect();
     Finding { id: rule.id.to_owned(), severity, subject, verdict, evidence, now, proper }
 }
 
-/// Returns a remedy as text, or `None` if its command has no meaning at this place.
+/// Returns a remedy as text, or `None` if its command has no meaning at this place, or no effect on this kernel.
 fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Advice> {
-    let Remedy { action, effect, condition, change, is_tested } = remedy;
+    let Remedy { action, effect, condition, change, is_tested, cure } = remedy;
+    let tried = cure.and_then(|cure| (place.try_cure)(cure));
+    if tried == Some(false) {
+        return None;
+    }
+    let is_tested = is_tested || tried.is_some();
     let proof = match (is_tested, change.is_some()) {
         (true, _) => Proof::Test,
         (false, true) => Proof::Calculation,
         (false, false) => Proof::None,
     };
     let (action, rendered) = match action {
-        Action::Words(words) => (words, None),
+        Action::Words(words) => (place.sentence(&words), None),
         Action::Steps(steps) => {
             let rendered = place.render(&steps, snapshot)?;
             (rendered.command.clone(), Some(rendered))
@@ -190,8 +197,8 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
     Some(Advice {
         action,
         is_command: rendered.is_some(),
-        effect,
-        condition,
+        effect: place.sentence(&effect),
+        condition: condition.map(|condition| place.sentence(&condition)),
         proof,
         needs_root: rendered.as_ref().is_some_and(|rendered| rendered.needs_root),
         until: rendered.as_ref().and_then(|rendered| rendered.until.clone()),

@@ -3,7 +3,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Snapshot;
 
-use crate::command::{Content, Scope, Setting, Step};
+use crate::command::{Content, Cure, Scope, Setting, Step};
 
 /// The effect of a remedy on a snapshot.
 pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
@@ -109,6 +109,8 @@ pub(crate) struct Remedy {
     pub(crate) change: Option<Change>,
     /// Whether a probe has tried the effect on this kernel.
     pub(crate) is_tested: bool,
+    /// What can be tried on this kernel before the remedy is shown.
+    pub(crate) cure: Option<Cure>,
 }
 
 /// The action of a remedy.
@@ -121,7 +123,7 @@ pub(crate) enum Action {
 
 impl Remedy {
     fn new(action: Action, effect: impl Into<String>) -> Remedy {
-        Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false }
+        Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false, cure: None }
     }
 
     /// A change that is no command: of a program, or of another host.
@@ -184,6 +186,11 @@ impl Remedy {
     /// A probe has tried the effect on this kernel, if so.
     pub(crate) fn tested(self, is_tested: bool) -> Remedy {
         Remedy { is_tested, ..self }
+    }
+
+    /// The effect can be tried on this kernel. A remedy that then has none is not shown.
+    pub(crate) fn tried(self, cure: Cure) -> Remedy {
+        Remedy { cure: Some(cure), ..self }
     }
 }
 

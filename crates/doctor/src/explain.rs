@@ -1,14 +1,16 @@
 //! The explanation of a rule as text.
 
+use crate::command::Place;
 use crate::rule::Rule;
 
-/// Returns the explanation of a rule in lines that are not wrapped: a paragraph is one line.
-pub fn explain(rule: &Rule) -> Vec<String> {
+/// Returns the explanation of a rule in lines that are not wrapped: a paragraph is one line. Commands can be pasted at the
+/// place.
+pub fn explain(rule: &Rule, place: &Place<'_>) -> Vec<String> {
     let mut lines = vec![format!("{}  {}", rule.id, rule.title), String::new()];
     for paragraph in rule.explanation {
-        lines.extend([(*paragraph).to_owned(), String::new()]);
+        lines.extend([place.sentence(paragraph), String::new()]);
     }
-    lines.push(format!("Source of the figures: {}", rule.source));
+    lines.push(format!("Source of the figures: {}", place.sentence(rule.source)));
     if let Some(threshold) = rule.threshold {
         lines.push(format!(
             "Threshold: {} {} (in the file of --thresholds: {} = {})",

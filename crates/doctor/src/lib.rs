@@ -23,7 +23,7 @@ mod words;
 
 pub use budget::Budget;
 pub use causes::causes;
-pub use command::Place;
+pub use command::{Cure, Place};
 pub use diagnose::{Diagnosis, diagnose, diagnose_at};
 pub use explain::explain;
 pub use limits::{LimitError, Limits};

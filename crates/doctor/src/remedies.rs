@@ -8,7 +8,7 @@ use fourtuple_record::snapshot::{
 
 use crate::attribute::Growth;
 use crate::budget::{Budget, delay_s};
-use crate::command::{Content, Scope, Setting};
+use crate::command::{Content, Cure, Scope, Setting};
 use crate::draft::{Draft, Remedy};
 use crate::words::{caller, count, process, rate, time};
 
@@ -234,7 +234,9 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
                 each_tuple(snapshot, source, destination, |tuple| tuple.time_wait_plain = Some(0));
             }
         };
-        Remedy { change: Some(Box::new(with_timestamps)), ..remedy }
+        let remedy = Remedy { change: Some(Box::new(with_timestamps)), ..remedy };
+        // A test has no peer like this one.
+        if is_unknown { remedy } else { remedy.tried(Cure::Reuse) }
     })
 }
 
@@ -259,11 +261,11 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     let added = |port: u16| wide.contains(port) && !(ports.low..=ports.high).contains(&port);
     let condition = known_servers(added);
     if wide.reserved == ports.reserved || reserved.is_empty() {
-        return Some(Remedy::sysctl(RANGE, range, effect).provided(condition));
+        return Some(Remedy::sysctl(RANGE, range, effect).provided(condition).tried(Cure::Range));
     }
     let settings = vec![Setting::new(RESERVED, reserved), Setting::new(RANGE, range)];
     let effect = format!("{effect}; the ports of listeners stay reserved");
-    Some(Remedy::sysctls(settings, effect).provided(condition))
+    Some(Remedy::sysctls(settings, effect).provided(condition).tried(Cure::Range))
 }
 
 /// Well-known ports of servers at 1024 and above.

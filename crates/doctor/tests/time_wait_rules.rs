@@ -4,6 +4,7 @@ mod events;
 mod namespace;
 mod scene;
 
+use std::cell::RefCell;
 use std::fs;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -12,6 +13,7 @@ use std::path::Path;
 use std::process::Command;
 
 use events::{only, snapshot};
+use fourtuple_doctor::{Cure, Limits, Place, diagnose_at};
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Counter, Part, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
@@ -98,6 +100,54 @@ fn t03_reuse_is_proposed_where_it_helps() {
             apply(advice(&finding, "tcp_tw_reuse_delay"));
             assert!(findings("T03").is_empty());
         }
+    });
+}
+
+/// What a test in a namespace of its own says of a remedy: tried, without effect on this kernel, or not tried.
+#[test]
+fn proposed_cures_are_tried_first() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20099");
+        add_addresses();
+        let (server, address) = server(FAR, 4000);
+        let kept = connect(address, 5);
+        let _accepted: Vec<_> = kept.iter().map(|_| server.accept().unwrap()).collect();
+        // Asked for nothing that no finding proposes.
+        let asked = RefCell::new(Vec::new());
+        let diagnose = |snapshot: &Snapshot, result: Option<bool>| {
+            let try_cure = |cure: Cure| {
+                asked.borrow_mut().push(cure);
+                result
+            };
+            let place = Place { try_cure: &try_cure, ..Place::default() };
+            let findings = diagnose_at(snapshot, &Limits::default(), &place).findings;
+            let proofs = |part: &str| -> Vec<Proof> {
+                let now =
+                    findings.iter().filter(|finding| finding.id != "T04").flat_map(|finding| &finding.now);
+                now.filter(|advice| advice.action.contains(part)).map(|advice| advice.proof).collect()
+            };
+            (proofs("tcp_tw_reuse=1"), proofs("ip_local_port_range"))
+        };
+        let healthy = diagnose(&now(), Some(true));
+        assert!(asked.borrow().is_empty(), "{asked:?}: {healthy:?}");
+        connect_and_close(&server, 92);
+        until("TIME_WAIT", || (time_wait() == 92).then_some(()));
+        let mut snapshot = now();
+        // As a BPF iterator tells.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.time_wait_plain = Some(0));
+        for (result, proof) in [(Some(true), Proof::Test), (None, Proof::Calculation)] {
+            let (reuse, range) = diagnose(&snapshot, result);
+            assert!(!reuse.is_empty() && reuse.iter().all(|&found| found == proof), "{result:?}: {reuse:?}");
+            assert!(!range.is_empty() && range.iter().all(|&found| found == proof), "{result:?}: {range:?}");
+        }
+        assert_eq!(diagnose(&snapshot, Some(false)), (Vec::new(), Vec::new()));
+        assert!(asked.borrow().contains(&Cure::Reuse) && asked.borrow().contains(&Cure::Range));
+        // A peer that may have no timestamps is another one than the test has.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.time_wait_plain = None);
+        let (reuse, _) = diagnose(&snapshot, Some(true));
+        assert!(!reuse.is_empty() && reuse.iter().all(|&found| found == Proof::Calculation), "{reuse:?}");
     });
 }
 

@@ -58,7 +58,7 @@ impl DoctorFlags {
             restrict(&mut snapshot, to);
         }
         let Diagnosis { findings, checked, unchecked, unexplained: _ } =
-            diagnose_in(&namespace, &snapshot, &limits);
+            diagnose_in(&namespace, &snapshot, &limits, &watch::try_cure);
         if let (Part::Hidden(why), Part::Hidden(_)) = (&snapshot.connections, &snapshot.listeners) {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");
         }

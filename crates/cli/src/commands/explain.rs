@@ -4,6 +4,7 @@ use fourtuple_report::terminal::{items, paragraphs};
 
 use crate::exit::{Exit, UsageError};
 use crate::output;
+use crate::watch;
 
 /// Explain a rule of `doctor`: the fault, its cause in the kernel, and what helps; without a rule, list all rules
 ///
@@ -31,7 +32,7 @@ impl Explain {
                         ALL[0].id
                     ))
                 })?;
-                paragraphs(&explain(rule), width)
+                paragraphs(&explain(rule, &watch::here()), width)
             }
         };
         output::print(&text)?;

@@ -4,12 +4,13 @@ mod history;
 mod reading;
 mod target;
 mod thresholds;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::env;
 use std::path::Path;
 
-use fourtuple_doctor::{Diagnosis, Limits, Place, diagnose_at};
+use fourtuple_doctor::{Cure, Diagnosis, Limits, Place, diagnose_at};
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_syscalls::message::own_user;
 
@@ -17,19 +18,31 @@ pub(crate) use history::{Past, time_to_exhaustion};
 pub(crate) use reading::{Watch, once, probe_if_requested};
 pub(crate) use target::{Destination, Namespace, TargetFlags, destination, network};
 pub(crate) use thresholds::{Thresholds, read as read_thresholds};
+pub(crate) use trial::try_cure;
 
 use crate::output;
 
-/// Applies all rules. The commands can be pasted by the user of this process, and act on the examined namespace.
-pub(crate) fn diagnose_in(namespace: &Namespace, snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+/// Applies all rules. The commands can be pasted by the user of this process, and act on the examined namespace. `try_cure` tries cures
+/// that findings propose.
+pub(crate) fn diagnose_in(
+    namespace: &Namespace,
+    snapshot: &Snapshot,
+    limits: &Limits,
+    try_cure: &dyn Fn(Cure) -> Option<bool>,
+) -> Diagnosis {
     let place = Place {
-        program: program(),
-        is_root: own_user() == 0,
         prefix: namespace.prefix().to_owned(),
         path: namespace.path().to_owned(),
         has_sysctl: &|name| namespace.has_sysctl(name),
+        try_cure,
+        ..here()
     };
     diagnose_at(snapshot, limits, &place)
+}
+
+/// Returns the place of commands for the user of this process, in the network namespace of this process.
+pub(crate) fn here() -> Place<'static> {
+    Place { program: program(), is_root: own_user() == 0, ..Place::default() }
 }
 
 /// Returns this program: its name where each shell and `sudo` finds it, else its path.

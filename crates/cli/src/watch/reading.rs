@@ -13,9 +13,12 @@ use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
 use fourtuple_trace::{Survey, SurveyTimes, Window};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::output;
 use crate::watch::target::{Destination, Namespace};
+use crate::watch::trial;
 
 /// The share of a processor for the pass over all sockets in a live view.
 const SHARE: f64 = 0.01;
@@ -110,16 +113,56 @@ pub(crate) fn once(
 /// Probes the search in a network namespace of its own, so that the probe leaves no trace in the namespace under examination and does
 /// not depend on its free ports.
 fn search() -> Part<PortSearch> {
-    let thread = thread::Builder::new().name("probe".to_owned()).spawn(|| match netns::enter_new() {
-        Ok(()) => probe(),
+    apart(Work::Search).into()
+}
+
+/// Work in a network namespace of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// The probe of the port search.
+    Search,
+    /// The trial of net.ipv4.tcp_tw_reuse.
+    Reuse,
+    /// The trial of a wider range.
+    Range,
+}
+
+impl Work {
+    const ALL: [Work; 3] = [Work::Search, Work::Reuse, Work::Range];
+
+    /// Returns the argument with which this program does the work for itself. It is no subcommand, because pages and completions would
+    /// list it.
+    fn argument(self) -> &'static str {
+        match self {
+            Work::Search => "probe-port-search",
+            Work::Reuse => "try-reuse",
+            Work::Range => "try-range",
+        }
+    }
+
+    /// Does the work in the network namespace of this thread, and returns the result as JSON.
+    fn here(self) -> Result<Value, String> {
+        let json = match self {
+            Work::Search => serde_json::to_value(probe()?),
+            Work::Reuse => serde_json::to_value(trial::reuse(true)?),
+            Work::Range => serde_json::to_value(trial::range()?),
+        };
+        json.map_err(|error| error.to_string())
+    }
+}
+
+/// Does work in a network namespace made for it.
+pub(super) fn apart<T: DeserializeOwned>(work: Work) -> Result<T, String> {
+    let thread = thread::Builder::new().name("probe".to_owned()).spawn(move || match netns::enter_new() {
+        Ok(()) => work.here(),
         // A thread cannot enter a user namespace, which gives the right to make the other one.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => probe_in_child(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => in_child(work),
         Err(error) => Err(no_namespace(&error)),
     });
-    let probed = thread
+    let done = thread
         .map_err(|error| format!("cannot start a thread: {error}"))
         .and_then(|thread| thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)));
-    probed.into()
+    serde_json::from_value(done?).map_err(|error| error.to_string())
 }
 
 fn no_namespace(error: &io::Error) -> String {
@@ -139,24 +182,25 @@ fn probe() -> Result<PortSearch, String> {
     })
 }
 
-/// The argument with which this program probes the search for itself. It is no subcommand, because pages and completions would list it.
-const PROBE: &str = "probe-port-search";
-
-/// Probes the search in a child process, as root of a user namespace.
-fn probe_in_child() -> Result<PortSearch, String> {
+/// Does work in a child process, as root of a user namespace.
+fn in_child(work: Work) -> Result<Value, String> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg(PROBE).stderr(Stdio::null());
+    command.arg(work.argument()).stderr(Stdio::null());
     netns::start_in_new(&mut command);
     let output = command.output().map_err(|error| no_namespace(&error))?;
     serde_json::from_slice(&output.stdout).map_err(|error| format!("the probe has failed: {error}"))?
 }
 
-/// Probes the search if the first argument says so, and writes the result for [`probe_in_child`].
+/// Does work if the first argument says so, and writes the result for [`in_child`].
 pub(crate) fn probe_if_requested() -> bool {
-    let is_requested = env::args_os().nth(1).is_some_and(|argument| argument == PROBE);
-    if is_requested {
+    let argument = env::args_os().nth(1);
+    let work =
+        Work::ALL.into_iter().find(|work| argument.as_ref().is_some_and(|text| text == work.argument()));
+    if let Some(work) = work {
+        // The work changes the namespace of this thread, which is not new if a user has typed the argument.
+        let done = netns::enter_new().map_err(|error| no_namespace(&error)).and_then(|()| work.here());
         // The parent reports a result that it cannot read.
-        let _ = output::print_json(&probe());
+        let _ = output::print_json(&done);
     }
-    is_requested
+    work.is_some()
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 
 use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
-use crate::program::{Ended, Room, Running, fourtuple, fourtuple_at, is_root, list, run, text};
+use crate::program::{Ended, Room, Running, binary, fourtuple, fourtuple_at, is_root, list, run, text};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
@@ -103,6 +103,40 @@ fn a_full_tuple_comes_first_and_exits_1() {
             assert!(ended.stdout.contains(part), "{part} in {}", ended.stdout);
         }
     });
+}
+
+/// In a namespace of its own, over loopback, as the examined connections never are.
+#[test]
+fn proposed_cures_are_tested_on_this_kernel() {
+    let proof_of = |record: &serde_json::Value, part: &str| -> Option<(String, String)> {
+        let findings = list(record, "/results/findings").iter();
+        let advice = findings.flat_map(|finding| list(finding, "/now"));
+        let found = advice.into_iter().find(|advice| text(advice, "action").contains(part))?;
+        Some((text(found, "proof").to_owned(), text(found, "effect").to_owned()))
+    };
+    in_namespace(move || {
+        let _held = exhaust();
+        let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
+        let (proof, _) = proof_of(&record, "ip_local_port_range=").expect("a wider range");
+        assert_eq!(proof, "test", "{record:#}");
+    });
+    in_namespace(move || {
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        let held = exhaust();
+        drop(held);
+        let before = sysctls();
+        let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
+        assert_eq!(sysctls(), before, "the examined namespace");
+        let (proof, effect) = proof_of(&record, "tcp_tw_reuse=1").expect("reuse");
+        // Only the sockets of the examined namespace tell about their peer.
+        let is_known = effect.contains("(the peer has TCP timestamps)");
+        assert_eq!(proof, if is_known { "test" } else { "calculation" }, "{effect}");
+    });
+}
+
+fn sysctls() -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap();
+    ["ip_local_port_range", "tcp_tw_reuse", "tcp_timestamps"].map(read).to_vec()
 }
 
 #[test]
@@ -205,7 +239,7 @@ fn rules_without_a_trace_are_listed() {
             ("X01", "connect"),
         ] {
             let reason = text(of(id), "reason");
-            let advice = format!("; `fourtuple trace {what} --for 10s`, as root, ");
+            let advice = format!("; `{} trace {what} --for 10s` ", binary().display());
             assert!(reason.starts_with("--no-trace; ") && reason.contains(&advice), "{id}: {reason}");
         }
         let shown = run(&mut fourtuple(&format!("{QUICK} --no-trace"))).stdout;

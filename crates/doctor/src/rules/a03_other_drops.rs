@@ -78,7 +78,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             .now(Remedy::sysctl("net.ipv4.tcp_syncookies", "1", "SYNs are answered when the SYN queue is full").unproven());
     }
     Ok(vec![draft.proper(Remedy::advice(
-        "look for a missing route back to the clients (ip route get ADDRESS), and for memory (fourtuple explain F02)",
+        "look for a missing route back to the clients (ip route get ADDRESS), and for memory (`fourtuple explain F02`)",
         "the SYN is answered",
     ))])
 }

@@ -25,7 +25,7 @@ pub(super) const RULE: Rule = Rule {
          readings has waited for the whole interval, and so have those before it. A client that has closed is not recognised; the tracer sees TCP \
          only.",
         "What helps: workers that are not blocked when a connection arrives. A SO_REUSEPORT group gives connections to blocked workers as \
-         readily as to idle ones: fourtuple fix accept chooses the least busy. On a shared listener the next free worker accepts.",
+         readily as to idle ones: `fourtuple fix accept` chooses the least busy. On a shared listener the next free worker accepts.",
         "What does not help: a greater backlog, with which more connections wait for longer.",
     ],
     check,
@@ -81,7 +81,7 @@ fn unix_standing(snapshot: &Snapshot, listener: &UnixListener) -> Draft {
 /// Looks for long waits among the connections that were accepted.
 fn in_trace(snapshot: &Snapshot, limit_ns: f64) -> Checked {
     let traced = snapshot.accepts.seen().map_err(|reason| {
-        format!("{reason}; `fourtuple trace accept --for 10s`, as root, shows how long connections wait")
+        format!("{reason}; `fourtuple trace accept --for 10s` shows how long connections wait")
     })?;
     let wait = traced.wait_p99_ns.filter(|wait| *wait as f64 >= limit_ns);
     Ok(wait.map(|wait| measured(snapshot, wait, traced.accepts)).into_iter().collect())

@@ -22,7 +22,7 @@ pub(super) const RULE: Rule = Rule {
          was free, for example after a restart; a SO_REUSEPORT group that clients reach from few addresses and ports, because the hash of \
          the 4-tuple chooses (reuseport_select_sock).",
         "What helps: closing connections after a number of requests or a time (nginx keepalive_requests and keepalive_time), so that they \
-         are distributed again; a SO_REUSEPORT group with fourtuple fix accept, which gives each new connection to the least busy worker. \
+         are distributed again; a SO_REUSEPORT group with `fourtuple fix accept`, which gives each new connection to the least busy worker. \
          What does not help: more workers, or a greater backlog.",
     ],
     check,

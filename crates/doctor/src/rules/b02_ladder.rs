@@ -19,7 +19,7 @@ pub(super) const RULE: Rule = Rule {
          IDs, and Jain's index is below the threshold; with the same conditions as B01: a busy first worker, or a notice for three \
          workers or more.",
         "What helps: SO_REUSEPORT, a listener for each worker (nginx: reuseport in the directive listen; Gunicorn: --reuse-port); with it \
-         fourtuple fix accept can choose the least busy worker. A program that is under your control can remove and add the listener \
+         `fourtuple fix accept` can choose the least busy worker. A program that is under your control can remove and add the listener \
          after each accept (EPOLL_CTL_DEL, EPOLL_CTL_ADD), which makes the order rotate; nginx does so after each 16th accept since \
          1.21.6. It is the only one for unix sockets, which have no SO_REUSEPORT, beside a path for each worker.",
         "What does not help: a greater backlog; more workers, which come last. Workers that block in accept() are woken in turn and have \

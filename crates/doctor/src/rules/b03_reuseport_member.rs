@@ -22,7 +22,7 @@ pub(super) const RULE: Rule = Rule {
          other queue of the group, and it holds as many connections as the threshold or its process is stopped. A listener whose \
          processes belong to an old generation of the server is B04.",
         "What helps at once: the worker accepts again (SIGCONT if it is stopped), or ends: its queue is then reset unless \
-         net.ipv4.tcp_migrate_req is 1. fourtuple fix accept gives new connections to listeners with short queues. What lasts: no \
+         net.ipv4.tcp_migrate_req is 1. `fourtuple fix accept` gives new connections to listeners with short queues. What lasts: no \
          blocking work in the event loop of a worker.",
         "What does not help: a greater backlog, because the queue is not served; more listeners, which only lower the share of clients \
          that are affected.",

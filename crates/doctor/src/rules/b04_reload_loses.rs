@@ -21,7 +21,7 @@ pub(super) const RULE: Rule = Rule {
         "The rule has a finding if a listener with waiting connections, which did not become fewer, belongs to processes that started at \
          least 1 s before the processes of all other listeners of the address, and net.ipv4.tcp_migrate_req is 0; or if connections could not be \
          moved during the interval.",
-        "What helps: net.ipv4.tcp_migrate_req=1; fourtuple fix accept, whose selector moves connections too; a server that accepts until \
+        "What helps: net.ipv4.tcp_migrate_req=1; `fourtuple fix accept`, whose selector moves connections too; a server that accepts until \
          its queue is empty before it closes the listener, or that hands its listeners to the new process (HAProxy: expose-fd listeners; \
          systemd: socket activation). What does not help: a longer grace period for connections that are accepted already.",
     ],

@@ -13,7 +13,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: Some(Threshold { default: 5.0, unit: "% of the CPU time of all processors" }),
     explanation: &[
         "A lock of the network stack that several processors want makes all but one of them wait, spinning or asleep. The classes are \
-         the classes of fourtuple trace locks: the listener and its accept queue, the tables of connections (ehash) and of local ports (bhash), \
+         the classes of `fourtuple trace locks`: the listener and its accept queue, the tables of connections (ehash) and of local ports (bhash), \
          TIME_WAIT, the owner of a socket.",
         "The rule compares the time of all waits of a class with the time of all processors during the interval. The tracepoints \
          lock:contention_begin and lock:contention_end give the waits; in a virtual machine with paravirtualized spinlocks switched off \
@@ -26,7 +26,7 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let see = |reason| format!("{reason}; `fourtuple trace locks --for 10s`, as root, shows the waits");
+    let see = |reason| format!("{reason}; `fourtuple trace locks --for 10s` shows the waits");
     let TracedLocks { interval_ns, classes } = snapshot.locks.seen().map_err(see)?;
     let available = *interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = |waits: &LockWaits| waits.waited_ns as f64 * 100.0 / available.max(1.0);

@@ -21,7 +21,7 @@ pub(super) const RULE: Rule = Rule {
         "The rule divides the outgoing connections of the namespace by the usable ports, which is the mean length of the lists. Accepted \
          connections, all of which have the port of their listener, do not count: they concern only a bind() to this port.",
         "What helps: a wider net.ipv4.ip_local_port_range; connect() that chooses the port instead of bind() with a port \
-         (IP_BIND_ADDRESS_NO_PORT, IP_LOCAL_PORT_RANGE); fourtuple fix ports binds by port only where a tuple is nearly full. What does \
+         (IP_BIND_ADDRESS_NO_PORT, IP_LOCAL_PORT_RANGE); `fourtuple fix ports` binds by port only where a tuple is nearly full. What does \
          not help: more destinations, which make the lists longer.",
     ],
     check,

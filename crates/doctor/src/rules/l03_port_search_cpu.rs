@@ -17,7 +17,7 @@ pub(super) const RULE: Rule = Rule {
          at a port. While few ports are in use a search takes a few microseconds; once half of the range towards a destination is in use, \
          the search passes over half of the range first, which takes milliseconds (P02).",
         "The rule compares the time of all searches with the time of all processors during the interval.",
-        "What helps: fourtuple fix ports, for programs that run; IP_LOCAL_PORT_RANGE on Linux 6.8 or later, which makes the search \
+        "What helps: `fourtuple fix ports`, for programs that run; IP_LOCAL_PORT_RANGE on Linux 6.8 or later, which makes the search \
          linear; more source addresses or destinations; kept-alive connections. What does not help: more processors, because searches \
          towards one destination look at the same ports.",
     ],
@@ -25,9 +25,10 @@ pub(super) const RULE: Rule = Rule {
 };
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
-    let traced = snapshot.traced.seen().map_err(|reason| {
-        format!("{reason}; `fourtuple trace connect --for 10s`, as root, shows the searches")
-    })?;
+    let traced = snapshot
+        .traced
+        .seen()
+        .map_err(|reason| format!("{reason}; `fourtuple trace connect --for 10s` shows the searches"))?;
     let available = snapshot.interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = traced.search_ns as f64 * 100.0 / available.max(1.0);
     if share < limit {

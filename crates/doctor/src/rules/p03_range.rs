@@ -2,6 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{EphemeralPorts, Snapshot, Tuple};
 
 use crate::budget::{Budget, is_relieved};
+use crate::command::Cure;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{lasting_sysctls, most_ports, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
@@ -86,11 +87,12 @@ fn draft(
     match wider_range(snapshot, Some(subject)) {
         Some(remedy) => draft = draft.now(remedy),
         None if ports.range() < 28_232 => {
-            draft = draft.now(Remedy::sysctl(
+            let remedy = Remedy::sysctl(
                 "net.ipv4.ip_local_port_range",
                 DEFAULT,
                 "the kernel's default, for new connections at once",
-            ));
+            );
+            draft = draft.now(remedy.tried(Cure::Range));
         }
         None => {}
     }

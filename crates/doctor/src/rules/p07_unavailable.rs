@@ -31,9 +31,7 @@ pub(super) const RULE: Rule = Rule {
 
 fn check(snapshot: &Snapshot, _: f64) -> Checked {
     let failures = snapshot.failures.seen().map_err(|reason| {
-        format!(
-            "{reason}; `fourtuple trace connect --for 10s`, as root, shows failed calls of connect() by errno"
-        )
+        format!("{reason}; `fourtuple trace connect --for 10s` shows failed calls of connect() by errno")
     })?;
     Ok(failures.without_port().map(|(call, destination)| draft(snapshot, call, destination)).collect())
 }

@@ -34,7 +34,7 @@ const MIN_SEARCHES: u64 = 100;
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let traced = snapshot.traced.seen().map_err(|reason| {
         format!(
-            "{reason}; `fourtuple trace connect --for 10s`, as root, measures the search; P02 and P06 compute its length from the ports in use"
+            "{reason}; `fourtuple trace connect --for 10s` measures the search; P02 and P06 compute its length from the ports in use"
         )
     })?;
     let Some(p99_ns) = traced.search_p99_ns else { return Ok(Vec::new()) };

@@ -22,7 +22,7 @@ pub(super) const RULE: Rule = Rule {
         "Udp.InErrors without RcvbufErrors are datagrams with a wrong checksum, and datagrams that a filter of the socket refuses on purpose \
          (SO_ATTACH_FILTER, udp_queue_rcv_one_skb). If these explain all drops, the rule has no finding.",
         "What helps: a process that reads faster (recvmmsg, UDP_GRO, a thread that only reads); several sockets with SO_REUSEPORT, and \
-         fourtuple fix accept --select for flows that the hash puts on one of them; a greater SO_RCVBUF, up to net.core.rmem_max, against \
+         `fourtuple fix accept --select` for flows that the hash puts on one of them; a greater SO_RCVBUF, up to net.core.rmem_max, against \
          bursts. What does not help: net.ipv4.udp_mem, the limit of the whole host, unless Udp.MemErrors grows; net.core.rmem_max alone, \
          because the program must ask for the buffer; net.core.rmem_default for sockets that exist.",
     ],

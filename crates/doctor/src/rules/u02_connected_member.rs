@@ -25,7 +25,7 @@ pub(super) const RULE: Rule = Rule {
          than unconnected sockets, unless the connected ones drop. It is a notice otherwise, and a warning if a connected socket dropped \
          datagrams during the interval.",
         "What helps: sendto() and recvfrom() instead of connect() in the group, or another local port for connected sockets. What does \
-         not help: more sockets in the group; a selector (fourtuple fix accept), which the kernel does not use for this peer.",
+         not help: more sockets in the group; a selector (`fourtuple fix accept`), which the kernel does not use for this peer.",
     ],
     check,
 };

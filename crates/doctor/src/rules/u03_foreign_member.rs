@@ -29,7 +29,7 @@ pub(super) const RULE: Rule = Rule {
          children of another parent than init are no copies. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
          share them on purpose.",
         "What helps: ending the foreign process, or giving it another port; a user ID for each service, which the kernel then enforces. \
-         What does not help: fourtuple fix accept, which treats all sockets of the group as workers.",
+         What does not help: `fourtuple fix accept`, which treats all sockets of the group as workers.",
     ],
     check,
 };

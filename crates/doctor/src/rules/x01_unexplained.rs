@@ -45,7 +45,7 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
         // Silence means something only if the calls were seen.
         snapshot.counters.seen()?;
         snapshot.failures.seen().map_err(|reason| {
-            format!("{reason}; `fourtuple trace connect --for 10s`, as root, counts the calls that fail")
+            format!("{reason}; `fourtuple trace connect --for 10s` counts the calls that fail")
         })?;
         return Ok(Vec::new());
     }

@@ -123,7 +123,7 @@ impl Live<'_> {
     fn show(&mut self, watch: &mut Watch) {
         let snapshot = watch.read();
         self.past.add(&snapshot);
-        let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits);
+        let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits, &|_| None);
         self.metrics.update(&snapshot, &diagnosis, watch.times());
         let record = self.record(snapshot, diagnosis);
         if self.publisher.has_readers() {

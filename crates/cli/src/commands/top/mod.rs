@@ -80,7 +80,7 @@ impl TopFlags {
             if is_due {
                 next = now + self.every;
                 let snapshot = watch.read();
-                let diagnosis = diagnose_in(namespace, &snapshot, &thresholds.limits);
+                let diagnosis = diagnose_in(namespace, &snapshot, &thresholds.limits, &|_| None);
                 let unexplained = diagnosis.unexplained.into_iter().map(|symptom| symptom.sentence);
                 view.update(Reading {
                     snapshot,

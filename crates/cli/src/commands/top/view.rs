@@ -6,6 +6,7 @@ use fourtuple_record::snapshot::Snapshot;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::commands::top::panel::{Panel, Row, sort};
+use crate::watch;
 
 /// A reading: the snapshot and its findings.
 pub(super) struct Reading {
@@ -161,7 +162,7 @@ impl View {
             }
         }
         lines.push(String::new());
-        lines.extend(named(&finding.id).map(explain).unwrap_or_default());
+        lines.extend(named(&finding.id).map(|rule| explain(rule, &watch::here())).unwrap_or_default());
         self.page = Some((lines, 0));
     }
 }

@@ -48,7 +48,9 @@ fn unix_draft(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> Optio
     let &UnixListener { waiting, waiting_before, backlog, ref path, .. } = listener;
     let standing = waiting.min(waiting_before);
     let failed: u64 = refused(snapshot, listener).map(|call| call.failed).sum();
-    let (severity, state) = if is_full(standing, backlog) || is_full(waiting, backlog) && failed > 0 {
+    // Between an accept and the next connection one place is free.
+    let was_full = failed > 0 && (is_full(waiting, backlog) || standing >= backlog);
+    let (severity, state) = if is_full(standing, backlog) || was_full {
         (Severity::Critical, "is full")
     } else if standing > 0 && f64::from(standing) >= f64::from(backlog) * limit / 100.0 {
         (Severity::Warning, "fills")

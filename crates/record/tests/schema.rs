@@ -139,9 +139,11 @@ fn every_field_is_required_unless_it_may_be_absent() {
                 None => (&sample["command"], parent),
             };
             let of_serve = command == "serve" && within == "/settings" && OPTIONAL_OF_SERVE.contains(&field);
-            // Older records lack the protocol of a trace, the number of processes, the client limits of `forward` and the notes on lost
-            // events.
+            // Older records lack the protocol and the network namespace of a trace, the number of processes, the client limits of `forward`
+            // and the notes on lost events.
             let of_trace = command == "trace connect" && within == "/settings" && field == "protocol"
+                || (command == "trace connect" || command == "trace locks")
+                    && (within, field) == ("/settings", "netns")
                 || within == "/results" && field == "notes"
                 || command == "trace connect"
                     && ["namespace", "processes"].contains(&field)

@@ -37,6 +37,7 @@ const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
     ("library", "ports_search::"),
     ("library", "vectors::"),
     ("run", "a_program_cannot_truncate_the_counters"),
+    ("run", "bound_sockets_left_alone_are_reported_at_once"),
     ("run", "bad_values_and_programs_are_refused_in_one_line"),
     ("run", "descendants_that_outlive_the_program_connect"),
     ("run", "exit_code_and_streams_belong_to_the_program"),

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use fourtuple_record::Second;
-
 use crate::preflight::{Preflight, predict_live};
 
 /// The rate is measured between two uses of the ports, as fractions (1/n) of all ports. The first is large enough that the
@@ -53,17 +51,19 @@ impl Forecast {
         }
     }
 
+    /// Returns the number of whole seconds for which a connection keeps its 4-tuple.
+    pub(crate) fn kept_seconds(&self) -> usize {
+        self.kept.as_secs() as usize
+    }
+
     /// Returns the number of free 4-tuples: all except those used by connections opened within the time that a tuple is
-    /// kept.
-    pub(crate) fn left(&self, seconds: &[Second], connections: u64) -> Option<u64> {
+    /// kept. `before`: the connections that were opened before that time.
+    pub(crate) fn left(&self, before: u64, connections: u64) -> Option<u64> {
         let free = self.free?;
-        let kept = self.kept.as_secs() as usize;
         if self.kept.is_zero() {
             return Some(free);
         }
-        let older = seconds.len().saturating_sub(kept);
-        let back: u64 = seconds[..older].iter().map(|second| second.connections).sum();
-        Some(free.saturating_sub(connections - back.min(connections)))
+        Some(free.saturating_sub(connections.saturating_sub(before)))
     }
 
     pub(crate) fn end(&self, used: u64, elapsed: Duration) -> Option<Duration> {
@@ -116,23 +116,10 @@ mod tests {
 
     #[test]
     fn tuples_of_recent_connections_are_not_free() {
-        let second = |connections| Second {
-            at_ns: 0,
-            operations: 0,
-            connections,
-            errors: 0,
-            p50_ns: 0,
-            p99_ns: 0,
-            max_ns: 0,
-            ports_left: None,
-        };
-        let seconds = [second(100), second(200), second(400)];
-        assert_eq!(
-            forecast(2).left(&seconds, 750),
-            Some(10_000 - 650),
-            "the 4-tuples of the first second are free again"
-        );
-        assert_eq!(forecast(60).left(&seconds, 750), Some(10_000 - 750));
-        assert_eq!(forecast(0).left(&seconds, 750), Some(10_000), "none is kept");
+        assert_eq!((forecast(2).kept_seconds(), forecast(60).kept_seconds()), (2, 60));
+        assert_eq!(forecast(2).left(100, 750), Some(10_000 - 650), "older 4-tuples are free again");
+        assert_eq!(forecast(60).left(0, 750), Some(10_000 - 750));
+        assert_eq!(forecast(60).left(800, 750), Some(10_000), "the counts are not of the same moment");
+        assert_eq!(forecast(0).left(0, 750), Some(10_000), "none is kept");
     }
 }

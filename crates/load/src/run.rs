@@ -170,15 +170,15 @@ impl Load {
                     continue;
                 }
                 last_progress = elapsed;
-                let seconds = board.seconds_from(0);
+                let (last, before) = board.look(forecast.kept_seconds());
                 progress(&RunProgress {
                     elapsed,
                     operations: live.operations.load(Ordering::Relaxed),
                     connections,
                     errors: live.errors.load(Ordering::Relaxed),
                     held: live.open.load(Ordering::Relaxed),
-                    last: seconds.last().copied(),
-                    ports_left: forecast.left(&seconds, connections),
+                    last,
+                    ports_left: forecast.left(before, connections),
                     ports_end: forecast.end(connections, elapsed),
                 });
             }

@@ -130,6 +130,8 @@ struct State {
     /// The current second of each thread.
     at: Vec<u64>,
     done: Vec<Second>,
+    /// The connections of all seconds in `done`.
+    connections: u64,
     in_flight: Vec<u64>,
     refusals: Vec<u64>,
     log: Option<HistogramLog>,
@@ -146,6 +148,7 @@ impl SecondSums {
                 open: BTreeMap::new(),
                 at: vec![0; threads],
                 done: Vec::new(),
+                connections: 0,
                 in_flight: Vec::new(),
                 refusals: Vec::new(),
                 log,
@@ -167,7 +170,16 @@ impl SecondSums {
         }
     }
 
+    /// Returns the last second that every thread has completed, and the connections of the seconds before the last `kept` ones. Copies
+    /// nothing else: a run may last for months, and its threads wait for this lock.
+    pub(crate) fn look(&self, kept: usize) -> (Option<Second>, u64) {
+        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let recent: u64 = state.done.iter().rev().take(kept).map(|second| second.connections).sum();
+        (state.done.last().copied(), state.connections - recent)
+    }
+
     /// Returns the seconds that every thread has completed, from number `from` on.
+    #[cfg(test)]
     pub(crate) fn seconds_from(&self, from: usize) -> Vec<Second> {
         let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         state.done.get(from..).unwrap_or_default().to_vec()
@@ -201,6 +213,7 @@ impl State {
         }
         self.in_flight.push(part.in_flight);
         self.refusals.push(part.refusals);
+        self.connections += part.connections;
         self.done.push(Second {
             at_ns: second * 1_000_000_000,
             operations: part.operations,
@@ -239,6 +252,20 @@ mod tests {
         assert_eq!(seconds.iter().map(|second| second.operations).collect::<Vec<_>>(), [7, 0, 0, 5]);
         assert_eq!(seconds[3].at_ns, 3_000_000_000);
         assert_eq!(seconds[1].max_ns, 0);
+    }
+
+    #[test]
+    fn a_look_has_the_last_second_and_the_connections_before() {
+        let board = SecondSums::new(1, false, Duration::ZERO, None);
+        assert_eq!(board.look(2), (None, 0));
+        for (second, connections) in [100, 200, 400].into_iter().enumerate() {
+            let second = second as u64;
+            board.add(0, second, &ThreadSecond { connections, ..part(second) }, second + 1);
+        }
+        for (kept, before) in [(0, 700), (1, 300), (2, 100), (3, 0), (usize::MAX, 0)] {
+            let (last, found) = board.look(kept);
+            assert_eq!((last.map(|last| last.operations), found), (Some(2), before), "{kept}");
+        }
     }
 
     #[test]

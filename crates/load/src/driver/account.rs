@@ -41,7 +41,7 @@ impl<E: Engine> Driver<'_, E> {
         let parts = [
             ("late", slot.started - slot.intended),
             ("connect", if slot.request == 1 { slot.requested_at.saturating_sub(slot.started) } else { 0 }),
-            ("response", now - slot.requested_at.max(slot.started)),
+            ("response", now.saturating_sub(slot.requested_at.max(slot.started))),
         ];
         let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
         self.tally.slow.push(Slow {

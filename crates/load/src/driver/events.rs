@@ -101,9 +101,11 @@ impl<E: Engine> Driver<'_, E> {
         let outcome = slot.protocol.receive(self.engine.received(number, count));
         if !slot.has_first_byte && count > 0 && slot.protocol.answered() {
             slot.has_first_byte = true;
-            self.tally.first_byte.record(now - slot.requested_at);
+            // The request may have been sent after the turn that `now` began.
+            let first_byte = now.saturating_sub(slot.requested_at);
+            self.tally.first_byte.record(first_byte);
             if let Some(detail) = &mut self.part.detail {
-                detail.first_byte.record(now - slot.requested_at);
+                detail.first_byte.record(first_byte);
             }
         }
         match outcome {

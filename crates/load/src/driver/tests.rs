@@ -107,6 +107,16 @@ fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
     (Driver::new(engine, &shared, share).run().unwrap(), most.get())
 }
 
+/// A server that sends bytes and its FIN too early: they are there when the next request is sent.
+#[test]
+fn a_response_of_the_same_turn_takes_no_time() {
+    let mut load = load(Duration::from_secs(60));
+    load.workload = Workload::Crr { request: 1, response: 1 };
+    let (tally, _) = run(&load, &AtomicBool::new(false));
+    assert!(tally.operations > 2 && tally.errors.is_empty(), "{:?}", tally.errors);
+    assert!(tally.first_byte.max() < 60_000_000_000, "{}", tally.first_byte.max());
+}
+
 #[test]
 fn a_turn_is_bounded_though_bytes_keep_coming() {
     let (tally, most) = run(&load(Duration::from_millis(10)), &AtomicBool::new(false));

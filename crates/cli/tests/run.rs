@@ -486,6 +486,36 @@ fn a_supervisor_killed_at_the_start_breaks_no_connect() {
     });
 }
 
+/// A duplicate of a socket takes a descriptor, and a descriptor of the thread of the call.
+#[test]
+fn a_supervisor_without_descriptors_lets_calls_proceed() {
+    in_namespace(|| {
+        let test = "run::a_supervisor_without_descriptors_lets_calls_proceed";
+        let Some(client) = client(test) else { return };
+        let (_listener, destination) = listener(PORTS);
+        let room = Room::new();
+        let (mut has_some, mut has_none) = (false, false);
+        for limit in 8..=24 {
+            let file = room.join(&limit.to_string());
+            let flags = format!("--via supervise --quiet --json {file}");
+            let mut command = run_of(&flags, client, &format!("fill {} 2", destination.port()));
+            child::limit_descriptors(&mut command, limit);
+            let ended = run(&mut command);
+            // Too few for the start.
+            if !Path::new(&file).exists() {
+                assert!(is_refused(test, "supervise", &ended) || ended.code == 1, "{limit}: {ended:?}");
+                continue;
+            }
+            assert_eq!((ended.code, &ended.stdout[..4]), (0, "0 0 "), "{limit}: {ended:?}");
+            let record: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+            assert_eq!(record["validity"], serde_json::json!([]), "{limit}");
+            has_none |= record["results"]["left"]["no-permission"] == 2;
+            has_some |= record["results"]["changed"] == 2;
+        }
+        assert!(has_some && has_none || !has_linear_search(), "{has_some} {has_none}");
+    });
+}
+
 #[test]
 fn signals_reach_the_program_and_stops_are_passed_on() {
     in_namespace(|| {

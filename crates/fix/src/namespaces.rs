@@ -22,6 +22,9 @@ use crate::ranges;
 /// Maximum number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
 
+/// The greatest number of released namespaces whose ports are kept for the record: as many as there can be tuples.
+const MAX_RELEASED: usize = 8_192;
+
 /// A network namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
@@ -44,13 +47,15 @@ impl Namespaces {
     /// Adds the namespaces of the processes in a cgroup and of this thread. Returns the cookies of the new ones. A namespace that
     /// cannot be entered is left out.
     pub(crate) fn discover(&mut self, cgroup: &Path) -> Vec<u64> {
-        let mut files = Vec::new();
-        files.extend(netns::current().ok().map(File::from));
-        for process in processes(cgroup).unwrap_or_default() {
-            files.extend(File::open(format!("/proc/{process}/ns/net")).ok());
-        }
+        let processes = processes(cgroup).unwrap_or_default();
+        let paths = processes.iter().map(|process| format!("/proc/{process}/ns/net"));
         let mut fresh = Vec::new();
-        for file in files {
+        for path in ["/proc/thread-self/ns/net".to_owned()].into_iter().chain(paths) {
+            // Only the file of a namespace that is new stays open: there may be more processes than descriptors.
+            if inode(&path).is_none_or(|inode| self.seen.contains_key(&inode)) {
+                continue;
+            }
+            let Ok(file) = File::open(path) else { continue };
             let Ok(inode) = file.metadata().map(|metadata| metadata.ino()) else { continue };
             if self.seen.contains_key(&inode) {
                 continue;
@@ -73,7 +78,6 @@ impl Namespaces {
     /// Releases namespaces without a process in the cgroup, because an open file would keep them and their devices. Returns their
     /// cookies.
     pub(crate) fn release(&mut self, cgroup: &Path) -> Vec<u64> {
-        let inode = |path: &str| fs::metadata(path).ok().map(|metadata| metadata.ino());
         // Without a descriptor for the list of processes nothing is released.
         let Ok(processes) = processes(cgroup) else { return Vec::new() };
         let mut live: BTreeSet<u64> = inode("/proc/thread-self/ns/net").into_iter().collect();
@@ -83,6 +87,10 @@ impl Namespaces {
         let gone: Vec<u64> = self.known.keys().copied().filter(|cookie| !cookies.contains(cookie)).collect();
         for cookie in &gone {
             self.released.extend(self.known.remove(cookie).map(|namespace| (*cookie, namespace.ports)));
+            if self.released.len() > MAX_RELEASED {
+                // Cookies ascend: the oldest namespace is forgotten.
+                self.released.pop_first();
+            }
         }
         gone
     }
@@ -213,6 +221,11 @@ pub(crate) fn within<T: Send>(
     })
 }
 
+/// Returns the inode of the namespace of a path.
+fn inode(path: &str) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.ino())
+}
+
 /// Returns the processes in a cgroup and the cgroups below it. An error: no descriptor is left.
 fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
     // A cgroup may be removed in the meantime.
@@ -233,4 +246,28 @@ fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_namespaces_are_bounded() {
+        let mut namespaces = Namespaces::default();
+        for cookie in 0..MAX_RELEASED as u64 + 3 {
+            let ports = NamespacePorts {
+                low: 1,
+                high: 2,
+                reserved: Vec::new(),
+                time_wait_reuse: 0,
+                has_sources: false,
+            };
+            let file = File::open("/dev/null").unwrap().into();
+            namespaces.known.insert(cookie, Namespace { file, changes: None, ports });
+            assert_eq!(namespaces.release(Path::new("/nonexistent")), [cookie]);
+        }
+        assert_eq!(namespaces.ports().count(), MAX_RELEASED);
+        assert_eq!(namespaces.ports().next().unwrap().0, 3, "the oldest are forgotten");
+    }
 }

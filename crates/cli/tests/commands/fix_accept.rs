@@ -609,6 +609,10 @@ fn a_group_that_grows_keeps_its_selector_through_reloads() {
         let record = fixing::record_of(fix);
         let results = &record["results"];
         assert_eq!((&results["groups"], &record["validity"]), (&1.into(), &json!([])), "{record}");
+        // The record has rows of some, and counts the others.
+        let all = results["closed"].as_u64().unwrap() + LISTENERS as u64;
+        let rows = results["listeners"].as_array().unwrap().len() as u64;
+        assert_eq!(rows + results["listeners_left_out"].as_u64().unwrap(), all, "{record}");
         assert_eq!(program_of(&mut server, "held[0]"), None);
     });
 }

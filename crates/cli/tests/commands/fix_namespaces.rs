@@ -1,14 +1,16 @@
 //! `fourtuple fix ports` with several network namespaces, changed routes and additional source addresses.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::IpAddr;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
-use crate::program::fixing::{Client, attached, record_of};
-use crate::program::{list, number, text};
-use fourtuple_syscalls::{device, netns, resource};
+use crate::program::fixing::{Client, attached, attached_by, record_of};
+use crate::program::{fourtuple, list, number, text};
+use fourtuple_syscalls::{child, device, netns, resource};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
 const LOW: u16 = 20_000;
@@ -161,6 +163,39 @@ fn more_sources_give_more_connections() {
         let sources: BTreeSet<&str> =
             list(&record, "/results/tuples").iter().map(|tuple| text(tuple, "source")).collect();
         assert!(sources.is_superset(&["127.0.0.9", "127.0.0.10"].into()), "{record:#}");
+    });
+}
+
+#[test]
+fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
+    in_namespace(|| {
+        let test = "fix_namespaces::a_cgroup_may_have_more_processes_than_there_are_descriptors";
+        let Some(cgroup) = cgroup(test, "processes") else { return };
+        set_range(LOW, PORTS);
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let Some(mut client) = client(test, &cgroup) else { return };
+        let mut others: Vec<Child> =
+            (0..150).map(|_| Command::new("sleep").arg("60").spawn().expect("sleep starts")).collect();
+        for other in &others {
+            fs::write(cgroup.0.join("cgroup.procs"), other.id().to_string()).unwrap();
+        }
+        let mut command = fourtuple(&cgroup.flags("--json --past 1%"));
+        child::limit_descriptors(&mut command, 100);
+        let fix = attached_by(test, &mut command);
+        if let Some(fix) = fix {
+            // A drawn port has any parity; the search of the kernel takes ports of one parity first, half of the range.
+            let is_drawn = (0..30).any(|_| {
+                thread::sleep(Duration::from_millis(100));
+                client.connect("127.0.0.1", destination.port(), 2).1.iter().any(|port| port % 2 == 1)
+            });
+            assert!(is_drawn);
+            let record = record_of(fix);
+            assert!(number(&record["results"], "drawn") > 0, "{record:#}");
+        }
+        for other in &mut others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
     });
 }
 

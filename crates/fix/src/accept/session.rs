@@ -1,6 +1,6 @@
 //! The groups of a server while they have selectors: attaches, follows reloads, detaches.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -44,8 +44,7 @@ pub(super) struct Session<'a> {
     excluded: BTreeSet<u64>,
     /// Until then the maps of an earlier fix may hold the sockets.
     deadline: Instant,
-    /// Rows of listeners that were closed.
-    closed: Vec<FixAcceptListener>,
+    closed: Closed,
     /// Packets that ended groups left to the kernel's hash.
     left: (u64, u64),
     joined: u64,
@@ -78,7 +77,7 @@ impl<'a> Session<'a> {
             free: (0..LISTENERS).collect(),
             excluded: BTreeSet::new(),
             deadline: Instant::now() + RELEASE_TIME,
-            closed: Vec::new(),
+            closed: Closed::default(),
             left: (0, 0),
             joined: 0,
             chosen: 0,
@@ -175,7 +174,7 @@ impl<'a> Session<'a> {
             }
             group.update();
             for listener in closed {
-                self.closed.push(group.row(&listener, true, &self.fix)?);
+                self.closed.add(group.row(&listener, true, &self.fix)?);
                 self.fix.leave(listener.entry);
                 self.free.push(listener.entry);
             }
@@ -439,7 +438,8 @@ impl<'a> Session<'a> {
         since: Duration,
     ) -> Result<AcceptProgress, AcceptError> {
         let rows = self.rows()?;
-        let chosen = rows.iter().map(|row| self.choices(row)).sum();
+        let forgotten: u64 = self.closed.forgotten.values().map(|sums| self.choices(sums)).sum();
+        let chosen = forgotten + rows.iter().map(|row| self.choices(&Choices::of(row))).sum::<u64>();
         let before = std::mem::replace(&mut self.chosen, chosen);
         let mut left = self.left;
         self.groups.iter().for_each(|group| add(&mut left, group));
@@ -457,7 +457,7 @@ impl<'a> Session<'a> {
 
     /// Returns the rows of closed and open listeners.
     fn rows(&self) -> Result<Vec<FixAcceptListener>, AcceptError> {
-        let mut rows = self.closed.clone();
+        let mut rows: Vec<_> = self.closed.rows.iter().cloned().collect();
         for group in &self.groups {
             for listener in &group.listeners {
                 rows.push(group.row(listener, false, &self.fix)?);
@@ -467,8 +467,8 @@ impl<'a> Session<'a> {
     }
 
     /// Returns the number that shares are computed from.
-    fn choices(&self, row: &FixAcceptListener) -> u64 {
-        if self.settings.dry_run { row.connections } else { row.choices }
+    fn choices(&self, of: &Choices) -> u64 {
+        if self.settings.dry_run { of.connections } else { of.choices }
     }
 
     /// Detaches the selectors wherever they are, and frees the sockets from the maps at once. The kernel would do so in the
@@ -509,18 +509,18 @@ impl<'a> Session<'a> {
         let mut left = self.left;
         self.groups.iter().for_each(|group| add(&mut left, group));
         self.detach()?;
-        let mut totals: BTreeMap<(String, String), u64> = BTreeMap::new();
+        let mut totals = self.closed.forgotten.clone();
         for row in &rows {
-            *totals.entry((row.transport.clone(), row.address.clone())).or_default() += self.choices(row);
+            totals.entry((row.transport.clone(), row.address.clone())).or_default().add(row);
         }
         for row in &mut rows {
-            let total = totals[&(row.transport.clone(), row.address.clone())];
-            row.share = (total > 0).then(|| self.choices(row) as f64 / total as f64);
+            let total = self.choices(&totals[&(row.transport.clone(), row.address.clone())]);
+            row.share = (total > 0).then(|| self.choices(&Choices::of(row)) as f64 / total as f64);
         }
         rows.sort_by(|a, b| (&a.transport, &a.address, a.cookie).cmp(&(&b.transport, &b.address, b.cookie)));
-        let sum = |of: fn(&FixAcceptListener) -> u64| rows.iter().map(of).sum::<u64>();
-        let (choices, connections) = (sum(|row| row.choices), sum(|row| row.connections));
-        let left_out = rows.len().saturating_sub(ROWS) as u64;
+        let sum = |of: fn(&Choices) -> u64| totals.values().map(of).sum::<u64>();
+        let (choices, connections) = (sum(|of| of.choices), sum(|of| of.connections));
+        let left_out = rows.len().saturating_sub(ROWS) as u64 + self.closed.left_out;
         let results = FixAcceptResults {
             elapsed_ns: elapsed.as_nanos() as u64,
             groups: self.groups.len() as u64,
@@ -530,13 +530,53 @@ impl<'a> Session<'a> {
             lapsed: left.0,
             strays: left.1,
             joined: self.joined,
-            closed: self.closed.len() as u64,
+            closed: self.closed.rows.len() as u64 + self.closed.left_out,
             missed: self.fix.missed()?,
             listeners: rows.into_iter().take(ROWS).collect(),
             listeners_left_out: left_out,
         };
         let remarks = self.remarks.into_iter().map(|(id, message)| Remark::new(id, message)).collect();
         Ok((results, remarks))
+    }
+}
+
+/// The choices of listeners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Choices {
+    choices: u64,
+    connections: u64,
+}
+
+impl Choices {
+    fn of(row: &FixAcceptListener) -> Choices {
+        Choices { choices: row.choices, connections: row.connections }
+    }
+
+    fn add(&mut self, row: &FixAcceptListener) {
+        self.choices += row.choices;
+        self.connections += row.connections;
+    }
+}
+
+/// The listeners that were closed: rows of the last ones, and sums of the others, since a server may reload for months.
+#[derive(Debug, Default)]
+struct Closed {
+    rows: VecDeque<FixAcceptListener>,
+    /// The choices of listeners without a row, by transport and address.
+    forgotten: BTreeMap<(String, String), Choices>,
+    /// Number of listeners without a row.
+    left_out: u64,
+}
+
+impl Closed {
+    fn add(&mut self, row: FixAcceptListener) {
+        self.rows.push_back(row);
+        if self.rows.len() > ROWS
+            && let Some(row) = self.rows.pop_front()
+        {
+            self.left_out += 1;
+            self.forgotten.entry((row.transport.clone(), row.address.clone())).or_default().add(&row);
+        }
     }
 }
 
@@ -549,4 +589,34 @@ fn add(sum: &mut (u64, u64), group: &Group) {
 
 fn too_many_listeners() -> AcceptError {
     AcceptError::TooMany(format!("{LISTENERS} listeners"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closed_listeners_are_bounded_and_stay_in_the_sums() {
+        let mut closed = Closed::default();
+        let all = ROWS as u64 * 3;
+        for cookie in 0..all {
+            closed.add(FixAcceptListener {
+                transport: "tcp".to_owned(),
+                address: format!("127.0.0.1:{}", cookie % 2),
+                cookie,
+                process: 7,
+                command: "server".to_owned(),
+                choices: 2,
+                connections: 1,
+                share: None,
+                open: 0,
+                queue: None,
+            });
+        }
+        assert_eq!((closed.rows.len(), closed.left_out), (ROWS, all - ROWS as u64));
+        assert_eq!(closed.rows[0].cookie, all - ROWS as u64, "the last ones have rows");
+        let half = ROWS as u64;
+        let sums: Vec<Choices> = closed.forgotten.into_values().collect();
+        assert_eq!(sums, [Choices { choices: 2 * half, connections: half }; 2]);
+    }
 }

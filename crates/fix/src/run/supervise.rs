@@ -146,15 +146,20 @@ impl<'a> Answers<'a> {
 
     /// Duplicates the socket of a call. Returns `None` if the descriptor of the call is not open, or cannot be duplicated.
     fn socket(&mut self, notification: &Notification) -> Option<OwnedFd> {
-        let result = self.duplicate(notification);
+        let is = |result: &io::Result<OwnedFd>, errno| {
+            result.as_ref().is_err_and(|error| Errno::of(error) == Some(errno))
+        };
+        let mut result = self.duplicate(notification);
+        if is(&result, Errno::EMFILE) {
+            // One more attempt without the threads that are kept. It keeps one again, also if it fails.
+            self.threads.clear();
+            result = self.duplicate(notification);
+        }
+        // The call will fail.
+        let is_closed = is(&result, Errno::EBADF);
         match result {
             Ok(socket) => return Some(socket),
-            // The call will fail.
-            Err(error) if Errno::of(&error) == Some(Errno::EBADF) => {}
-            Err(error) if Errno::of(&error) == Some(Errno::EMFILE) && !self.threads.is_empty() => {
-                self.threads.clear();
-                return self.socket(notification);
-            }
+            Err(_) if is_closed => {}
             Err(_) if notification.call == Call::Connect => {
                 self.add(CONNECTS, 1);
                 self.add(UNREACHABLE, 1);

@@ -124,7 +124,7 @@ fn is_to(to: &str, destination: SocketAddr) -> bool {
     if address.is_ipv4() != destination.is_ipv4() {
         return false;
     }
-    let length = if address.is_ipv4() && prefix.contains('/') { length + 96 } else { length };
+    let length = if address.is_ipv4() && prefix.contains('/') { length.saturating_add(96) } else { length };
     let mask = u128::MAX.checked_shl(128 - length.min(128)).unwrap_or(0);
     (port == "*" || port.parse() == Ok(destination.port()))
         && bits(address) & mask == bits(destination.ip()) & mask
@@ -184,6 +184,8 @@ mod tests {
         assert!(to("192.0.2.0/24:443", "192.0.2.9:443") && to("192.0.2.1:*", "192.0.2.1:80"));
         assert!(!to("192.0.2.0/24:443", "192.0.3.9:443") && !to("192.0.2.0/24:443", "192.0.2.9:80"));
         assert!(to("[2001:db8::/32]:443", "[2001:db8::7]:443") && !to("0.0.0.0/0:443", "[::1]:443"));
+        // A process may have any text as its command line.
+        assert!(!to("192.0.2.0/4294967295:443", "192.0.2.9:443"));
         assert!(to("0.0.0.0/0:*", "192.0.2.9:443") && !to("192.0.2.1:80", "192.0.2.2:80"));
     }
 }

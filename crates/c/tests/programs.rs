@@ -23,41 +23,66 @@ fn tree(path: &str) -> PathBuf {
 }
 
 /// How a program is linked and run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Way {
     Shared,
     Sanitized,
     Valgrind,
 }
 
+/// The runtime of AddressSanitizer of this compiler, if the library is built with it (.ci/asan).
+fn runtime() -> Option<PathBuf> {
+    env::var_os("FOURTUPLE_ASAN_RUNTIME").map(PathBuf::from)
+}
+
+/// Returns how the tests link programs. With the runtime of this compiler, both forms of the library check their own accesses.
+fn ways() -> &'static [Way] {
+    if runtime().is_some() {
+        &[Way::Shared, Way::Sanitized]
+    } else {
+        &[Way::Shared, Way::Sanitized, Way::Valgrind]
+    }
+}
+
 /// Compiles a program. Returns the command that runs it, or `None` after a skip of the test.
 fn program(test: &str, source: &str, way: Way) -> Option<Command> {
     let built = built();
+    let runtime = runtime();
     let name = Path::new(source).file_stem().expect("a file name").to_string_lossy().into_owned();
-    let (suffix, flags): (&str, &[&str]) = match way {
-        Way::Shared => ("shared", &[]),
-        Way::Sanitized => ("asan", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
-        Way::Valgrind => ("valgrind", &[]),
+    let flags: &[&str] = match way {
+        _ if runtime.is_some() => &["-fsanitize=address"],
+        Way::Sanitized => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+        Way::Shared | Way::Valgrind => &[],
     };
-    let output = built.join(format!("c-{name}-{suffix}"));
+    let output = built.join(format!("c-{name}-{way:?}"));
+    let object = output.with_extension("o");
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1"]).args(flags);
-    compiler.arg("-I").arg(tree("bindings/c")).arg(tree(source)).arg("-o").arg(&output);
+    compiler.arg("-I").arg(tree("bindings/c")).arg("-c").arg(tree(source)).arg("-o").arg(&object);
+    let mut linker = Command::new("cc");
+    match runtime {
+        // Of gcc's flags, the linker would take the runtime of gcc.
+        Some(runtime) => linker.arg("-Wl,--no-as-needed").arg(runtime),
+        None => linker.args(flags),
+    };
+    linker.arg(&object).arg("-o").arg(&output);
     match way {
         // The name in the program is the soname, which the next lines link to this build.
         Way::Shared => {
-            compiler.arg(built.join("libfourtuple_c.so")).arg(format!("-Wl,-rpath,{}", built.display()))
+            linker.arg(built.join("libfourtuple_c.so")).arg(format!("-Wl,-rpath,{}", built.display()))
         }
         Way::Sanitized | Way::Valgrind => {
-            compiler.arg(built.join("libfourtuple_c.a")).args(["-lm", "-ldl", "-lpthread"])
+            linker.arg(built.join("libfourtuple_c.a")).args(["-lm", "-ldl", "-lpthread"])
         }
     };
-    match compiler.output() {
-        Ok(compiled) if compiled.status.success() => {}
-        Ok(compiled) => panic!("cc {source}: {}", String::from_utf8_lossy(&compiled.stderr)),
-        Err(error) => {
-            skip(test, "cc", &error.to_string());
-            return None;
+    for mut command in [compiler, linker] {
+        match command.output() {
+            Ok(ended) if ended.status.success() => {}
+            Ok(ended) => panic!("cc {source}: {}", String::from_utf8_lossy(&ended.stderr)),
+            Err(error) => {
+                skip(test, "cc", &error.to_string());
+                return None;
+            }
         }
     }
     if matches!(way, Way::Valgrind) {
@@ -107,7 +132,7 @@ fn each_error_has_its_kind_in_c() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        for way in [Way::Shared, Way::Sanitized, Way::Valgrind] {
+        for &way in ways() {
             let test = "each_error_has_its_kind_in_c";
             let Some(mut command) = program(test, "bindings/c/tests/errors.c", way) else { return };
             command.arg(destination.ip().to_string()).arg(destination.port().to_string());
@@ -132,7 +157,7 @@ fn the_event_loop_is_clean_under_sanitizers() {
                 }
             })
             .expect("a thread");
-        for way in [Way::Sanitized, Way::Valgrind] {
+        for &way in ways() {
             for strategy in ["auto", "full-range", "select-test-repeat"] {
                 let test = "the_event_loop_is_clean_under_sanitizers";
                 let Some(mut command) = program(test, "bindings/c/examples/epoll.c", way) else { return };

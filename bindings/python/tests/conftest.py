@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import fourtuple.dialers
 import pytest
+import trio._core._thread_cache as threads_of_trio
 from server import Server
 
 CLONE_NEWUSER = 0x1000_0000
@@ -55,6 +56,8 @@ def namespace() -> None:
     set_sysctl("net.ipv4.tcp_tw_reuse", "0")
     fourtuple.dialers.shared().clear()
     fourtuple.dialers.shared("short-first").clear()
+    # trio keeps the threads of a run for the next one, and they are in the namespace of an earlier test.
+    threads_of_trio.THREAD_CACHE = threads_of_trio.ThreadCache()
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ import fourtuple.httpx
 import fourtuple.requests
 import httpx
 import pytest
+import trio
 from fourtuple import Dialers
 from server import Server
-from test_http import CLIENTS, Get
+from test_http import CLIENTS, Get, async_httpx
 
 HOST = "slow.test"
 PORT = 8080
@@ -78,29 +79,89 @@ def with_httpx(timeout: float) -> None:
         client.get(f"http://silent.test:{PORT}/")
 
 
-async def async_httpx(timeout: float) -> None:
-    transport = fourtuple.httpx.AsyncTransport()
-    async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=timeout) as client:
-        await client.get(f"http://silent.test:{PORT}/")
-
-
 def with_requests(timeout: float) -> None:
     with fourtuple.requests.session() as session:
         session.get(f"http://silent.test:{PORT}/", timeout=timeout)
 
 
 def on_asyncio(timeout: float) -> None:
-    asyncio.run(async_httpx(timeout))
+    asyncio.run(async_httpx(f"http://silent.test:{PORT}/", None, timeout))
 
 
-@pytest.mark.parametrize("connect", [dial, aio_dial, with_httpx, on_asyncio, with_requests])
-def test_one_deadline_holds_for_all_addresses(hosts: None, connect: Callable[[float], None]) -> None:
+def on_trio(timeout: float) -> None:
+    trio.run(async_httpx, f"http://silent.test:{PORT}/", None, timeout)
+
+
+@pytest.mark.parametrize("connect", [dial, aio_dial, with_httpx, on_asyncio, on_trio, with_requests])
+def test_one_deadline_holds_for_all_addresses(
+    hosts: None, monkeypatch: pytest.MonkeyPatch, connect: Callable[[float], None]
+) -> None:
+    opened: list[socket.socket] = []
+    for module in fourtuple.aio, fourtuple.connect:
+
+        def noted(*given: Any, real: Any = module.open_socket) -> socket.socket:
+            opened.append(real(*given))
+            return opened[-1]
+
+        monkeypatch.setattr(module, "open_socket", noted)
     begun = time.monotonic()
     with pytest.raises(Exception) as raised:
         connect(1)
     assert isinstance(fourtuple.dial_error(raised.value), fourtuple.TimedOut)
     # 40 addresses with a second each take 40 s.
     assert time.monotonic() - begun < 20
+    assert 1 < len(opened) < 10, "an address follows each 250 ms, and none after the deadline"
+    assert all(one.fileno() == -1 for one in opened)
+
+
+def race_on_asyncio(backend: fourtuple.httpx.AsyncNetworkBackend, host: str, options: Any) -> None:
+    asyncio.run(connect_and_close(backend, host, options))
+
+
+def race_on_trio(backend: fourtuple.httpx.AsyncNetworkBackend, host: str, options: Any) -> None:
+    trio.run(connect_and_close, backend, host, options)
+
+
+async def connect_and_close(backend: fourtuple.httpx.AsyncNetworkBackend, host: str, options: Any) -> None:
+    stream = await backend.connect_tcp(host, PORT, 60, socket_options=options)
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("race", [race_on_asyncio, race_on_trio])
+def test_wrong_options_are_told_in_a_race(hosts: None, race: Callable[..., None]) -> None:
+    with pytest.raises(TypeError):
+        race(fourtuple.httpx.AsyncNetworkBackend(), HOST, [("level", "name", 1)])
+
+
+def test_a_cancelled_race_closes_its_connection() -> None:
+    async def race() -> socket.socket:
+        opened, connected = socket.socket(), asyncio.Event()
+
+        async def dial() -> Any:
+            connected.set()
+            return opened, None
+
+        async def silent() -> Any:
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(fourtuple.aio._Asyncio().race([dial, silent], []))
+        # The dial has ended, and the race has not seen its end.
+        await connected.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return opened
+
+    assert asyncio.run(race()).fileno() == -1
+
+
+def test_wrong_options_leave_no_socket_of_a_factory() -> None:
+    wrong: Any = (("level", "name", 1),)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TypeError) as raised:
+        fourtuple.SocketFactory(socket_options=wrong)((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 9)))
+    # The traceback keeps the socket alive.
+    assert len(os.listdir("/proc/self/fd")) == before and raised.traceback
 
 
 def test_the_losers_of_a_race_are_closed(server: Server, hosts: None, recwarn: pytest.WarningsRecorder) -> None:
@@ -110,8 +171,12 @@ def test_the_losers_of_a_race_are_closed(server: Server, hosts: None, recwarn: p
 
     for _ in range(3):
         asyncio.run(fourtuple.aio.dial((HOST, PORT), 60))[0].close()
+        assert handshakes() == 0
         fourtuple.create_connection((HOST, PORT), 60).close()
         assert handshakes() == 0
+        for race in race_on_asyncio, race_on_trio:
+            race(fourtuple.httpx.AsyncNetworkBackend(), HOST, ())
+            assert handshakes() == 0
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 

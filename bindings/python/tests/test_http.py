@@ -22,6 +22,7 @@ import httpcore
 import httpx
 import pytest
 import requests
+import trio
 import urllib3
 from conftest import HIGH, LOW, PORTS
 from fourtuple import Dialers
@@ -52,13 +53,18 @@ def with_httpcore(url: str, dialers: Dialers | None) -> str:
         return pool.request("GET", url).content.decode()
 
 
-def with_async_httpx(url: str, dialers: Dialers | None) -> str:
-    async def get() -> str:
-        transport = fourtuple.httpx.AsyncTransport(dialers)
-        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=60) as client:
-            return (await client.get(url)).text
+async def async_httpx(url: str, dialers: Dialers | None, timeout: float = 60) -> str:
+    transport = fourtuple.httpx.AsyncTransport(dialers)
+    async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=timeout) as client:
+        return (await client.get(url)).text
 
-    return asyncio.run(get())
+
+def with_async_httpx(url: str, dialers: Dialers | None) -> str:
+    return asyncio.run(async_httpx(url, dialers))
+
+
+def with_trio_httpx(url: str, dialers: Dialers | None) -> str:
+    return trio.run(async_httpx, url, dialers)
 
 
 def with_aiohttp(url: str, dialers: Dialers | None) -> str:
@@ -76,6 +82,7 @@ CLIENTS: list[Get] = [
     with_httpx,
     with_httpcore,
     with_async_httpx,
+    with_trio_httpx,
     with_aiohttp,
 ]
 ERRORS: dict[Get, type[Exception]] = {
@@ -84,6 +91,7 @@ ERRORS: dict[Get, type[Exception]] = {
     with_httpx: httpx.ConnectError,
     with_httpcore: httpcore.ConnectError,
     with_async_httpx: httpx.ConnectError,
+    with_trio_httpx: httpx.ConnectError,
     with_aiohttp: aiohttp.ClientConnectorError,
 }
 
@@ -175,8 +183,14 @@ def test_tls_runs_over_dialed_sockets(tls_server: Server, certificate: tuple[pat
             async with session.get(url) as response:
                 found.append(await response.text())
 
+    async def get_on_trio() -> None:
+        transport = fourtuple.httpx.AsyncTransport(dialers, verify=trusted)
+        async with httpx.AsyncClient(transport=transport, timeout=60) as inner:
+            found.append((await inner.get(url)).text)
+
     asyncio.run(get())
-    assert [text.split()[0] for text in found] == ["127.0.0.77"] * 4
+    trio.run(get_on_trio)
+    assert [text.split()[0] for text in found] == ["127.0.0.77"] * 5
 
 
 def test_proxies_are_reached_over_dialed_sockets(server: Server) -> None:

@@ -81,14 +81,17 @@ class _Asyncio:
                     pending, timeout=DELAY if rest else None, return_when=asyncio.FIRST_COMPLETED
                 )
                 _collect(done, connected, errors)
-            return first(connected, errors)
+            won = first(connected, errors)
+            connected.remove(won)
+            return won
         finally:
             for task in pending:
                 task.cancel()
             if pending:
                 late, _ = await asyncio.wait(pending)
                 _collect((task for task in late if not task.cancelled()), connected, [])
-            for opened, _ in connected[1:]:
+            # A cancelled caller takes no connection.
+            for opened, _ in connected:
                 opened.close()
 
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
@@ -152,13 +155,16 @@ async def connect_host(
     found = interleaved(await resolve(loop, address, dialers, source, timeout))
     if not found:
         raise OSError(f"getaddrinfo({address[0]!r}) returned no address")
-    dials = [
-        functools.partial(connect, loop, dialers, info, entry, deadline, source, socket_options)
-        for info, entry in found
-    ]
+    errors: list[OSError] = []
+
+    async def begin(info: tuple[int, int, int], entry: SocketAddress) -> tuple[socket.socket, DialReport]:
+        if errors and deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"{entry[0]} was not dialed: no time was left")
+        return await connect(loop, dialers, info, entry, deadline, source, socket_options)
+
+    dials = [functools.partial(begin, info, entry) for info, entry in found]
     if len(dials) == 1:
         return await dials[0]()
-    errors: list[OSError] = []
     try:
         return await loop.race(dials, errors)
     finally:

@@ -69,6 +69,7 @@ class _Anyio:
 
     async def race(self, dials: Sequence[aio.Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
         connected: list[tuple[socket.socket, DialReport]] = []
+        wrong: list[Exception] = []
 
         async def run(dial: aio.Dial, ended: anyio.Event) -> None:
             try:
@@ -76,6 +77,10 @@ class _Anyio:
                 group.cancel_scope.cancel()
             except OSError as error:
                 errors.append(error)
+            except Exception as error:
+                # A task group would raise it as an ExceptionGroup.
+                wrong.append(error)
+                group.cancel_scope.cancel()
             finally:
                 ended.set()
 
@@ -86,6 +91,8 @@ class _Anyio:
                     group.start_soon(run, dial, ended)
                     with anyio.move_on_after(DELAY):
                         await ended.wait()
+            if wrong:
+                raise wrong[0]
         except BaseException:
             for opened, _ in connected:
                 opened.close()

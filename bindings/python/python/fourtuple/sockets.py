@@ -37,8 +37,12 @@ class DialedSocket(socket.socket):
         self._bound: tuple[str, int] | None = None
         self.dial_report: DialReport | None = None
         """The report of the dial; on a non-blocking socket without the time of the handshake."""
-        for level, name, value in socket_options:
-            self.setsockopt(level, name, value)
+        try:
+            for level, name, value in socket_options:
+                self.setsockopt(level, name, value)
+        except BaseException:
+            self.close()
+            raise
 
     def dup(self) -> socket.socket:  # type: ignore[override]
         """Returns a socket of the standard library with a copy of the descriptor."""

@@ -1,4 +1,5 @@
-/* Fills the 8 ports of a namespace to ADDRESS PORT, and checks the errors of a full range, of invalid arguments and of a foreign source. */
+/* Fills the 8 ports of a namespace to ADDRESS PORT, and checks the errors of a full range, of invalid arguments and of a foreign source. With
+ * STRATEGY and COUNT it makes COUNT connects, and ends each attempt with fourtuple_abandon() although its connect() succeeded. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fourtuple.h>
@@ -21,15 +22,18 @@ _Static_assert(sizeof(struct fourtuple_report) == 136 && offsetof(struct fourtup
 _Static_assert(sizeof(struct fourtuple_strategy) == 12 && sizeof(struct fourtuple_step) == 8, "layout");
 
 static struct fourtuple_error error;
+/* Calls of connect() that failed, each of which the next try may make good. */
+static int failed_connects;
 static struct sockaddr_in destination = {.sin_family = AF_INET};
 
-/* Connects with a blocking socket. Returns the descriptor or a kind. */
-static int dial(const fourtuple_dialer *dialer) {
+/* Connects with a blocking socket, and ends the attempt with fourtuple_finish() or fourtuple_abandon(). Returns the descriptor or a kind. */
+static int dial(const fourtuple_dialer *dialer, int is_abandoned) {
     fourtuple_attempt *attempt;
     struct fourtuple_report report;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     int result = fourtuple_prepare(dialer, fd, &attempt, &error);
     while (result >= 0 && connect(fd, (struct sockaddr *)&destination, sizeof destination) < 0) {
+        failed_connects++;
         result = fourtuple_next(attempt, fd, errno, &error);
         if (result == FOURTUPLE_FRESH_SOCKET) {
             close(fd);
@@ -41,6 +45,10 @@ static int dial(const fourtuple_dialer *dialer) {
         fourtuple_abandon(attempt);
         close(fd);
         return result;
+    }
+    if (is_abandoned) {
+        fourtuple_abandon(attempt);
+        return fd;
     }
     result = fourtuple_finish(attempt, fd, &report, &error);
     CHECK(result == 0 && report.tries >= 1 && report.source_length == sizeof(struct sockaddr_in));
@@ -57,6 +65,22 @@ static fourtuple_dialer *make(struct fourtuple_settings settings) {
     return dialer;
 }
 
+/* The connections stay open, so a connect() from the port of one of them fails. Prints the connections and the failed connect() calls. */
+static void abandon(const char *strategy, int count) {
+    fourtuple_dialer *dialer = make((struct fourtuple_settings){.strategy = strategy, .without_census = 1});
+    int *fds = calloc((size_t)count, sizeof *fds);
+    for (int i = 0; i < count; i++) {
+        fds[i] = dial(dialer, 1);
+        CHECK(fds[i] >= 0);
+    }
+    printf("%d connections, %d failed connects\n", count, failed_connects);
+    CHECK(dial(dialer, 0) == FOURTUPLE_PORTS_EXHAUSTED);
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+    free(fds);
+    fourtuple_dialer_free(dialer);
+}
+
 static void invalid(struct fourtuple_settings settings, socklen_t length, const char *word) {
     fourtuple_dialer *dialer;
     int result = fourtuple_dialer_new((struct sockaddr *)&destination, length, &settings, &dialer, &error);
@@ -64,10 +88,14 @@ static void invalid(struct fourtuple_settings settings, socklen_t length, const 
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3)
+    if (argc != 3 && argc != 5)
         return 2;
     destination.sin_port = htons((uint16_t)atoi(argv[2]));
     CHECK(inet_pton(AF_INET, argv[1], &destination.sin_addr) == 1);
+    if (argc == 5) {
+        abandon(argv[3], atoi(argv[4]));
+        return 0;
+    }
     const char *strategies[] = {"auto", "full-range", "random-window:3", "kernel-default"};
     for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
         fourtuple_dialer *dialer = make((struct fourtuple_settings){.strategy = strategies[i]});
@@ -76,10 +104,10 @@ int main(int argc, char **argv) {
         CHECK(length > 0 && (size_t)length == strlen(choice));
         int fds[8];
         for (int j = 0; j < 8; j++) {
-            fds[j] = dial(dialer);
+            fds[j] = dial(dialer, 0);
             CHECK(fds[j] >= 0);
         }
-        CHECK(dial(dialer) == FOURTUPLE_PORTS_EXHAUSTED);
+        CHECK(dial(dialer, 0) == FOURTUPLE_PORTS_EXHAUSTED);
         CHECK(error.errnum == EADDRNOTAVAIL && error.retryable == 1);
         CHECK(strstr(error.message, "of 8 ports 8 are established") != NULL);
         struct linger reset = {1, 0};
@@ -99,7 +127,7 @@ int main(int argc, char **argv) {
         close(fd);
     }
     fourtuple_dialer *foreign = make((struct fourtuple_settings){.sources = "192.0.2.1"});
-    CHECK(dial(foreign) == FOURTUPLE_SOURCE_NOT_LOCAL && error.retryable == 0);
+    CHECK(dial(foreign, 0) == FOURTUPLE_SOURCE_NOT_LOCAL && error.retryable == 0);
     fourtuple_dialer_free(foreign);
     invalid((struct fourtuple_settings){.strategy = "fast"}, sizeof destination, "strategy");
     invalid((struct fourtuple_settings){.sources = "eth0"}, sizeof destination, "eth0");

@@ -54,7 +54,8 @@ fn program(test: &str, source: &str, way: Way) -> Option<Command> {
         Way::Sanitized => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
         Way::Shared | Way::Valgrind => &[],
     };
-    let output = built.join(format!("c-{name}-{way:?}"));
+    // Two tests may compile one program at the same time.
+    let output = built.join(format!("c-{name}-{test}-{way:?}"));
     let object = output.with_extension("o");
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1"]).args(flags);
@@ -138,6 +139,21 @@ fn each_error_has_its_kind_in_c() {
             command.arg(destination.ip().to_string()).arg(destination.port().to_string());
             assert_eq!(succeed(&command.output().expect("a built program")), env!("CARGO_PKG_VERSION"));
         }
+    });
+}
+
+/// The ledger of `auto` names a port that is free, so no connect() fails while an abandoned attempt leaves its port marked as in use.
+#[test]
+fn an_attempt_abandoned_after_success_keeps_its_port() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
+        let (_listener, destination) = listener("127.0.0.1", 2048);
+        let test = "an_attempt_abandoned_after_success_keeps_its_port";
+        let Some(mut command) = program(test, "bindings/c/tests/errors.c", Way::Shared) else { return };
+        command.arg(destination.ip().to_string()).arg(destination.port().to_string());
+        command.args(["auto", "1000"]);
+        let said = succeed(&command.output().expect("a built program"));
+        assert_eq!(said, "1000 connections, 0 failed connects");
     });
 }
 

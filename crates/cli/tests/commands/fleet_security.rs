@@ -356,7 +356,8 @@ fn wrong_credentials_are_refused() {
             refused.until_said("cannot connect to NATS");
             assert_eq!(refused.code(), Some(4));
             let ended = run(&mut fourtuple(&format!("fleet agents --nats {url}")));
-            assert_eq!(ended.code, 4, "{ended:?}");
+            let why = "cannot connect to NATS at nats://127.0.0.1:4222: authorization violation";
+            assert!(ended.code == 4 && ended.line().contains(why), "{ended:?}");
             assert!(!ended.line().contains("wrong"), "an error shows no password: {ended:?}");
         }
         local.nats.until_said("authentication error");
@@ -365,14 +366,19 @@ fn wrong_credentials_are_refused() {
     });
 }
 
-/// Asserts that `flags` connect an agent and a coordinator, and that neither connects with one of `wrong`.
-fn require_access(local: &LocalFleet, flags: &str, wrong: &[String]) {
-    for flags in wrong {
+/// Why NATS refuses a user.
+const UNKNOWN_USER: &str = "authorization violation";
+
+/// Asserts that `flags` connect an agent and a coordinator, and that neither connects with one of `wrong`, for the reason beside it.
+fn require_access(local: &LocalFleet, flags: &str, wrong: &[(String, &str)]) {
+    for (flags, why) in wrong {
         let mut refused = Process::start(local.agent_command("b", flags));
         refused.until_said("cannot connect to NATS");
+        assert!(refused.has_said(why), "{flags}: {why}");
         assert_eq!(refused.code(), Some(4), "{flags}");
         let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
-        assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+        assert!(ended.code == 4 && ended.line().contains("cannot connect to NATS"), "{flags}: {ended:?}");
+        assert!(ended.line().contains(why), "{flags}: {ended:?}");
     }
     let _a = local.agent("a", flags);
     let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
@@ -392,7 +398,8 @@ fn credentials_of_a_user_are_checked() {
         let user = local.room.file("user.creds", include_str!("../program/nats/user.creds"));
         // Signed by an account that the operator did not sign.
         let other = local.room.file("other.creds", include_str!("../program/nats/other.creds"));
-        require_access(&local, &format!("--creds {user}"), &[format!("--creds {other}"), String::new()]);
+        let wrong = [format!("--creds {other}"), String::new()].map(|flags| (flags, UNKNOWN_USER));
+        require_access(&local, &format!("--creds {user}"), &wrong);
     });
 }
 
@@ -403,7 +410,8 @@ fn nkeys_are_checked() {
         let Some(local) = LocalFleet::start_with("fleet_security::nkeys_are_checked", &users) else { return };
         let user = local.room.file("user.nk", include_str!("../program/nats/user.nk"));
         let other = local.room.file("other.nk", include_str!("../program/nats/other.nk"));
-        require_access(&local, &format!("--nkey {user}"), &[format!("--nkey {other}"), String::new()]);
+        let wrong = [format!("--nkey {other}"), String::new()].map(|flags| (flags, UNKNOWN_USER));
+        require_access(&local, &format!("--nkey {user}"), &wrong);
     });
 }
 
@@ -440,11 +448,11 @@ fn certificates_of_nats_are_checked() {
         let flags = |nats: &str| format!("--nkey {user} --nats {nats}://127.0.0.1:4222");
         let wrong = [
             // An unknown authority, with and without other trusted ones.
-            format!("{} --nats-ca {other}", flags("tls")),
-            flags("tls"),
-            flags("nats"),
+            (format!("{} --nats-ca {other}", flags("tls")), "UnknownIssuer"),
+            (flags("tls"), "UnknownIssuer"),
+            (flags("nats"), "UnknownIssuer"),
             // The authority is known, the user is not.
-            format!("--nats tls://127.0.0.1:4222 --nats-ca {authority}"),
+            (format!("--nats tls://127.0.0.1:4222 --nats-ca {authority}"), UNKNOWN_USER),
         ];
         require_access(&local, &format!("{} --nats-ca {authority}", flags("tls")), &wrong);
     });
@@ -458,7 +466,12 @@ fn a_server_without_tls_is_refused() {
         let (_, authority) = certificates(&local.room, "nats");
         for flags in ["--nats tls://127.0.0.1:4222".to_owned(), format!("--nats-ca {authority}")] {
             let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
-            assert_eq!(ended.code, 4, "{flags}: {ended:?}");
+            assert!(ended.code == 4 && ended.line().contains("cannot connect to NATS"), "{flags}: {ended:?}");
+            // The server answers the first message of TLS with text.
+            assert!(ended.line().contains("InvalidContentType"), "{flags}: {ended:?}");
         }
+        let _a = local.agent("a", "");
+        let ended = run(&mut fourtuple("fleet agents"));
+        assert!(ended.code == 0 && ended.stdout.contains("\na "), "without TLS it answers: {ended:?}");
     });
 }

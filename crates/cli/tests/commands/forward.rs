@@ -198,6 +198,7 @@ fn clients_without_room_make_a_remark() {
         assert_eq!(number(&list(&record, "/results/planes")[0], "evicted"), 1);
         let refused = run(&mut fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --clients-total 5"));
         assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.line().contains("'--clients-total' needs '--return'"), "{refused:?}");
         let many = arguments.replace("--clients-total 1 ", "--clients-total 70000 ");
         let refused = run(&mut fourtuple(&many));
         assert_eq!(refused.code, 2, "{refused:?}");

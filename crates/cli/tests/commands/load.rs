@@ -119,6 +119,25 @@ fn http_and_udp_and_hold_are_valid_records_too() {
     });
 }
 
+/// The operation that would begin at the end of the run, or a first one at its end and its start, makes 7.
+#[test]
+fn even_arrivals_of_two_seconds_are_six() {
+    in_namespace(|| {
+        for (rate, seconds, threads, operations) in
+            [("3/s", "2s", 1, 6), ("3/s", "2s", 2, 6), ("7/s", "1s", 3, 7)]
+        {
+            let running = serve(Protocol::Http { body: 10 });
+            let line = format!(
+                "load http://127.0.0.1:4000 --arrival even --rate {rate} --for {seconds} --threads {threads} --json"
+            );
+            let record = loaded(&mut fourtuple(&line));
+            assert_eq!(number(&record["results"], "operations"), operations, "{line}: {record:#}");
+            assert_eq!(record["results"]["errors"], serde_json::json!({}), "{line}: {record:#}");
+            running.stop();
+        }
+    });
+}
+
 #[test]
 fn the_table_names_engine_and_close_and_files_are_written() {
     in_namespace(|| {

@@ -115,6 +115,7 @@ fn a_rescued_record_has_mode_0600() {
     command.env("TMPDIR", room.path());
     let ended = run(&mut command);
     assert_eq!(ended.code, 4, "{ended:?}");
+    assert!(ended.line().contains("cannot write /dev/full"), "{ended:?}");
     let names = room.names();
     let [name] = &names[..] else { panic!("{names:?}") };
     let mode = std::fs::metadata(room.join(name)).unwrap().permissions().mode();

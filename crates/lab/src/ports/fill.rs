@@ -250,3 +250,35 @@ fn spread(samples: &mut [u64]) -> Option<Distribution> {
         max: summary.max,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+    use std::sync::atomic::AtomicBool;
+
+    use fourtuple::dial::Dialer;
+    use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+    use super::*;
+    use crate::Silent;
+
+    #[test]
+    fn failed_dials_have_their_retries_counted() {
+        in_namespace(|| {
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+            let (_listener, destination) = listener("127.0.0.1", 64);
+            let full = Dialer::to(destination).strategy(Strategy::FullRange).build().unwrap();
+            let _held: Vec<_> = (0..8).map(|_| full.dial().unwrap()).collect();
+            let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(3).unwrap() };
+            let range = "20000-20007".parse().unwrap();
+            let mut dials =
+                StrategyDialer::new(Transport::Tcp, strategy, range, Vec::new(), destination, 1).unwrap();
+            let mut tally = Tally::new(8, 5);
+            let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+            tally.batch(&mut dials, 5, &mut Parking::new().unwrap(), &watch).unwrap();
+            assert_eq!(tally.errors, BTreeMap::from([("EADDRNOTAVAIL".to_owned(), 5)]));
+            // Of three tries each the first is none.
+            assert_eq!((tally.dials, tally.retries), (5, 10));
+        });
+    }
+}

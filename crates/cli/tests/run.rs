@@ -488,13 +488,13 @@ fn a_supervisor_killed_at_the_start_breaks_no_connect() {
 
 /// A duplicate of a socket takes a descriptor, and a descriptor of the thread of the call.
 #[test]
-fn a_supervisor_without_descriptors_lets_calls_proceed() {
+fn a_supervisor_with_few_descriptors_answers_each_call() {
     in_namespace(|| {
-        let test = "run::a_supervisor_without_descriptors_lets_calls_proceed";
+        let test = "run::a_supervisor_with_few_descriptors_answers_each_call";
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         let room = Room::new();
-        let (mut has_some, mut has_none) = (false, false);
+        let mut has_some = false;
         for limit in 8..=24 {
             let file = room.join(&limit.to_string());
             let flags = format!("--via supervise --quiet --json {file}");
@@ -503,16 +503,19 @@ fn a_supervisor_without_descriptors_lets_calls_proceed() {
             let ended = run(&mut command);
             // Too few for the start.
             if !Path::new(&file).exists() {
-                assert!(is_refused(test, "supervise", &ended) || ended.code == 1, "{limit}: {ended:?}");
+                let too_few = ended.code == 1 || ended.stderr.contains("Too many open files");
+                assert!(too_few || is_refused(test, "supervise", &ended), "{limit}: {ended:?}");
                 continue;
             }
             assert_eq!((ended.code, &ended.stdout[..4]), (0, "0 0 "), "{limit}: {ended:?}");
             let record: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
             assert_eq!(record["validity"], serde_json::json!([]), "{limit}");
-            has_none |= record["results"]["left"]["no-permission"] == 2;
-            has_some |= record["results"]["changed"] == 2;
+            // The start needs as many descriptors as a call.
+            let results = &record["results"];
+            assert!(results["changed"] == 2 || results["left"]["no-permission"] == 2, "{limit}: {results}");
+            has_some |= results["changed"] == 2;
         }
-        assert!(has_some && has_none || !has_linear_search(), "{has_some} {has_none}");
+        assert!(has_some || !has_linear_search());
     });
 }
 

@@ -335,7 +335,9 @@ fn commands_stay_on_one_line_in_a_narrow_terminal() {
         let room = Room::new();
         let record = diagnose(&room);
         let finding = first(&record, "P01", &[TUPLE]);
-        let shown = run(fourtuple(&format!("{QUICK} --no-trace")).env("COLUMNS", "40")).stdout;
+        // Another reading could have other findings.
+        let saved = room.file("saved.json", &record.to_string());
+        let shown = run(fourtuple(&format!("report {saved}")).env("COLUMNS", "40")).stdout;
         let commands = list(finding, "/now").iter().chain(list(finding, "/proper"));
         let commands: Vec<&str> = commands
             .filter(|advice| advice["is_command"] == true)

@@ -1,15 +1,18 @@
 //! `fourtuple forward`: messages, forwarded packets, reload on SIGHUP, shutdown, and refused arguments.
 
+use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::program::forwarder::Forwarder;
 use crate::program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, until};
 use fourtuple_syscalls::child;
+use fourtuple_syscalls::device;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -83,6 +86,56 @@ fn bpf_programs_select_the_plane() {
             let planes = list(&record, "/results/planes");
             let received: u64 = planes.iter().map(|plane| number(plane, "received")).sum();
             assert_eq!(received, 100, "{spread}");
+        }
+    });
+}
+
+/// Returns the UDP packets of this namespace that had a wrong checksum.
+fn checksum_errors() -> u64 {
+    let old = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut rows = old.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
+    let mut v4 = names.split(' ').zip(values.split(' '));
+    let (_, v4) = v4.find(|(name, _)| *name == "InCsumErrors").unwrap();
+    let new = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+    let v6 = new.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")).unwrap();
+    v4.parse::<u64>().unwrap() + v6.trim().parse::<u64>().unwrap()
+}
+
+/// A veth device leaves checksums to hardware that it does not have. Native `cpumap` loses the mark of such packets, and the kernel drops
+/// them: no plane is too slow.
+#[test]
+fn wrong_checksums_behind_cpumap_are_named() {
+    in_namespace(|| {
+        let test = "forward::wrong_checksums_behind_cpumap_are_named";
+        let Some(wire) = Wire::open(test) else { return };
+        wire.far_away(|| device::leave_checksums(FAR, true)).unwrap();
+        for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {
+            for plane in ["batched", "offload"] {
+                let target = UdpSocket::bind((near, 0)).unwrap();
+                let (listen, to) = (SocketAddr::new(near, 0), target.local_addr().unwrap());
+                let arguments = format!(
+                    "forward --listen {listen} --to {to} --plane {plane} --planes 1 --spread cpumap:1@near --json"
+                );
+                let tried = run(&mut fourtuple(&format!("{arguments} --for 1ms")));
+                if tried.code == 4 && tried.stderr.contains("CAP_BPF") {
+                    return fourtuple_testing::skip(test, "bpf", &tried.stderr);
+                }
+                let forwarder = Forwarder::start(&mut fourtuple(&arguments));
+                let sender = wire.far_away(|| UdpSocket::bind((far, 0)).unwrap());
+                let before = checksum_errors();
+                for _ in 0..20 {
+                    sender.send_to(&[7; 200], &forwarder.address).unwrap();
+                }
+                until("the packets are dropped", || checksum_errors() == before + 20);
+                child::terminate(forwarder.child.id()).unwrap();
+                let record = forwarder.end().json();
+                let counted = &list(&record, "/results/planes")[0];
+                let expected = serde_json::json!({ "checksum": 20 });
+                assert_eq!(counted["dropped"], expected, "{plane} {near}: {counted}");
+                let advice = record["results"]["advice"].to_string();
+                assert!(advice.contains("20 packets had a wrong UDP checksum"), "{advice}");
+            }
         }
     });
 }

@@ -6,6 +6,7 @@
 mod program;
 
 mod accept;
+mod kernel;
 mod listeners;
 mod ports;
 mod services;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has,
-    nginx, of, paste, set_range, wait_for,
+    nginx, of, paste, set_range, traced, wait_for,
 };
 use crate::program::{Room, until};
 use crate::table::row;
@@ -376,16 +376,6 @@ fn connects_without_a_port_are_named() {
         );
         assert!(before == 100 && after == 0, "{before} {after}");
     });
-}
-
-/// Returns whether a rule was checked that needs a trace; reports the test as skipped otherwise.
-fn traced(test: &str, record: &Value, id: &str) -> bool {
-    let unchecked = record["results"]["unchecked"].to_string();
-    if unchecked.contains(&format!("\"{id}\"")) {
-        fourtuple_testing::skip(test, "bpf", &unchecked);
-        return false;
-    }
-    true
 }
 
 /// Returns the first `sysctl` of "do now".

@@ -77,6 +77,16 @@ pub(crate) fn finds(record: &Value, id: &str) -> bool {
     list(record, "/results/findings").iter().any(|finding| finding["id"] == id)
 }
 
+/// Returns whether a rule was checked that needs a trace; reports the test as skipped otherwise.
+pub(crate) fn traced(test: &str, record: &Value, id: &str) -> bool {
+    let unchecked = record["results"]["unchecked"].to_string();
+    if unchecked.contains(&format!("\"{id}\"")) {
+        skip(test, "bpf", &unchecked);
+        return false;
+    }
+    true
+}
+
 /// Returns the first finding, which must be of this rule and name all parts.
 #[track_caller]
 pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Value {

@@ -1,0 +1,226 @@
+//! Faults of parts of the kernel that many programs share: connection tracking and SNAT, locks, and failures that no other rule explains.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+
+use crate::program::situation::{
+    SERVER, actions, diagnose, diagnose_with, failed_requests, finds, first, has, nginx, of, paste, traced,
+    wait_for,
+};
+use crate::program::{Room, number};
+use crate::table::row;
+use fourtuple_syscalls::{device, netns};
+use fourtuple_testing::python::Python;
+use fourtuple_testing::{in_namespace, set_sysctl};
+use serde_json::Value;
+
+/// A second network namespace.
+struct Beside(OwnedFd);
+
+impl Beside {
+    fn new() -> Beside {
+        let made = thread::spawn(|| {
+            netns::enter_new()?;
+            netns::current()
+        });
+        Beside(made.join().expect("the thread does not panic").expect("a namespace"))
+    }
+
+    /// Runs `what` on this thread within the namespace; processes that it starts stay there.
+    fn run<T>(&self, what: impl FnOnce() -> T) -> T {
+        let home = netns::current().expect("procfs");
+        netns::enter(self.0.as_fd()).expect("our namespace");
+        let result = what();
+        netns::enter(home.as_fd()).expect("our namespace");
+        result
+    }
+
+    /// Connects the namespaces: the device `name` here has the address 10.`net`.0.1/24, the device `eth0` there has 10.`net`.0.2/24.
+    fn connect(&self, name: &str, net: u8) {
+        let bring_up = |name, last| {
+            device::add_address(name, [10, net, 0, last].into(), 24).expect("an address");
+            device::set_up(name).expect("a device");
+        };
+        device::make_pair(name, "eth0", self.0.as_fd()).expect("veth");
+        bring_up(name, 1);
+        self.run(|| bring_up("eth0", 2));
+    }
+}
+
+/// A gateway between a pod and a server (flannel#1001, moby#31117): all connections of the pod have 100 source ports.
+#[test]
+fn a_gateway_without_snat_ports_is_named() {
+    in_namespace(|| {
+        let test = "kernel::a_gateway_without_snat_ports_is_named";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let masquerade = |ports: &str| {
+            paste(&format!(
+                "nft 'flush chain ip nat post; add rule ip nat post oifname srv ip protocol tcp masquerade to :{ports}'"
+            ));
+        };
+        let room = Room::new();
+        let (pod, far) = (Beside::new(), Beside::new());
+        pod.connect("pod", 30);
+        far.connect("srv", 40);
+        pod.run(|| paste("ip route add default via 10.30.0.1"));
+        set_sysctl("net.ipv4.ip_forward", "1");
+        paste("nft 'add table ip nat; add chain ip nat post { type nat hook postrouting priority 100 ; }'");
+        masquerade("30000-30099");
+        let servers = format!("server {{ listen 10.40.0.2:{SERVER} backlog=4096; return 200 ok; }}");
+        let _server = far.run(|| {
+            let server = nginx(&room, "server", 0, None, &servers);
+            wait_for("10.40.0.2", SERVER);
+            server
+        });
+        let mut client = pod.run(Python::start);
+        client.run(&format!(
+            "def dial(number, timeout):\n  failed = 0\n  for _ in range(number):\n    try: \
+             held.append(socket.create_connection(('10.40.0.2', {SERVER}), timeout=timeout))\n    \
+             except TimeoutError: failed += 1\n  return failed"
+        ));
+        assert_eq!(client.number("print(dial(100, 60))"), 0);
+        let before = client.number("print(dial(8, 0.3))");
+        client.run(
+            "import threading\ngoing = True\ndef repeat():\n  while going: dial(1, 0.1)\n\
+             thread = threading.Thread(target=repeat); thread.start()",
+        );
+        let record = diagnose(&room);
+        client.run("going = False; thread.join()");
+        let finding =
+            first(&record, "N02", &["10.40.0.1 → 10.40.0.2:4000 uses 100 of the 100 tcp ports 30000-30099"]);
+        let advice = actions(finding, "proper");
+        assert!(advice[1].contains("`masquerade to :1024-65535`"), "{advice:?}");
+        masquerade("1024-65535");
+        let after = client.number("print(dial(8, 60))");
+        row(
+            finding,
+            "a gateway with 100 ports for SNAT, all in use (moby#31117)",
+            "nftables",
+            &format!("{before} of 8 connections fail"),
+            "masquerade to :1024-65535",
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (8, 0));
+        assert!(!finds(&diagnose(&room), "N02"));
+    });
+}
+
+/// A proxy to `[::1]` on a host without IPv6: connect() fails before a packet is sent, and no counter of the kernel has it.
+#[test]
+fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
+    in_namespace(|| {
+        let test = "kernel::a_failure_without_a_rule_is_named_and_its_cause_helps";
+        if !has(test, &["nginx", "curl"]) {
+            return;
+        }
+        set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
+        let room = Room::new();
+        let servers = format!(
+            "server {{ listen [::]:{SERVER}; return 200 ok; }}\n\
+             server {{ listen 127.0.0.1:4020; location / {{ proxy_pass http://[::1]:{SERVER}; }} }}"
+        );
+        let proxy = nginx(&room, "proxy", 0, None, &servers);
+        wait_for("127.0.0.1", 4_020);
+        let failed = || failed_requests("http://127.0.0.1:4020/", 100);
+        let before = failed();
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                failed();
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let finding = first(
+            &record,
+            "X01",
+            &[&format!("connect() of nginx[{}] to [::1]:{SERVER} failed with EADDRNOTAVAIL", proxy.pid())],
+        );
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains("the cause here: the host has no IPv6 address"), "{evidence}");
+        let cure = "sysctl -w net.ipv6.conf.all.disable_ipv6=0";
+        paste(cure);
+        let after = failed();
+        row(
+            finding,
+            "a proxy to [::1] with net.ipv6.conf.all.disable_ipv6 = 1",
+            "nginx",
+            &format!("{before} of 100 requests fail"),
+            cure,
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (100, 0));
+        assert!(!finds(&diagnose(&room), "X01"));
+    });
+}
+
+/// Returns the time of waits for locks of a class in each second, in ms.
+fn waits_ms(record: &Value, class: &str) -> u64 {
+    let locks = &record["results"]["snapshot"]["locks"]["seen"];
+    let waited_ns = locks["classes"].get(class).map_or(0, |waits| number(waits, "waited_ns"));
+    waited_ns * 1_000 / number(locks, "interval_ns").max(1)
+}
+
+/// 12 processes send on one socket: each waits for its owner, also while the owner waits for a processor. Two processors suffice, because
+/// the waiters sleep.
+#[test]
+fn senders_that_share_a_connection_are_named() {
+    in_namespace(|| {
+        let test = "kernel::senders_that_share_a_connection_are_named";
+        if !has(test, &["python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut server = Python::start();
+        server.run(
+            "import threading\ns = socket.socket(); s.bind(('127.0.0.1', 4000)); s.listen(64)\n\
+             def drain(one):\n  room = bytearray(1 << 20)\n  while one.recv_into(room): pass\n\
+             def serve():\n  while True: threading.Thread(target=drain, args=(s.accept()[0],), daemon=True).start()\n\
+             threading.Thread(target=serve, daemon=True).start()",
+        );
+        let mut client = Python::start();
+        client.run(
+            "def begin(shared):\n  first = socket.create_connection(('127.0.0.1', 4000))\n  workers = []\n  for _ in range(12):\n    \
+             worker = os.fork()\n    if worker == 0:\n      one = first if shared else socket.create_connection(('127.0.0.1', 4000))\n      \
+             while True: one.sendall(b'x' * 4000)\n    workers.append(worker)\n  return workers\n\
+             def end(workers):\n  for worker in workers: os.kill(worker, signal.SIGKILL); os.waitpid(worker, 0)",
+        );
+        // The limit of the product: waits of other programs of the host may add to these.
+        let mut diagnose_senders = |shared: &str| {
+            client.run(&format!("workers = begin({shared})"));
+            let record = diagnose_with(&room, "P03 = 1\n");
+            client.run("end(workers)");
+            record
+        };
+        let mut record = diagnose_senders("True");
+        if !traced(test, &record, "L01") {
+            return;
+        }
+        for _ in 0..5 {
+            if finds(&record, "L01") {
+                break;
+            }
+            record = diagnose_senders("True");
+        }
+        let finding = of(&record, "L01");
+        let class = "socket owner";
+        assert_eq!(finding["subject"], class, "{finding:#}");
+        let advice = actions(finding, "proper");
+        assert_eq!(advice, ["one thread for each connection"]);
+        let cured = diagnose_senders("False");
+        let (before, after) = (waits_ms(&record, class), waits_ms(&cured, class));
+        row(
+            finding,
+            "12 processes send on one connection",
+            "python3",
+            &format!("{before} ms of waits for the socket in a second"),
+            &advice[0],
+            &format!("{after} ms"),
+        );
+        assert!(after * 10 < before, "{before} {after}");
+    });
+}

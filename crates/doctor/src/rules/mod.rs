@@ -11,6 +11,8 @@ mod b01_workers_skewed;
 mod b02_ladder;
 mod b03_reuseport_member;
 mod b04_reload_loses;
+#[cfg(test)]
+mod edges;
 mod f01_descriptors;
 mod f02_tcp_memory;
 mod l01_lock_contention;

@@ -239,6 +239,10 @@ fn a_down_from_the_peer_confirms_admin_down() {
     assert!(!bench.session.peer_expects_silence(), "that was under way");
     assert_eq!(bench.try_receive(from_peer(State::Down)), Err(Discard::AdminDown));
     assert!(bench.session.peer_expects_silence());
+    // A Down of the same moment came before AdminDown.
+    let mut bench = in_state(State::Init);
+    bench.session.set_admin_down(bench.now, true);
+    assert!(!bench.session.peer_expects_silence());
 }
 
 /// A peer that ended in order runs no detection timer, and answers nothing.

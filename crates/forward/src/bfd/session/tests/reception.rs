@@ -48,6 +48,10 @@ fn malformed_packets_are_discarded_and_counted() {
         bytes[8..12].fill(0);
     };
     assert_eq!(refused(zero_in_init, HOPS), Discard::YourDiscriminatorZero);
+    // The owner of the session discards what never reaches it.
+    let mut bench = Bench::up(Timers::default());
+    bench.session.discard(Discard::Stranger);
+    assert_eq!(bench.session.discards().of(Discard::Stranger), 1);
 }
 
 /// The session answers a poll at once in every state but AdminDown, independent of the transmission timer (section 6.5 and the
@@ -71,6 +75,7 @@ fn a_poll_is_answered_at_once() {
 fn replies_do_not_shift_periodic_packets() {
     let mut asked = Bench::up(Timers::default());
     let mut unasked = Bench::up(Timers::default());
+    let (sent, received) = (asked.session.transmitted(), asked.session.received());
     for _ in 0..50 {
         for (bench, poll) in [(&mut asked, true), (&mut unasked, false)] {
             bench.run(ms(90));
@@ -79,6 +84,8 @@ fn replies_do_not_shift_periodic_packets() {
     }
     assert_eq!(asked.intervals(), unasked.intervals());
     assert_eq!(asked.sent.len(), unasked.sent.len() + 50);
+    assert_eq!(asked.session.transmitted() - sent, asked.sent.len() as u64);
+    assert_eq!(asked.session.received() - received, 50);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::*;
 /// Returns the bench with its session restored from the saved state.
 fn moved(mut bench: Bench) -> Bench {
     let saved_state = bench.session.saved_state(bench.now, false);
+    assert!(!saved_state.has_failed() && bench.session.saved_state(bench.now, true).has_failed());
     // The saved state as text contains every value.
     bench.now = saved_state.longest_age();
     bench.session = Session::restore(&saved_state, bench.now, Rng::with_seed(8)).expect("it is whole");

@@ -18,6 +18,8 @@ fn the_first_packet_is_immediate_with_initial_values() {
     assert_eq!(bench.sent, [(bench.now, expected)]);
     assert_eq!(bench.session.remote().0, State::Down);
     assert_eq!(bench.session.remote.min_rx_us, 1);
+    assert_eq!(bench.session.local_discriminator().get(), OURS);
+    assert_eq!(bench.session.timers(), timers(300, 200, 5));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use crate::document::{Document, Tone};
 use crate::number::{count, duration};
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, quoted, typed, unnamed};
+use crate::words::{CommandLine, quoted, typed, unnamed, word};
 
 /// The filters that every trace has.
 pub(super) struct Filters<'a> {
@@ -45,7 +45,7 @@ impl<'a> Filters<'a> {
     /// Adds the filters to a command line, including the trace's `own`.
     pub(super) fn add(&self, line: CommandLine, own: impl FnOnce(CommandLine) -> CommandLine) -> CommandLine {
         own(line.maybe("--pid", self.process).maybe("--comm", self.name.map(quoted)))
-            .maybe("--netns", self.netns.map(quoted))
+            .maybe("--netns", self.netns.map(word))
             .maybe("--cgroup", self.cgroup.map(quoted))
             .maybe("--for", self.for_ns.map(typed))
     }

@@ -176,7 +176,7 @@ fn start(test: &str, room: &Room) -> Programs {
     };
     let others = Command::new(as_other[0]).args(&as_other[1..]).arg("true").output();
     let may_change_user = others.is_ok_and(|ran| ran.status.success());
-    let postgres = may_change_user.then(|| postgresql()).flatten();
+    let postgres = may_change_user.then(postgresql).flatten();
     if let Some(programs) = &postgres {
         let data = path("data");
         fs::create_dir(&data).expect("a directory");

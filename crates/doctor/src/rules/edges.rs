@@ -7,8 +7,8 @@ use fourtuple_record::snapshot::{
     Source, TcpMemory, Traced, TracedAccepts, TracedLocks, Tuple, UnixListener,
 };
 
-use super::named;
 use crate::draft::{Action, Draft, Remedy};
+use crate::rules::named;
 
 /// Checks a rule. `wanted`: parts of the only finding, a part after `!` is not in it; empty: no finding.
 #[track_caller]

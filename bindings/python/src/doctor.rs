@@ -48,7 +48,8 @@ pub(crate) fn doctor(
         }
     };
     let snapshot = read(py, reader, time)?;
-    let Diagnosis { findings, checked, unchecked, unexplained: _ } = py.detach(|| diagnose(&snapshot, &limits));
+    let Diagnosis { findings, checked, unchecked, unexplained: _ } =
+        py.detach(|| diagnose(&snapshot, &limits));
     let settings = DoctorSettings {
         pid: None,
         netns: None,

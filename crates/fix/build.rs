@@ -16,10 +16,6 @@ fn main() {
     rustc.args(["-C", "panic=abort", "-C", "opt-level=3", "-C", "codegen-units=1", "-C", "strip=symbols"]);
     // Of the layout, the library uses the counters of its own way only.
     rustc.args(["-D", "warnings", "-A", "dead_code"]);
-    // In the tests under AddressSanitizer (.ci/asan), the program that loads the library has the runtime.
-    if env::var_os("CARGO_CFG_SANITIZE").is_some_and(|sanitizer| sanitizer == "address") {
-        rustc.arg("-Zsanitizer=address");
-    }
     rustc.arg("--target").arg(variable("TARGET"));
     if let Some(linker) = env::var_os("RUSTC_LINKER") {
         let mut argument = std::ffi::OsString::from("linker=");

@@ -10,7 +10,7 @@ use crate::attribute::Growth;
 use crate::budget::{Budget, delay_s};
 use crate::command::{Content, Cure, Scope, Setting};
 use crate::draft::{Draft, Remedy};
-use crate::words::{caller, count, process, rate, time};
+use crate::words::{caller, count, counted, process, rate, time};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
@@ -116,8 +116,9 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
     let remedy = Remedy::own(
         format!("fix ports --pid {} --source {prefix} --to {to}", owner.pid),
         format!(
-            "new connections of {} to {destination} use {factor} source addresses: {factor} times the ports; no restart, ends with Ctrl-C",
-            process(owner)
+            "new connections of {} to {destination} use {}: {factor} times the ports; no restart, ends with Ctrl-C",
+            process(owner),
+            counted(factor.into(), "source address")
         ),
     );
     Some(remedy.with(move |snapshot| {
@@ -256,8 +257,11 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     }
     let range = format!("{low} 65535");
     let reserved = blocks(&wide.reserved);
-    let effect =
-        format!("{} ports instead of {}, for new connections at once", count(then.into()), count(now.into()));
+    let effect = format!(
+        "{} instead of {}, for new connections at once",
+        counted(then.into(), "port"),
+        count(now.into())
+    );
     let added = |port: u16| wide.contains(port) && !(ports.low..=ports.high).contains(&port);
     let condition = known_servers(added);
     if wide.reserved == ports.reserved || reserved.is_empty() {
@@ -356,7 +360,7 @@ pub(crate) fn printed(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
     let (source, effect) = match siblings(addresses, tuple.source) {
         Some((prefix, others)) => {
-            (format!(" --source {prefix}"), format!("with {} source addresses", others + 1))
+            (format!(" --source {prefix}"), format!("with {}", counted(others as u64 + 1, "source address")))
         }
         None => (String::new(), "with this host's numbers".to_owned()),
     };
@@ -451,7 +455,7 @@ fn siblings(addresses: &[LocalAddress], source: IpAddr) -> Option<(String, usize
     (others > 0).then(|| (format!("{network}/{}", own.prefix), others.min(63)))
 }
 
-fn network(address: IpAddr, prefix: u8) -> IpAddr {
+pub(crate) fn network(address: IpAddr, prefix: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
@@ -475,7 +479,7 @@ mod tests {
     use crate::limits::Limits;
 
     fn local(address: &str, prefix: u8) -> LocalAddress {
-        LocalAddress { address: address.parse().unwrap(), prefix, tentative: false }
+        LocalAddress { address: address.parse().unwrap(), prefix, tentative: false, device: None }
     }
 
     #[test]

@@ -255,7 +255,7 @@ impl Item<'_> {
 pub(crate) fn failed_calls(call: &FailedCall, number: u64) -> String {
     let process = match call.processes {
         0 | 1 => call.owner.to_string(),
-        several => format!("{} ({} processes)", call.owner.name, count(several.into())),
+        several => format!("{} ({})", call.owner.name, counted(several.into(), "process")),
     };
     let preposition = match call.call.as_str() {
         "connect" | "send" | "bind" => "to",

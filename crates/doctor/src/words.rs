@@ -8,9 +8,21 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}%", (part * 100).checked_div(whole).unwrap_or(0))
 }
 
-/// Returns a counted subject with its verb: `1 connection waits`, `3 connections wait`.
+/// Returns a counted subject with its verb in the plural: `1 connection waits`, `3 connections wait`, `1 socket is`.
 pub(crate) fn doing(number: u64, noun: &str, verb: &str) -> String {
-    format!("{} {verb}{}", counted(number, noun), if number == 1 { "s" } else { "" })
+    let verb = match (number, verb) {
+        (1, "are") => "is".to_owned(),
+        (1, "were") => "was".to_owned(),
+        (1, "have") => "has".to_owned(),
+        (1, _) => format!("{verb}s"),
+        _ => verb.to_owned(),
+    };
+    format!("{} {verb}", counted(number, noun))
+}
+
+/// Returns dropped segments of handshakes: `1 SYN or ACK`, `371 SYNs and ACKs`.
+pub(crate) fn segments(number: u64) -> String {
+    if number == 1 { "1 SYN or ACK".to_owned() } else { count(number) + " SYNs and ACKs" }
 }
 
 /// Returns `nginx[812]`.
@@ -63,6 +75,8 @@ mod tests {
             [0, 1, 2].map(waiting),
             ["0 connections wait", "1 connection waits", "2 connections wait"]
         );
+        let verbs = ["are", "were", "have"].map(|verb| doing(1, "entry", verb));
+        assert_eq!(verbs, ["1 entry is", "1 entry was", "1 entry has"]);
         assert_eq!((counted(1, "call"), counted(1_200, "call")), ("1 call".into(), "1,200 calls".into()));
     }
 }

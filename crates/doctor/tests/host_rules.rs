@@ -187,7 +187,7 @@ fn n01_a_full_table_is_named() {
         only(
             &of(judged(&reader.read()), "N01"),
             Severity::Critical,
-            "18 packets of new connections were dropped and 3 entries evicted",
+            "18 packets of new connections dropped and 3 entries evicted",
         );
     });
 }

@@ -47,7 +47,7 @@ pub enum ForwardError {
         listen: SocketAddr,
     },
     /// The settings have no link or no plane.
-    #[error("{links} links and {planes} planes: there must be one of each at least")]
+    #[error("links: {links}, planes: {planes}; there must be one of each at least")]
     Nothing {
         /// The number of links in the settings.
         links: usize,
@@ -104,7 +104,9 @@ pub enum ForwardError {
         plane: usize,
     },
     /// No plane can join: no plane has two sockets of a link to give one away.
-    #[error("{planes} planes have a socket of each link, and no plane has two: no other one can join")]
+    #[error(
+        "all planes, {planes} in number, have a socket of each link, and no plane has two: no other one can join"
+    )]
     NoSeat {
         /// The number of running planes.
         planes: usize,

@@ -227,7 +227,7 @@ fn count_ports(seconds: &mut [Second], free: u64, kept: Duration) {
 }
 
 fn requests(count: u64) -> String {
-    if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") }
+    format!("{} {}", counted(count, "request"), if count == 1 { "was" } else { "were" })
 }
 
 fn quantiles(histogram: &Histogram) -> Quantiles {

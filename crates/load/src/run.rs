@@ -4,6 +4,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
 
 use fourtuple::dial::{Dialer, Strategy};
+use fourtuple_measure::words::counted;
 use fourtuple_record::{LoadAddress, Second};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
@@ -292,8 +293,9 @@ impl Load {
         }
         if wanted + 64 > soft {
             return Err(LoadError::Setting(format!(
-                "{wanted} connections at once need more descriptors than this process may have ({soft}): raise \
-                 RLIMIT_NOFILE, or use --engine uring"
+                "{} at once: more descriptors than this process may have ({soft}); raise \
+                 RLIMIT_NOFILE, or use --engine uring",
+                counted(wanted, "connection")
             )));
         }
         Ok(self.threads.max(1))

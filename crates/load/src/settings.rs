@@ -5,6 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple_measure::words::counted;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::socket::Transport;
 
@@ -212,8 +213,11 @@ impl Load {
         let slots = u64::from(self.connections) + u64::from(self.hold);
         if slots * request as u64 > MAX_ALL_BYTES {
             return Err(LoadError::Setting(format!(
-                "{slots} connections with requests of {request} bytes take more than {MAX_ALL_BYTES} bytes of memory: \
-                 expected fewer --connections, or shorter requests"
+                "{} with requests of {} {} more than {MAX_ALL_BYTES} bytes of memory: \
+                 expected fewer --connections, or shorter requests",
+                counted(slots, "connection"),
+                counted(request as u64, "byte"),
+                if slots == 1 { "takes" } else { "take" }
             )));
         }
         let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));

@@ -15,12 +15,13 @@ pub fn grouped(number: u64) -> String {
 
 /// Formats a count with its noun: `1 source`, `2 sources`, `2 source addresses`.
 pub fn counted(number: u64, noun: &str) -> String {
-    let plural = match (number, noun.ends_with('s')) {
-        (1, _) => "",
-        (_, false) => "s",
-        (_, true) => "es",
-    };
-    format!("{} {noun}{plural}", grouped(number))
+    let number = (number, grouped(number));
+    let hisses = ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end));
+    match (noun.strip_suffix('y'), number) {
+        (_, (1, one)) => format!("{one} {noun}"),
+        (Some(stem), (_, all)) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{all} {stem}ies"),
+        (_, (_, all)) => format!("{all} {noun}{}", if hisses { "es" } else { "s" }),
+    }
 }
 
 /// Formats a number: `2,000`, `470.5`, `0.003`.

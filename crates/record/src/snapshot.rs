@@ -318,7 +318,8 @@ pub struct Service {
 pub struct CloseWait {
     /// The process and the number of sockets.
     pub owner: Owner,
-    /// The remote end of most of the sockets.
+    /// The remote end of most of the sockets. Port 0: the address of most of the sockets, which have many ports of it, as clients of a
+    /// server have.
     pub remote: SocketAddr,
     /// Time since the last packet of the peer on the oldest socket.
     pub oldest_ns: u64,
@@ -516,6 +517,8 @@ pub struct LocalAddress {
     /// An IPv6 address whose duplicate address detection is not complete, or has found a duplicate: no packet has it as source.
     #[serde(default)]
     pub tentative: bool,
+    /// Name of the device; `null`: unknown.
+    pub device: Option<String>,
 }
 
 /// connect() calls that a trace saw during the interval.

@@ -73,8 +73,10 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
 pub struct Local {
     /// The address.
     pub address: IpAddr,
-    /// Prefix length.
+    /// Length of the prefix.
     pub prefix: u8,
+    /// Index of the device.
+    pub index: u32,
     /// Duplicate address detection is not complete, or has found a duplicate (IPv6).
     pub is_tentative: bool,
 }
@@ -87,11 +89,11 @@ pub struct Local {
 pub fn addresses() -> io::Result<Vec<Local>> {
     let mut addresses = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        each_address(family as u8, |header, _, local| {
+        each_address(family as u8, |header, index, local| {
             let v4 = <[u8; 4]>::try_from(local).map(IpAddr::from);
             let v6 = <[u8; 16]>::try_from(local).map(IpAddr::from);
             let (prefix, is_tentative) = (header[1], header[2] & TENTATIVE != 0);
-            addresses.extend(v4.or(v6).map(|address| Local { address, prefix, is_tentative }));
+            addresses.extend(v4.or(v6).map(|address| Local { address, prefix, index, is_tentative }));
         })?;
     }
     // A repeated dump lists addresses again.

@@ -12,6 +12,7 @@ use fourtuple_bpf::failed_calls::{CallFilter, Failed};
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
 use fourtuple_host::snapshot::counter_totals;
+use fourtuple_measure::words::counted;
 use fourtuple_measure::{LogLinear, balance};
 use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
@@ -340,11 +341,11 @@ fn leave_out_ignored(listeners: &mut [TraceListener], drops: Drops) {
 /// Remarks that the namespace counts more overflows than the trace.
 fn uncounted(listeners: &[(u64, Listener)], drops: Drops) -> Option<Remark> {
     let own = listeners.iter().filter(|(_, listener)| listener.network == drops.namespace);
-    let counted: u64 = own.map(|(_, listener)| overflows(listener)).sum();
-    (drops.overflows > counted).then(|| {
+    let seen: u64 = own.map(|(_, listener)| overflows(listener)).sum();
+    (drops.overflows > seen).then(|| {
         let message = format!(
-            "the network namespace counts {} overflows of accept queues during the trace (TcpExt.ListenOverflows), the trace {counted}",
-            drops.overflows
+            "the network namespace counts {} of accept queues during the trace (TcpExt.ListenOverflows), the trace {seen}",
+            counted(drops.overflows, "overflow")
         );
         Remark::new("overflows-unseen", message)
     })
@@ -436,9 +437,8 @@ fn limits(totals: &Totals, absent: &[&str]) -> Vec<Remark> {
     let mut remarks = Vec::new();
     if totals.unseen > 0 {
         let message = format!(
-            "{} connections were accepted without a hook seeing it (io_uring with direct descriptors); their wait is \
-             unknown",
-            totals.unseen
+            "accepted without a hook seeing it (io_uring with direct descriptors), so that the wait is unknown: {}",
+            counted(totals.unseen, "connection")
         );
         remarks.push(Remark::new("accepts-unseen", message));
     }

@@ -304,7 +304,7 @@ impl Session for ConnectSession {
 /// Returns a remark if more than 1 in 20 samples of the flame graph were lost.
 fn incomplete_flame(flame: TraceFlame) -> Option<Remark> {
     let message = format!(
-        "{} samples of the flame graph were lost and {} were counted: the table of stacks was full",
+        "samples of the flame graph: {} lost, {} counted; the table of stacks was full",
         flame.lost, flame.samples
     );
     (flame.lost > flame.samples / 20).then(|| Remark::new("events-lost", message))

@@ -13,6 +13,7 @@ mod length;
 mod lexer;
 mod links;
 mod names;
+mod plurals;
 mod printing;
 mod purity;
 mod source;
@@ -46,6 +47,7 @@ const CHECKS: &[Check] = &[
     ("architecture", Severity::Fault, architecture::check),
     ("circles", Severity::Fault, circles::check),
     ("layout", Severity::Fault, layout::check),
+    ("plurals", Severity::Fault, plurals::check),
     ("links", Severity::Fault, links::check),
     ("examples", Severity::Fault, examples::check),
     ("api", Severity::Fault, api::check),

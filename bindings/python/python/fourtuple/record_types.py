@@ -1246,6 +1246,7 @@ class DoctorLocalAddress(TypedDict):
     address: str
     prefix: int
     tentative: bool
+    device: str | None
 
 
 class DoctorSnapshotAddresses1(TypedDict):

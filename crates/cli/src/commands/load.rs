@@ -10,6 +10,7 @@ use fourtuple_load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
     MAX_RATE, MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
+use fourtuple_measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
 use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -447,9 +448,9 @@ impl Line {
         match (progress.ports_left, progress.ports_end) {
             (Some(left), Some(end)) => {
                 let rest = format_time(end.saturating_sub(progress.elapsed));
-                words.push(format!("{} ports left, for {rest}", HumanCount(left)));
+                words.push(format!("{} left, for {rest}", counted(left, "port")));
             }
-            (Some(left), None) => words.push(format!("{} ports left", HumanCount(left))),
+            (Some(left), None) => words.push(format!("{} left", counted(left, "port"))),
             (None, _) => {}
         }
         bar.set_message(words.join("  "));

@@ -9,6 +9,7 @@ use fourtuple::ports::{
     self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, TIME_WAIT, WindowSearch,
 };
 use fourtuple_lab::Watch;
+use fourtuple_measure::words::counted;
 use fourtuple_plan as plan;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
@@ -192,9 +193,10 @@ impl Plan {
         let open = self.rate.unwrap_or(0.0) * (self.hold.as_secs_f64() + time_wait.as_secs_f64());
         if open > MAX_OPEN {
             return Err(UsageError(format!(
-                "invalid value '{}s' for '--hold': with this '--rate' {open:.0} connections would be open at a time; \
+                "invalid value '{}s' for '--hold': with this '--rate' {} would be open at a time; \
                  expected at most {MAX_OPEN:e}",
-                self.hold.as_secs_f64()
+                self.hold.as_secs_f64(),
+                counted(open as u64, "connection")
             )));
         }
         if reserved.count_in(range) == range.len() {

@@ -7,7 +7,7 @@ use crate::accepting::{
 };
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold, joined};
-use crate::words::{count, counted, doing, percent};
+use crate::words::{count, counted, doing, percent, segments};
 
 pub(super) const RULE: Rule = Rule {
     id: "A01",
@@ -107,7 +107,11 @@ fn draft(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Draft> 
     );
     if drops > 0 {
         let (up_to, interval) = (up_to(snapshot), time(snapshot.interval_ns));
-        verdict += &format!("; {up_to}{} SYNs and ACKs were dropped in {interval}", count(drops));
+        verdict += &format!(
+            "; {up_to}{} {} dropped in {interval}",
+            segments(drops),
+            if drops == 1 { "was" } else { "were" }
+        );
     }
     let mut draft = Draft::new(severity, subject(listener), verdict).because(format!(
         "first reading: {} in the queue ({} of the backlog), second reading: {}",

@@ -7,7 +7,7 @@ use crate::accepting::{
 };
 use crate::draft::Draft;
 use crate::rule::{Checked, Rule, Threshold, joined};
-use crate::words::{count, counted, doing, process};
+use crate::words::{count, counted, doing, process, segments};
 
 pub(super) const RULE: Rule = Rule {
     id: "A02",
@@ -87,11 +87,11 @@ fn of_tcp(snapshot: &Snapshot, limit: f64) -> Checked {
 fn draft(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
     let interval = time(snapshot.interval_ns);
     let verdict = format!(
-        "{} of {} dropped {}{} SYNs and ACKs in {interval}; {}, the backlog is {}",
+        "{} of {} dropped {}{} in {interval}; {}, the backlog is {}",
         listener.address,
         acceptors(snapshot, listener),
         up_to(snapshot),
-        count(drops),
+        segments(drops),
         doing(listener.waiting.into(), "connection", "wait"),
         count(listener.backlog.into())
     );

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::accepting::{drops as drops_of, during, flooded, other_drops, time, up_to};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, counted, segments};
 
 pub(super) const RULE: Rule = Rule {
     id: "A03",
@@ -45,8 +45,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         .map(|(address, drops)| format!("{address} dropped {}{}", up_to(snapshot), count(drops)))
         .collect();
     let verdict = format!(
-        "{} SYNs and ACKs were dropped in {interval} although the accept queue had room",
-        count(others)
+        "{} {} dropped in {interval} although the accept queue had room",
+        segments(others),
+        if others == 1 { "was" } else { "were" }
     );
     let mut draft = Draft::new(Severity::Warning, "drops without overflow", verdict).because(format!(
         "ListenDrops {}, ListenOverflows {}, TCPReqQFullDrop {}",
@@ -67,8 +68,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         && memory.limits_pages[1] > 0
     {
         draft = draft.because(format!(
-            "TCP memory: {} pages, pressure from {} on",
-            count(memory.pages),
+            "TCP memory: {}, pressure from {} on",
+            counted(memory.pages, "page"),
             count(memory.limits_pages[1])
         ));
     }

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 use crate::accepting::{Settings, acceptors, drops, during, subject, unix_acceptors};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold, joined};
-use crate::words::{count, doing};
+use crate::words::{count, counted, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "A04",
@@ -87,7 +87,7 @@ fn draft(
         .now(Remedy::sysctl(
             "net.core.somaxconn",
             wider.to_string(),
-            format!("a queue of up to {} connections, after a restart of {server}", count(wider)),
+            format!("a queue of up to {}, after a restart of {server}", counted(wider, "connection")),
         ))
         .proper(Remedy::advice(
             format!("net.core.somaxconn = {wider} in a file of /etc/sysctl.d, and for {server} {backlog}"),

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Listener, Snapshot};
 use crate::accepting::{acceptors, during, flooded, handshakes_allowed, other_drops, time};
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, counted, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "A05",
@@ -40,32 +40,32 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let mut drafts = Vec::new();
     if cookies == 0 && dropped > 0 {
         let verdict = format!(
-            "{} SYNs were dropped in {interval}: the SYN queue is full and SYN cookies are off",
-            count(dropped)
+            "{} dropped in {interval}: the SYN queue is full and SYN cookies are off",
+            doing(dropped, "SYN", "were")
         );
         drafts.push(
             with_limits(Draft::new(Severity::Critical, "SYN queue", verdict), snapshot).now(cookies_on()),
         );
     } else if cookies == 2 && sent > 0 {
         let verdict = format!(
-            "net.ipv4.tcp_syncookies is 2: {} SYNs got a cookie in {interval} without need",
-            count(sent)
+            "net.ipv4.tcp_syncookies is 2: {} got a cookie in {interval} without need",
+            counted(sent, "SYN")
         );
         drafts.push(Draft::new(Severity::Notice, "SYN queue", verdict).now(cookies_on()));
     } else if dropped + answered + if cookies == 1 { sent } else { 0 } > 0 {
         let verdict = format!(
-            "the SYN queue was full: {} SYNs got a cookie instead of a place in {interval}, {} were dropped",
-            count(answered.max(sent)),
+            "the SYN queue was full: {} got a cookie instead of a place in {interval}, {} dropped",
+            counted(answered.max(sent), "SYN"),
             count(dropped)
         );
         drafts.push(with_limits(Draft::new(Severity::Warning, "SYN queue", verdict), snapshot));
     }
     if let Some(listener) = flooded(snapshot).filter(|_| drafts.is_empty()) {
         let verdict = format!(
-            "{} SYNs were dropped in {interval}: {} handshakes are in progress at {} ({}), which takes {} from clients that the kernel does not \
+            "{} dropped in {interval}: {} in progress at {} ({}), which takes {} from clients that the kernel does not \
              know, and SYN cookies are off",
-            count(other_drops(snapshot)),
-            count(listener.handshakes.into()),
+            doing(other_drops(snapshot), "SYN", "were"),
+            doing(listener.handshakes.into(), "handshake", "are"),
             listener.address,
             acceptors(snapshot, listener),
             count(handshakes_allowed(snapshot, listener))
@@ -89,8 +89,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         }
         seen.push(listener.address);
         let verdict = format!(
-            "{} handshakes are in progress at {} ({}), which takes {}",
-            count(listener.handshakes.into()),
+            "{} in progress at {} ({}), which takes {}",
+            doing(listener.handshakes.into(), "handshake", "are"),
             listener.address,
             acceptors(snapshot, listener),
             count(allowed(listener))
@@ -116,8 +116,8 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
         snapshot.listeners.seen().ok().and_then(|all| all.iter().max_by_key(|listener| listener.handshakes));
     let draft = match busiest.filter(|listener| listener.handshakes > 0) {
         Some(listener) => draft.because(format!(
-            "{} handshakes in progress at {} ({}), backlog {}",
-            count(listener.handshakes.into()),
+            "{} in progress at {} ({}), backlog {}",
+            counted(listener.handshakes.into(), "handshake"),
             listener.address,
             acceptors(snapshot, listener),
             count(listener.backlog.into())

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::accepting::{during, time};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
-use crate::words::count;
+use crate::words::counted;
 
 pub(super) const RULE: Rule = Rule {
     id: "A06",
@@ -29,8 +29,8 @@ fn check(snapshot: &Snapshot, _limit: f64) -> Checked {
     let overflows = during(snapshot, "TcpExt.ListenOverflows");
     let draft = if overflows > 0 {
         let verdict = format!(
-            "net.ipv4.tcp_abort_on_overflow is 1, and accept queues were full {} times in {}: a last ACK then gets RST",
-            count(overflows),
+            "net.ipv4.tcp_abort_on_overflow is 1, and accept queues were full {} in {}: a last ACK then gets RST",
+            counted(overflows, "time"),
             time(snapshot.interval_ns)
         );
         Draft::new(Severity::Critical, "net.ipv4.tcp_abort_on_overflow", verdict)

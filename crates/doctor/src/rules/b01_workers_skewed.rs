@@ -4,7 +4,7 @@ use crate::accepting::groups;
 use crate::balance::{Skew, load, shares, skews};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "B01",
@@ -38,12 +38,12 @@ fn draft(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
     let first = skew.workers.iter().max_by_key(|worker| worker.connections)?;
     let place = &skew.place;
     let verdict = format!(
-        "{}[{}] has {} of {} connections at {place}; the {} workers have {} (Jain's index {:.2})",
+        "{}[{}] has {} of {} connections at {place}; the {} {} (Jain's index {:.2})",
         first.name,
         first.pid,
         count(first.connections),
         count(skew.total),
-        skew.workers.len(),
+        doing(skew.workers.len() as u64, "worker", "have"),
         shares(&skew.workers),
         skew.jain
     );

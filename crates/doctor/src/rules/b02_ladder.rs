@@ -3,7 +3,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::balance::{Skew, load, shares, skews};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "B02",
@@ -36,9 +36,9 @@ fn draft(skew: &Skew) -> Draft {
     let name = skew.workers.first().map_or("", |worker| worker.name.as_str());
     let place = &skew.place;
     let verdict = format!(
-        "the {} workers of {name} share the listener at {place} and have {} connections in the order of their process IDs, {} in all \
+        "the {} of {name} share the listener at {place}; their connections in the order of the process IDs: {}, {} in all \
          (Jain's index {:.2})",
-        skew.workers.len(),
+        counted(skew.workers.len() as u64, "worker"),
         shares(&skew.workers),
         count(skew.total),
         skew.jain

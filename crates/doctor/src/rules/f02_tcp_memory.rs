@@ -40,8 +40,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     if is_high || is_pressed {
         let severity = if is_high { Severity::Critical } else { Severity::Warning };
         let verdict = format!(
-            "TCP sockets use {} pages of memory, {} of the limit of {} (net.ipv4.tcp_mem); pressure begins at {}",
-            count(memory.pages),
+            "TCP sockets use {} of memory, {} of the limit of {} (net.ipv4.tcp_mem); pressure begins at {}",
+            counted(memory.pages, "page"),
             percent(memory.pages, high),
             count(high),
             count(pressure)

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{LockWaits, Snapshot, TracedLocks};
 use crate::accepting::time;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::counted;
 
 pub(super) const RULE: Rule = Rule {
     id: "L01",
@@ -36,8 +36,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn draft(class: &str, waits: &LockWaits, share: f64) -> Draft {
     let verdict = format!(
-        "{share:.0}% of the CPU time is waits for locks of the class {class}: {} waits, {} in all",
-        count(waits.waits),
+        "{share:.0}% of the CPU time is waits for locks of the class {class}: {}, {} in all",
+        counted(waits.waits, "wait"),
         time(waits.waited_ns)
     );
     let change = match class {

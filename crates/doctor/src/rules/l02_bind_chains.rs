@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::wider_range;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, counted};
+use crate::words::{count, counted, doing};
 
 pub(super) const RULE: Rule = Rule {
     id: "L02",
@@ -37,8 +37,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let verdict = format!(
-        "{} outgoing connections share {}, {} for each: a bind() to such a port walks them all",
-        count(outgoing),
+        "{} {}, {} for each: a bind() to such a port walks them all",
+        doing(outgoing, "outgoing connection", "share"),
         counted(usable, "port"),
         count(mean as u64)
     );

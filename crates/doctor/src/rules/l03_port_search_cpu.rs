@@ -5,7 +5,7 @@ use crate::accepting::time;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::shorter_searches;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::counted;
 
 pub(super) const RULE: Rule = Rule {
     id: "L03",
@@ -36,8 +36,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     let mean = traced.search_ns.checked_div(traced.searches).unwrap_or(0);
     let verdict = format!(
-        "{share:.0}% of the CPU time is the port search of connect(): {} searches, {} each",
-        count(traced.searches),
+        "{share:.0}% of the CPU time is the port search of connect(): {}, {} each",
+        counted(traced.searches, "search"),
         time(mean)
     );
     let mut draft = Draft::new(Severity::Warning, "port search", verdict);

@@ -5,7 +5,7 @@ use crate::accepting::time;
 use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent};
+use crate::words::{count, counted, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "N01",
@@ -50,9 +50,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     );
     if dropped + early > 0 {
         verdict += &format!(
-            "; {} packets of new connections were dropped and {} entries evicted in {}",
-            count(dropped),
-            count(early),
+            "; {} of new connections dropped and {} evicted in {}",
+            counted(dropped, "packet"),
+            counted(early, "entry"),
             time(snapshot.interval_ns)
         );
     }
@@ -72,7 +72,7 @@ fn wider(conntrack: &Conntrack) -> Remedy {
     let limit = conntrack.limit * 2;
     let old = Some(conntrack.limit.to_string());
     let setting = Setting { old, ..Setting::new("net.netfilter.nf_conntrack_max", limit.to_string()) };
-    let effect = format!("{} entries; in a container, to be set on the host", count(limit));
+    let effect = format!("{}; in a container, to be set on the host", counted(limit, "entry"));
     Remedy::sysctls(vec![setting], effect).with(move |snapshot| {
         if let Part::Seen(conntrack) = &mut snapshot.conntrack {
             conntrack.limit = limit;

@@ -7,7 +7,7 @@ use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::symptom::failed_calls;
-use crate::words::{count, counted, process};
+use crate::words::{count, counted, doing, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "N02",
@@ -51,12 +51,15 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     );
     let draft = |verdict: String| {
         Draft::new(Severity::Warning, "nf_conntrack collisions", verdict)
-            .because(format!("{} more collisions were resolved without a drop (clashres)", count(resolved)))
+            .because(format!(
+                "{} resolved without a drop (clashres)",
+                doing(resolved, "more collision", "were")
+            ))
             .explains(What::Counter("conntrack.insert_failed"))
             .explains_up_to(What::Counter("conntrack.drop"), failed.during)
             .explains(What::Counter("TcpExt.TCPSynRetrans"))
             .explains(What::calls("send", "EPERM"))
-            .because(format!("since boot: {} drops of this kind", count(failed.total)))
+            .because(format!("since boot: {} of this kind", counted(failed.total, "drop")))
     };
     if let Some(full) = conntrack.translated.iter().flatten().find(|found| is_exhausted(found)) {
         let known = processes_to(snapshot, full.destination);

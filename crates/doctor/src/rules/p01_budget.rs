@@ -6,7 +6,7 @@ use crate::budget::{Budget, is_relieved, state};
 use crate::draft::{Draft, Remedy, What};
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, counted, percent, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P01",
@@ -73,7 +73,10 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         (false, false) => Severity::Warning,
     };
     let held = (budget.held > 0).then(|| {
-        format!("bind() and listen() hold {} more ports of the range (P05, P06)", count(budget.held.into()))
+        format!(
+            "bind() and listen() hold {} of the range (P05, P06)",
+            counted(budget.held.into(), "more port")
+        )
     });
     let mut draft = Draft::new(severity, tuple(subject), verdict)
         .because(format!("sockets: {}", states(subject)))
@@ -81,7 +84,7 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         .because_if(held)
         .because_if(
             (subject.growth_per_s >= 1.0)
-                .then(|| format!("{:.0} more ports per second", subject.growth_per_s)),
+                .then(|| format!("{} per second", counted(subject.growth_per_s.round() as u64, "more port"))),
         );
     if budget.is_full() && !is_relieved {
         draft =

@@ -5,7 +5,7 @@ use crate::budget::Budget;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{drawn_ports, more_sources, printed, running_fix, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, process, tuple};
+use crate::words::{count, counted, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P02",
@@ -73,11 +73,11 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) -> Dra
     };
     let caller = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
     let verdict = format!(
-        "{} uses {} of {} {parity} ports: each connect() of {caller} looks at up to {} ports before it finds a free one",
+        "{} uses {} of {} {parity} ports: each connect() of {caller} looks at up to {} before it finds a free one",
         tuple(subject),
         count(subject.low_parity.into()),
         count(low.into()),
-        count(low.into())
+        counted(low.into(), "port")
     );
     let time = |ns: f64| f64::from(low) * ns / 1e3;
     let mut draft = Draft::new(Severity::Warning, tuple(subject), verdict)

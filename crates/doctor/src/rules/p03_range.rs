@@ -6,7 +6,7 @@ use crate::command::Cure;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{lasting_sysctls, most_ports, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, tuple};
+use crate::words::{count, counted, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P03",
@@ -65,8 +65,8 @@ fn draft(
     let range = format!("{}-{}", ports.low, ports.high);
     let verdict = if demand > f64::from(budget.taken()) {
         format!(
-            "the range {range} has {} usable ports; {} needs {} at its rate of {:.0} closes/s and {:.0} s until a port is free again",
-            count(ports.usable().into()),
+            "the range {range} has {}; {} needs {} at its rate of {:.0} closes/s and {:.0} s until a port is free again",
+            counted(ports.usable().into(), "usable port"),
             tuple(subject),
             count(demand.ceil() as u64),
             budget.closes_per_s,
@@ -74,8 +74,8 @@ fn draft(
         )
     } else {
         format!(
-            "the range {range} has {} usable ports; {} uses {} of them",
-            count(ports.usable().into()),
+            "the range {range} has {}; {} uses {} of them",
+            counted(ports.usable().into(), "usable port"),
             tuple(subject),
             count(budget.taken().into())
         )

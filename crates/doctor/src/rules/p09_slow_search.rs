@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::draft::{Draft, Remedy};
 use crate::remedies::shorter_searches;
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process};
+use crate::words::{counted, percent, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "P09",
@@ -44,9 +44,9 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let verdict = format!(
-        "connect() searches {:.1} ms for a port (99th percentile of {} searches, mean {:.2} ms)",
+        "connect() searches {:.1} ms for a port (99th percentile of {}, mean {:.2} ms)",
         p99_ns as f64 / 1e6,
-        count(traced.searches),
+        counted(traced.searches, "search"),
         mean_ns as f64 / 1e6
     );
     let of_one_cpu = percent(traced.search_ns, snapshot.interval_ns);
@@ -54,11 +54,11 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         .because(format!("the searches take {of_one_cpu} of one processor"));
     for connects in traced.connects.iter().filter(|connects| connects.searches > 0).take(3) {
         draft = draft.because(format!(
-            "{} → {}: mean {:.2} ms of {} searches",
+            "{} → {}: mean {:.2} ms of {}",
             process(&connects.owner),
             connects.destination,
             connects.search_mean_ns as f64 / 1e6,
-            count(connects.searches)
+            counted(connects.searches, "search")
         ));
     }
     Ok(vec![shorter_searches(draft, snapshot, traced).proper(Remedy::advice(

@@ -1,12 +1,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
+use fourtuple_record::snapshot::{LocalAddress, Part, Snapshot, Tuple};
 
 use crate::accepting::time;
 use crate::budget::state;
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
+use crate::remedies::network;
 use crate::rule::{Checked, Rule};
 use crate::words::{caller, counted, process};
 
@@ -68,7 +69,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
             draft
                 .now(Remedy::privileged(Scope::Namespace, format!("ss -K src {}", filter(source)), "ends these connections with ECONNABORTED, and the program connects again (needs CONFIG_INET_DIAG_DESTROY)").with(forget))
                 .now(Remedy::advice(
-                    format!("`ip addr add {source}/PREFIX dev DEVICE`, if the address should be on this host"),
+                    addition(snapshot, source, Some(first.destination.ip())),
                     "the connections go on if the peers still have them",
                 ))
                 .proper(Remedy::advice(
@@ -111,12 +112,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
                     process: Some(owner.pid),
                     address: Some(address.to_string()),
                 })
-                .now(Remedy::advice(
-                    format!(
-                        "`ip addr add {source}/PREFIX dev DEVICE`, if the address should be on this host"
-                    ),
-                    "bind() succeeds at once",
-                ))
+                .now(Remedy::advice(addition(snapshot, source, None), "bind() succeeds at once"))
                 .proper(Remedy::advice(configured, "the program binds to an address that is there"))
                 .proper(Remedy::advice(
                     "net.ipv4.ip_nonlocal_bind=1, only for an address that moves between hosts (VRRP)",
@@ -127,6 +123,32 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
     drafts
 }
 
+/// Returns the command that adds an address: beside an address of the same network, else as a single address on the device of the network
+/// of the destination.
+fn addition(snapshot: &Snapshot, source: IpAddr, destination: Option<IpAddr>) -> String {
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let is_plain = |name: &&String| name.chars().all(|c| c.is_ascii_alphanumeric() || "._@-".contains(c));
+    // The prefix of a neighbour and the name of its device.
+    let beside = |address: IpAddr| {
+        let holds = |local: &&LocalAddress| {
+            local.address.is_ipv4() == address.is_ipv4()
+                && network(local.address, local.prefix) == network(address, local.prefix)
+        };
+        let nearest = addresses.iter().filter(holds).max_by_key(|local| local.prefix)?;
+        Some((nearest.prefix, nearest.device.as_ref().filter(is_plain)?))
+    };
+    let single = if source.is_ipv4() { 32 } else { 128 };
+    let there = beside(source).or_else(|| Some((single, beside(destination?)?.1)));
+    match there {
+        Some((prefix, device)) => {
+            format!("`ip addr add {source}/{prefix} dev {device}`, if the address should be on this host")
+        }
+        None => format!(
+            "`ip addr add {source}/{single} dev DEVICE` with the device that had it, if the address should be on this host"
+        ),
+    }
+}
+
 /// Returns an address as `ss` reads it, for a shell, which could take brackets for a pattern.
 fn filter(address: IpAddr) -> String {
     if address.is_ipv4() { address.to_string() } else { format!("'[{address}]'") }
@@ -134,9 +156,33 @@ fn filter(address: IpAddr) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fourtuple_record::snapshot::{Connections, FailedCall, Failures, LocalAddress, Owner};
+    use fourtuple_record::snapshot::{Connections, FailedCall, Failures, Owner};
 
     use super::*;
+
+    fn local(address: [u8; 4], prefix: u8, device: &str) -> LocalAddress {
+        LocalAddress { address: address.into(), prefix, tentative: false, device: Some(device.to_owned()) }
+    }
+
+    #[test]
+    fn the_addition_names_what_is_known() {
+        let addresses = vec![
+            local([10, 0, 0, 1], 24, "eth0"),
+            local([10, 0, 0, 9], 16, "eth1"),
+            local([10, 1, 0, 1], 16, "a;b"),
+        ];
+        let snapshot = Snapshot { addresses: Part::Seen(addresses), ..Snapshot::default() };
+        let of = |source: &str, destination: Option<[u8; 4]>| {
+            let line = addition(&snapshot, source.parse().unwrap(), destination.map(IpAddr::from));
+            line.split('`').nth(1).unwrap().to_owned()
+        };
+        assert_eq!(of("10.0.0.99", None), "ip addr add 10.0.0.99/24 dev eth0");
+        assert_eq!(of("10.0.7.99", None), "ip addr add 10.0.7.99/16 dev eth1");
+        assert_eq!(of("10.9.0.1", Some([10, 0, 0, 2])), "ip addr add 10.9.0.1/32 dev eth0");
+        assert_eq!(of("10.9.0.1", Some([8, 8, 8, 8])), "ip addr add 10.9.0.1/32 dev DEVICE");
+        assert_eq!(of("10.1.0.2", None), "ip addr add 10.1.0.2/32 dev DEVICE", "a name for a shell");
+        assert_eq!(of("2001:db8::1", None), "ip addr add 2001:db8::1/128 dev DEVICE");
+    }
 
     #[test]
     fn a_refused_bind_names_the_missing_address() {
@@ -156,11 +202,7 @@ mod tests {
             interval_ns: 2_000_000_000,
             lost_sources: Part::Seen(Vec::new()),
             connections: Part::Seen(Connections::default()),
-            addresses: Part::Seen(vec![LocalAddress {
-                address: [10, 0, 0, 1].into(),
-                prefix: 24,
-                tentative: false,
-            }]),
+            addresses: Part::Seen(vec![local([10, 0, 0, 1], 24, "eth0")]),
             failures: Part::Seen(Failures {
                 calls: vec![call("10.0.0.99:0"), call("10.0.0.1:0")],
                 left_out: 0,

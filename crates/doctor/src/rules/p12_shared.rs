@@ -5,7 +5,7 @@ use crate::budget::{Budget, state};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{more_sources, printed, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, doing, percent, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "P12",
@@ -50,8 +50,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, large: &[&Owner]
     let named: Vec<String> = large.iter().take(3).map(share).collect();
     let more = if large.len() > 3 { format!(" and {} more", large.len() - 3) } else { String::new() };
     let verdict = format!(
-        "{} processes share the {} ports of {}: {}{more}; {} are in use",
-        large.len(),
+        "{} the {} ports of {}: {}{more}; {} are in use",
+        doing(large.len() as u64, "process", "share"),
         count(budget.total.into()),
         tuple(subject),
         named.join(", "),

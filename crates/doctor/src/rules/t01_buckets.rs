@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::Snapshot;
 use crate::command::{Content, Setting};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent};
+use crate::words::{count, counted, doing, percent};
 
 pub(super) const RULE: Rule = Rule {
     id: "T01",
@@ -33,8 +33,8 @@ fn check(snapshot: &Snapshot, percent_limit: f64) -> Checked {
         return Ok(Vec::new());
     }
     let verdict = format!(
-        "{} sockets are in TIME_WAIT, {} of the {} that {NAME} allows",
-        count(time_wait),
+        "{} in TIME_WAIT, {} of the {} that {NAME} allows",
+        doing(time_wait, "socket", "are"),
         percent(time_wait, limit),
         count(limit)
     );
@@ -55,7 +55,7 @@ fn higher(time_wait: u64, limit: u64) -> u64 {
 pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
     let higher = higher(time_wait, limit);
     let effect =
-        format!("room for {} sockets, at most {} MiB of memory", count(higher), (higher * 256) >> 20);
+        format!("room for {}, at most {} MiB of memory", counted(higher, "socket"), (higher * 256) >> 20);
     Remedy::sysctl(NAME, higher.to_string(), effect)
 }
 

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{ConfiguredSysctl, Part, Snapshot};
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::count;
+use crate::words::counted;
 
 pub(super) const RULE: Rule = Rule {
     id: "T05",
@@ -60,8 +60,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn fin_timeout(now: u64, time_wait: u64, lines: &[ConfiguredSysctl]) -> Draft {
     let verdict = format!(
-        "{FIN_TIMEOUT} is {now} s instead of {DEFAULT} s and does not shorten TIME_WAIT, which has {} sockets: it is the time in FIN_WAIT_2",
-        count(time_wait)
+        "{FIN_TIMEOUT} is {now} s instead of {DEFAULT} s and does not shorten TIME_WAIT, which has {}: it is the time in FIN_WAIT_2",
+        counted(time_wait, "socket")
     );
     let mut draft = Draft::new(Severity::Notice, FIN_TIMEOUT, verdict);
     for line in lines {
@@ -77,8 +77,8 @@ fn fin_timeout(now: u64, time_wait: u64, lines: &[ConfiguredSysctl]) -> Draft {
 fn recycle(line: &ConfiguredSysctl, time_wait: u64) -> Draft {
     let ConfiguredSysctl { file, line: number, .. } = line;
     let verdict = format!(
-        "{file}:{number} sets {RECYCLE}, which Linux 4.12 removed: it does nothing about the {} sockets in TIME_WAIT",
-        count(time_wait)
+        "{file}:{number} sets {RECYCLE}, which Linux 4.12 removed: it does nothing about {} in TIME_WAIT",
+        counted(time_wait, "socket")
     );
     let path = file.clone();
     let remove = move |snapshot: &mut Snapshot| {

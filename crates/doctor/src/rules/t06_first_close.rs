@@ -6,7 +6,7 @@ use crate::budget::{Budget, RECENT_SECONDS};
 use crate::draft::{Draft, Remedy};
 use crate::remedies::{keep_connections, print_name, printed};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process, tuple};
+use crate::words::{count, counted, percent, process, tuple};
 
 pub(super) const RULE: Rule = Rule {
     id: "T06",
@@ -79,10 +79,10 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     let owner = service.workers.first();
     let closer = owner.map_or_else(|| "the server".to_owned(), process);
     let verdict = format!(
-        "{closer} on port {} closes first{}: {} sockets in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
+        "{closer} on port {} closes first{}: {} in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
         service.port,
         lately(service.closes_per_s),
-        count(waiting),
+        counted(waiting, "socket"),
         percent(waiting, allowed),
         count(allowed)
     );

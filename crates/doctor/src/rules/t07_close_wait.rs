@@ -109,7 +109,8 @@ fn draft(leak: &CloseWait, is_leak: bool, limits: Option<&Process>) -> Draft {
         "{name} has not closed {} that the peer closed {ago} (CLOSE_WAIT), the oldest silent for {}, most with {}",
         counted(sockets.into(), "connection"),
         time(leak.oldest_ns as f64 / 1e9),
-        leak.remote
+        // A client has one port of the server; a server has many ports of a client.
+        if leak.remote.port() == 0 { leak.remote.ip().to_string() } else { leak.remote.to_string() }
     );
     let list = match leak.owner.pid {
         0 => "ss -tnp state close-wait".to_owned(),

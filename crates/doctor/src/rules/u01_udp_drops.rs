@@ -6,7 +6,7 @@ use crate::command::Scope;
 use crate::datagram::Counted;
 use crate::draft::{Draft, Remedy, What};
 use crate::rule::{Checked, Rule, Threshold};
-use crate::words::{count, percent, process};
+use crate::words::{self, count, percent, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "U01",
@@ -50,9 +50,9 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
     let interval = time(snapshot.interval_ns);
     let limit = socket.limit_bytes.unwrap_or(0);
     let verdict = format!(
-        "the UDP socket {} of {server} dropped {} datagrams in {interval}; its queue holds {} of {} bytes ({})",
+        "the UDP socket {} of {server} dropped {} in {interval}; its queue holds {} of {} bytes ({})",
         socket.local,
-        count(drops),
+        words::counted(drops, "datagram"),
         count(socket.queued_bytes),
         count(limit),
         percent(socket.queued_bytes, limit)
@@ -65,8 +65,8 @@ fn draft(snapshot: &Snapshot, socket: &UdpSocketView, drops: u64, total: u64, co
     let mut draft =
         Draft::new(Severity::Warning, format!("{} (socket {:#x})", socket.local, socket.cookie), verdict)
             .because(format!(
-                "all sockets: {} drops; Udp.InErrors {}, Udp.RcvbufErrors {}: {seen}",
-                count(total),
+                "all sockets: {}; Udp.InErrors {}, Udp.RcvbufErrors {}: {seen}",
+                words::counted(total, "drop"),
                 count(counted.errors),
                 count(counted.full)
             ));

@@ -5,7 +5,7 @@ use crate::accepting::{holders, time};
 use crate::datagram::groups;
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
-use crate::words::count;
+use crate::words::{count, counted};
 
 pub(super) const RULE: Rule = Rule {
     id: "U02",
@@ -60,9 +60,9 @@ fn draft(snapshot: &Snapshot, group: &[&UdpSocketView], connected: &[&UdpSocketV
     let peer = busiest.remote.map_or_else(String::new, |peer| peer.to_string());
     let server = holders(&busiest.owners);
     let mut verdict = format!(
-        "a UDP socket of {server} is connected to {peer} and shares {} with {} unconnected sockets: it alone gets the datagrams of this peer",
+        "a UDP socket of {server} is connected to {peer} and shares {} with {}: it alone gets the datagrams of this peer",
         first.local,
-        group.len()
+        counted(group.len() as u64, "unconnected socket")
     );
     if drops > 0 {
         verdict += &format!("; {} were dropped in {}", count(drops), time(snapshot.interval_ns));

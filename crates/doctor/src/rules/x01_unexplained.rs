@@ -53,7 +53,7 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
         rest.iter().take(MAX_FINDINGS).map(|item| draft(snapshot, item, checked)).collect();
     if let (Some(last), more @ 1..) = (drafts.last_mut(), rest.len().saturating_sub(MAX_FINDINGS)) {
         let further: Vec<String> = rest[MAX_FINDINGS..].iter().take(5).map(|item| item.sentence()).collect();
-        last.evidence.push(format!("{} further symptoms: {}", count(more as u64), further.join("; ")));
+        last.evidence.push(format!("{}: {}", counted(more as u64, "further symptom"), further.join("; ")));
     }
     Ok(drafts)
 }
@@ -147,7 +147,7 @@ mod tests {
             "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
         assert_eq!(of[0].0, expected);
         assert!(of[0].1[0].starts_with("the cause here: no source address"), "{of:?}");
-        let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false };
+        let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false, device: None };
         snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
         snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);

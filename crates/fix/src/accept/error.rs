@@ -78,7 +78,7 @@ pub enum AcceptError {
     TooMany(String),
     /// More sockets in a group than a selector compares.
     #[error(
-        "cannot fix accept: the group of {socket} has {members} listeners, and a selector compares at most {MEMBERS}, because the \
+        "cannot fix accept: a selector compares at most {MEMBERS} of the {members} listeners of the group of {socket}, because the \
          kernel's verifier bounds its loop"
     )]
     TooLarge {

@@ -28,10 +28,10 @@ pub(super) fn heading(snapshot: &Snapshot, comment: &str) -> String {
     let reserved = if snapshot.reserved.is_empty() { "" } else { " without the reserved ones" };
     let mut sentences = vec![
         format!(
-            "This host: Linux {}, {} CPUs, source ports {low} to {high}{reserved}.",
+            "This host: Linux {}, CPUs: {}, source ports {low} to {high}{reserved}.",
             snapshot.kernel, snapshot.cpus
         ),
-        format!("A source address has {} ports for each destination.", snapshot.usable()),
+        format!("Ports of a source address for each destination: {}.", snapshot.usable()),
     ];
     sentences.push(match snapshot.option {
         PortRangeOption::Linear => format!(

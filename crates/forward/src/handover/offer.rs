@@ -94,9 +94,7 @@ impl Offer {
         let seats = self.links.iter().map(|link| link.seats).min().unwrap_or_default();
         if wanted.planes > seats {
             let planes = wanted.planes;
-            return Err(differs(format!(
-                "it has {seats} sockets at each address, too few for {planes} planes"
-            )));
+            return Err(differs(format!("sockets at each address: {seats}, fewer than the {planes} planes")));
         }
         // Packets that UDP_GRO has coalesced stay coalesced in the receive queue. Planes without UDP_GRO could not split them and have no
         // buffers for them. The same is assumed for planes of an unknown kind.

@@ -10,10 +10,11 @@ use crate::snapshot::reading::reason;
 
 pub(super) fn read() -> Result<Vec<LocalAddress>, String> {
     let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;
-    let record = |device::Local { address, prefix, is_tentative }| LocalAddress {
+    let record = |device::Local { address, prefix, index, is_tentative }| LocalAddress {
         address,
         prefix,
         tentative: is_tentative,
+        device: device::name(index).ok(),
     };
     Ok(addresses.into_iter().map(record).collect())
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fourtuple_record::snapshot::CloseWait;
@@ -30,6 +30,17 @@ struct Sums {
     old: u32,
 }
 
+/// Returns the remote end of most sockets. Clients of a server have a port each: then the port is 0, and the address has most sockets.
+fn most(remotes: &BTreeMap<SocketAddr, u32>) -> Option<SocketAddr> {
+    let mut addresses: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    for (remote, number) in remotes {
+        *addresses.entry(remote.ip()).or_default() += number;
+    }
+    let (remote, of_remote) = remotes.iter().max_by_key(|(_, number)| **number)?;
+    let (address, of_address) = addresses.into_iter().max_by_key(|(_, number)| *number)?;
+    Some(if of_remote * 2 > of_address { *remote } else { SocketAddr::new(address, 0) })
+}
+
 /// Reads the sockets in CLOSE_WAIT that a process holds. The process 0 stands for processes that are not visible.
 pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait>> {
     let mut processes: BTreeMap<u32, Sums> = BTreeMap::new();
@@ -52,10 +63,9 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
     let mut listed: Vec<CloseWait> = processes
         .into_iter()
         .filter_map(|(pid, sums)| {
-            let (remote, _) = sums.remotes.iter().max_by_key(|(_, number)| **number)?;
             Some(CloseWait {
                 owner: sockets.owner(pid, sums.sockets)?,
-                remote: *remote,
+                remote: most(&sums.remotes)?,
                 oldest_ns: sums.oldest.as_nanos() as u64,
                 settled: sums.settled,
                 old: sums.old,
@@ -65,4 +75,22 @@ pub(super) fn read(query: &Query, sockets: &Sockets) -> io::Result<Vec<CloseWait
     listed.sort_by_key(|process| (Reverse(process.owner.sockets), process.owner.pid));
     listed.truncate(LISTED);
     Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_clients_are_not_a_service() {
+        let of = |ends: &[(&str, u32)]| {
+            most(&ends.iter().map(|&(end, number)| (end.parse().unwrap(), number)).collect())
+                .map(|end| end.to_string())
+        };
+        assert_eq!(of(&[("10.0.0.2:80", 9), ("10.0.0.3:80", 1)]).as_deref(), Some("10.0.0.2:80"));
+        let clients = [("10.0.0.2:40001", 1), ("10.0.0.2:40002", 1), ("10.0.0.3:40001", 1)];
+        assert_eq!(of(&clients).as_deref(), Some("10.0.0.2:0"));
+        assert_eq!(of(&[("10.0.0.2:40001", 1)]).as_deref(), Some("10.0.0.2:40001"));
+        assert_eq!(of(&[]), None);
+    }
 }

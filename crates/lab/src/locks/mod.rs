@@ -17,6 +17,7 @@ use std::thread;
 
 use fastrand::Rng;
 use fourtuple::capabilities::LocalPortRange;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{LabLocksResults, LabLocksSettings, LocksPair, Remark};
 
 use crate::locks::sums::Sums;
@@ -187,7 +188,7 @@ impl RunState<'_> {
     /// Queries that fail at once would give a meaningless rate.
     fn remark_failures(&mut self, change: Change, sides: &[Sums; 2]) {
         for (side, name) in sides.iter().zip(["before", "after"]).filter(|(side, _)| side.failed() > 0) {
-            let message = format!("{} {name}: {} queries failed", change.name(), side.failed());
+            let message = format!("{} {name}: {} failed", change.name(), counted(side.failed(), "query"));
             self.remarks.push(Remark::new("failures", message));
         }
     }

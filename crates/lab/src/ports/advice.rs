@@ -1,4 +1,4 @@
-use fourtuple_measure::words::grouped;
+use fourtuple_measure::words::{counted, grouped};
 use fourtuple_record::{PortsResults, StrategyResult, format_duration};
 use fourtuple_syscalls::socket::Transport;
 
@@ -19,11 +19,11 @@ fn udp(results: &PortsResults) -> Vec<String> {
             0,
             format!(
                 "The kernel does not search UDP ports by parity: bind() and connect() take {} on average for even ports and {} for \
-                 odd ports. A UDP socket holds its port towards every destination, so at most {} sockets are possible; \
+                 odd ports. A UDP socket holds its port towards every destination, so at most {} can exist; \
                  fourtuple::dial::UdpDialer can share a port among destinations (Sharing::Shared).",
                 format_duration(even.mean),
                 format_duration(odd.mean),
-                grouped(results.tuples)
+                counted(results.tuples, "socket")
             ),
         );
     }
@@ -36,16 +36,16 @@ fn tcp(results: &PortsResults) -> Vec<String> {
     if let Some(run) = find("kernel-default")
         && let (Some(even), Some(odd)) = (run.connect_ns.even, run.connect_ns.odd)
     {
-        let (slow, fast, parity) =
-            if odd.mean > even.mean { (odd, even, "odd") } else { (even, odd, "even") };
+        let (slow, fast, ports) =
+            if odd.mean > even.mean { (odd, even, "odd ports") } else { (even, odd, "even ports") };
         if slow.mean > 2 * fast.mean {
             lines.push(format!(
                 "By default this kernel searches one half of the range first, the ports of one parity: connect() takes {} on \
-                 average for the first {} connections to one destination, and {} for the others ({} ports).",
+                 average for the first {} to one destination, and {} for the others ({}).",
                 format_duration(fast.mean),
-                grouped(fast.count),
+                counted(fast.count, "connection"),
                 format_duration(slow.mean),
-                parity
+                ports
             ));
         } else {
             lines.push(format!(

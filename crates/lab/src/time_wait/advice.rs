@@ -1,4 +1,4 @@
-use fourtuple_measure::words::grouped;
+use fourtuple_measure::words::{counted, grouped};
 use fourtuple_record::{TimeWaitResults, TimeWaitRun, format_duration};
 
 use crate::time_wait::Remedy;
@@ -7,9 +7,9 @@ use crate::time_wait::Remedy;
 pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
     let mut lines = vec![format!(
-        "A source address that closes first has {} ports to one destination, and each stays in TIME_WAIT for 60.0s: it cannot \
+        "A source address that closes first has {} to one destination, and each stays in TIME_WAIT for 60.0s: it cannot \
          sustain more than {:.0} connections per second.",
-        grouped(results.ports),
+        counted(results.ports, "port"),
         results.ceiling_per_s
     )];
     if let Some(run) = find("none-over")

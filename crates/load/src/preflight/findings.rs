@@ -118,8 +118,11 @@ fn ports(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Findin
         (None, RateSource::Assumed) if course.leaves_time_wait() && need.operations.is_none() => {
             let seconds = stall.after_connections.saturating_sub(course.at_once) as f64 / course.rate;
             format!(
-                "at {} new connections a second and thread, which is an assumption, it would stall after {}",
-                grouped((ASSUMED_CONNECTIONS_PER_S.min(course.rate / need.threads.max(1) as f64)) as u64),
+                "at {} a second and thread, which is an assumption, it would stall after {}",
+                counted(
+                    (ASSUMED_CONNECTIONS_PER_S.min(course.rate / need.threads.max(1) as f64)) as u64,
+                    "new connection"
+                ),
                 format_time(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
             )
         }
@@ -172,19 +175,21 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<
     let (needs, message) = if need.engine_needs_descriptors {
         let needs = connections.saturating_add(beside);
         let message = format!(
-            "{} need about {} descriptors, RLIMIT_NOFILE allows {}",
+            "{} {} about {}, RLIMIT_NOFILE allows {}",
             counted(connections, "connection"),
-            grouped(needs),
+            if connections == 1 { "needs" } else { "need" },
+            counted(needs, "descriptor"),
             grouped(limits.soft),
         );
         (needs, message)
     } else {
         let needs = connections.div_ceil(threads) + 1;
         let message = format!(
-            "{} over {} need {} slots in each ring's table, which may have {} (RLIMIT_NOFILE bounds it too)",
+            "{} over {} {} {} in each ring's table, which may have {} (RLIMIT_NOFILE bounds it too)",
             counted(connections, "connection"),
             counted(threads, "thread"),
-            grouped(needs),
+            if connections == 1 { "needs" } else { "need" },
+            counted(needs, "slot"),
             grouped(slots),
         );
         (needs, message)
@@ -262,9 +267,9 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Fi
     let sockets = course.opened_in(TIME_WAIT.as_secs_f64()).min(course.steady());
     (sockets > room).then(|| {
         let message = format!(
-            "up to {} sockets in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves room for {} ({} are there): the rest \
+            "up to {} in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves room for {} ({} there): the rest \
              are closed without TIME_WAIT, unlike the sockets of real clients",
-            grouped(sockets),
+            counted(sockets, "socket"),
             grouped(room),
             grouped(snapshot.time_wait),
         );

@@ -263,6 +263,7 @@ fn snapshot() -> Snapshot {
             address: address("10.0.0.9:0").ip(),
             prefix: 24,
             tentative: false,
+            device: Some("eth0".to_owned()),
         }]),
         lost_sources: Part::Seen(vec![address("10.0.0.77:0").ip()]),
         traced: Part::Seen(traced()),

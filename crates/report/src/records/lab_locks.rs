@@ -30,7 +30,7 @@ fn facts(settings: &LabLocksSettings) -> Vec<String> {
     present([
         Some(plural((*workers).into(), "worker")),
         Some(plural((*clients).into(), "client")),
-        Some(format!("{} queries a trial", count(*queries))),
+        Some(format!("{} a trial", plural(*queries, "query"))),
         Some(format!("{} where there are several", plural((*sources).into(), "source"))),
         Some(format!("{} of trials (A B B A)", plural((*repeats).into(), "pair"))),
         Some(format!("the {closer} closes first")),

@@ -162,7 +162,7 @@ fn window_table(document: &mut Document, rows: &[&StrategyRow<'_>], as_published
     };
     document.heading("Windows");
     let table = Table::of(rows)
-        .page("Window size", |row| format!("{} ports", row.window().map(count).unwrap_or_default()))
+        .page("Window size", |row| row.window().map(|window| plural(window, "port")).unwrap_or_default())
         .page("Errors", |row| failed(row))
         .page("Total test time", |row| duration(row.elapsed_ns))
         .page("Connections/second", |row| count(row.rate.0.max(0.0).round() as u64));

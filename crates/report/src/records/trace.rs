@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use crate::document::{Document, Tone};
 use crate::number::{count, duration};
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, quoted, typed, unnamed, word};
+use crate::words::{CommandLine, plural, quoted, typed, unnamed, word};
 
 /// The filters that every trace has.
 pub(super) struct Filters<'a> {
@@ -99,7 +99,7 @@ pub(super) fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
 pub(super) fn process(process: u32, processes: u32, name: &str) -> String {
     match processes {
         0 | 1 => format!("{process} {name}"),
-        several => format!("{} processes {name}", count(several.into())),
+        several => format!("{} {name}", plural(several.into(), "process")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple::spread::{ControlFilter, FlowKey, Selector};
 use fourtuple_fix::{Accept, AcceptProgress, AcceptTarget, Chooser, Control, Selection};
+use fourtuple_measure::words::counted;
 use fourtuple_record::{FixAcceptSettings, Saved};
 use fourtuple_report::duration;
 use indicatif::HumanCount;
@@ -169,7 +170,11 @@ fn words(progress: &AcceptProgress) -> Vec<String> {
         duration(nanoseconds(progress.elapsed)),
         format!("{:.0} choices/s", progress.chosen_per_s),
         format!("{} chosen", HumanCount(progress.chosen)),
-        format!("{} listeners in {} groups", progress.listeners, progress.groups),
+        format!(
+            "{} in {}",
+            counted(progress.listeners as u64, "listener"),
+            counted(progress.groups as u64, "group")
+        ),
         format!("{} open", HumanCount(progress.open)),
         format!("longest queue {}", HumanCount(progress.longest_queue.into())),
     ];

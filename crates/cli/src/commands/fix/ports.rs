@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_fix::{DestinationFilter, FixError, Ports, PortsProgress, Programs, Target, parse_destination};
+use fourtuple_measure::words::counted;
 use fourtuple_record::{FixPortsSettings, Saved};
 use fourtuple_report::duration;
 use indicatif::HumanCount;
@@ -139,9 +140,9 @@ fn words(progress: &PortsProgress) -> Vec<String> {
     let mut words = vec![
         duration(nanoseconds(progress.elapsed)),
         format!("{:.0} connects/s", progress.connects_per_s),
-        format!("{} connects", HumanCount(progress.connects)),
+        counted(progress.connects, "connect"),
         format!("{} drawn", HumanCount(progress.drawn)),
-        format!("{} probes", HumanCount(progress.probes)),
+        counted(progress.probes, "probe"),
     ];
     for (number, meaning) in [
         (progress.would_draw, "would be drawn"),

@@ -6,6 +6,7 @@ use fourtuple_fleet::LoadRequest;
 use fourtuple_fleet::coordinator::{Coordinator, FleetLoad, FleetOutcome, FleetProgress};
 use fourtuple_fleet::protocol::{MAX_RUN, MAX_WORKERS};
 use fourtuple_load::SYSCTLS;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{Saved, Second, format_duration, format_time};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
@@ -159,7 +160,7 @@ fn words(progress: &FleetProgress<'_>) -> Vec<String> {
 
 fn second(second: &Second) -> String {
     let time = format_duration;
-    let left = second.ports_left.map_or(String::new(), |left| format!("  {} ports left", HumanCount(left)));
+    let left = second.ports_left.map_or(String::new(), |left| format!("  {} left", counted(left, "port")));
     let failed = match second.errors {
         0 => String::new(),
         errors => format!("  {} failed", HumanCount(errors)),
@@ -183,7 +184,7 @@ fn hosts(progress: &FleetProgress<'_>) -> String {
         lines.push_str(&format!("  {name:<20} {state}\n"));
     }
     if progress.hosts.len() > SHOWN {
-        lines.push_str(&format!("  and {} more hosts\n", progress.hosts.len() - SHOWN));
+        lines.push_str(&format!("  and {}\n", counted((progress.hosts.len() - SHOWN) as u64, "more host")));
     }
     lines
 }

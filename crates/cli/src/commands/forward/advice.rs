@@ -12,8 +12,11 @@ pub(super) fn crowded(planes: &[ForwardPlane], limit: ClientLimit) -> Option<Rem
     let ClientLimit { clients, ports, descriptors } = limit;
     (evicted + refused > 0).then(|| {
         let message = format!(
-            "clients had no room: {evicted} were forgotten early, {refused} packets were dropped. All planes may have {clients} \
-             (--clients-total; {ports} ephemeral ports, {descriptors} descriptors), a plane as many as --clients says"
+            "clients had no room: {evicted} forgotten early, {} dropped. All planes may have {clients} \
+             (--clients-total; {}, {}), a plane as many as --clients says",
+            counted(refused, "packet"),
+            counted(ports as u64, "ephemeral port"),
+            counted(descriptors as u64, "descriptor")
         );
         Remark::new("clients", message)
     })
@@ -37,29 +40,31 @@ pub(super) fn lines(
     let (checksum, truncated) = (dropped("checksum"), dropped("truncated"));
     if checksum > 0 {
         lines.push(format!(
-            "{} a wrong UDP checksum: the sender, or a device between that leaves checksums to its hardware (ethtool -K DEVICE tx off).",
-            with(checksum)
+            "{} had a wrong UDP checksum: the sender, or a device between that leaves checksums to its hardware (ethtool -K DEVICE tx off).",
+            counted(checksum, "packet")
         ));
     }
     if truncated > 0 {
         lines.push(format!(
-            "{} more bytes than --plane {} receives (docs/forward.md); --plane offload receives 64 KiB.",
-            with(truncated),
+            "{} had more bytes than --plane {} receives (docs/forward.md); --plane offload receives 64 KiB.",
+            counted(truncated, "packet"),
             forward.kind
         ));
     }
     let overflow = dropped("overflow");
     if overflow > 0 {
         lines.push(format!(
-            "{overflow} packets met a full receive queue: planes are too slow or too few, or bursts are longer than \
-             net.core.rmem_default."
+            "{} met a full receive queue: planes are too slow or too few, or bursts are longer than \
+             net.core.rmem_default.",
+            counted(overflow, "packet")
         ));
     }
     let uncut: u64 = planes.iter().map(|plane| plane.unsegmented).sum();
     if uncut > 0 {
         lines.push(format!(
-            "{uncut} messages could not be cut by the kernel (UDP_SEGMENT) and went one by one: packets longer than the \
-             path's MTU, or a device without checksums."
+            "{} could not be cut by the kernel (UDP_SEGMENT) and went packet by packet: packets longer than the \
+             path's MTU, or a device without checksums.",
+            counted(uncut, "message")
         ));
     }
     for session in bfd.iter().filter(|session| session.reception == Reception::Planes.name()) {
@@ -83,11 +88,6 @@ pub(super) fn lines(
         ));
     }
     lines
-}
-
-/// Returns `1 packet had`, `3 packets had`.
-fn with(packets: u64) -> String {
-    format!("{} had", counted(packets, "packet"))
 }
 
 /// Explains why some planes received no packets.

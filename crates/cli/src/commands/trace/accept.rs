@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{Saved, TraceAcceptSettings};
 use fourtuple_report::duration;
 use fourtuple_trace::{Accept, AcceptProgress};
@@ -98,7 +99,7 @@ fn words(progress: &AcceptProgress) -> Vec<String> {
         format!("{:.0} accepts/s", progress.accepts_per_s),
         format!("wait p50 {} p99 {}", duration(progress.p50_ns), duration(progress.p99_ns)),
         format!("depth {}", HumanCount(progress.depth_max.into())),
-        format!("{} accepts", HumanCount(progress.accepts)),
+        counted(progress.accepts, "accept"),
     ];
     for (number, meaning) in
         [(progress.woken, "spurious wakeups"), (progress.overflows, "overflows"), (progress.lost, "lost")]

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
 use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
@@ -130,7 +131,7 @@ impl ConnectFlags {
 /// Returns the subtitle of the flame graph: kernel, number of samples and colours.
 fn subtitle(kernel: &str, flame: &TraceFlame) -> String {
     let TraceFlame { samples, samples_per_s: _, in_connect: _, in_search: _, lost } = flame;
-    format!("kernel {kernel} · {} samples, {} lost · {COLOURS}", HumanCount(*samples), HumanCount(*lost))
+    format!("kernel {kernel} · {}, {} lost · {COLOURS}", counted(*samples, "sample"), HumanCount(*lost))
 }
 
 /// Returns the title of the flame graph.
@@ -149,7 +150,7 @@ fn words(progress: &ConnectProgress) -> Vec<String> {
         duration(nanoseconds(progress.elapsed)),
         format!("{:.0} searches/s", progress.searches_per_s),
         format!("p50 {} p99 {}", duration(progress.p50_ns), duration(progress.p99_ns)),
-        format!("{} searches", HumanCount(progress.searches)),
+        counted(progress.searches, "search"),
         format!("{} failed", HumanCount(progress.failed)),
     ];
     if progress.lost > 0 {

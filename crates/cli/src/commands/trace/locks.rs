@@ -2,6 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{Saved, TraceLocksSettings};
 use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
@@ -88,8 +89,8 @@ impl LocksFlags {
 fn words(progress: &LocksProgress) -> Vec<String> {
     let mut words = vec![
         duration(nanoseconds(progress.elapsed)),
-        format!("{} connections", HumanCount(progress.connections)),
-        format!("{} waits", HumanCount(progress.waits)),
+        counted(progress.connections, "connection"),
+        counted(progress.waits, "wait"),
         format!("waited {}", duration(progress.wait_ns)),
     ];
     words.extend(progress.worst.map(|class| format!("most for {class}")));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use fourtuple_measure::median_interval;
+use fourtuple_measure::words::counted;
 use fourtuple_record::{PlanesCell, PlanesRatio, Remark};
 
 use crate::planes::generator::inner_flows;
@@ -215,9 +216,9 @@ pub(super) fn doubts(cells: &[Sums]) -> Vec<Remark> {
             remarks.push(Remark::new(
                 "reordered",
                 format!(
-                    "{title}: {} packets overtook others of their flow, which one plane keeps in order: they were reordered \
+                    "{title}: {} overtook others of the same flow, which one plane keeps in order: the network reordered them \
                      before it or behind it",
-                    cell.reordered
+                    counted(cell.reordered, "packet")
                 ),
             ));
         }

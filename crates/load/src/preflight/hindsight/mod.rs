@@ -165,10 +165,10 @@ fn ports(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     found.advice.push(format!("Against running out of ports: {}.", remedies.join(", or ")));
     if let Some(most) = seen.preflight.sustainable_per_s {
         found.advice.push(format!(
-            "{} new connections a second can go on for ever here: {} for each tuple after its connection, {} tuples.",
-            grouped(most as u64),
+            "{} a second can go on for ever here: {} for each tuple after its connection, {}.",
+            counted(most as u64, "new connection"),
             format_time(seen.preflight.kept),
-            grouped(budget)
+            counted(budget, "tuple")
         ));
     }
 }

@@ -1,18 +1,18 @@
-//! Tasks of CI besides cargo's: `cargo xtask tidy`, `bpf`, `deny`, `kernels`, `package`, `site` and `release`.
+//! Tasks of CI besides cargo's: `cargo xtask plurals`, `bpf`, `deny`, `kernels`, `package`, `site` and `release`.
 #![forbid(unsafe_code)]
 
 mod bpf;
 mod deny;
 mod kernels;
 mod package;
+mod plurals;
 mod release;
 mod site;
-mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask tidy
+const USAGE: &str = "usage: cargo xtask plurals
        cargo xtask bpf [--check]
        cargo xtask deny
        cargo xtask kernels [--kernel 6.1|6.12|all] [--release]
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.split_first() {
-        Some((&"tidy", [])) => tidy::run(),
+        Some((&"plurals", [])) => plurals::run(),
         Some((&"bpf", [])) => bpf::run(bpf::Purpose::Rebuild),
         Some((&"bpf", ["--check"])) => bpf::run(bpf::Purpose::Check),
         Some((&"deny", [])) => deny::run(),

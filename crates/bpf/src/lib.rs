@@ -6,6 +6,7 @@
 //! to the process that loaded them and the kernel frees them with the last descriptor and the last attached socket; nothing is
 //! pinned. Loading needs CAP_BPF and CAP_NET_ADMIN in the initial user namespace, tracing CAP_BPF and CAP_PERFMON.
 #![allow(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod accept_wait;
 mod call;

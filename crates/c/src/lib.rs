@@ -6,6 +6,7 @@
 //! An attempt keeps its dialer alive. The header is kept by hand, because its comments are the documentation for C: `tests/programs.rs` compares
 //! it with `bindings/c/fourtuple.abi` and the library. Wrappers in `syscalls` instead would make the lowest crate depend on the library.
 #![allow(unsafe_code, reason = "C passes pointers")]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
 mod attempt;

@@ -1,6 +1,7 @@
 //! The `fourtuple` command: parses flags, calls a crate of the workspace, prints its record. Each subcommand is a module of
 //! `commands`.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
 mod exit;

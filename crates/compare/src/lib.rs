@@ -7,6 +7,7 @@
 //!
 //! The server of a trial ends with the trial, also if `compare` is killed by SIGKILL.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
 mod error;

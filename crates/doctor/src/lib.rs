@@ -3,6 +3,8 @@
 //! Each rule is a file in `rules`: what the rule looks for, where its figures come from, its threshold, its explanation, and a function
 //! from a snapshot to findings. The crate reads nothing itself.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod accepting;
 mod attribute;

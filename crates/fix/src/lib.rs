@@ -7,6 +7,7 @@
 //!
 //! [`mod@print`] has the settings of other programs against the same problem, for programs that can be changed.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod accept;
 mod calibrate;

@@ -9,6 +9,7 @@
 //! clock, whose offset the coordinator has estimated. A generating thread never waits for NATS or for the disk: it hands each complete second
 //! to a bounded queue, from which one thread writes the journal and a task publishes to JetStream.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod agent;
 mod children;

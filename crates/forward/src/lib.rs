@@ -9,6 +9,7 @@
 //! A takeover (`handover`) moves the sockets to another process. Until the new process has sent `taken`, it changes no socket, and the old
 //! one can continue to forward.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bfd;
 mod clients;

@@ -122,6 +122,8 @@
 //! - `plan`: the simulation of the kernel's port search in [`ports`], for the tools of this repository. The feature promises no
 //!   stability: any version may change its types and functions.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 #![warn(missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -3,6 +3,7 @@
 //! The crate changes nothing and opens no socket. It reads files of /proc and /sys below a root path that the caller
 //! passes in, so that tests can use a copy.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod cgroup;
 pub mod namespace;

@@ -10,6 +10,7 @@
 //! A lab that ends in any way leaves nothing to restore: it changes only the namespaces that it made. A stop flag ends it early, with the
 //! results so far.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod accept;
 mod calibrate;

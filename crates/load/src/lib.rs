@@ -4,6 +4,7 @@
 //! begin). [`Load::run`] executes it. [`preflight`] checks before the run whether this host has the ports, descriptors and
 //! queues that the run needs, and explains the results after it.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod arrival;
 mod driver;

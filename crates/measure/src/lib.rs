@@ -3,6 +3,8 @@
 //! The crate measures nothing. Samples come in as numbers, so that every claim in a record can be tested on made-up
 //! data.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod balance;
 mod comparison;

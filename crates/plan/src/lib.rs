@@ -3,6 +3,8 @@
 //! `fourtuple plan` and the Python package share it. The crate measures nothing and reads nothing: [`fourtuple::ports::Plan`] has all
 //! input.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod advice;
 

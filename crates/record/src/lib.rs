@@ -7,6 +7,8 @@
 //! Durations are integers in nanoseconds (`_ns`), rates are floats per second (`_per_s`). The JSON schema of all
 //! records is [`SCHEMA_JSON`].
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod accept;
 mod compare;

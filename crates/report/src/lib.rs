@@ -9,6 +9,8 @@
 //! A block or a column may be for one renderer only (`Medium`): the page has charts where the terminal has sparklines. A narrow terminal
 //! omits columns of low priority. The page fetches nothing, and its content security policy forbids it.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod flame;
 pub mod html;

@@ -14,6 +14,7 @@
 //! [`Serve::start`] creates the sockets and the worker threads. They belong to the network namespace of the calling thread and
 //! inherit its CPU affinity.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod connection;
 mod counts;

@@ -6,6 +6,7 @@
 //! [`OwnedFd`](std::os::fd::OwnedFd), and turns -1 into an [`io::Error`] with the errno. `unsafe` is allowed only here
 //! and in the crate `bpf`. Linux only.
 #![allow(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 use std::io;
 use std::time::Duration;

@@ -8,6 +8,7 @@
 //! events for which the kernel did not run the program (`recursion_misses`). `survey` runs the traces for `doctor`, and in windows for `top`
 //! and `export`; a trace that the host does not permit is absent, with its reason, and the others run.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod accept;
 mod blind_spots;

@@ -74,6 +74,7 @@ where
 ///
 /// Example: [`Resolve::resolve`].
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::exhaustive_structs, reason = "has no state")]
 pub struct SystemResolver;
 
 impl Resolve for SystemResolver {

@@ -17,6 +17,7 @@ use crate::ports::{PortRange, PortSet, Random};
 ///
 /// Example: [`Strategy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "the loop of a caller must handle each value")]
 pub enum Step {
     /// connect() searches the range of the namespace, ports of one parity first, then ports of the other parity.
     Search,

@@ -15,6 +15,7 @@ use fourtuple_syscalls::Endpoint;
 /// assert_eq!(Family::ALL.map(|family| family.to_string()), ["unix", "tcp4", "tcp6"]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "mirrors the addresses of a listener")]
 pub enum Family {
     /// AF_UNIX, SOCK_STREAM.
     Unix,

@@ -19,6 +19,7 @@ pub const TIME_WAIT: Duration = Duration::from_secs(60);
 /// assert_eq!(steady_tuples(100.0, hold + Closer::Us.time_wait()), 6_200);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "a connection has two ends")]
 pub enum Closer {
     /// The client: each closed connection holds its tuple for 60 s more.
     Us,

@@ -138,6 +138,7 @@ impl ProbeCost {
 /// # Ok::<(), fourtuple::ports::CostError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
 pub struct Costs {
     /// connect() whose first probed port is free; on loopback this includes the handshake.
     pub floor_ns: f64,
@@ -208,6 +209,7 @@ impl Costs {
 ///
 /// `half` holds up to half of the ports in use, `full` when all are. In between the costs are interpolated. Example: [`Costs`].
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
 pub struct CostsByFill {
     /// Costs while half of the ports or fewer are in use.
     pub half: Costs,

@@ -28,6 +28,7 @@ use crate::ports::{Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
 /// assert_eq!((fill.connected(), fill.failed()), (100_000, 0));
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
 pub struct Fleet<'a> {
     /// The range of the namespace.
     pub range: PortRange,

@@ -9,6 +9,7 @@ use crate::ports::{PortRange, PortSet, Random};
 ///
 /// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "of the feature `plan`, without a promise of stability")]
 pub enum WindowSearch {
     /// Before Linux 6.8: first the ports with the parity of the window's first port, then the ports of the opposite parity.
     Parity,
@@ -57,6 +58,7 @@ impl std::ops::AddAssign for Probes {
 ///
 /// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
 pub struct SearchResult {
     /// The port, now in use; `None`: the kernel returns EADDRNOTAVAIL.
     pub port: Option<u16>,

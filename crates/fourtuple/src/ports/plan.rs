@@ -37,6 +37,7 @@ const SAMPLE: u64 = 20_000_000;
 /// assert_eq!(plan.in_use(), Duration::from_secs(60));
 /// ```
 #[derive(Clone, Debug)]
+#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
 pub struct Plan {
     /// The range of the namespace.
     pub range: PortRange,

@@ -13,6 +13,7 @@ use std::fmt;
 /// assert_eq!(FlowKey::whole(2, 4).of(&packet), None); // too short
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "callers fill in all fields")]
 pub struct FlowKey {
     /// The offset in bytes from the start of the payload.
     pub offset: u16,

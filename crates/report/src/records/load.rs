@@ -79,7 +79,7 @@ fn facts(settings: &LoadSettings) -> Vec<String> {
     let closed = || match close_every {
         0 => "kept alive".to_owned(),
         1 => "closed after every request".to_owned(),
-        requests => format!("closed after {}", plural((*requests).into(), "request")),
+        requests => format!("closed after {}", plural(*requests, "request")),
     };
     let sends = *request_bytes > 0 || *response_bytes > 0;
     present([

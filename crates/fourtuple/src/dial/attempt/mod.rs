@@ -130,6 +130,7 @@ pub struct Attempt<'a> {
 ///
 /// Example: [`Dialer::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "the loop of a caller must handle each value")]
 pub enum Retry {
     /// Call connect() again on the same socket. Its options have been updated.
     SameSocket,

@@ -1,11 +1,15 @@
-//! Finds sentences that break at 1: a number of its own before a noun in the plural, as in `"{} ports"`. `words::counted` of
+//! `cargo xtask plurals`: sentences that break at 1, a number of its own before a noun in the plural, as in `"{} ports"`. `words::counted` of
 //! `fourtuple-measure` and `words::doing` of `fourtuple-doctor` count nouns.
 //!
 //! A part of a whole reads well with every number (`1 of 1 ports`), and so do a number after `the`, where the sentence names a plural, a number
 //! with decimals (`1.0 ports`) and a rate.
 
-use crate::tidy::lexer::Kind;
-use crate::tidy::tree::{Fault, Tree};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::workspace::Workspace;
 
 /// The crates whose strings are sentences for users.
 const CRATES: &[&str] = &["cli", "doctor", "fix", "forward", "lab", "load", "plan", "report", "trace"];
@@ -63,32 +67,73 @@ const BEFORE: &[&str] = &["its", "of", "the", "two"];
 /// Words after a number that has no noun.
 const BETWEEN: &[&str] = &["B", "at", "for", "from", "in", "of", "on", "to", "when", "with"];
 
-pub(super) fn check(tree: &Tree) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    for source in &tree.sources {
-        if !CRATES.iter().any(|name| source.path.starts_with(format!("crates/{name}/src"))) {
-            continue;
-        }
-        for token in source.product_tokens().iter().filter(|token| token.kind == Kind::Literal) {
-            let found = plurals(token.text).into_iter();
-            faults.extend(found.map(|noun| {
-                let message = format!("a number before `{noun}` breaks at 1: words::counted or words::doing");
-                Fault::at(&source.path, token.line, message)
-            }));
-        }
+/// Prints each such sentence; returns true if there is none.
+pub(crate) fn run() -> Result<bool> {
+    let root = Workspace::read()?.root;
+    let mut faults = 0;
+    for name in CRATES {
+        faults += below(&root, &root.join("crates").join(name).join("src"))?;
     }
-    faults
+    Ok(faults == 0)
 }
 
-/// Returns the plural nouns of a format string that follow a placeholder, with at most one adjective in between.
-fn plurals(literal: &str) -> Vec<String> {
-    let joined: String = literal.lines().map(|line| line.trim_start().trim_end_matches('\\')).collect();
+fn below(root: &Path, directory: &Path) -> Result<usize> {
+    let mut faults = 0;
+    for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
+        let path = entry?.path();
+        // Messages of tests.
+        if path.file_stem().is_some_and(|name| name == "tests") {
+            continue;
+        }
+        if path.is_dir() {
+            faults += below(root, &path)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            for (line, noun) in in_file(&text) {
+                let path = path.strip_prefix(root).unwrap_or(&path).display();
+                println!(
+                    "{path}:{line}: a number before `{noun}` breaks at 1: words::counted or words::doing"
+                );
+                faults += 1;
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// Returns the line and the noun of each such sentence of a file, except in comments and in its tests.
+fn in_file(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    for (at, _) in joined.match_indices("} ") {
-        let Some(open) = joined[..at].rfind('{') else { continue };
-        let (before, name, after) = (joined[..open].trim_end(), &joined[open + 1..at], &joined[at + 2..]);
+    let (mut joined, mut first) = (String::new(), 0);
+    for (at, line) in text.lines().enumerate().take_while(|(_, line)| *line != "#[cfg(test)]") {
+        let line = line.trim_start();
+        if line.starts_with("//") {
+            continue;
+        }
+        if joined.is_empty() {
+            first = at + 1;
+        }
+        // A literal over several lines.
+        match line.strip_suffix('\\') {
+            Some(part) => joined.push_str(part),
+            None => {
+                joined.push_str(line);
+                found.extend(plurals(&joined).into_iter().map(|noun| (first, noun)));
+                joined.clear();
+            }
+        }
+    }
+    found
+}
+
+/// Returns the plural nouns of a line that follow a placeholder, with at most one adjective in between.
+fn plurals(line: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in line.match_indices("} ") {
+        let Some(open) = line[..at].rfind('{') else { continue };
+        let (before, name, after) = (line[..open].trim_end(), &line[open + 1..at], &line[at + 2..]);
         // An escaped brace is text. A constant is greater than 1.
-        let is_text = joined[..at].ends_with('}') || before.ends_with('{');
+        let is_text = line[..at].ends_with('}') || before.ends_with('{');
         let is_constant = !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
         let has_decimals = name.contains(":.") && !name.ends_with(":.0");
         let last = before.rsplit([' ', '"', '(']).next().unwrap_or_default().to_lowercase();
@@ -122,15 +167,12 @@ fn first_noun(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::fixture::{lines, tree};
 
     #[test]
     fn numbers_before_plurals_are_caught() {
         let text = "fn a() {\nf(\"{} ports\");\nf(\"uses {used} \\\n   free ports, {} of {} searches\"); f(\"{} {}\") }\n\
-                    #[cfg(test)]\nmod tests { const A: &str = \"{} ports\"; }";
-        let found = lines(check(&tree(Vec::new(), &[("crates/doctor/src/a.rs", text)])));
-        let places: Vec<&str> = found.iter().filter_map(|line| line.split(' ').next()).collect();
-        assert_eq!(places, ["crates/doctor/src/a.rs:2:", "crates/doctor/src/a.rs:3:"], "{found:?}");
+                    // {} ports\n#[cfg(test)]\nmod tests { const A: &str = \"{} ports\"; }";
+        assert_eq!(in_file(text), [(2, "ports".to_owned()), (3, "ports".to_owned())]);
     }
 
     #[test]

@@ -392,19 +392,21 @@ fn sysctl(finding: &Value) -> String {
 #[test]
 fn the_last_port_is_forecast() {
     in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::the_last_port_is_forecast") else { return };
-        scene.client.run("dial(210)");
+        // At 10 connections a second the ports last longer than `doctor` takes on a busy machine.
+        let test = "settings::the_last_port_is_forecast";
+        let Some(mut scene) = Scene::with_range(test, 20_000, 21_999) else { return };
+        scene.client.run("dial(1050)");
         let record = scene.diagnose_during("dial(1)", 0.1, "P03 = 1\nL01 = 1000\n");
         let finding = of(&record, "P10");
-        let before = scene.client.number("print(dial(300))");
+        let before = scene.client.number("print(dial(1500))");
         let command = sysctl(finding);
         paste(&command);
-        let after = scene.client.number("print(dial(300))");
+        let after = scene.client.number("print(dial(1500))");
         row(
             finding,
             "a program that opens connections and closes none",
             "python3",
-            &format!("{before} of 300 more connections fail"),
+            &format!("{before} of 1500 more connections fail"),
             &command,
             &format!("{after} fail"),
         );
@@ -491,7 +493,15 @@ fn a_slow_search_is_named_by_its_time() {
         let Some(mut scene) = Scene::with_range(test, 32_768, 60_999) else { return };
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         std::fs::write(cgroup.0.join("cgroup.procs"), scene.client.pid().to_string()).expect("a cgroup");
-        scene.client.run("churn(14300)");
+        // Each in a window of one port (option 51): without a search they are all there before the first has left TIME_WAIT.
+        scene.client.run(
+            "def churn_even(low, high):\n  \
+               for port in range(low, high, 2):\n    \
+                 s = socket.socket(); s.setsockopt(0, 51, (port << 16 | port).to_bytes(4, 'little')); s.connect(('10.0.0.2', 4000)); s.close()\n\
+             try: churn_even(32768, 60998)\n\
+             except OSError: churn(14116)\n\
+             churn(200)",
+        );
         let cost =
             "began = time.thread_time_ns(); churn(100); print((time.thread_time_ns() - began) // 100000)";
         let before = scene.client.number(cost);
@@ -518,9 +528,7 @@ fn a_slow_search_is_named_by_its_time() {
                 &format!("{after} us"),
             );
         }
-        // Where 14,300 connections take more than 60 s, the first sockets have left TIME_WAIT, and no search is long.
-        let is_slow = before > 300;
-        assert!(!is_slow || after * 2 < before, "{before} {after}");
+        assert!(after * 2 < before, "{before} {after}");
     });
 }
 

@@ -70,17 +70,34 @@ fn mask(row: &str) -> String {
     ["N ms", "N us"].iter().fold(masked, |text, unit| text.replace(unit, "N s"))
 }
 
+/// Replaces the process IDs of `name[ID]` and `--pid ID`, which differ from run to run, wherever they stand in a row.
+fn without_process_ids(mut row: String) -> String {
+    let is_id = |text: &&str| text.parse::<u32>().is_ok();
+    while let Some(id) = row
+        .split('[')
+        .skip(1)
+        .filter_map(|rest| rest.split(']').next())
+        .chain(row.split("--pid ").skip(1).filter_map(|rest| rest.split([' ', '`']).next()))
+        .find(is_id)
+        .map(str::to_owned)
+    {
+        row = row.replace(&id, "PID");
+    }
+    row
+}
+
 /// Compares the row of an experiment with the table of docs/doctor.md; with FOURTUPLE_WRITE=1 writes the row instead.
 #[track_caller]
 pub(crate) fn row(finding: &Value, fault: &str, program: &str, before: &str, cure: &str, after: &str) {
     static WRITING: Mutex<()> = Mutex::new(());
-    let cure = cure.replace('|', "\\|");
     let row = format!(
-        "| `{}` {} | {fault} | {program} | {} | {before} | `{cure}` | {after} |",
+        "| `{}` {} | {fault} | {program} | {} | {before} | `{}` | {after} |",
         text(finding, "id"),
         text(finding, "severity"),
         text(finding, "verdict").replace('|', "\\|"),
+        cure.replace('|', "\\|"),
     );
+    let row = without_process_ids(row);
     let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let (head, mut rows, tail) = read();
     if env::var_os("FOURTUPLE_WRITE").is_some() {

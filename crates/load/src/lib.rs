@@ -10,15 +10,10 @@ mod arrival;
 mod driver;
 mod engine;
 mod error;
-mod forecast;
-mod interval;
 mod origin;
 pub mod preflight;
 mod prepared;
-mod probe;
-mod result;
 mod run;
-mod second_sums;
 mod settings;
 mod tally;
 mod target;
@@ -27,12 +22,12 @@ mod workload;
 pub use arrival::Arrival;
 pub use engine::EngineChoice;
 pub use error::LoadError;
-pub use interval::{Coordination, Interval, IntervalSink};
 pub use prepared::{Measured, Prepared, SYSCTLS};
 pub use run::{Outcome, RunProgress};
 pub use settings::{
     Close, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
 };
+pub use tally::{Coordination, Interval, IntervalSink};
 pub use target::{HostAddresses, Scheme, Target, TargetError};
 #[doc(hidden)]
 pub use workload::fuzzing;

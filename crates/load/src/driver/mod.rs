@@ -8,11 +8,7 @@
 //! Engines know no protocol and keep no statistics. A protocol has neither a socket nor a clock. A failure on a connection is counted and
 //! does not end the run.
 
-mod account;
 mod events;
-mod open;
-#[cfg(test)]
-mod tests;
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,14 +17,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple::dial::ConnectRequest;
 use fourtuple_syscalls::resource;
+use fourtuple_syscalls::socket::Transport;
 
 use crate::arrival::Schedule;
 use crate::engine::Engine;
 use crate::origin::{Attempt, Origin};
-use crate::second_sums::{SecondSums, ThreadSecond};
 use crate::settings::Load;
 use crate::tally::Tally;
+use crate::tally::{SecondSums, ThreadSecond};
 use crate::workload::{ProtocolState, TlsSetup};
 
 /// Time between two publications of counts, in nanoseconds. Deadlines are checked at most as often.
@@ -523,4 +521,280 @@ impl<'a, E: Engine> Driver<'a, E> {
 /// Converts to nanoseconds, limited to a quarter of `u64::MAX` so that adding a time does not overflow.
 fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos().min(u128::from(u64::MAX / 4)) as u64
+}
+
+impl<E: Engine> Driver<'_, E> {
+    /// Begins an operation: sends a request on the open connection of `number`, or opens a connection for its first request.
+    fn start(&mut self, number: u32, intended: Option<u64>) -> io::Result<()> {
+        let now = self.now();
+        self.active += 1;
+        let slot = &mut self.slots[number as usize];
+        slot.started = now;
+        slot.timed_from = now;
+        slot.intended = intended.unwrap_or(now);
+        slot.cancelled = false;
+        if intended.is_some() {
+            self.tally.behind = now.saturating_sub(slot.intended);
+            self.tally.late.record(self.tally.behind);
+            if let Some(detail) = &mut self.part.detail {
+                detail.late.record(self.tally.behind);
+            }
+        }
+        if slot.phase != Phase::Warm {
+            return self.connect(number);
+        }
+        let may_be_closed = self.shared.load.transport() == Transport::Tcp && now - slot.idle_since >= IDLE;
+        if may_be_closed {
+            slot.phase = Phase::Probing;
+            return self.engine.probe(number);
+        }
+        self.send_request(number, now)
+    }
+
+    /// Sends the request of an operation on its open connection.
+    fn send_request(&mut self, number: u32, now: u64) -> io::Result<()> {
+        let slot = &mut self.slots[number as usize];
+        slot.phase = Phase::AwaitingResponse;
+        slot.requested_at = now;
+        slot.has_first_byte = false;
+        slot.request += 1;
+        slot.protocol.begin(slot.request == self.shared.load.close_every);
+        self.engine.exchange(number, slot.protocol.outgoing())
+    }
+
+    /// Opens a connection for an operation, now or when a port is free.
+    fn connect(&mut self, number: u32) -> io::Result<()> {
+        let slot = &mut self.slots[number as usize];
+        slot.has_first_byte = false;
+        slot.request = 1;
+        slot.protocol.renew();
+        slot.protocol.begin(slot.request == self.shared.load.close_every);
+        if self.stalled.is_some() {
+            self.portless.push_back(number);
+            return Ok(());
+        }
+        self.open(number)
+    }
+
+    /// Opens another connection for an operation whose kept connection the server has closed before the first byte of a response.
+    fn reconnect(&mut self, number: u32) -> io::Result<()> {
+        // The FIN of the server came first, so this side has no TIME_WAIT socket.
+        self.give_back(number);
+        self.close(number)?;
+        self.connect(number)
+    }
+
+    fn open(&mut self, number: u32) -> io::Result<()> {
+        match self.shared.origin.begin() {
+            Ok((to, attempt, request)) => {
+                let slot = &mut self.slots[number as usize];
+                (slot.to, slot.attempt) = (to, Some(attempt));
+                self.open_as(number, request)
+            }
+            Err(_) => {
+                self.no_port(number);
+                Ok(())
+            }
+        }
+    }
+
+    fn open_as(&mut self, number: u32, request: ConnectRequest) -> io::Result<()> {
+        let now = self.now();
+        let slot = &mut self.slots[number as usize];
+        slot.phase = Phase::Opening;
+        slot.opened = now;
+        slot.handshaking = true;
+        slot.search_ns = None;
+        let bytes = if slot.holds { &[] } else { slot.protocol.outgoing() };
+        self.engine.open(number, slot.to, request, bytes)
+    }
+
+    /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
+    fn no_port(&mut self, number: u32) {
+        let now = self.now();
+        self.error("EADDRNOTAVAIL".into());
+        self.slots[number as usize].phase = Phase::Closed;
+        self.portless.push_back(number);
+        self.tally.stall.first.get_or_insert(now);
+        self.tally.stall.last = now;
+        let stalled = self.stalled.get_or_insert(Stalled { since: now, retry: 0, trying: None });
+        stalled.retry = now + PORT_RETRY;
+        stalled.trying = None;
+    }
+
+    /// Opens connections that wait for a port: a single one each [`PORT_RETRY`] while no port is free, else all.
+    fn retry_port(&mut self, now: u64) -> io::Result<()> {
+        for _ in 0..MAX_PER_TURN {
+            let may_try =
+                self.stalled.as_ref().is_none_or(|stalled| now >= stalled.retry && stalled.trying.is_none());
+            if !may_try || self.ended {
+                break;
+            }
+            let Some(number) = self.portless.pop_front() else {
+                self.resume(now);
+                break;
+            };
+            if let Some(stalled) = &mut self.stalled {
+                stalled.trying = Some(number);
+            }
+            // The timeout does not include the wait for a port.
+            self.slots[number as usize].timed_from = now;
+            self.open(number)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a stall: a port was free, so that the next turns open the waiting connections.
+    fn resume(&mut self, now: u64) {
+        if let Some(stalled) = self.stalled.take() {
+            self.tally.stall.length += now.saturating_sub(stalled.since);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+    use std::sync::atomic::AtomicU64;
+
+    use fourtuple::dial::ConnectRequest;
+
+    use super::*;
+    use crate::engine::{EngineChoice, Event};
+    use crate::workload::Workload;
+
+    /// Number of events of one turn after which the engine returns none, so that a driver without a bound fails the test
+    /// and does not hang.
+    const ENDLESS: u64 = 100_000;
+
+    /// An engine whose connections always have more bytes to receive.
+    struct Endless {
+        events: VecDeque<Event>,
+        this_turn: u64,
+        most: Rc<Cell<u64>>,
+    }
+
+    impl Engine for Endless {
+        fn open(&mut self, slot: u32, _to: usize, _request: ConnectRequest, _bytes: &[u8]) -> io::Result<()> {
+            self.events.push_back(Event::Connected { slot, search_ns: None });
+            self.events.push_back(Event::Received { slot, count: 1 });
+            Ok(())
+        }
+
+        fn exchange(&mut self, slot: u32, _bytes: &[u8]) -> io::Result<()> {
+            self.events.push_back(Event::Received { slot, count: 1 });
+            Ok(())
+        }
+
+        fn probe(&mut self, slot: u32) -> io::Result<()> {
+            self.exchange(slot, &[])
+        }
+
+        fn watch(&mut self, _slot: u32) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn close(&mut self, _slot: u32) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn cancel(&mut self, _slot: u32) -> io::Result<()> {
+            // Each slot always has another event before the cancellation.
+            Ok(())
+        }
+
+        fn wait(&mut self, _timeout: Duration) -> io::Result<()> {
+            self.this_turn = 0;
+            Ok(())
+        }
+
+        fn event(&mut self) -> Option<Event> {
+            if self.this_turn == ENDLESS {
+                return None;
+            }
+            self.this_turn += 1;
+            self.most.set(self.most.get().max(self.this_turn));
+            self.events.pop_front()
+        }
+
+        fn received(&self, _slot: u32, _count: usize) -> &[u8] {
+            b"x"
+        }
+
+        fn system_calls(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Returns a run of 50 ms with two connections, whose operations have `timeout`.
+    fn load(timeout: Duration) -> Load {
+        let workload = Workload::Crr { request: 1, response: usize::MAX };
+        Load {
+            connections: 2,
+            length: Some(Duration::from_millis(50)),
+            timeout,
+            engine: EngineChoice::Epoll,
+            ..Load::new("tcp://127.0.0.1:1".parse().unwrap(), workload)
+        }
+    }
+
+    /// Runs `load` with the endless engine. Returns the tally and the largest number of events that one turn asked for.
+    fn run(load: &Load, stop: &AtomicBool) -> (Tally, u64) {
+        let shared = Shared {
+            load,
+            origin: &Origin::plain(&load.sources, 1),
+            board: &SecondSums::new(1, false, Duration::ZERO, None),
+            live: &Live::default(),
+            stop,
+            refused: AtomicBool::new(false),
+            begun: Instant::now(),
+            awaits_start: false,
+            start_error: AtomicU64::new(0),
+            detailed: false,
+            tickets: AtomicU64::new(0),
+            ramping: AtomicU64::new(1),
+            tls: None,
+        };
+        let most = Rc::new(Cell::new(0));
+        let engine = Endless { events: VecDeque::new(), this_turn: 0, most: Rc::clone(&most) };
+        let share = Share { number: 0, connections: load.connections, hold: 0, schedule: None };
+        (Driver::new(engine, &shared, share).run().unwrap(), most.get())
+    }
+
+    /// A server that sends bytes and its FIN too early: they are there when the next request is sent.
+    #[test]
+    fn a_response_of_the_same_turn_takes_no_time() {
+        let mut load = load(Duration::from_secs(60));
+        load.workload = Workload::Crr { request: 1, response: 1 };
+        let (tally, _) = run(&load, &AtomicBool::new(false));
+        assert!(tally.operations > 2 && tally.errors.is_empty(), "{:?}", tally.errors);
+        assert!(tally.first_byte.max() < 60_000_000_000, "{}", tally.first_byte.max());
+    }
+
+    #[test]
+    fn a_turn_is_bounded_though_bytes_keep_coming() {
+        let (tally, most) = run(&load(Duration::from_millis(10)), &AtomicBool::new(false));
+        assert!(most <= MAX_PER_TURN as u64, "{most} events in one turn");
+        assert_eq!(tally.operations, 0);
+        assert!(tally.errors["timeout"] >= 2, "{:?}", tally.errors);
+    }
+
+    #[test]
+    fn a_run_ends_within_the_grace_of_its_operations() {
+        // The operations begin with the run: MAX_GRACE from their start ends before MAX_GRACE from the end of the run.
+        let (tally, _) = run(&load(Duration::from_secs(60)), &AtomicBool::new(false));
+        assert_eq!(tally.errors.into_iter().collect::<Vec<_>>(), [("unanswered".into(), 2)]);
+        assert!(tally.last_end >= MAX_GRACE, "{}", tally.last_end);
+    }
+
+    #[test]
+    fn a_stopped_run_ends_though_bytes_keep_coming() {
+        let mut load = load(Duration::from_secs(60));
+        load.length = None;
+        let (tally, most) = run(&load, &AtomicBool::new(true));
+        assert!(most <= MAX_PER_TURN as u64, "{most} events in one turn");
+        assert_eq!(tally.operations, 0);
+    }
 }

@@ -8,12 +8,12 @@ mod forecast;
 mod hindsight;
 mod judge;
 mod read;
-mod remedy;
 mod snapshot;
 
+pub use findings::Remedy;
+pub(crate) use forecast::Forecast;
 pub use forecast::{ASSUMED_CONNECTIONS_PER_S, ASSUMED_REQUESTS_PER_S, LATEST_TIMER, Stall, predict_live};
 pub use hindsight::{Hindsight, NoPort, Offered, RunMeasurements, hindsight};
 pub use judge::{Closer, Finding, Need, Preflight, Severity, Transport, judge};
 pub use read::ReadError;
-pub use remedy::Remedy;
 pub use snapshot::{Conntrack, Descriptors, ListenQueue, Snapshot, Taken};

@@ -1,8 +1,8 @@
 //! Entry points for the fuzzer (`crates/fuzz`): the parsers of HTTP responses.
 
-use crate::workload::chunked::{Chunked, Progress};
-use crate::workload::protocol::ParseOutcome;
-use crate::workload::response::{EXCESS, Response};
+use crate::workload::ParseOutcome;
+use crate::workload::http::{Chunked, Progress};
+use crate::workload::http::{EXCESS, Response};
 
 /// Parses one response from a stream that arrives in these pieces, and ends after them if `ends`. Returns the outcome as text.
 /// Bytes after the response make it malformed, in the same piece or in a later one.

@@ -4,21 +4,19 @@
 //! move the bytes; the driver decides when.
 
 mod bytes;
-mod chunked;
-mod datagram;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
-mod protocol;
-mod response;
-mod table;
 mod tls;
-mod trust;
+
+use std::borrow::Cow;
+use std::mem;
+
+use crate::target::Scheme;
 
 pub use self::http::HttpRequest;
-pub(crate) use self::protocol::{Failure, ParseOutcome, ProtocolState, Status};
 pub(crate) use self::tls::TlsSetup;
-pub use self::trust::Trust;
+pub use self::tls::Trust;
 
 /// The operations of each connection.
 #[derive(Clone, Debug)]
@@ -86,7 +84,226 @@ impl Workload {
             Workload::Connect => Box::new(bytes::Bytes::new(0, 0)),
             Workload::Crr { request, response } => Box::new(bytes::Bytes::new(*request, *response)),
             Workload::Http(request) => Box::new(http::Http::new(request)),
-            Workload::Udp { request } => Box::new(datagram::Datagram::new(*request)),
+            Workload::Udp { request } => Box::new(bytes::Datagram::new(*request)),
         }
+    }
+}
+
+// The table of workloads.
+//
+// Names, parsing, help texts and checks derive from a workload's row.
+
+/// The properties of one workload.
+struct Row {
+    /// The name on the command line and in records.
+    name: &'static str,
+    /// The workload with its default sizes.
+    workload: Workload,
+    /// The text of the help, if the name does not suffice.
+    description: &'static str,
+    /// The targets that it goes with.
+    schemes: &'static [Scheme],
+    /// Whether a connection stays open for further requests by default.
+    keeps: bool,
+}
+
+static TABLE: [Row; 5] = [
+    Row {
+        name: "connect",
+        workload: Workload::Connect,
+        description: "open, close",
+        schemes: &[Scheme::Tcp, Scheme::Unix],
+        keeps: false,
+    },
+    Row {
+        name: "crr",
+        workload: Workload::Crr { request: 1, response: 1 },
+        description: "connect, request, response, close",
+        schemes: &[Scheme::Tcp, Scheme::Unix],
+        keeps: false,
+    },
+    Row {
+        name: "http",
+        workload: Workload::Http(HttpRequest::EMPTY),
+        description: "",
+        schemes: &[Scheme::Http, Scheme::Https, Scheme::Unix],
+        keeps: true,
+    },
+    Row {
+        name: "udp",
+        workload: Workload::Udp { request: 1 },
+        description: "",
+        schemes: &[Scheme::Udp],
+        keeps: true,
+    },
+    // The workload connect, beside connections that the run keeps open: the name in records of such a run.
+    Row {
+        name: Workload::HOLD,
+        workload: Workload::Connect,
+        description: "keep --hold connections, open and close further connections",
+        schemes: &[Scheme::Tcp, Scheme::Unix],
+        keeps: false,
+    },
+];
+
+impl Workload {
+    /// The name of the workload connect in a run that keeps connections open.
+    pub const HOLD: &str = "hold";
+
+    /// Returns all names, in the order of the table.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        TABLE.iter().map(|row| row.name)
+    }
+
+    /// Returns the workload with this name and its default sizes.
+    pub fn named(name: &str) -> Option<Workload> {
+        TABLE.iter().find(|row| row.name == name).map(|row| row.workload.clone())
+    }
+
+    /// Returns the names of the workloads with this property: `crr and udp`.
+    pub fn names_of(has: impl Fn(&Workload) -> bool) -> Vec<&'static str> {
+        TABLE.iter().filter(|row| has(&row.workload)).map(|row| row.name).collect()
+    }
+
+    /// Returns the names with their descriptions, for a help text.
+    pub fn descriptions() -> String {
+        let words = |row: &Row| match row.description {
+            "" => row.name.to_owned(),
+            text => format!("{} ({text})", row.name),
+        };
+        TABLE.iter().map(words).collect::<Vec<_>>().join(", ")
+    }
+
+    fn row(&self) -> &'static Row {
+        let is_same = |row: &&Row| mem::discriminant(&row.workload) == mem::discriminant(self);
+        TABLE.iter().find(is_same).expect("every workload has a row")
+    }
+
+    /// The name on the command line.
+    pub fn name(&self) -> &'static str {
+        self.row().name
+    }
+
+    /// Whether a connection stays open for further requests by default.
+    pub fn keeps_connections(&self) -> bool {
+        self.row().keeps
+    }
+
+    /// Returns the targets that the workload goes with.
+    pub fn schemes(&self) -> &'static [Scheme] {
+        self.row().schemes
+    }
+
+    /// Returns the targets that each workload needs: `udp needs udp://`.
+    pub(crate) fn needs() -> String {
+        let needs = |row: &Row| {
+            let schemes: Vec<_> = row.schemes.iter().map(|scheme| scheme.prefix()).collect();
+            format!("{} needs {}", row.name, schemes.join(" or "))
+        };
+        TABLE.iter().map(needs).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The outcome of parsing received bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ParseOutcome {
+    /// The response is not complete.
+    NeedMore,
+    /// Bytes must be sent before more can arrive: a step of a TLS handshake.
+    Send,
+    /// The response is complete.
+    Complete {
+        /// The server closes the connection now.
+        closing: bool,
+        /// The status of an HTTP response.
+        status: Option<Status>,
+    },
+    /// The stream ended before the first byte of a response.
+    ClosedUnanswered,
+    /// The bytes are not a response.
+    Failed(Failure),
+}
+
+/// The status of an HTTP response.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    pub(crate) code: u16,
+    /// The field Location of a redirection (3xx), printable.
+    pub(crate) location: Option<String>,
+}
+
+/// The failure of an operation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The name under which it is counted.
+    pub(crate) name: Cow<'static, str>,
+    /// Bytes that came instead of a response, or the reason of the TLS library, printable. The record has the first of each name.
+    pub(crate) detail: Option<String>,
+}
+
+impl<N: Into<Cow<'static, str>>> From<N> for Failure {
+    fn from(name: N) -> Self {
+        Failure { name: name.into(), detail: None }
+    }
+}
+
+/// Maximum number of bytes of a peer that a detail quotes.
+const MAX_QUOTED: usize = 64;
+
+/// Quotes the first bytes of a peer; bytes other than printable ASCII are escaped.
+fn quoted(bytes: &[u8]) -> String {
+    let more = if bytes.len() > MAX_QUOTED { "..." } else { "" };
+    format!("\"{}\"{more}", bytes[..bytes.len().min(MAX_QUOTED)].escape_ascii())
+}
+
+impl ParseOutcome {
+    /// A complete response after which the connection can be used again.
+    const COMPLETE: ParseOutcome = ParseOutcome::Complete { closing: false, status: None };
+
+    /// The stream ended within the response.
+    const CLOSED_EARLY: ParseOutcome =
+        ParseOutcome::Failed(Failure { name: Cow::Borrowed("closed-early"), detail: None });
+
+    /// The bytes violate the protocol: `why`, and the first of them.
+    fn malformed(why: &str, bytes: &[u8]) -> ParseOutcome {
+        let detail = Some(format!("{why}: {}", quoted(bytes)));
+        ParseOutcome::Failed(Failure { name: "malformed".into(), detail })
+    }
+
+    #[cfg(test)]
+    fn is_malformed(&self) -> bool {
+        matches!(self, ParseOutcome::Failed(failure) if failure.name == "malformed")
+    }
+}
+
+/// The protocol state of one connection.
+pub(crate) trait ProtocolState {
+    /// Resets the state for a new connection.
+    fn renew(&mut self) {}
+
+    /// Begins a request. `last`: no other request follows on this connection.
+    fn begin(&mut self, last: bool);
+
+    /// Returns the bytes to send. If there are none, no response follows either.
+    fn outgoing(&self) -> &[u8];
+
+    /// Parses received bytes. An empty slice is the end of the stream.
+    fn receive(&mut self, bytes: &[u8]) -> ParseOutcome;
+
+    /// Returns whether a byte of the response was among the received bytes. Session tickets of TLS and late datagrams are no
+    /// response.
+    fn answered(&self) -> bool {
+        true
+    }
+
+    /// Parses bytes that arrived between two requests, and returns whether the connection can still be used. In most
+    /// protocols the server sends nothing then.
+    fn idle(&mut self, _bytes: &[u8]) -> bool {
+        false
+    }
+
+    /// Returns whether requests can be sent: false during a TLS handshake.
+    fn established(&self) -> bool {
+        true
     }
 }

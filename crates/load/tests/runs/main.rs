@@ -1,7 +1,6 @@
 //! Runs of both engines against real servers, honest and hostile.
 
 mod arrivals;
-mod coordinated;
 mod failures;
 mod hostile;
 mod run;

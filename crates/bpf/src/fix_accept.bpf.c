@@ -12,13 +12,13 @@
 #define TRIES 8
 /* The highest key. The key of an open listener is lower, because both of its parts are capped. */
 #define CLOSED_KEY 0x7fffffffffffffffLL
-#define MOST_LOAD 0x1ffffffeLL
+#define MAX_LOAD 0x1ffffffeLL
 #define PATIENCE 4LL
-#define MOST_STALLED 16LL
-#define MOST_OPEN 0xffffLL
+#define MAX_STALLED 16LL
+#define MAX_OPEN 0xffffLL
 /* Ages have a resolution of 2^20 ns, about a millisecond. */
 #define AGE_SHIFT 20
-#define MOST_AGE 0xffLL
+#define MAX_AGE 0xffLL
 /* The mask that takes away the sign. */
 #define NUMBER 0x3fffffffffffffffULL
 #define UDP 17
@@ -57,15 +57,15 @@ INLINE s64 key_of(struct listener *listener, u32 distance, u64 now)
     u32 queue = 0, young = 0;
     read_kernel(&queue, sizeof(queue), (const void *)listener->queue_at);
     read_kernel(&young, sizeof(young), (const void *)listener->young_at);
-    s64 open = lower(listener->open & NUMBER, MOST_OPEN);
+    s64 open = lower(listener->open & NUMBER, MAX_OPEN);
     s64 is_busy = all_ones_if_negative(-open);
     u64 age = (now - listener->progress_ns) & NUMBER & is_busy;
     s64 mean = listener->mean_us;
     s64 stalled = age / 1000 / (mean + 1ULL) & all_ones_if_negative(-mean);
-    stalled = lower(stalled, PATIENCE + MOST_STALLED) - PATIENCE;
+    stalled = lower(stalled, PATIENCE + MAX_STALLED) - PATIENCE;
     stalled &= ~all_ones_if_negative(stalled);
-    s64 load = lower((u64)queue + young + stalled, MOST_LOAD);
-    s64 key = load << 34 | open << 18 | lower(age >> AGE_SHIFT, MOST_AGE) << 10 | distance;
+    s64 load = lower((u64)queue + young + stalled, MAX_LOAD);
+    s64 key = load << 34 | open << 18 | lower(age >> AGE_SHIFT, MAX_AGE) << 10 | distance;
     u64 closed = all_ones_if_negative((listener->socket & NUMBER) - 1);
     return key | closed >> 1;
 }

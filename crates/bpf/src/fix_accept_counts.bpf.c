@@ -17,7 +17,7 @@ enum { CAN_BE_MAPPED = 1024, NO_PREALLOCATION = 1, IS_COPIED = 512 };
 enum { MAP_SOCKET_STORAGE = 24 };
 
 /* The weight of one time in the average is 1/16. */
-enum { SMOOTHING = 16, LONGEST_US = 60000000 };
+enum { SMOOTHING = 16, MAX_US = 60000000 };
 
 /* The state of a connection. A listener stays UNSEEN. */
 enum seen { UNSEEN = 0, OPEN = 1, CLOSED_AGAIN = 2 };
@@ -104,8 +104,8 @@ INLINE void progressed(struct listener *listener)
 	u64 before = __sync_lock_test_and_set(&listener->progress_ns, now);
 	u64 us = (now - before) / 1000;
 	u64 mean = listener->mean_us;
-	if (us > LONGEST_US)
-		us = LONGEST_US;
+	if (us > MAX_US)
+		us = MAX_US;
 	listener->mean_us = mean + us / SMOOTHING - mean / SMOOTHING;
 }
 

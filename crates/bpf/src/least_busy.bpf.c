@@ -7,8 +7,8 @@
 #define ROUNDS 8
 /* The highest key. The key of a seat is lower, because score and open connections are capped. */
 #define NOBODY 0x7fffffffffffffffLL
-#define MOST_SCORE 0x7ffffffeLL
-#define MOST_OPEN 0xffffffLL
+#define MAX_SCORE 0x7ffffffeLL
+#define MAX_OPEN 0xffffffLL
 /* The mask of counters that user space writes, without the sign bit. */
 #define NUMBER 0x3fffffffffffffffULL
 #define NOT_FOUND (-2)
@@ -40,8 +40,8 @@ INLINE s64 key_of(struct seat *seat, u32 distance)
     s64 coming = seat->claimed - seat->accepted;
     /* The number is below 0 if a connection with a SYN cookie was claimed for another worker. */
     coming &= ~all_ones_if_negative(coming);
-    s64 score = lower(coming + (seat->busy & NUMBER), MOST_SCORE);
-    s64 key = score << 32 | lower(seat->open & NUMBER, MOST_OPEN) << 8 | distance;
+    s64 score = lower(coming + (seat->busy & NUMBER), MAX_SCORE);
+    s64 key = score << 32 | lower(seat->open & NUMBER, MAX_OPEN) << 8 | distance;
     u64 free = all_ones_if_negative((seat->listener & NUMBER) - 1);
     /* For a free seat this is the highest key, without the constant: newer verifiers (seen on 6.18) treat a mask with a constant as
      * a branch. */

@@ -14,15 +14,13 @@ use std::time::Duration;
 use events::{apply_first, between, only, snapshot};
 use fourtuple_doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{
-    FailedCall, Failures, Listener, Owner, Part, Process, Snapshot, TracedAccepts,
-};
+use fourtuple_record::snapshot::{FailedCall, Failures, Listener, Part, Process, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
-use scene::{diagnosis, findings, of, until};
+use scene::{diagnosis, failed_call, findings, of, owner, until};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| fourtuple_testing::connect(address)).collect()
@@ -486,19 +484,10 @@ fn a02_refused_connections_of_a_unix_listener_are_named() {
         }
         let (server, client) = unix("a02", 8, 4);
         let mut snapshot = snapshot(|| ());
-        let mut failed = |call: &str, failed: u64| {
-            let call = FailedCall {
-                call: call.to_owned(),
-                errno: "EAGAIN".to_owned(),
-                protocol: "unix".to_owned(),
-                owner: Owner { pid: client.pid(), name: "python3".to_owned(), sockets: failed as u32 },
-                processes: 1,
-                address: Some("@a02".to_owned()),
-                before_search: false,
-                causes: Vec::new(),
-                namespace: 0,
-                failed,
-            };
+        let mut failed = |call: &str, failed: u32| {
+            let owner = owner(client.pid(), "python3", failed);
+            let call =
+                FailedCall { protocol: "unix".to_owned(), ..failed_call(owner, call, "EAGAIN", "@a02") };
             snapshot.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
             snapshot.clone()
         };

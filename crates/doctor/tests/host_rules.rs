@@ -16,14 +16,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use events::{apply_first, only, snapshot};
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::{
-    FailedCall, Failures, LockWaits, Owner, Part, Snapshot, Traced, TracedConnects, TracedLocks,
-};
+use fourtuple_record::snapshot::{FailedCall, Failures, LockWaits, Part, Snapshot, Traced, TracedLocks};
 use fourtuple_record::{Proof, Severity};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::wire::{self, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
-use scene::{diagnosis, findings, findings_in, of, until};
+use scene::{diagnosis, failed_call, findings, findings_in, of, owner, traced_connects, until};
 
 /// A directory with files of /proc, which ends with the value.
 struct Root(PathBuf);
@@ -231,15 +229,7 @@ fn n02_collisions_are_told_from_a_full_table() {
             found.evidence
         );
         // A process of this namespace.
-        let connects = TracedConnects {
-            processes: 1,
-            owner: Owner { pid: 812, name: "squid".to_owned(), sockets: 9 },
-            destination: "10.0.0.2:4000".parse().unwrap(),
-            searches: 9,
-            search_mean_ns: 1,
-            search_p99_ns: 1,
-            given_port: 0,
-        };
+        let connects = traced_connects(owner(812, "squid", 9), "10.0.0.2:4000".parse().unwrap());
         snapshot.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
         let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, verdict);
         let fact = "squid[812]: it called connect() to 10.0.0.2:4000 during the trace".to_owned();
@@ -249,16 +239,8 @@ fn n02_collisions_are_told_from_a_full_table() {
         root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 12 12 0\n"));
         let mut snapshot = reader.read();
         let call = FailedCall {
-            call: "send".to_owned(),
-            errno: "EPERM".to_owned(),
             protocol: "udp".to_owned(),
-            owner: Owner { pid: 813, name: "dig".to_owned(), sockets: 4 },
-            processes: 1,
-            address: Some("10.0.0.53:53".to_owned()),
-            before_search: false,
-            causes: Vec::new(),
-            namespace: 0,
-            failed: 4,
+            ..failed_call(owner(813, "dig", 4), "send", "EPERM", "10.0.0.53:53")
         };
         snapshot.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
         let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, "dropped 4 packets in ");

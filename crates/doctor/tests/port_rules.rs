@@ -10,8 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use fourtuple_host::snapshot::Reader;
 use fourtuple_record::snapshot::{
-    FailedCall, Failures, IdleTimes, Owner, Part, Process, RunningFix, Snapshot, Traced, TracedConnects,
-    Tuple,
+    Failures, IdleTimes, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple,
 };
 use fourtuple_record::{Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
@@ -21,18 +20,25 @@ use namespace::{
     FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
     this_process, until_found,
 };
-use scene::{apply, diagnosis, findings, findings_in, now, read, until};
+use scene::{apply, diagnosis, failed_call, findings, findings_in, now, owner, read, traced_connects, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const SOL_IP: i32 = 0;
 const IP_TRANSPARENT: i32 = 19;
 const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
 
-#[test]
-fn p01_a_full_range_is_named() {
+/// Runs a test in a namespace with this port range and [`NEAR`] and [`FAR`].
+fn with_range(range: &'static str, test: impl FnOnce() + Send + 'static) {
     in_namespace(|| {
         add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+        set_sysctl(RANGE, range);
+        test();
+    });
+}
+
+#[test]
+fn p01_a_full_range_is_named() {
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let half = connect(address, 10);
         assert!(findings("P01").is_empty());
@@ -57,9 +63,7 @@ fn p01_a_full_range_is_named() {
 
 #[test]
 fn p01_a_leak_of_idle_connections_is_called_a_leak() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let _all = connect(address, 20);
         let mut snapshot = now();
@@ -106,9 +110,7 @@ fn own_limit(snapshot: &mut Snapshot, limit: Option<u64>) {
 
 #[test]
 fn p01_names_the_side_that_closes_first() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (server, _) = server(NEAR, 4000);
         connect_and_close(&server, 20);
         let finding = until_found("P01");
@@ -151,9 +153,7 @@ fn p01_ports_that_loopback_may_reuse_are_free() {
 
 #[test]
 fn sources_that_the_closes_outrun_are_not_proposed() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let _one = connect(address, 1);
         let mut full = now();
@@ -204,9 +204,7 @@ fn sources_that_the_closes_outrun_are_not_proposed() {
 
 #[test]
 fn p02_a_parity_in_use_makes_searches_long() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 21199");
+    with_range("20000 21199", || {
         let (_listener, address) = listener(NEAR, 2000);
         let _half = connect(address, 560);
         assert!(findings("P02").is_empty());
@@ -235,15 +233,7 @@ fn p02_a_parity_in_use_makes_searches_long() {
 fn no_draws_for_a_full_tuple(long: &Snapshot) {
     let connects = |snapshot: &Snapshot| {
         let tuple = &snapshot.connections.seen().unwrap().tuples[0];
-        TracedConnects {
-            processes: 1,
-            owner: tuple.owners[0].clone(),
-            destination: tuple.destination,
-            searches: 1_000,
-            search_mean_ns: 2_300_000,
-            search_p99_ns: 4_700_000,
-            given_port: 0,
-        }
+        traced_connects(tuple.owners[0].clone(), tuple.destination)
     };
     let mut snapshot = long.clone();
     snapshot.interval_ns = 1_000_000_000;
@@ -282,9 +272,7 @@ fn no_draws_for_a_full_tuple(long: &Snapshot) {
 
 #[test]
 fn p03_a_small_range_matters_under_use() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let _few = connect(address, 5);
         assert!(findings("P03").is_empty());
@@ -302,9 +290,7 @@ fn p03_a_small_range_matters_under_use() {
 
 #[test]
 fn p03_a_rate_can_need_more_ports_than_the_range_has() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (server, _) = server(NEAR, 4000);
         connect_and_close(&server, 40);
         let finding =
@@ -315,9 +301,7 @@ fn p03_a_rate_can_need_more_ports_than_the_range_has() {
 
 #[test]
 fn p04_reserved_ports_are_counted_where_they_matter() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         set_sysctl(RESERVED, "8080,20004-20015");
         let (_listener, address) = listener(NEAR, 100);
         assert!(findings("P04").is_empty());
@@ -342,9 +326,7 @@ fn p04_reserved_ports_are_counted_where_they_matter() {
 
 #[test]
 fn p05_listeners_in_a_used_range_can_lose_their_port() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (_inside, _) = server(NEAR, 20_050);
         // No connection of the other address takes this port.
         let (_apart, _) = server("127.0.0.1", 20_060);
@@ -391,9 +373,7 @@ fn p05_a_self_connection_blocks_a_server() {
 
 #[test]
 fn p05_node_ports_are_known_by_their_server() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "32700 32799");
+    with_range("32700 32799", || {
         let (_listener, address) = listener(NEAR, 100);
         let _connections = connect(address, 20);
         assert!(findings("P05").is_empty());
@@ -451,26 +431,13 @@ fn p06_bound_ports_name_their_process() {
 }
 
 fn failures() -> Failures {
-    let call = FailedCall {
-        call: "connect".to_owned(),
-        errno: "EADDRNOTAVAIL".to_owned(),
-        protocol: "tcp".to_owned(),
-        owner: Owner { pid: 812, name: "envoy".to_owned(), sockets: 0 },
-        processes: 1,
-        address: Some("10.0.0.1:4000".to_owned()),
-        before_search: false,
-        failed: 312,
-        namespace: 0,
-        causes: Vec::new(),
-    };
+    let call = failed_call(owner(812, "envoy", 312), "connect", "EADDRNOTAVAIL", "10.0.0.1:4000");
     Failures { calls: vec![call], left_out: 0 }
 }
 
 #[test]
 fn p07_failed_connects_name_process_and_destination() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let _all = connect(address, 20);
         let mut snapshot = now();
@@ -513,9 +480,7 @@ fn p07_failures_without_a_full_tuple_are_a_warning() {
 
 #[test]
 fn p08_bind_to_port_0_is_told_by_the_parity() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20199");
+    with_range("20000 20199", || {
         let (_one, first) = listener(NEAR, 100);
         let (_two, second) = listener(FAR, 100);
         let _by_connect = connect(first, 45);
@@ -534,15 +499,10 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         assert!(finding.evidence[0].starts_with("60 of 60 ports are odd"), "{finding:#?}");
         advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
         let mut traced = now();
-        let owner = Owner { pid: std::process::id(), name: "test".to_owned(), sockets: 60 };
         let mut connects = TracedConnects {
-            processes: 1,
-            owner,
-            destination: first,
             searches: 0,
-            search_mean_ns: 0,
-            search_p99_ns: 0,
             given_port: 60,
+            ..traced_connects(owner(std::process::id(), "test", 60), first)
         };
         traced.traced = Part::Seen(Traced { connects: vec![connects.clone()], ..Traced::default() });
         let evidence = &the_finding(&traced, "P08").evidence;
@@ -560,18 +520,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         connections.sources.iter_mut().for_each(|source| source.owners.clear());
         let unnamed = the_finding(&closed, "P08").verdict;
         assert!(unnamed.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed}");
-        let call = FailedCall {
-            call: "bind".to_owned(),
-            errno: "EADDRINUSE".to_owned(),
-            protocol: "tcp".to_owned(),
-            owner: Owner { pid: 812, name: "squid".to_owned(), sockets: 31 },
-            processes: 1,
-            address: Some(format!("{FAR}:0")),
-            before_search: false,
-            causes: Vec::new(),
-            namespace: 0,
-            failed: 31,
-        };
+        let call = failed_call(owner(812, "squid", 31), "bind", "EADDRINUSE", &format!("{FAR}:0"));
         closed.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
         let named = the_finding(&closed, "P08");
         assert!(
@@ -590,9 +539,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
 
 #[test]
 fn p08_connect_past_half_of_the_range_is_no_bind() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (_listener, address) = listener(NEAR, 200);
         let _all = connect(address, 99);
         assert!(findings("P08").is_empty());
@@ -605,15 +552,7 @@ fn p09_a_slow_search_is_named_from_a_trace() {
         search_p99_ns: Some(4_700_000),
         searches: 1_000,
         search_ns: 2_300_000_000,
-        connects: vec![TracedConnects {
-            processes: 1,
-            owner: Owner { pid: 812, name: "envoy".to_owned(), sockets: 1_000 },
-            destination: "10.1.2.3:443".parse().unwrap(),
-            searches: 1_000,
-            search_mean_ns: 2_300_000,
-            search_p99_ns: 4_700_000,
-            given_port: 0,
-        }],
+        connects: vec![traced_connects(owner(812, "envoy", 1_000), "10.1.2.3:443".parse().unwrap())],
     };
     let snapshot =
         |traced| Snapshot { traced: Part::Seen(traced), interval_ns: 10_000_000_000, ..Snapshot::default() };
@@ -631,9 +570,7 @@ fn p09_a_slow_search_is_named_from_a_trace() {
 
 #[test]
 fn p10_growth_is_forecast() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (_listener, address) = listener(NEAR, 200);
         let mut reader = Reader::new(Path::new("/"));
         let _half = connect(address, 50);
@@ -654,9 +591,7 @@ fn p10_growth_is_forecast() {
 
 #[test]
 fn p10_a_plateau_above_the_ports_is_forecast() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (server, _) = server(NEAR, 4000);
         connect_and_close(&server, 40);
         // 4 closes per second of the last 10 s lead to 240 ports after 60 s.
@@ -677,9 +612,7 @@ fn p10_a_plateau_above_the_ports_is_forecast() {
 
 #[test]
 fn p10_many_closes_at_once_are_no_rate() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20099");
+    with_range("20000 20099", || {
         let (server, address) = server(NEAR, 4000);
         let pool: Vec<_> =
             (0..40).map(|_| (TcpStream::connect(address).unwrap(), server.accept().unwrap())).collect();
@@ -765,9 +698,7 @@ fn other_process(port: u16, number: usize) -> Option<Child> {
 
 #[test]
 fn p12_processes_that_share_a_budget_are_listed() {
-    in_namespace(|| {
-        add_addresses();
-        set_sysctl(RANGE, "20000 20019");
+    with_range("20000 20019", || {
         let (_listener, address) = listener(NEAR, 100);
         let _own = connect(address, 8);
         let Some(mut child) = other_process(address.port(), 4) else {

@@ -1,13 +1,14 @@
 //! The diagnosis of the calling thread's network namespace.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_host::snapshot::Reader;
-use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Owner, Part, PortSearch, Snapshot, TracedConnects};
 use fourtuple_record::{Advice, Finding, Proof};
 use fourtuple_testing::{set_sysctl, starting};
 
@@ -69,5 +70,38 @@ pub(crate) fn apply(advice: &Advice) {
         };
         set_sysctl(name, value);
         rest = next.trim_start();
+    }
+}
+
+pub(crate) fn owner(pid: u32, name: &str, sockets: u32) -> Owner {
+    Owner { pid, name: name.to_owned(), sockets }
+}
+
+/// Returns calls of TCP sockets that failed, as a trace counts them.
+pub(crate) fn failed_call(owner: Owner, call: &str, errno: &str, address: &str) -> FailedCall {
+    FailedCall {
+        call: call.to_owned(),
+        errno: errno.to_owned(),
+        protocol: "tcp".to_owned(),
+        processes: 1,
+        address: Some(address.to_owned()),
+        before_search: false,
+        failed: owner.sockets.into(),
+        namespace: 0,
+        causes: Vec::new(),
+        owner,
+    }
+}
+
+/// Returns connects whose searches are long, as a trace counts them.
+pub(crate) fn traced_connects(owner: Owner, destination: SocketAddr) -> TracedConnects {
+    TracedConnects {
+        processes: 1,
+        owner,
+        destination,
+        searches: 1_000,
+        search_mean_ns: 2_300_000,
+        search_p99_ns: 4_700_000,
+        given_port: 0,
     }
 }

@@ -2,6 +2,7 @@
 
 mod program;
 
+use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -567,6 +568,58 @@ fn descendants_that_outlive_the_program_connect() {
             until("finished", || Path::new(&file).exists());
             assert!(fs::read_to_string(&file).unwrap().starts_with("0 0 "), "{way}");
             fs::remove_file(&file).unwrap();
+        }
+    });
+}
+
+/// Returns the script that executes its arguments with a check of each access, where the library of `run` is loaded; `None` after a skip.
+/// .ci/asan has the runtime of AddressSanitizer of this compiler, for a library that is instrumented. Elsewhere valgrind runs the program.
+fn checked(test: &str, room: &Room) -> Option<String> {
+    let Some(runtime) = env::var_os("FOURTUPLE_ASAN_RUNTIME") else {
+        if let Err(error) = Command::new("valgrind").arg("--version").output() {
+            fourtuple_testing::skip(test, "valgrind", &error.to_string());
+            return None;
+        }
+        return Some("exec valgrind --quiet --error-exitcode=99 \"$@\"\n".to_owned());
+    };
+    let library = room.join("instrumented.so");
+    let mut rustc = Command::new("rustc");
+    let flags = "--crate-name instrumented --crate-type cdylib --edition 2024 -C panic=abort -C opt-level=3 -A dead_code";
+    rustc.args(flags.split(' ')).args(["-Zsanitizer=address", "-o", &library]);
+    rustc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../fix/preload/preload.rs"));
+    assert!(rustc.env("RUSTC_BOOTSTRAP", "1").status().unwrap().success());
+    // The library comes before the runtime, which also wraps getsockname(). The client frees less than it allocates.
+    let libraries = format!("{library}:{}", runtime.display());
+    let options = "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0";
+    Some(format!("exec env LD_PRELOAD={libraries} {options} \"$@\"\n"))
+}
+
+#[test]
+fn the_library_makes_no_invalid_access() {
+    in_namespace(|| {
+        let test = "run::the_library_makes_no_invalid_access";
+        let Some(client) = client(test) else { return };
+        let room = Room::new();
+        let Some(script) = checked(test, &room) else { return };
+        let script = room.file("script", &script);
+        let (_listener, destination) = listener(20_000);
+        // `errors` passes addresses to which no memory belongs. `children` executes /proc/self/exe, which is valgrind there.
+        for (what, connects) in [
+            ("cost", 50),
+            ("names", 2),
+            ("options", 2),
+            ("kinds", 2),
+            ("threads", 160),
+            ("races", 200),
+            ("signals", 200),
+        ] {
+            let words = format!("{what} {} 50", destination.port());
+            let words = format!("{script} {} {words}", client.display());
+            let Some((ended, results)) = recorded(test, "preload", Path::new("/bin/sh"), &words) else {
+                return;
+            };
+            assert_eq!(ended.code, 0, "{what}: {ended:?}");
+            assert!(results["connects"].as_u64() >= Some(connects), "{what}: {results}");
         }
     });
 }

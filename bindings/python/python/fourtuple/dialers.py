@@ -201,13 +201,18 @@ def report(attempt: _native.Attempt, opened: socket.socket, connect_ns: int, han
 def open_socket(info: tuple[int, int, int], socket_options: Sequence[SocketOption]) -> socket.socket:
     """Opens a socket of (family, type, protocol) with options."""
     opened = socket.socket(*info)
+    set_options(opened, socket_options)
+    return opened
+
+
+def set_options(opened: socket.socket, socket_options: Sequence[SocketOption]) -> None:
+    """Sets options of a new socket, and closes the socket if one fails."""
     try:
         for level, name, value in socket_options:
             opened.setsockopt(level, name, value)
     except BaseException:
         opened.close()
         raise
-    return opened
 
 
 def _family(sources: str | None) -> int:

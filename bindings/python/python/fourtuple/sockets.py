@@ -7,7 +7,7 @@ import socket
 import time
 
 from fourtuple.connect import target
-from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, report
+from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, open_socket, report, set_options
 
 __all__ = ["DialedSocket", "SocketFactory"]
 
@@ -37,12 +37,7 @@ class DialedSocket(socket.socket):
         self._bound: tuple[str, int] | None = None
         self.dial_report: DialReport | None = None
         """The report of the dial; on a non-blocking socket without the time of the handshake."""
-        try:
-            for level, name, value in socket_options:
-                self.setsockopt(level, name, value)
-        except BaseException:
-            self.close()
-            raise
+        set_options(self, socket_options)
 
     def dup(self) -> socket.socket:  # type: ignore[override]
         """Returns a socket of the standard library with a copy of the descriptor."""
@@ -91,10 +86,7 @@ class DialedSocket(socket.socket):
     def _replace(self) -> None:
         """Replaces the socket of the descriptor by a new one: a port bound by number stays bound to the old socket."""
         timeout = self.gettimeout()
-        fresh = socket.socket(self.family, self.type, self.proto)
-        with fresh:
-            for level, name, value in self._options:
-                fresh.setsockopt(level, name, value)
+        with open_socket((self.family, self.type, self.proto), self._options) as fresh:
             os.dup2(fresh.fileno(), self.fileno(), inheritable=False)
         self.settimeout(timeout)
 

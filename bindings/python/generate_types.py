@@ -1,6 +1,7 @@
 """Writes the types of records, python/fourtuple/record_types.py, from the JSON schema of the crate `record`.
 
-Run it after a change of the schema; a test compares the file with the schema.
+`FOURTUPLE_WRITE=1 cargo test -p fourtuple-record --test schema` writes the schema and runs this program; a test compares the
+file with the schema.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class Generator:
             return "Record"
         if "$ref" in schema:
             definition = schema["$ref"].removeprefix("#/$defs/")
-            return self.type_of(self.definitions[definition], camel(definition))
+            return self.type_of(self.definitions[definition], definition)
         if "const" in schema:
             return f"Literal[{quoted(schema['const'])}]"
         if "enum" in schema:
             return f"Literal[{', '.join(quoted(value) for value in schema['enum'])}]"
+        choices = schema.get("oneOf", [])
+        if choices and all("const" in choice for choice in choices):
+            return f"Literal[{', '.join(quoted(choice['const']) for choice in choices)}]"
         for key in ("oneOf", "anyOf"):
             if key in schema:
-                parts = [self.type_of(part, f"{name}{at}") for at, part in enumerate(schema[key], 1)]
-                return union(parts)
+                # An object of a choice has the name of its only field.
+                return union([self.type_of(part, name + camel(*part.get("required", [""]))) for part in schema[key]])
         kinds = schema.get("type", [])
         kinds = [kinds] if isinstance(kinds, str) else kinds
         return union([self.kind(kind, schema, name) for kind in kinds]) if kinds else "object"
@@ -70,10 +74,11 @@ class Generator:
         if name in self.classes:
             return name
         self.classes[name] = ""
-        required = set(schema.get("required", []))
+        required = schema.get("required", [])
         fields = {}
-        for key, value in schema["properties"].items():
-            field = self.type_of(value, name + camel(key))
+        # Required fields have the order of the record.
+        for key in dict.fromkeys([*required, *schema["properties"]]):
+            field = self.type_of(schema["properties"][key], name + camel(key))
             fields[key] = field if key in required else f"NotRequired[{field}]"
         if all(key.isidentifier() and not keyword.iskeyword(key) for key in fields):
             body = "".join(f"    {key}: {field}\n" for key, field in fields.items()) or "    pass\n"

@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def test_the_types_are_generated_from_this_schema() -> None:
-    assert generate_types.TYPES.read_text() == generate_types.generate(json.loads(_native.schema()))
+    current = generate_types.TYPES.read_text() == generate_types.generate(json.loads(_native.schema()))
+    assert current, "the schema has changed: FOURTUPLE_WRITE=1 cargo test -p fourtuple-record --test schema"
 
 
 def test_the_version_is_the_version_of_the_workspace() -> None:

@@ -9,6 +9,7 @@ pub type AcceptRecord = Record<AcceptSettings, AcceptResults>;
 
 /// The settings of `lab accept` or `lab keepalive`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AcceptSettings {
     /// Number of workers that share the listener; 0 for an external server whose number of workers was not given.
     pub workers: u32,
@@ -17,20 +18,25 @@ pub struct AcceptSettings {
     /// Connections of a run of light load; 0 in `lab keepalive`.
     pub connections: u64,
     /// Address families: `unix`, `tcp4`, `tcp6`.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::ListenerFamily>"))]
     pub families: Vec<String>,
     /// Accept policies in kebab-case, as given; `external` is an external server.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::PolicyOrExternal>"))]
     pub policies: Vec<String>,
     /// Numbers of requests after which a connection is closed; 0 means never.
     pub close_every: Vec<u64>,
     /// Loads. In `lab accept`: `light`, `heavy`. In `lab keepalive`: the service mix, `sleep` or `spin`.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::AcceptLoad>"))]
     pub load: Vec<String>,
     /// How a worker spends the service time: `sleep` or `spin`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Service"))]
     pub service: String,
     /// Service time of short requests, which are the majority.
     pub short_ns: u64,
     /// Service time of long requests, which form the heavy tail.
     pub long_ns: u64,
     /// Share of requests that are long, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub long_share: f64,
     /// Mean pause of a client between a response and its next request.
     pub pause_ns: u64,
@@ -50,6 +56,7 @@ pub struct AcceptSettings {
 
 /// The results of `lab accept` or `lab keepalive`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AcceptResults {
     /// One entry per combination that was run, with its repeats merged.
     pub cells: Vec<AcceptCell>,
@@ -65,16 +72,20 @@ pub struct AcceptResults {
 
 /// The results of one accept policy with one address family, load and `close_every`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AcceptCell {
     /// Accept policy in kebab-case: `exclusive`, `rotate`, `rotate:16`; `external` is an external server.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::PolicyOrExternal"))]
     pub policy: String,
     /// Name of the external server; `null` for fourtuple's own workers.
     pub server: Option<String>,
     /// Address family: `unix`, `tcp4` or `tcp6`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ListenerFamily"))]
     pub family: String,
     /// Number of requests after which a connection is closed; 0 means never.
     pub close_every: u64,
     /// Load: `light` or `heavy` (`lab accept`), `sleep` or `spin` (`lab keepalive`).
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::AcceptLoad"))]
     pub load: String,
     /// Number of workers that shared the listener.
     pub workers: u32,
@@ -118,6 +129,7 @@ pub struct AcceptCell {
 
 /// Quantiles of a wait, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WaitNs {
     /// Median.
     pub p50: u64,
@@ -135,6 +147,7 @@ pub struct WaitNs {
 
 /// The results of a client that sends short requests, with pauses, beside all other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Probe {
     /// Requests of this client that were answered.
     pub requests: u64,
@@ -146,10 +159,13 @@ pub struct Probe {
 
 /// A combination that cannot run on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SkippedCell {
     /// The accept policy, as in [`AcceptCell`].
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::PolicyOrExternal"))]
     pub policy: String,
     /// The address family, as in [`AcceptCell`].
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ListenerFamily"))]
     pub family: String,
     /// Number of requests after which a connection is closed, as in [`AcceptCell`].
     pub close_every: u64,
@@ -160,10 +176,13 @@ pub struct SkippedCell {
 /// An interval of a run in which a request waits for a busy worker while another worker is idle. All times count from
 /// the start of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Timeline {
     /// The accept policy, as in [`AcceptCell`].
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::PolicyOrExternal"))]
     pub policy: String,
     /// The address family, as in [`AcceptCell`].
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ListenerFamily"))]
     pub family: String,
     /// Number of requests after which a connection is closed, as in [`AcceptCell`].
     pub close_every: u64,
@@ -179,6 +198,7 @@ pub struct Timeline {
 
 /// A span in which a worker serves one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Span {
     /// Time at which the worker started to serve the request.
     pub from_ns: u64,
@@ -190,6 +210,7 @@ pub struct Span {
 
 /// A request that waits for its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Waiter {
     /// Number of the worker that holds the request's connection.
     pub worker: u32,
@@ -205,6 +226,7 @@ pub struct Waiter {
 
 /// The cost of a new connection compared with the wait that it avoids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BreakEven {
     /// Cost of a new connection over this family: connect, accept and close.
     pub fresh_connection_ns: u64,

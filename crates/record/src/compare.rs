@@ -7,12 +7,14 @@ pub type CompareRecord = Record<CompareSettings, CompareResults>;
 
 /// The settings of `compare`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompareSettings {
     /// The command of A as typed, or the file names of A joined by spaces.
     pub a: String,
     /// The command of B as typed, or the file names of B joined by spaces.
     pub b: String,
     /// The metric: `rate`, `mean`, `p50`, `p99`, `p999`, `cpu`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["rate", "mean", "p50", "p99", "p999", "cpu"])))]
     pub metric: String,
     /// Maximum duration of the comparison; `null` for saved records.
     pub for_ns: Option<u64>,
@@ -39,6 +41,7 @@ pub struct CompareSettings {
 
 /// The results of `compare`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompareResults {
     /// Ratio by which B is better than A, oriented so that above 1 is better for every metric: 1.058 is 5.8% faster.
     pub ratio: f64,

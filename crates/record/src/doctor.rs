@@ -10,6 +10,7 @@ pub type DoctorRecord = Record<DoctorSettings, DoctorResults>;
 
 /// The settings of `doctor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorSettings {
     /// Process whose network namespace was examined; `null`: another or this one.
     pub pid: Option<u32>,
@@ -27,6 +28,7 @@ pub struct DoctorSettings {
 
 /// The results of `doctor`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorResults {
     /// Findings, the most severe first.
     pub findings: Vec<Finding>,
@@ -42,6 +44,7 @@ pub struct DoctorResults {
 
 /// Figures of the last minutes, for charts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorHistory"))]
 pub struct History {
     /// Tuples with the most ports in use: `10.0.0.9 → 10.1.2.3:443`.
     pub tuples: Vec<String>,
@@ -51,6 +54,7 @@ pub struct History {
 
 /// A reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorMoment"))]
 pub struct Moment {
     /// Time since the start.
     pub at_ns: u64,
@@ -64,6 +68,7 @@ pub struct Moment {
 
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// Connections fail now.
@@ -76,6 +81,7 @@ pub enum Severity {
 
 /// A fault that a rule found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorFinding"))]
 pub struct Finding {
     /// Rule: `P01`.
     pub id: String,
@@ -95,6 +101,7 @@ pub struct Finding {
 
 /// A command or a change, and its effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorAdvice"))]
 pub struct Advice {
     /// The command, to be pasted, or a sentence if there is no command.
     pub action: String,
@@ -118,6 +125,7 @@ pub struct Advice {
 
 /// How the effect of an advice is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Proof {
     /// It was neither computed nor tried.
@@ -130,6 +138,7 @@ pub enum Proof {
 
 /// A rule that could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUnchecked"))]
 pub struct Unchecked {
     /// Rule: `P07`.
     pub id: String,

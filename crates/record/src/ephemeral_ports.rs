@@ -2,6 +2,7 @@ use serde::{Deserialize, Serialize};
 
 /// The ports that connect() may choose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorEphemeralPorts"))]
 pub struct EphemeralPorts {
     /// First port of net.ipv4.ip_local_port_range.
     pub low: u16,

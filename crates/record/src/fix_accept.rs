@@ -7,6 +7,7 @@ pub type FixAcceptRecord = Record<FixAcceptSettings, FixAcceptResults>;
 
 /// The settings of `fix accept`. One of `listen` and `pid` is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixAcceptSettings {
     /// Address of the listeners; `null`: `pid` is set.
     pub listen: Option<String>,
@@ -24,6 +25,7 @@ pub struct FixAcceptSettings {
 
 /// The results of `fix accept`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixAcceptResults {
     /// Time during which the selectors were attached.
     pub elapsed_ns: u64,
@@ -53,8 +55,10 @@ pub struct FixAcceptResults {
 
 /// A listener, or a UDP socket, of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixAcceptListener {
     /// `tcp` or `udp`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tcp", "udp"])))]
     pub transport: String,
     /// Address to which the socket is bound.
     pub address: String,
@@ -69,6 +73,7 @@ pub struct FixAcceptListener {
     /// TCP connections that entered the queue of the socket.
     pub connections: u64,
     /// Share of the choices at this address, 0 to 1; in a dry run of the connections; `null` without any.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Share>"))]
     pub share: Option<f64>,
     /// Connections that entered the queue after the start and were not closed.
     pub open: u64,

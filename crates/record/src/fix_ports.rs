@@ -9,6 +9,7 @@ pub type FixPortsRecord = Record<FixPortsSettings, FixPortsResults>;
 
 /// The settings of `fix ports`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixPortsSettings {
     /// Directory of the cgroup (version 2); includes the cgroups below it.
     pub cgroup: String,
@@ -17,6 +18,7 @@ pub struct FixPortsSettings {
     /// Destinations to act on, as prefix and port; `null`: all.
     pub to: Option<String>,
     /// Share of the port range up to which connects proceed unchanged, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub past: f64,
     /// Maximum duration; `null`: until stopped.
     pub for_ns: Option<u64>,
@@ -26,6 +28,7 @@ pub struct FixPortsSettings {
 
 /// The results of `fix ports`. `connects` is the sum of `left`, `drawn`, `spread`, `fallbacks` and `would_draw`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixPortsResults {
     /// Time during which the programs were attached.
     pub elapsed_ns: u64,
@@ -79,6 +82,7 @@ pub struct FixPortsResults {
 
 /// The ports of a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixNamespace {
     /// Cookie of the namespace (SO_NETNS_COOKIE).
     pub cookie: u64,
@@ -92,6 +96,7 @@ pub struct FixNamespace {
 
 /// The connects from one source address to one destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FixPortsTuple {
     /// Cookie of the network namespace.
     pub namespace: u64,
@@ -107,5 +112,6 @@ pub struct FixPortsTuple {
     pub fallbacks: u64,
     /// Estimated share of the range that the kernel's search could not use at the last connect, 0 to 1: the mean of about the last
     /// 64 random ports.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub share: f64,
 }

@@ -10,6 +10,7 @@ pub type FleetRecord = Record<FleetSettings, FleetResults>;
 
 /// The settings of a command that each host performs by itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FleetSettings {
     /// Labels of the selected hosts: `zone=eu`. Empty: all hosts.
     pub labels: Vec<String>,
@@ -19,6 +20,7 @@ pub struct FleetSettings {
 
 /// The records of all hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FleetResults {
     /// Hosts, the worst first.
     pub hosts: Vec<FleetHost>,
@@ -28,6 +30,7 @@ pub struct FleetResults {
 
 /// A host. One of `record` and `failed` is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FleetHost {
     /// Name of its agent.
     pub name: String,

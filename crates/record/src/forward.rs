@@ -9,12 +9,14 @@ pub type ForwardRecord = Record<ForwardSettings, ForwardResults>;
 
 /// The settings of `forward`, defaults included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardSettings {
     /// The links, in the order given.
     pub links: Vec<ForwardLink>,
     /// Number of planes (forwarding threads).
     pub planes: u32,
     /// I/O method of the planes: `one-by-one`, `batched`, `offload` or `uring`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Plane"))]
     pub plane: String,
     /// Whether every plane is pinned to a CPU of its own.
     pub pin: bool,
@@ -24,6 +26,7 @@ pub struct ForwardSettings {
 
 /// A listening address and its next hops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardLink {
     /// Address and port to listen on, as given; the kernel chooses for port 0.
     pub listen: String,
@@ -52,17 +55,20 @@ pub struct ForwardLink {
 
 /// The timers that a BFD session proposes (RFC 5880, section 4.1); the peers negotiate the actual ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardBfdTimers {
     /// Desired Min TX Interval.
     pub interval_ns: u64,
     /// Required Min RX Interval.
     pub receive_interval_ns: u64,
     /// Detect Mult.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub multiplier: u8,
 }
 
 /// The results of `forward`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardResults {
     /// Time from the moment when all planes were ready to the end.
     pub elapsed_ns: u64,
@@ -83,6 +89,7 @@ pub struct ForwardResults {
 
 /// The counters of one plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardPlane {
     /// Packets received for forwarding.
     pub received: u64,
@@ -120,19 +127,23 @@ pub struct ForwardPlane {
     /// CPU time of the plane's thread.
     pub cpu_ns: u64,
     /// Share of all received packets, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub share: f64,
 }
 
 /// The state and the counters of one BFD session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ForwardBfd {
     /// Address of the peer, with `%` and the device if the session is bound to one; with a port if control packets
     /// share the data port.
     pub peer: String,
     /// Receive path of control packets: `port` (port 3784), `filter` (a kernel filter separates them from the data),
     /// or `planes` (the planes find them behind queued data).
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["port", "filter", "planes"])))]
     pub reception: String,
     /// State before the shutdown: `admin-down`, `down`, `init` or `up`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["admin-down", "down", "init", "up"])))]
     pub state: String,
     /// Diagnostic code (RFC 5880) of the last transition to Down; `none`: there was none.
     pub diagnostic: String,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The fingerprint of the machine and kernel that a record comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Host {
     /// Kernel release as `uname -r` prints it.
     pub kernel: String,

@@ -9,6 +9,7 @@ pub type LabRecord = Record<LabSettings, LabResults>;
 
 /// The settings of the experiments of a `lab` without a subcommand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabSettings {
     /// Settings of `lab ports`.
     pub ports: PortsSettings,
@@ -21,6 +22,7 @@ pub struct LabSettings {
 
 /// The results of the experiments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabResults {
     /// Results of `lab ports`.
     pub ports: PortsResults,

@@ -9,8 +9,10 @@ pub type LabLocksRecord = Record<LabLocksSettings, LabLocksResults>;
 
 /// The settings of `lab locks`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabLocksSettings {
     /// Changes in the order of their runs: `reuseport`, `sources`, `full-range`.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::LocksChange>"))]
     pub changes: Vec<String>,
     /// Number of threads that accept and answer.
     pub workers: u32,
@@ -25,6 +27,7 @@ pub struct LabLocksSettings {
     /// Trials of each side in which lock waits were counted; these trials are not timed.
     pub traced: u32,
     /// Side that closes first and keeps the TIME_WAIT socket: `client`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["client"])))]
     pub closer: String,
     /// Smallest difference that counts: 0.05 is 5%.
     pub narrow: f64,
@@ -34,6 +37,7 @@ pub struct LabLocksSettings {
 
 /// The results of `lab locks`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LabLocksResults {
     /// One entry per change.
     pub pairs: Vec<LocksPair>,
@@ -47,8 +51,10 @@ pub struct LabLocksResults {
 
 /// One change: the same queries without and with the change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LocksPair {
     /// Name of the change: `reuseport`, `sources` or `full-range`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::LocksChange"))]
     pub change: String,
     /// Results without the change.
     pub before: LocksSide,
@@ -70,6 +76,7 @@ pub struct LocksPair {
 
 /// A ratio with its 95% interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LocksRatio {
     /// The ratio.
     pub value: f64,
@@ -81,8 +88,10 @@ pub struct LocksRatio {
 
 /// One side of a pair. A query is: connect, send one byte, receive one byte, close.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LocksSide {
     /// Accept policy: `exclusive` (one listener for all workers) or `reuseport` (one listener per worker).
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Policy"))]
     pub policy: String,
     /// Number of source addresses.
     pub sources: u32,
@@ -118,6 +127,7 @@ pub struct LocksSide {
 
 /// Waits for locks of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LocksClass {
     /// Class of `trace locks`: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
     pub class: String,

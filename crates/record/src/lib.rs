@@ -30,6 +30,8 @@ mod printable;
 mod run;
 mod saved;
 mod scatter;
+#[cfg(feature = "schema")]
+pub mod schema;
 mod serve;
 pub mod snapshot;
 mod time_wait;
@@ -88,7 +90,8 @@ pub use trace_locks::{
 /// The value of the `schema` field of every record of this version.
 pub const SCHEMA: &str = "fourtuple/1";
 
-/// The JSON schema (draft 2020-12) that every record validates against.
+/// The JSON schema (draft 2020-12) that every record validates against. Generated from the types of this crate: a test compares
+/// them, and writes the file again if `FOURTUPLE_WRITE` is 1.
 pub const SCHEMA_JSON: &str = include_str!("../schema/fourtuple-1.json");
 
 /// A record: the fields that all commands share, around the settings `S` and the results `R` of one command.
@@ -112,6 +115,7 @@ pub struct Record<S, R> {
 
 /// A remark that limits what the run proves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Remark {
     /// Identifier in kebab-case for programs: `interrupted`.
     pub id: String,

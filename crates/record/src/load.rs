@@ -9,6 +9,7 @@ pub type LoadRecord = Record<LoadSettings, LoadResults>;
 
 /// The settings of `load`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadSettings {
     /// Target as typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock`.
     pub target: String,
@@ -22,8 +23,10 @@ pub struct LoadSettings {
     pub all_addresses: bool,
     /// Workload: `connect`, `crr`, `http`, `udp`, or `hold` (opens and closes connections while it holds others
     /// open).
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["connect", "crr", "http", "udp", "hold"])))]
     pub workload: String,
     /// Arrival process: `closed`, `even` or `poisson`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["closed", "even", "poisson"])))]
     pub arrival: String,
     /// Offered load in operations per second; `null` in a closed loop.
     pub rate_per_s: Option<f64>,
@@ -44,6 +47,7 @@ pub struct LoadSettings {
     /// Threshold: an operation that takes longer is listed; `null`: none is listed.
     pub threshold_ns: Option<u64>,
     /// Engine as given: `auto`, `uring` or `epoll`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["auto", "uring", "epoll"])))]
     pub engine: String,
     /// Number of load-generating threads.
     pub threads: u64,
@@ -54,6 +58,7 @@ pub struct LoadSettings {
     /// Source addresses as typed; `null`: the kernel chooses.
     pub sources: Option<String>,
     /// Method of closing: `client`, `rst` or `server`; the results explain them.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Closer"))]
     pub close: String,
     /// Bytes of a request (`crr`, `udp`) or of its body (`http`).
     pub request_bytes: u64,
@@ -71,6 +76,7 @@ pub struct LoadSettings {
 
 /// The results of `load`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadResults {
     /// Completed operations: connections for `connect`, answered requests for all other workloads. Held connections
     /// do not count.
@@ -103,11 +109,13 @@ pub struct LoadResults {
     /// System calls of the engine per connection, by the engine's own count.
     pub syscalls_per_connection: f64,
     /// Engine that was used: `uring` or `epoll`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["uring", "epoll"])))]
     pub engine: String,
     /// Reason why the preferred engine was not used; `null` when it was used or the engine was given.
     pub engine_reason: Option<String>,
     /// How connections were closed: `client` (FIN first, TIME_WAIT socket on the client), `rst` (no TIME_WAIT socket;
     /// applications do not close like this), `server` (FIN first, TIME_WAIT socket on the server).
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Closer"))]
     pub close: String,
     /// Port strategy that was used; `null`: there are no ports (Unix sockets).
     pub strategy: Option<String>,
@@ -139,6 +147,7 @@ pub struct LoadResults {
 
 /// The responses with one status code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadStatus {
     /// The status code.
     pub code: u16,
@@ -151,6 +160,7 @@ pub struct LoadStatus {
 
 /// One of several addresses to which connections went in turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadAddress {
     /// The address: `127.0.0.1:8080`.
     pub address: String,
@@ -160,6 +170,7 @@ pub struct LoadAddress {
 
 /// A worker of a run on several hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadHost {
     /// Name of the agent.
     pub name: String,
@@ -205,6 +216,7 @@ pub struct LoadHost {
 
 /// Times of the parts of an operation. Each part covers the operations that had this part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
     /// Time in connect(): port search and SYN. With io_uring it is sampled: see `samples`.
     pub search: Quantiles,
@@ -218,6 +230,7 @@ pub struct Latency {
 
 /// A distribution in six numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quantiles {
     /// Number of samples.
     pub samples: u64,
@@ -241,8 +254,10 @@ impl From<Quantiles> for Distribution {
 
 /// A point of a distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quantile {
     /// Share of the operations that took at most `ns`, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub share: f64,
     /// Time in nanoseconds.
     pub ns: u64,
@@ -250,12 +265,14 @@ pub struct Quantile {
 
 /// An operation over the threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slow {
     /// Intended start, counted from the start of the run.
     pub at_ns: u64,
     /// Time from the intended start to the end.
     pub total_ns: u64,
     /// Longest part of the operation: `late`, `connect` or `response`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["late", "connect", "response"])))]
     pub longest: String,
     /// Position of the request on its connection; request 1 opened the connection.
     pub request: u64,
@@ -263,6 +280,7 @@ pub struct Slow {
 
 /// The counts and latencies of one second of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Second {
     /// Start of this second, counted from the start of the run.
     pub at_ns: u64,
@@ -284,6 +302,7 @@ pub struct Second {
 
 /// The port budget of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadPorts {
     /// Number of tuples to the destination: ports x sources.
     pub budget: u64,
@@ -306,6 +325,7 @@ pub struct LoadPorts {
 
 /// The connections that `hold` keeps open.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Held {
     /// Number of connections opened and held.
     pub opened: u64,

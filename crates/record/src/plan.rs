@@ -7,6 +7,7 @@ pub type PlanRecord = Record<PlanSettings, PlanResults>;
 
 /// The settings of `plan`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanSettings {
     /// First port of the ephemeral range.
     pub low: u16,
@@ -24,21 +25,25 @@ pub struct PlanSettings {
     /// Lifetime of a connection.
     pub hold_ns: u64,
     /// Side that closes first: `us` (the TIME_WAIT socket stays here) or `them`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["us", "them"])))]
     pub closer: String,
     /// Time in TIME_WAIT of the side that closes first.
     pub time_wait_ns: u64,
     /// Port search of the kernel: `parity` (before 6.8, and later without the option) or `linear`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["parity", "linear"])))]
     pub kernel: String,
     /// Port strategy by name.
     pub strategy: String,
     /// Whether each random window gets one attempt without a fallback.
     pub windows: bool,
     /// Source of the costs: `calibrated` (measured on this host) or `reference`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["calibrated", "reference"])))]
     pub costs: String,
 }
 
 /// The results of `plan`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanResults {
     /// Maximum number of concurrent connections: usable ports x sources x destinations.
     pub capacity: u64,
@@ -71,8 +76,10 @@ pub struct PlanResults {
 
 /// One step of the fill of a single (source, destination) pair.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanPoint {
     /// Share of the ports in use at the end of this step, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub fill: f64,
     /// Mean number of ports that the search probes per dial.
     pub probes: f64,
@@ -82,6 +89,7 @@ pub struct PlanPoint {
 
 /// The plan with another strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanOther {
     /// Port strategy by name.
     pub strategy: String,
@@ -99,6 +107,7 @@ pub struct PlanOther {
 
 /// The ports in use at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanMoment {
     /// Time since the first connection.
     pub at_ns: u64,

@@ -9,17 +9,20 @@ pub type PlanesRecord = Record<PlanesSettings, PlanesResults>;
 
 /// The settings of `lab planes`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanesSettings {
     /// Whether every combination of the lists below was run; otherwise a selection that answers the experiment's
     /// questions.
     pub every_combination: bool,
     /// I/O methods of the planes: `one-by-one`, `batched`, `offload`, `uring`.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::Plane>"))]
     pub plane: Vec<String>,
     /// Numbers of planes.
     pub planes: Vec<u32>,
     /// Payload sizes.
     pub bytes: Vec<u32>,
     /// Selectors of the plane that receives a packet: `hash`, `random`, `flow`, `cpu`.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::PlanesSpread>"))]
     pub spread: Vec<String>,
     /// Numbers of 4-tuples.
     pub flows: Vec<u32>,
@@ -30,6 +33,7 @@ pub struct PlanesSettings {
     /// Number of runs of every cell.
     pub repeats: u32,
     /// Link between generator, planes and sink: `veth` or `loopback`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["veth", "loopback"])))]
     pub over: String,
     /// Seed of the bootstrap for the intervals.
     pub seed: u64,
@@ -37,6 +41,7 @@ pub struct PlanesSettings {
 
 /// The results of `lab planes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanesResults {
     /// One entry per combination that was run.
     pub cells: Vec<PlanesCell>,
@@ -51,8 +56,10 @@ pub struct PlanesResults {
 
 /// An I/O method that was not run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanesSkipped {
     /// Name of the I/O method.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Plane"))]
     pub plane: String,
     /// Reason.
     pub why: String,
@@ -60,12 +67,15 @@ pub struct PlanesSkipped {
 
 /// The results of one combination. Counts are sums over its runs; rates and times are medians of its runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanesCell {
     /// I/O method of the planes.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Plane"))]
     pub plane: String,
     /// Number of planes.
     pub planes: u32,
     /// Selector of the plane that receives a packet.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::PlanesSpread"))]
     pub spread: String,
     /// Number of 4-tuples.
     pub flows: u32,
@@ -90,6 +100,7 @@ pub struct PlanesCell {
     pub reordered: u64,
     /// Share of all received packets for each plane, 0 to 1. For `hash` and `cpu` the shares of the first run,
     /// because each run distributes differently.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<crate::schema::Share>"))]
     pub share: Vec<f64>,
     /// CPU time of the planes' threads per received packet. Measured with one plane and a full queue, with generator
     /// and plane taking turns on one CPU; with several planes, measured while they run in parallel.
@@ -108,8 +119,10 @@ pub struct PlanesCell {
     /// a queue that is never empty. Planes without packets add nothing.
     pub capacity_pps: f64,
     /// Share of the time in which the generator waited because the maximum number of packets was in flight.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub generator_waited: f64,
     /// Bottleneck: `generator`, which hardly ever waited, or `planes`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["generator", "planes"])))]
     pub limited_by: String,
     /// CPU time of the generator per packet.
     pub generator_cpu_ns_per_packet: u64,
@@ -125,6 +138,7 @@ pub struct PlanesCell {
 
 /// The ratio of two cells: the median of the runs' ratios and its 95% interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlanesRatio {
     /// Median.
     pub ratio: f64,

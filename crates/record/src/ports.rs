@@ -9,6 +9,7 @@ pub type PortsRecord = Record<PortsSettings, PortsResults>;
 
 /// The settings of `lab ports`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortsSettings {
     /// First port of net.ipv4.ip_local_port_range in the experiment's namespace.
     pub low: u16,
@@ -20,10 +21,13 @@ pub struct PortsSettings {
     /// slow?".
     pub windows: bool,
     /// Share of the tuples to fill, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub fill: f64,
     /// `tcp` or `udp`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tcp", "udp"])))]
     pub protocol: String,
     /// IP version: 4 or 6.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = [4, 6])))]
     pub family: u8,
     /// Number of source addresses.
     pub sources: u32,
@@ -35,6 +39,7 @@ pub struct PortsSettings {
 
 /// The results of `lab ports`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortsResults {
     /// Number of tuples: ports of the range x sources.
     pub tuples: u64,
@@ -46,6 +51,7 @@ pub struct PortsResults {
 
 /// The results of one run, in which one strategy fills the range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Strategy"))]
 pub struct StrategyResult {
     /// Strategy: `kernel-default`, `select-test-repeat`, `random-window:500`, `full-range`, `auto`.
     pub strategy: String,
@@ -88,6 +94,7 @@ impl StrategyResult {
 
 /// One distribution over all ports, one over even and one over odd ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ByParity {
     /// All ports; absent: nothing was measured.
     pub all: Option<Distribution>,
@@ -99,6 +106,7 @@ pub struct ByParity {
 
 /// A distribution of durations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Distribution {
     /// Number of samples.
     pub count: u64,
@@ -116,8 +124,10 @@ pub struct Distribution {
 
 /// One step of the fill: the connections made while the fill rose from the previous step's `fill` to this one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FillPoint {
     /// Share of the tuples in use at the end of this step, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub fill: f64,
     /// Connections made in this step.
     pub connections: u64,

@@ -9,6 +9,7 @@ pub type RunRecord = Record<RunSettings, RunResults>;
 
 /// The settings of `run`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunSettings {
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -19,6 +20,7 @@ pub struct RunSettings {
 
 /// The results of `run`. `connects` is the sum of `changed` and `left`, for the way `cgroup` with `fallbacks` of `ports`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunResults {
     /// The way: `cgroup`, `supervise` or `preload`.
     pub way: String,

@@ -105,6 +105,12 @@ macro_rules! records {
                 }
             }
 
+            /// Returns one branch of the schema for each row, and all commands.
+            #[cfg(feature = "schema")]
+            pub(crate) fn branches(generator: &mut schemars::SchemaGenerator) -> (Vec<schemars::Schema>, Vec<&'static str>) {
+                (vec![$(<$record>::branch(generator, &[$($command),+])),*], vec![$($($command),+),*])
+            }
+
             /// Returns the fields that every record has.
             pub fn common(&self) -> Common<'_> {
                 match self {

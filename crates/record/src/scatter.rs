@@ -72,6 +72,25 @@ impl<'de> Deserialize<'de> for Scatter {
     }
 }
 
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Scatter {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Scatter".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "contentEncoding": "base64",
+            "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?$",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

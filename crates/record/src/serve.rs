@@ -9,13 +9,16 @@ pub type ServeRecord = Record<ServeSettings, ServeResults>;
 
 /// The settings of `serve`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServeSettings {
     /// Address and port, or `unix:` and a path, as given; the kernel chooses for port 0.
     pub listen: String,
     /// Protocol: `crr`, `http`, `udp` or `sink`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ServeProtocol"))]
     pub protocol: String,
     /// Accept policy in kebab-case (`exclusive`, `rotate:16`); absent: the default of the address family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Policy>"))]
     pub policy: Option<String>,
     /// Number of serving threads.
     pub workers: u32,
@@ -26,6 +29,7 @@ pub struct ServeSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_bytes: Option<u64>,
     /// Side that closes a connection: `client`, `server` (FIN) or `rst`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["client", "server", "rst"])))]
     pub close: String,
     /// Number of responses after which the server closes; absent: never.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,13 +61,16 @@ pub struct ServeSettings {
 
 /// The results of `serve`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServeResults {
     /// Bound address with the actual port, or `unix:` and the path.
     pub listen: String,
     /// Protocol: `crr`, `http`, `udp` or `sink`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::ServeProtocol"))]
     pub protocol: String,
     /// Mechanism that distributes connections (udp: packets) to workers, in kebab-case: `reuseport` (one socket per
     /// worker), `exclusive` (one listener, EPOLLEXCLUSIVE), or the accept policy that was given.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Policy"))]
     pub policy: String,
     /// Time from the moment when all workers were ready to the end.
     pub elapsed_ns: u64,
@@ -79,6 +86,7 @@ pub struct ServeResults {
 
 /// The counters of one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServeWorker {
     /// Connections accepted; 0 for udp.
     pub accepted: u64,

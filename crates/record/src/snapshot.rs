@@ -46,6 +46,7 @@ impl<T> From<Result<T, String>> for Part<T> {
 
 /// A network namespace at one moment, and the changes of its counters during an interval before it. The default has no part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorSnapshot"))]
 pub struct Snapshot {
     /// Time between the two readings of everything that is counted.
     pub interval_ns: u64,
@@ -115,6 +116,7 @@ impl Snapshot {
 
 /// A counter that only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorCounter"))]
 pub struct Counter {
     /// Events since the namespace was created.
     pub total: u64,
@@ -124,6 +126,7 @@ pub struct Counter {
 
 /// A line that sets a sysctl at boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorConfiguredSysctl"))]
 pub struct ConfiguredSysctl {
     /// Path of the file.
     pub file: String,
@@ -137,6 +140,7 @@ pub struct ConfiguredSysctl {
 
 /// How connect() searches for a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorPortSearch"))]
 pub struct PortSearch {
     /// The search of a socket without options: `parity`, first all ports of one parity, or `linear`, port by port.
     pub default: String,
@@ -146,6 +150,7 @@ pub struct PortSearch {
 
 /// A process that holds sockets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorOwner"))]
 pub struct Owner {
     /// Process ID; 0: not known, or many short processes with this name.
     pub pid: u32,
@@ -167,6 +172,7 @@ impl fmt::Display for Owner {
 
 /// TCP connections, TIME_WAIT included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorConnections"))]
 pub struct Connections {
     /// Time since these sockets were read; 0: in this reading.
     pub age_ns: u64,
@@ -210,6 +216,7 @@ pub struct Connections {
 
 /// A socket that is connected to itself, from a connect() to a local port without a listener that chose this port as its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SelfConnected {
     /// Both ends.
     pub address: SocketAddr,
@@ -219,6 +226,7 @@ pub struct SelfConnected {
 
 /// The connections from one source address to one destination: they share the ports of the range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTuple"))]
 pub struct Tuple {
     /// Local address.
     pub source: IpAddr,
@@ -235,6 +243,7 @@ pub struct Tuple {
     /// Sockets that entered TIME_WAIT in the last second.
     pub closed_last_s: u32,
     /// Growth of `in_use` per second during the interval; negative: the number falls.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Signed"))]
     pub growth_per_s: f64,
     /// Sockets in TIME_WAIT whose connection had no TCP timestamps: connect() does not take their ports before TIME_WAIT ends. `null`:
     /// not known.
@@ -249,6 +258,7 @@ pub struct Tuple {
 
 /// A `fourtuple fix ports` that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunningFix {
     /// Process ID of fourtuple.
     pub pid: u32,
@@ -258,6 +268,7 @@ pub struct RunningFix {
 
 /// Times since connections carried data, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct IdleTimes {
     /// Half of the connections have been idle for this time or longer.
     pub median_ns: u64,
@@ -274,6 +285,7 @@ impl fmt::Display for Tuple {
 
 /// The outgoing connections of a source address, to all destinations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorSource"))]
 pub struct Source {
     /// Local address.
     pub address: IpAddr,
@@ -289,6 +301,7 @@ pub struct Source {
 
 /// A port of the range that is not available to connect() for any destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorHeldPort"))]
 pub struct HeldPort {
     /// The port.
     pub port: u16,
@@ -302,6 +315,7 @@ pub struct HeldPort {
 
 /// The accepted connections of a local port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorService"))]
 pub struct Service {
     /// The local port.
     pub port: u16,
@@ -315,6 +329,7 @@ pub struct Service {
 
 /// CLOSE_WAIT sockets of a process: the peer has closed, the process has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorCloseWait"))]
 pub struct CloseWait {
     /// The process and the number of sockets.
     pub owner: Owner,
@@ -331,6 +346,7 @@ pub struct CloseWait {
 
 /// Connected unix sockets of a process whose peer has closed its end: the process has not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUnixCloseWait"))]
 pub struct UnixCloseWait {
     /// The process and the number of sockets.
     pub owner: Owner,
@@ -344,6 +360,7 @@ pub struct UnixCloseWait {
 
 /// A TCP listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorListener"))]
 pub struct Listener {
     /// Local address; the unspecified address stands for all addresses.
     pub address: SocketAddr,
@@ -375,6 +392,7 @@ pub struct Listener {
 
 /// A listening unix socket. The kernel counts no drops: a connect() that finds the queue full waits, or fails with EAGAIN.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUnixListener"))]
 pub struct UnixListener {
     /// The path, or `@` and the abstract name.
     pub path: String,
@@ -400,6 +418,7 @@ pub struct UnixListener {
 
 /// UDP sockets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUdpSockets"))]
 pub struct UdpSockets {
     /// Number of sockets.
     pub total: u64,
@@ -411,6 +430,7 @@ pub struct UdpSockets {
 
 /// A UDP socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUdpSocketView"))]
 pub struct UdpSocketView {
     /// Local address.
     pub local: SocketAddr,
@@ -435,6 +455,7 @@ pub struct UdpSocketView {
 /// A process that has sockets in the namespace. The list has the holders of listeners, accepted connections and shared UDP ports, and
 /// the processes with the largest share of their descriptors; bounded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorProcess"))]
 pub struct Process {
     /// Process ID.
     pub pid: u32,
@@ -466,6 +487,7 @@ pub struct Process {
 
 /// TCP as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTcpMemory"))]
 pub struct TcpMemory {
     /// Orphaned sockets: closed by their process, not yet by TCP.
     pub orphans: u64,
@@ -479,6 +501,7 @@ pub struct TcpMemory {
 
 /// Connection tracking.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorConntrack"))]
 pub struct Conntrack {
     /// Tracked connections.
     pub count: u64,
@@ -492,6 +515,7 @@ pub struct Conntrack {
 
 /// Tracked connections whose source SNAT has replaced by an address, to one destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Translated {
     /// Source address after the translation.
     pub source: IpAddr,
@@ -509,6 +533,7 @@ pub struct Translated {
 
 /// A local address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorLocalAddress"))]
 pub struct LocalAddress {
     /// The address.
     pub address: IpAddr,
@@ -523,6 +548,7 @@ pub struct LocalAddress {
 
 /// connect() calls that a trace saw during the interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTraced"))]
 pub struct Traced {
     /// connect() calls by process and destination, most calls first; bounded.
     pub connects: Vec<TracedConnects>,
@@ -536,6 +562,7 @@ pub struct Traced {
 
 /// accept() calls that a trace saw during the interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTracedAccepts"))]
 pub struct TracedAccepts {
     /// Connections accepted.
     pub accepts: u64,
@@ -545,6 +572,7 @@ pub struct TracedAccepts {
 
 /// Waits for locks of the network stack that a trace saw, on the whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTracedLocks"))]
 pub struct TracedLocks {
     /// Duration of the trace. A live view that limits its own CPU time reads the waits less often than the rest of the snapshot.
     pub interval_ns: u64,
@@ -554,6 +582,7 @@ pub struct TracedLocks {
 
 /// The connect() calls of a process to a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorTracedConnects"))]
 pub struct TracedConnects {
     /// The process; `sockets` is the number of calls. Of many short processes with this name, one of them.
     pub owner: Owner,
@@ -573,6 +602,7 @@ pub struct TracedConnects {
 
 /// Waits for one class of locks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorLockWaits"))]
 pub struct LockWaits {
     /// Number of waits.
     pub waits: u64,
@@ -582,6 +612,7 @@ pub struct LockWaits {
 
 /// System calls on sockets that returned an error. EINTR, and EAGAIN and EINPROGRESS of non-blocking sockets, are no failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failures {
     /// Failed calls by call, errno, process and address, most first; bounded.
     pub calls: Vec<FailedCall>,
@@ -605,13 +636,16 @@ impl Failures {
 
 /// Calls of a process for an address that failed with the same errno.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailedCall {
     /// `socket`, `bind`, `listen`, `connect`, `accept`, `send` or `recv`, each with its variants (`sendto`, `sendmsg`, `write`). An error of
     /// connect() that the program reads by SO_ERROR is one of `connect`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["socket", "bind", "listen", "connect", "accept", "send", "recv"])))]
     pub call: String,
     /// Name of the errno: `EADDRNOTAVAIL`.
     pub errno: String,
     /// `tcp`, `udp` or `unix`; `other` for other protocols and families.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tcp", "udp", "unix", "other"])))]
     pub protocol: String,
     /// The process; `sockets` is the number of failed calls. Of many short processes with this name, one of them.
     pub owner: Owner,

@@ -9,6 +9,7 @@ pub type TimeWaitRecord = Record<TimeWaitSettings, TimeWaitResults>;
 
 /// The settings of `lab time-wait`, defaults included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TimeWaitSettings {
     /// First port of the range in the experiment's namespace.
     pub low: u16,
@@ -22,6 +23,7 @@ pub struct TimeWaitSettings {
 
 /// The results of `lab time-wait`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TimeWaitResults {
     /// Number of ports in the range.
     pub ports: u64,
@@ -38,6 +40,7 @@ pub struct TimeWaitResults {
 /// The results of one run: one thread connects, sends one byte and closes as fast as it can, until all transactions
 /// are done or a stall exceeds the patience.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TimeWaitRun {
     /// Name of the remedy, such as `none-under` (one transaction fewer than there are ports) or `more-sources`.
     pub remedy: String,
@@ -70,6 +73,7 @@ pub struct TimeWaitRun {
 
 /// One reading of the TIME_WAIT count (`tw` in /proc/net/sockstat).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TimeWaitPoint {
     /// Time since the first connect() of the run.
     pub at_ns: u64,

@@ -10,9 +10,11 @@ pub type TraceConnectRecord = Record<TraceConnectSettings, TraceConnectResults>;
 
 /// The settings of `trace connect`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceConnectSettings {
     /// Protocol: `tcp` or `udp`. Absent in older records, which are of TCP.
     #[serde(default = "tcp")]
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tcp", "udp"])))]
     pub protocol: String,
     /// Process ID.
     pub process: Option<u32>,
@@ -23,6 +25,7 @@ pub struct TraceConnectSettings {
     /// Destination port.
     pub port: Option<u16>,
     /// Path of the network namespace of the socket. Absent in older records.
+    #[serde(default)]
     pub netns: Option<String>,
     /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
@@ -31,6 +34,7 @@ pub struct TraceConnectSettings {
     /// Seed of the sampling.
     pub seed: u64,
     /// Instrument as given; `auto`: the first one that the kernel supports.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["auto", "tp_btf", "fexit"])))]
     pub tier: String,
 }
 
@@ -44,9 +48,11 @@ fn tcp() -> String {
 
 /// The results of `trace connect`: port searches on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceConnectResults {
     /// Instrument: `tp_btf` (BTF-typed tracepoints) or `fexit` (entry and exit of the kernel function); for UDP
     /// `cgroup+tp_btf` (programs of the root cgroup for the start, BTF-typed tracepoints for the end).
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tp_btf", "fexit", "cgroup+tp_btf"])))]
     pub tier: String,
     /// Reason why the instrument is not `tp_btf`; `null`: it is, or another instrument was requested.
     pub tier_reason: Option<String>,
@@ -99,6 +105,7 @@ pub struct TraceConnectResults {
 
 /// A bucket of the histogram of search times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceStep {
     /// Lower bound of the bucket.
     pub from_ns: u64,
@@ -110,25 +117,30 @@ pub struct TraceStep {
 
 /// A heat map of searches: columns are time, rows are duration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceHeat {
     /// Time per column. The first column begins with the trace.
     pub column_ns: u64,
     /// Lower bound of each row's duration, ascending: four rows per factor of ten, without gaps.
     pub from_ns: Vec<u64>,
     /// Number of searches per row, one list per column, at most 120 columns.
+    #[cfg_attr(feature = "schema", schemars(length(max = 120)))]
     pub columns: Vec<Vec<u64>>,
 }
 
 /// The samples that a flame graph was drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceFlame {
     /// Samples of the traced programs while they ran on a CPU.
     pub samples: u64,
     /// Samples per second and CPU.
     pub samples_per_s: u64,
     /// Share of the samples in connect(), 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub in_connect: f64,
     /// Share of the samples in the port search, 0 to 1.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub in_search: f64,
     /// Samples lost because the stack map was full.
     pub lost: u64,
@@ -136,6 +148,7 @@ pub struct TraceFlame {
 
 /// The connects of one process to one destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceTuple {
     /// Process ID. Of many short processes with this name, one of them.
     pub process: u32,
@@ -185,11 +198,13 @@ pub struct TraceTuple {
     /// Number of ports in the ephemeral range; `null`: unknown.
     pub range: Option<u32>,
     /// `in_use` divided by `range`; `null`: unknown.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Share>"))]
     pub fill: Option<f64>,
 }
 
 /// A single port search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceSample {
     /// End of the search, counted from the start of the trace.
     pub at_ns: u64,

@@ -8,6 +8,7 @@ pub type TraceAcceptRecord = Record<TraceAcceptSettings, TraceAcceptResults>;
 
 /// The settings of `trace accept`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceAcceptSettings {
     /// ID of the accepting process.
     pub process: Option<u32>,
@@ -27,8 +28,10 @@ pub struct TraceAcceptSettings {
 
 /// The results of `trace accept`: connections between the handshake and accept() on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceAcceptResults {
     /// Instrument: `tp_btf` (BTF-typed tracepoints).
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tp_btf"])))]
     pub tier: String,
     /// Duration of the trace.
     pub elapsed_ns: u64,
@@ -67,6 +70,7 @@ pub struct TraceAcceptResults {
 
 /// A bucket of the histogram of waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WaitStep {
     /// Lower bound of the bucket.
     pub from_ns: u64,
@@ -76,6 +80,7 @@ pub struct WaitStep {
 
 /// A listening socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceListener {
     /// Address and port.
     pub address: String,
@@ -127,6 +132,7 @@ pub struct TraceListener {
 
 /// The depth of an accept queue, read as each connection joins it; the maximum also when the trace begins.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Depth {
     /// Mean depth, including the connection that joins.
     pub mean: f64,
@@ -140,6 +146,7 @@ pub struct Depth {
 
 /// A thread that accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceWorker {
     /// Process ID.
     pub process: u32,

@@ -7,12 +7,14 @@ pub type TraceLocksRecord = Record<TraceLocksSettings, TraceLocksResults>;
 
 /// The settings of `trace locks`. Filters are joined by AND; `null` filters nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceLocksSettings {
     /// Process ID.
     pub process: Option<u32>,
     /// Name of the waiting thread.
     pub name: Option<String>,
     /// Path of the network namespace of the waiting thread and of the connections. Absent in older records.
+    #[serde(default)]
     pub netns: Option<String>,
     /// Path of a cgroup (version 2); includes the cgroups below it.
     pub cgroup: Option<String>,
@@ -22,8 +24,10 @@ pub struct TraceLocksSettings {
 
 /// The results of `trace locks`: waits for TCP locks on a live system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceLocksResults {
     /// Instrument: `tp_btf` (BTF-typed tracepoints).
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["tp_btf"])))]
     pub tier: String,
     /// Duration of the trace.
     pub elapsed_ns: u64,
@@ -39,6 +43,7 @@ pub struct TraceLocksResults {
     /// Time in waits per connection; `null` without connections.
     pub wait_ns_per_connection: Option<f64>,
     /// Share of the time of all CPUs spent spinning, 0 to 1. Sleeping uses no CPU time.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Share"))]
     pub cpu_share: f64,
     /// Waits that were not counted or lost their path because a table was full, and events for which the kernel did not run a
     /// BPF program (`recursion_misses`).
@@ -62,8 +67,10 @@ pub struct TraceLocksResults {
 
 /// The waits for locks of one class.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LockClass {
     /// Class: `listener`, `accept queue`, `ehash`, `bhash`, `time-wait`, `socket owner`, `other`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::LockClassName"))]
     pub class: String,
     /// Number of waits.
     pub waits: u64,
@@ -83,10 +90,13 @@ pub struct LockClass {
 
 /// The waits on one call path through the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LockPath {
     /// Class of the lock, as in `classes`.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::LockClassName"))]
     pub class: String,
     /// Kind of wait: `spin` or `sleep`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["spin", "sleep"])))]
     pub kind: String,
     /// Functions of the call path, innermost first; empty when the stack was lost.
     pub frames: Vec<String>,
@@ -100,6 +110,7 @@ pub struct LockPath {
 
 /// The waits for the bucket of one local port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LockPort {
     /// Port number; if several ports share a bucket, the lowest.
     pub port: u16,

@@ -64,13 +64,7 @@ class Remark(TypedDict):
     message: str
 
 
-class LoadStatus(TypedDict):
-    code: int
-    count: int
-    location: NotRequired[str]
-
-
-class Spread(TypedDict):
+class Distribution(TypedDict):
     count: int
     mean: int
     p50: int
@@ -79,10 +73,10 @@ class Spread(TypedDict):
     max: int
 
 
-class StrategyConnectNs(TypedDict):
-    all: None | Spread
-    even: None | Spread
-    odd: None | Spread
+class ByParity(TypedDict):
+    all: Distribution | None
+    even: Distribution | None
+    odd: Distribution | None
 
 
 class FillPoint(TypedDict):
@@ -94,20 +88,18 @@ class FillPoint(TypedDict):
 
 class Strategy(TypedDict):
     strategy: str
-    chosen: NotRequired[str]
     repeat: int
     dials: int
     connections: int
     retries: int
     errors: dict[str, int]
-    error_details: NotRequired[dict[str, str]]
-    statuses: NotRequired[list[LoadStatus]]
     elapsed_ns: int
     rate_per_s: float
     cpu_ns_per_dial: int
-    connect_ns: StrategyConnectNs
+    connect_ns: ByParity
     by_fill: list[FillPoint]
     floor_ns: int
+    chosen: NotRequired[str]
     scatter: NotRequired[str]
 
 
@@ -129,13 +121,13 @@ class TimeWaitRun(TypedDict):
     completed: int
     elapsed_ns: int
     rate_per_s: float
-    predicted_stall_at: NotRequired[int]
-    stalled_at: NotRequired[int]
     predicted_stall_ns: int
     stall_ns: int
     cut: bool
     errors: dict[str, int]
     time_wait: list[TimeWaitPoint]
+    predicted_stall_at: NotRequired[int]
+    stalled_at: NotRequired[int]
 
 
 class TimeWaitResults(TypedDict):
@@ -146,7 +138,7 @@ class TimeWaitResults(TypedDict):
     advice: list[str]
 
 
-class Wait(TypedDict):
+class WaitNs(TypedDict):
     p50: int
     p99: int
     p999: int
@@ -158,7 +150,7 @@ class Wait(TypedDict):
 class Probe(TypedDict):
     requests: int
     slow_per_10k: float
-    wait_ns: Wait
+    wait_ns: WaitNs
 
 
 class AcceptCell(TypedDict):
@@ -175,10 +167,10 @@ class AcceptCell(TypedDict):
     busy_ns: list[int]
     jain: float | None
     max_over_mean: float | None
-    wait_ns: Wait
+    wait_ns: WaitNs
     slow_per_10k: float
     misplaced_wait_ns: int
-    probe: None | Probe
+    probe: Probe | None
     cpu_ns_per_request: int
     wakeups_per_accept: float | None
     empty_accepts_per_accept: float | None
@@ -228,8 +220,8 @@ class BreakEven(TypedDict):
 class AcceptResults(TypedDict):
     cells: list[AcceptCell]
     skipped: list[SkippedCell]
-    timeline: None | Timeline
-    break_even: None | BreakEven
+    timeline: Timeline | None
+    break_even: BreakEven | None
     advice: list[str]
 
 
@@ -289,13 +281,159 @@ class LabKeepaliveRecord(TypedDict):
     results: AcceptResults
 
 
+class LabLocksSettings(TypedDict):
+    changes: list[Literal["reuseport", "sources", "full-range"]]
+    workers: int
+    clients: int
+    queries: int
+    sources: int
+    repeats: int
+    traced: int
+    closer: Literal["client"]
+    narrow: float
+    seed: int
+
+
+LocksClass = TypedDict("LocksClass", {
+    "class": str,
+    "waits_per_query": float,
+    "wait_ns_per_query": float,
+})
+
+
+class LocksSide(TypedDict):
+    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str
+    sources: int
+    strategy: str
+    low: int
+    high: int
+    queries: int
+    queries_per_s: float
+    queries_per_s_low: float
+    queries_per_s_high: float
+    cpu_ns_per_query: float
+    cpu_ns_per_query_low: float
+    cpu_ns_per_query_high: float
+    waits_per_query: float | None
+    wait_ns_per_query: float | None
+    classes: list[LocksClass]
+    errors: dict[str, int]
+
+
+class LocksRatio(TypedDict):
+    value: float
+    low: float | None
+    high: float | None
+
+
+class LocksPair(TypedDict):
+    change: Literal["reuseport", "sources", "full-range"]
+    before: LocksSide
+    after: LocksSide
+    pairs: int
+    ratio: LocksRatio
+    verdict: str
+    cpu_ratio: LocksRatio
+    cpu_verdict: str
+    advice: str
+
+
+class LabLocksResults(TypedDict):
+    pairs: list[LocksPair]
+    untraced: str | None
+    blind_spots: list[str]
+    advice: list[str]
+
+
+class LabLocksRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab locks"]
+    started: str
+    host: Host
+    settings: LabLocksSettings
+    validity: list[Remark]
+    results: LabLocksResults
+
+
+class PlanesSettings(TypedDict):
+    every_combination: bool
+    plane: list[Literal["one-by-one", "batched", "offload", "uring"]]
+    planes: list[int]
+    bytes: list[int]
+    spread: list[Literal["hash", "random", "flow", "cpu"]]
+    flows: list[int]
+    work_ns: list[int]
+    packets: int
+    repeats: int
+    over: Literal["veth", "loopback"]
+    seed: int
+
+
+class PlanesRatio(TypedDict):
+    ratio: float
+    low: float
+    high: float
+
+
+class PlanesCell(TypedDict):
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    planes: int
+    spread: Literal["hash", "random", "flow", "cpu"]
+    flows: int
+    inner_flows: int
+    packet_bytes: int
+    mtu: int
+    work_ns: int
+    repeats: int
+    packets: int
+    lost: int
+    dropped: dict[str, int]
+    reordered: int
+    share: list[float]
+    cpu_ns_per_packet: int
+    cpu_ns_low: int | None
+    cpu_ns_high: int | None
+    pps: float
+    pps_low: float | None
+    pps_high: float | None
+    capacity_pps: float
+    generator_waited: float
+    limited_by: Literal["generator", "planes"]
+    generator_cpu_ns_per_packet: int
+    sink_cpu_ns_per_packet: int
+    cpu_to_one_by_one: PlanesRatio | None
+    capacity_to_one_plane: PlanesRatio | None
+    pps_to_one_plane: PlanesRatio | None
+
+
+class PlanesSkipped(TypedDict):
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    why: str
+
+
+class PlanesResults(TypedDict):
+    cells: list[PlanesCell]
+    skipped: list[PlanesSkipped]
+    planes_help_above_ns: int | None
+    advice: list[str]
+
+
+class LabPlanesRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["lab planes"]
+    started: str
+    host: Host
+    settings: PlanesSettings
+    validity: list[Remark]
+    results: PlanesResults
+
+
 class PlanSettings(TypedDict):
     low: int
     high: int
     reserved: int
     sources: int
     destinations: int
-    arrival_per_s: NotRequired[float]
     hold_ns: int
     closer: Literal["us", "them"]
     time_wait_ns: int
@@ -303,6 +441,7 @@ class PlanSettings(TypedDict):
     strategy: str
     windows: bool
     costs: Literal["calibrated", "reference"]
+    arrival_per_s: NotRequired[float]
 
 
 class PlanPoint(TypedDict):
@@ -390,8 +529,6 @@ class CompareRecord(TypedDict):
 class LoadSettings(TypedDict):
     target: str
     address: str
-    resolve: NotRequired[str | None]
-    all_addresses: NotRequired[bool]
     workload: Literal["connect", "crr", "http", "udp", "hold"]
     arrival: Literal["closed", "even", "poisson"]
     rate_per_s: float | None
@@ -415,6 +552,8 @@ class LoadSettings(TypedDict):
     separate_ack: bool
     anyway: bool
     seed: int
+    all_addresses: NotRequired[bool]
+    resolve: NotRequired[str | None]
 
 
 class Quantiles(TypedDict):
@@ -473,6 +612,11 @@ class Held(TypedDict):
     ramp_ns: int
 
 
+class LoadAddress(TypedDict):
+    address: str
+    connections: int
+
+
 class LoadHost(TypedDict):
     name: str
     labels: dict[str, str]
@@ -491,22 +635,20 @@ class LoadHost(TypedDict):
     rate_per_s: float
     offered_per_s: float | None
     client_cpu_ns_per_operation: int | None
-    total_ns: None | Quantiles
+    total_ns: Quantiles | None
     seconds: list[Second]
 
 
-class LoadAddress(TypedDict):
-    address: str
-    connections: int
+class LoadStatus(TypedDict):
+    code: int
+    count: int
+    location: NotRequired[str]
 
 
 class LoadResults(TypedDict):
     operations: int
     connections: int
-    retried: NotRequired[int]
     errors: dict[str, int]
-    error_details: NotRequired[dict[str, str]]
-    statuses: NotRequired[list[LoadStatus]]
     elapsed_ns: int
     rate_per_s: float
     offered_per_s: float
@@ -522,11 +664,14 @@ class LoadResults(TypedDict):
     slow_count: int
     seconds: list[Second]
     distribution: list[Quantile]
-    ports: None | LoadPorts
-    hold: None | Held
+    ports: LoadPorts | None
+    hold: Held | None
     advice: list[str]
-    hosts: NotRequired[list[LoadHost]]
     addresses: NotRequired[list[LoadAddress]]
+    error_details: NotRequired[dict[str, str]]
+    hosts: NotRequired[list[LoadHost]]
+    retried: NotRequired[int]
+    statuses: NotRequired[list[LoadStatus]]
 
 
 class LoadRecord(TypedDict):
@@ -542,22 +687,22 @@ class LoadRecord(TypedDict):
 class ServeSettings(TypedDict):
     listen: str
     protocol: Literal["crr", "http", "udp", "sink"]
-    policy: NotRequired[Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str]
     workers: int
-    request_bytes: NotRequired[int]
-    response_bytes: NotRequired[int]
     close: Literal["client", "server", "rst"]
-    close_every: NotRequired[int]
     service: str
     spin: bool
-    idle_ns: NotRequired[int]
-    stall_at_ns: NotRequired[int]
-    stall_length_ns: NotRequired[int]
     backlog: int
     defer_accept: bool
     pin: bool
     for_ns: int | None
     seed: int
+    close_every: NotRequired[int]
+    idle_ns: NotRequired[int]
+    policy: NotRequired[Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str]
+    request_bytes: NotRequired[int]
+    response_bytes: NotRequired[int]
+    stall_at_ns: NotRequired[int]
+    stall_length_ns: NotRequired[int]
 
 
 class ServeWorker(TypedDict):
@@ -589,235 +734,82 @@ class ServeRecord(TypedDict):
     results: ServeResults
 
 
-class TraceConnectSettings(TypedDict):
-    process: int | None
-    name: str | None
-    destination: str | None
-    port: int | None
-    netns: NotRequired[str | None]
-    cgroup: str | None
+class ForwardBfdTimers(TypedDict):
+    interval_ns: int
+    receive_interval_ns: int
+    multiplier: int
+
+
+class ForwardLink(TypedDict):
+    listen: str
+    to: str | None
+    routes: list[str]
+    key: str | None
+    spread: str
+    replies: bool
+    idle_ns: int
+    clients: int
+    bfd: str | None
+    bfd_in_band: str | None
+    bfd_timers: NotRequired[ForwardBfdTimers]
+
+
+class ForwardSettings(TypedDict):
+    links: list[ForwardLink]
+    planes: int
+    plane: Literal["one-by-one", "batched", "offload", "uring"]
+    pin: bool
     for_ns: int | None
-    seed: int
-    protocol: NotRequired[Literal["tcp", "udp"]]
-    tier: Literal["auto", "tp_btf", "fexit"]
 
 
-class DoctorOwner(TypedDict):
-    pid: int
-    name: str
-    sockets: int
+class ForwardPlane(TypedDict):
+    received: int
+    received_bytes: int
+    sent: int
+    sent_bytes: int
+    returned: int
+    dropped: dict[str, int]
+    clients: int
+    unsegmented: int
+    cpu_ns: int
+    share: float
+    dropped_replies: NotRequired[dict[str, int]]
+    evicted: NotRequired[int]
+    failed_later: NotRequired[int]
+    failed_receives: NotRequired[int]
+    unanswered: NotRequired[int]
 
 
-class FailedCall(TypedDict):
-    call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
-    errno: str
-    protocol: Literal["tcp", "udp", "unix", "other"]
-    owner: DoctorOwner
-    processes: int
-    address: str | None
-    before_search: bool
-    failed: int
-    namespace: int
-    causes: list[str]
+class ForwardBfd(TypedDict):
+    peer: str
+    reception: Literal["port", "filter", "planes"]
+    state: Literal["admin-down", "down", "init", "up"]
+    diagnostic: str
+    ups: int
+    downs: int
+    sent: int
+    received: int
+    discarded: dict[str, int]
 
 
-class Failures(TypedDict):
-    calls: list[FailedCall]
-    left_out: int
-
-
-class SeenFailures1(TypedDict):
-    seen: Failures
-
-
-class DoctorHidden(TypedDict):
-    hidden: str
-
-
-class TraceConnectResultsSearchNs(TypedDict):
-    all: None | Spread
-    even: None | Spread
-    odd: None | Spread
-
-
-class TraceStep(TypedDict):
-    from_ns: int
-    even: int
-    odd: int
-
-
-class TraceHeat(TypedDict):
-    column_ns: int
-    from_ns: list[int]
-    columns: list[list[int]]
-
-
-class TraceFlame(TypedDict):
-    samples: int
-    samples_per_s: int
-    in_connect: float
-    in_search: float
-    lost: int
-
-
-class TraceTuple(TypedDict):
-    process: int
-    processes: NotRequired[int]
-    name: str
-    destination: str
-    namespace: NotRequired[int]
-    searches: int
-    even: int
-    odd: int
-    mean_ns: int
-    p99_ns: int
-    even_p50_ns: int | None
-    odd_p50_ns: int | None
-    failed: int
-    no_port: int
-    given_port: int
-    established: int
-    retries: int
-    syn_retries: int
-    closed_first: int
-    closed_by_peer: int
-    in_use: int | None
-    range: int | None
-    fill: float | None
-
-
-class TraceSample(TypedDict):
-    at_ns: int
-    search_ns: int
-    source_port: int | None
-    tuple: int | None
-
-
-class TraceConnectResults(TypedDict):
-    tier: Literal["tp_btf", "fexit", "cgroup+tp_btf"]
-    calls: SeenFailures1 | DoctorHidden
-    tier_reason: str | None
+class ForwardResults(TypedDict):
     elapsed_ns: int
-    searches: int
-    searches_per_s: float
-    failed: dict[str, int]
-    given_port: int
-    established: int
-    untimed: int
-    lost: int
-    notes: NotRequired[list[str]]
-    switched: int
-    search_ns: TraceConnectResultsSearchNs
-    failed_search_ns: None | Spread
-    handshake_ns: None | Spread
-    histogram: list[TraceStep]
-    heat: TraceHeat
-    flame: TraceFlame | None
-    tuples: list[TraceTuple]
-    samples: list[TraceSample]
-
-
-class TraceConnectRecord(TypedDict):
-    schema: Literal["fourtuple/1"]
-    command: Literal["trace connect"]
-    started: str
-    host: Host
-    settings: TraceConnectSettings
-    validity: list[Remark]
-    results: TraceConnectResults
-
-
-class TraceAcceptSettings(TypedDict):
-    process: int | None
-    name: str | None
-    listen: str | None
-    port: int | None
-    netns: str | None
-    cgroup: str | None
-    for_ns: int | None
-
-
-class WaitStep(TypedDict):
-    from_ns: int
-    count: int
-
-
-class TraceListenerDepth(TypedDict):
-    mean: float
-    max: int
-    backlog: int
-    full: int
-
-
-class TraceWorker(TypedDict):
-    process: int
-    thread: int
-    name: str
-    accepts: int
-    mean_ns: int
-    p50_ns: int
-    p99_ns: int
-    max_ns: int
-    open: int
-    reads: int
-    empty: int
-    woken_for_nothing: int
-    closed_first: int
-    failed: int
-    error: str | None
-
-
-class TraceListener(TypedDict):
-    address: str
-    cookie: int
-    namespace: int
-    group: int
-    closed: bool
-    queued: int
-    accepts: int
-    other_accepts: int
-    wait_ns: None | Spread
-    handshake_ns: None | Spread
-    retried_handshakes: int
-    depth: TraceListenerDepth
-    overflows: int
-    overflow_acks: int
-    other_drops: int
-    ignored: int | None
-    never_accepted: int
-    closed_by_peer: int
-    closed_first: int
-    reset: int
+    listen: list[str]
+    planes: list[ForwardPlane]
     jain: float | None
-    workers: list[TraceWorker]
+    bfd: list[ForwardBfd]
+    advice: list[str]
+    client_limit: NotRequired[int | None]
 
 
-class TraceAcceptResults(TypedDict):
-    tier: Literal["tp_btf"]
-    elapsed_ns: int
-    accepts: int
-    accepts_per_s: float
-    wait_ns: None | Spread
-    handshake_ns: None | Spread
-    overflows: int
-    empty: int
-    woken_for_nothing: int
-    lost: int
-    notes: NotRequired[list[str]]
-    earlier: int
-    histogram: list[WaitStep]
-    listeners: list[TraceListener]
-    calls: SeenFailures1 | DoctorHidden
-
-
-class TraceAcceptRecord(TypedDict):
+class ForwardRecord(TypedDict):
     schema: Literal["fourtuple/1"]
-    command: Literal["trace accept"]
+    command: Literal["forward"]
     started: str
     host: Host
-    settings: TraceAcceptSettings
+    settings: ForwardSettings
     validity: list[Remark]
-    results: TraceAcceptResults
+    results: ForwardResults
 
 
 class FixPortsSettings(TypedDict):
@@ -964,6 +956,35 @@ class RunRecord(TypedDict):
     results: RunResults
 
 
+class FleetSettings(TypedDict):
+    labels: list[str]
+    command: list[str]
+
+
+class FleetHost(TypedDict):
+    name: str
+    labels: dict[str, str]
+    kernel: str
+    cpus: int
+    record: Record | None
+    failed: str | None
+
+
+class FleetResults(TypedDict):
+    hosts: list[FleetHost]
+    differences: list[str]
+
+
+class FleetRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["fleet doctor", "fleet lab ports", "fleet trace connect", "fleet plan", "fleet serve"]
+    started: str
+    host: Host
+    settings: FleetSettings
+    validity: list[Remark]
+    results: FleetResults
+
+
 class DoctorSettings(TypedDict):
     pid: int | None
     netns: str | None
@@ -1008,8 +1029,12 @@ class DoctorConfiguredSysctl(TypedDict):
     value: str
 
 
-class DoctorSnapshotConfigured1(TypedDict):
+class DoctorSnapshotConfiguredSeen(TypedDict):
     seen: list[DoctorConfiguredSysctl]
+
+
+class DoctorHidden(TypedDict):
+    hidden: str
 
 
 class DoctorEphemeralPorts(TypedDict):
@@ -1018,7 +1043,7 @@ class DoctorEphemeralPorts(TypedDict):
     reserved: list[list[int]]
 
 
-class DoctorSnapshotPorts1(TypedDict):
+class DoctorSnapshotPortsSeen(TypedDict):
     seen: DoctorEphemeralPorts
 
 
@@ -1027,7 +1052,7 @@ class DoctorPortSearch(TypedDict):
     option: str
 
 
-class DoctorSnapshotSearch1(TypedDict):
+class DoctorSnapshotSearchSeen(TypedDict):
     seen: DoctorPortSearch
 
 
@@ -1039,6 +1064,12 @@ class IdleTimes(TypedDict):
 class RunningFix(TypedDict):
     pid: int
     source: str | None
+
+
+class DoctorOwner(TypedDict):
+    pid: int
+    name: str
+    sockets: int
 
 
 class DoctorTuple(TypedDict):
@@ -1078,11 +1109,6 @@ class DoctorService(TypedDict):
     workers: list[DoctorOwner]
 
 
-class SelfConnected(TypedDict):
-    address: str
-    owner: DoctorOwner | None
-
-
 class DoctorCloseWait(TypedDict):
     owner: DoctorOwner
     remote: str
@@ -1096,6 +1122,11 @@ class DoctorUnixCloseWait(TypedDict):
     path: str
     settled: int
     settled_ns: int
+
+
+class SelfConnected(TypedDict):
+    address: str
+    owner: DoctorOwner | None
 
 
 class DoctorConnections(TypedDict):
@@ -1115,12 +1146,12 @@ class DoctorConnections(TypedDict):
     held_bound: int
     services: list[DoctorService]
     services_left_out: int
-    self_connected: list[SelfConnected]
     close_wait: list[DoctorCloseWait]
     unix_close_wait: list[DoctorUnixCloseWait]
+    self_connected: list[SelfConnected]
 
 
-class DoctorSnapshotConnections1(TypedDict):
+class DoctorSnapshotConnectionsSeen(TypedDict):
     seen: DoctorConnections
 
 
@@ -1144,7 +1175,7 @@ class DoctorListener(TypedDict):
     owners: list[DoctorOwner]
 
 
-class DoctorSnapshotListeners1(TypedDict):
+class DoctorSnapshotListenersSeen(TypedDict):
     seen: list[DoctorListener]
 
 
@@ -1161,7 +1192,7 @@ class DoctorUnixListener(TypedDict):
     clients: list[DoctorOwner]
 
 
-class DoctorSnapshotUnixListeners1(TypedDict):
+class DoctorSnapshotUnixListenersSeen(TypedDict):
     seen: list[DoctorUnixListener]
 
 
@@ -1183,7 +1214,7 @@ class DoctorUdpSockets(TypedDict):
     left_out: int
 
 
-class DoctorSnapshotUdp1(TypedDict):
+class DoctorSnapshotUdpSeen(TypedDict):
     seen: DoctorUdpSockets
 
 
@@ -1203,11 +1234,11 @@ class DoctorProcess(TypedDict):
     cpu_ns: int | None
 
 
-class DoctorSnapshotProcesses1(TypedDict):
+class DoctorSnapshotProcessesSeen(TypedDict):
     seen: list[DoctorProcess]
 
 
-class DoctorSnapshotCounters1(TypedDict):
+class DoctorSnapshotCountersSeen(TypedDict):
     seen: dict[str, DoctorCounter]
 
 
@@ -1218,7 +1249,7 @@ class DoctorTcpMemory(TypedDict):
     limits_pages: list[int]
 
 
-class DoctorSnapshotMemory1(TypedDict):
+class DoctorSnapshotMemorySeen(TypedDict):
     seen: DoctorTcpMemory
 
 
@@ -1238,22 +1269,22 @@ class DoctorConntrack(TypedDict):
     translated: list[Translated] | None
 
 
-class DoctorSnapshotConntrack1(TypedDict):
+class DoctorSnapshotConntrackSeen(TypedDict):
     seen: DoctorConntrack
 
 
 class DoctorLocalAddress(TypedDict):
     address: str
     prefix: int
-    tentative: bool
     device: str | None
+    tentative: NotRequired[bool]
 
 
-class DoctorSnapshotAddresses1(TypedDict):
+class DoctorSnapshotAddressesSeen(TypedDict):
     seen: list[DoctorLocalAddress]
 
 
-class DoctorSnapshotLostSources1(TypedDict):
+class DoctorSnapshotLostSourcesSeen(TypedDict):
     seen: list[str]
 
 
@@ -1274,7 +1305,7 @@ class DoctorTraced(TypedDict):
     search_ns: int
 
 
-class DoctorSnapshotTraced1(TypedDict):
+class DoctorSnapshotTracedSeen(TypedDict):
     seen: DoctorTraced
 
 
@@ -1283,7 +1314,7 @@ class DoctorTracedAccepts(TypedDict):
     wait_p99_ns: int | None
 
 
-class DoctorSnapshotAccepts1(TypedDict):
+class DoctorSnapshotAcceptsSeen(TypedDict):
     seen: DoctorTracedAccepts
 
 
@@ -1297,31 +1328,53 @@ class DoctorTracedLocks(TypedDict):
     classes: dict[str, DoctorLockWaits]
 
 
-class DoctorSnapshotLocks1(TypedDict):
+class DoctorSnapshotLocksSeen(TypedDict):
     seen: DoctorTracedLocks
+
+
+class FailedCall(TypedDict):
+    call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
+    errno: str
+    protocol: Literal["tcp", "udp", "unix", "other"]
+    owner: DoctorOwner
+    processes: int
+    address: str | None
+    before_search: bool
+    failed: int
+    causes: NotRequired[list[str]]
+    namespace: NotRequired[int]
+
+
+class Failures(TypedDict):
+    calls: list[FailedCall]
+    left_out: int
+
+
+class DoctorSnapshotFailuresSeen(TypedDict):
+    seen: Failures
 
 
 class DoctorSnapshot(TypedDict):
     interval_ns: int
     processors: int
     sysctls: dict[str, str]
-    configured: DoctorSnapshotConfigured1 | DoctorHidden
-    ports: DoctorSnapshotPorts1 | DoctorHidden
-    search: DoctorSnapshotSearch1 | DoctorHidden
-    connections: DoctorSnapshotConnections1 | DoctorHidden
-    listeners: DoctorSnapshotListeners1 | DoctorHidden
-    unix_listeners: DoctorSnapshotUnixListeners1 | DoctorHidden
-    udp: DoctorSnapshotUdp1 | DoctorHidden
-    processes: DoctorSnapshotProcesses1 | DoctorHidden
-    counters: DoctorSnapshotCounters1 | DoctorHidden
-    memory: DoctorSnapshotMemory1 | DoctorHidden
-    conntrack: DoctorSnapshotConntrack1 | DoctorHidden
-    addresses: DoctorSnapshotAddresses1 | DoctorHidden
-    lost_sources: DoctorSnapshotLostSources1 | DoctorHidden
-    traced: DoctorSnapshotTraced1 | DoctorHidden
-    accepts: DoctorSnapshotAccepts1 | DoctorHidden
-    locks: DoctorSnapshotLocks1 | DoctorHidden
-    failures: SeenFailures1 | DoctorHidden
+    configured: DoctorSnapshotConfiguredSeen | DoctorHidden
+    ports: DoctorSnapshotPortsSeen | DoctorHidden
+    search: DoctorSnapshotSearchSeen | DoctorHidden
+    connections: DoctorSnapshotConnectionsSeen | DoctorHidden
+    listeners: DoctorSnapshotListenersSeen | DoctorHidden
+    unix_listeners: DoctorSnapshotUnixListenersSeen | DoctorHidden
+    udp: DoctorSnapshotUdpSeen | DoctorHidden
+    processes: DoctorSnapshotProcessesSeen | DoctorHidden
+    counters: DoctorSnapshotCountersSeen | DoctorHidden
+    memory: DoctorSnapshotMemorySeen | DoctorHidden
+    conntrack: DoctorSnapshotConntrackSeen | DoctorHidden
+    addresses: DoctorSnapshotAddressesSeen | DoctorHidden
+    lost_sources: DoctorSnapshotLostSourcesSeen | DoctorHidden
+    traced: DoctorSnapshotTracedSeen | DoctorHidden
+    accepts: DoctorSnapshotAcceptsSeen | DoctorHidden
+    locks: DoctorSnapshotLocksSeen | DoctorHidden
+    failures: DoctorSnapshotFailuresSeen | DoctorHidden
 
 
 class DoctorMoment(TypedDict):
@@ -1354,12 +1407,213 @@ class DoctorRecord(TypedDict):
     results: DoctorResults
 
 
+class TraceConnectSettings(TypedDict):
+    process: int | None
+    name: str | None
+    destination: str | None
+    port: int | None
+    cgroup: str | None
+    for_ns: int | None
+    seed: int
+    tier: Literal["auto", "tp_btf", "fexit"]
+    netns: NotRequired[str | None]
+    protocol: NotRequired[Literal["tcp", "udp"]]
+
+
+class TraceStep(TypedDict):
+    from_ns: int
+    even: int
+    odd: int
+
+
+class TraceHeat(TypedDict):
+    column_ns: int
+    from_ns: list[int]
+    columns: list[list[int]]
+
+
+class TraceFlame(TypedDict):
+    samples: int
+    samples_per_s: int
+    in_connect: float
+    in_search: float
+    lost: int
+
+
+class TraceTuple(TypedDict):
+    process: int
+    name: str
+    destination: str
+    searches: int
+    even: int
+    odd: int
+    mean_ns: int
+    p99_ns: int
+    even_p50_ns: int | None
+    odd_p50_ns: int | None
+    failed: int
+    no_port: int
+    given_port: int
+    established: int
+    retries: int
+    syn_retries: int
+    closed_first: int
+    closed_by_peer: int
+    in_use: int | None
+    range: int | None
+    fill: float | None
+    namespace: NotRequired[int]
+    processes: NotRequired[int]
+
+
+class TraceSample(TypedDict):
+    at_ns: int
+    search_ns: int
+    source_port: int | None
+    tuple: int | None
+
+
+class TraceConnectResultsCallsSeen(TypedDict):
+    seen: Failures
+
+
+class TraceConnectResults(TypedDict):
+    tier: Literal["tp_btf", "fexit", "cgroup+tp_btf"]
+    tier_reason: str | None
+    elapsed_ns: int
+    searches: int
+    searches_per_s: float
+    failed: dict[str, int]
+    given_port: int
+    established: int
+    untimed: int
+    lost: int
+    switched: int
+    search_ns: ByParity
+    failed_search_ns: Distribution | None
+    handshake_ns: Distribution | None
+    histogram: list[TraceStep]
+    heat: TraceHeat
+    flame: TraceFlame | None
+    tuples: list[TraceTuple]
+    samples: list[TraceSample]
+    calls: NotRequired[TraceConnectResultsCallsSeen | DoctorHidden]
+    notes: NotRequired[list[str]]
+
+
+class TraceConnectRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["trace connect"]
+    started: str
+    host: Host
+    settings: TraceConnectSettings
+    validity: list[Remark]
+    results: TraceConnectResults
+
+
+class TraceAcceptSettings(TypedDict):
+    process: int | None
+    name: str | None
+    listen: str | None
+    port: int | None
+    netns: str | None
+    cgroup: str | None
+    for_ns: int | None
+
+
+class WaitStep(TypedDict):
+    from_ns: int
+    count: int
+
+
+class Depth(TypedDict):
+    mean: float
+    max: int
+    backlog: int
+    full: int
+
+
+class TraceWorker(TypedDict):
+    process: int
+    thread: int
+    name: str
+    accepts: int
+    mean_ns: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    open: int
+    reads: int
+    empty: int
+    woken_for_nothing: int
+    closed_first: int
+    failed: int
+    error: str | None
+
+
+class TraceListener(TypedDict):
+    address: str
+    cookie: int
+    namespace: int
+    group: int
+    closed: bool
+    queued: int
+    accepts: int
+    other_accepts: int
+    wait_ns: Distribution | None
+    handshake_ns: Distribution | None
+    retried_handshakes: int
+    depth: Depth
+    overflows: int
+    overflow_acks: int
+    other_drops: int
+    ignored: int | None
+    never_accepted: int
+    closed_by_peer: int
+    closed_first: int
+    reset: int
+    jain: float | None
+    workers: list[TraceWorker]
+
+
+class TraceAcceptResultsCallsSeen(TypedDict):
+    seen: Failures
+
+
+class TraceAcceptResults(TypedDict):
+    tier: Literal["tp_btf"]
+    elapsed_ns: int
+    accepts: int
+    accepts_per_s: float
+    wait_ns: Distribution | None
+    handshake_ns: Distribution | None
+    overflows: int
+    empty: int
+    woken_for_nothing: int
+    lost: int
+    earlier: int
+    histogram: list[WaitStep]
+    listeners: list[TraceListener]
+    calls: NotRequired[TraceAcceptResultsCallsSeen | DoctorHidden]
+    notes: NotRequired[list[str]]
+
+
+class TraceAcceptRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["trace accept"]
+    started: str
+    host: Host
+    settings: TraceAcceptSettings
+    validity: list[Remark]
+    results: TraceAcceptResults
+
+
 class TraceLocksSettings(TypedDict):
     process: int | None
     name: str | None
-    netns: NotRequired[str | None]
     cgroup: str | None
     for_ns: int | None
+    netns: NotRequired[str | None]
 
 
 LockClass = TypedDict("LockClass", {
@@ -1369,7 +1623,7 @@ LockClass = TypedDict("LockClass", {
     "sleeps": int,
     "sleep_ns": int,
     "locks": int,
-    "times_ns": None | Spread,
+    "times_ns": Distribution | None,
     "remedy": str,
 })
 
@@ -1401,13 +1655,13 @@ class TraceLocksResults(TypedDict):
     wait_ns_per_connection: float | None
     cpu_share: float
     lost: int
-    notes: NotRequired[list[str]]
     elsewhere_waits: int
     elsewhere_wait_ns: int
     classes: list[LockClass]
     paths: list[LockPath]
     ports: list[LockPort]
     blind_spots: list[str]
+    notes: NotRequired[list[str]]
 
 
 class TraceLocksRecord(TypedDict):
@@ -1420,280 +1674,26 @@ class TraceLocksRecord(TypedDict):
     results: TraceLocksResults
 
 
-class LabLocksSettings(TypedDict):
-    changes: list[Literal["reuseport", "sources", "full-range"]]
-    workers: int
-    clients: int
-    queries: int
-    sources: int
-    repeats: int
-    traced: int
-    closer: Literal["client"]
-    narrow: float
-    seed: int
-
-
-LocksClass = TypedDict("LocksClass", {
-    "class": str,
-    "waits_per_query": float,
-    "wait_ns_per_query": float,
-})
-
-
-class LocksSide(TypedDict):
-    policy: Literal["exclusive", "plain", "blocking", "rotate", "shared-oneshot", "uring-oneshot", "reuseport", "reuseport-least-busy", "dispatcher", "auto"] | str
-    sources: int
-    strategy: str
-    low: int
-    high: int
-    queries: int
-    queries_per_s: float
-    queries_per_s_low: float
-    queries_per_s_high: float
-    cpu_ns_per_query: float
-    cpu_ns_per_query_low: float
-    cpu_ns_per_query_high: float
-    waits_per_query: float | None
-    wait_ns_per_query: float | None
-    classes: list[LocksClass]
-    errors: dict[str, int]
-
-
-class LocksRatio(TypedDict):
-    value: float
-    low: float | None
-    high: float | None
-
-
-class LocksPair(TypedDict):
-    change: Literal["reuseport", "sources", "full-range"]
-    before: LocksSide
-    after: LocksSide
-    pairs: int
-    ratio: LocksRatio
-    verdict: str
-    cpu_ratio: LocksRatio
-    cpu_verdict: str
-    advice: str
-
-
-class LabLocksResults(TypedDict):
-    pairs: list[LocksPair]
-    untraced: str | None
-    blind_spots: list[str]
-    advice: list[str]
-
-
-class LabLocksRecord(TypedDict):
-    schema: Literal["fourtuple/1"]
-    command: Literal["lab locks"]
-    started: str
-    host: Host
-    settings: LabLocksSettings
-    validity: list[Remark]
-    results: LabLocksResults
-
-
-class ForwardBfdTimers(TypedDict):
-    interval_ns: int
-    receive_interval_ns: int
-    multiplier: int
-
-
-class ForwardLink(TypedDict):
-    listen: str
-    to: str | None
-    routes: list[str]
-    key: str | None
-    spread: str
-    replies: bool
-    idle_ns: int
-    clients: int
-    bfd: str | None
-    bfd_in_band: str | None
-    bfd_timers: NotRequired[ForwardBfdTimers]
-
-
-class ForwardSettings(TypedDict):
-    links: list[ForwardLink]
-    planes: int
-    plane: Literal["one-by-one", "batched", "offload", "uring"]
-    pin: bool
-    for_ns: int | None
-
-
-class ForwardPlane(TypedDict):
-    received: int
-    received_bytes: int
-    sent: int
-    sent_bytes: int
-    failed_later: NotRequired[int]
-    returned: int
-    dropped: dict[str, int]
-    dropped_replies: NotRequired[dict[str, int]]
-    clients: int
-    evicted: NotRequired[int]
-    unanswered: NotRequired[int]
-    unsegmented: int
-    failed_receives: NotRequired[int]
-    cpu_ns: int
-    share: float
-
-
-class ForwardBfd(TypedDict):
-    peer: str
-    reception: Literal["port", "filter", "planes"]
-    state: Literal["admin-down", "down", "init", "up"]
-    diagnostic: str
-    ups: int
-    downs: int
-    sent: int
-    received: int
-    discarded: dict[str, int]
-
-
-class ForwardResults(TypedDict):
-    elapsed_ns: int
-    listen: list[str]
-    planes: list[ForwardPlane]
-    jain: float | None
-    client_limit: NotRequired[int | None]
-    bfd: list[ForwardBfd]
-    advice: list[str]
-
-
-class ForwardRecord(TypedDict):
-    schema: Literal["fourtuple/1"]
-    command: Literal["forward"]
-    started: str
-    host: Host
-    settings: ForwardSettings
-    validity: list[Remark]
-    results: ForwardResults
-
-
-class PlanesSettings(TypedDict):
-    every_combination: bool
-    plane: list[Literal["one-by-one", "batched", "offload", "uring"]]
-    planes: list[int]
-    bytes: list[int]
-    spread: list[Literal["hash", "random", "flow", "cpu"]]
-    flows: list[int]
-    work_ns: list[int]
-    packets: int
-    repeats: int
-    over: Literal["veth", "loopback"]
-    seed: int
-
-
-class PlanesRatioOrNull(TypedDict):
-    ratio: float
-    low: float
-    high: float
-
-
-class PlanesCell(TypedDict):
-    plane: Literal["one-by-one", "batched", "offload", "uring"]
-    planes: int
-    spread: Literal["hash", "random", "flow", "cpu"]
-    flows: int
-    inner_flows: int
-    packet_bytes: int
-    mtu: int
-    work_ns: int
-    repeats: int
-    packets: int
-    lost: int
-    dropped: dict[str, int]
-    reordered: int
-    share: list[float]
-    cpu_ns_per_packet: int
-    cpu_ns_low: int | None
-    cpu_ns_high: int | None
-    pps: float
-    pps_low: float | None
-    pps_high: float | None
-    capacity_pps: float
-    generator_waited: float
-    limited_by: Literal["generator", "planes"]
-    generator_cpu_ns_per_packet: int
-    sink_cpu_ns_per_packet: int
-    cpu_to_one_by_one: PlanesRatioOrNull | None
-    capacity_to_one_plane: PlanesRatioOrNull | None
-    pps_to_one_plane: PlanesRatioOrNull | None
-
-
-class PlanesSkipped(TypedDict):
-    plane: Literal["one-by-one", "batched", "offload", "uring"]
-    why: str
-
-
-class PlanesResults(TypedDict):
-    cells: list[PlanesCell]
-    skipped: list[PlanesSkipped]
-    planes_help_above_ns: int | None
-    advice: list[str]
-
-
-class LabPlanesRecord(TypedDict):
-    schema: Literal["fourtuple/1"]
-    command: Literal["lab planes"]
-    started: str
-    host: Host
-    settings: PlanesSettings
-    validity: list[Remark]
-    results: PlanesResults
-
-
-class FleetSettings(TypedDict):
-    labels: list[str]
-    command: list[str]
-
-
-class FleetHost(TypedDict):
-    name: str
-    labels: dict[str, str]
-    kernel: str
-    cpus: int
-    record: None | Record
-    failed: str | None
-
-
-class FleetResults(TypedDict):
-    hosts: list[FleetHost]
-    differences: list[str]
-
-
-class FleetRecord(TypedDict):
-    schema: Literal["fourtuple/1"]
-    command: Literal["fleet doctor", "fleet lab ports", "fleet trace connect", "fleet plan", "fleet serve"]
-    started: str
-    host: Host
-    settings: FleetSettings
-    validity: list[Remark]
-    results: FleetResults
-
-
 Record = Union[
     LabRecord,
     LabPortsRecord,
     LabTimeWaitRecord,
     LabAcceptRecord,
     LabKeepaliveRecord,
+    LabLocksRecord,
+    LabPlanesRecord,
     PlanRecord,
     CompareRecord,
     LoadRecord,
     ServeRecord,
-    TraceConnectRecord,
-    TraceAcceptRecord,
+    ForwardRecord,
     FixPortsRecord,
     FixAcceptRecord,
     RunRecord,
-    DoctorRecord,
-    TraceLocksRecord,
-    LabLocksRecord,
-    ForwardRecord,
-    LabPlanesRecord,
     FleetRecord,
+    DoctorRecord,
+    TraceConnectRecord,
+    TraceAcceptRecord,
+    TraceLocksRecord,
 ]
 """The record of any command."""

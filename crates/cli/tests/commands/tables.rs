@@ -42,10 +42,10 @@ fn the_schema_and_the_docs_have_every_name_of_a_table() {
     let schema: Value = serde_json::from_str(SCHEMA_JSON).unwrap();
     let policies = AcceptPolicy::ALL.into_iter().chain([AcceptPolicy::Auto]).map(AcceptPolicy::name);
     for (pointer, page, names) in [
-        ("/$defs/policy/oneOf/0/enum", "listen.md", BTreeSet::from_iter(policies)),
-        ("/$defs/plane/enum", "forward.md", PlaneKind::ALL.into_iter().map(PlaneKind::name).collect()),
-        ("/$defs/serve_protocol/enum", "serve.md", Protocol::all().map(Protocol::name).collect()),
-        ("/$defs/load_settings/properties/workload/enum", "load.md", Workload::names().collect()),
+        ("/$defs/Policy/oneOf/0/enum", "listen.md", BTreeSet::from_iter(policies)),
+        ("/$defs/Plane/enum", "forward.md", PlaneKind::ALL.into_iter().map(PlaneKind::name).collect()),
+        ("/$defs/ServeProtocol/enum", "serve.md", Protocol::all().map(Protocol::name).collect()),
+        ("/$defs/LoadSettings/properties/workload/enum", "load.md", Workload::names().collect()),
     ] {
         assert_eq!(texts(&schema, pointer), names, "{pointer}");
         require_rows(page, &names);

@@ -151,30 +151,34 @@ pub(crate) fn check_validity(remarks: &[Remark]) -> Result<bool, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Returns a saved run of load in which every latency is a different number.
     fn load(rate_per_s: f64) -> Saved {
+        Saved::parse(&load_text(rate_per_s, "interrupted")).unwrap()
+    }
+
+    /// Returns the text of a saved run of load with one remark.
+    pub(crate) fn load_text(rate_per_s: f64, remark: &str) -> String {
         let part = |ns: u64| {
             format!(r#"{{"samples":9,"mean":{ns}1,"p50":{ns}2,"p99":{ns}3,"p999":{ns}4,"max":{ns}5}}"#)
         };
         let (search, handshake, first_byte, total) = (part(10), part(20), part(30), part(40));
-        let text = format!(
+        format!(
             r#"{{"schema":"fourtuple/1","command":"load","started":"2026-03-01T12:00:00Z",
             "host":{{"kernel":"6.18.5","cpus":2,"virtualization":"kvm","sysctls":{{}},"capabilities":{{}}}},
             "settings":{{"target":"tcp://127.0.0.1:1","address":"127.0.0.1:1","workload":"crr","arrival":"closed",
             "rate_per_s":null,"connections":1,"pause_ns":0,"close_every":1,"hold":0,"operations":9,"for_ns":null,
             "timeout_ns":1,"threshold_ns":null,"engine":"auto","threads":1,"pinned":false,"strategy":"auto",
             "sources":null,"close":"client","request_bytes":1,"response_bytes":1,"method":"","separate_ack":false,"anyway":false,"seed":1}},
-            "validity":[{{"id":"interrupted","message":"stopped"}}],
+            "validity":[{{"id":"{remark}","message":"{remark}"}}],
             "results":{{"operations":9,"connections":9,"errors":{{}},"elapsed_ns":1,"rate_per_s":{rate_per_s:?},
             "offered_per_s":9.0,"client_cpu_ns_per_operation":77,"syscalls_per_connection":1.0,"engine":"epoll",
             "engine_reason":null,"close":"client","strategy":null,"latency_ns":{{"search":{search},
             "handshake":{handshake},"first_byte":{first_byte},"total":{total}}},"late_ns":{total},"slow":[],
             "slow_count":0,"seconds":[],"distribution":[],"ports":null,"hold":null,"advice":[]}}}}"#
-        );
-        Saved::parse(&text).unwrap()
+        )
     }
 
     #[test]

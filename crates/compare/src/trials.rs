@@ -256,11 +256,159 @@ fn order_of_pair(pair: usize) -> [usize; 2] {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_load::{Load, Workload};
+
     use super::*;
+    use crate::metric::tests::load_text;
+    use crate::side::SideCommand;
 
     #[test]
     fn pairs_run_in_a_balanced_order() {
         let order: Vec<usize> = (0..4).flat_map(order_of_pair).collect();
         assert_eq!(order, [0, 1, 1, 0, 1, 0, 0, 1]);
+    }
+
+    /// Returns a command whose trials are this script of the shell.
+    fn side(name: &'static str, script: &str) -> Side {
+        Side {
+            name,
+            text: format!("command {name}"),
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".to_owned(), script.to_owned()],
+            command: SideCommand::Lab { has_connect_times: true },
+        }
+    }
+
+    fn trials(a: &str, b: &str) -> Trials {
+        Trials {
+            sides: [side("A", a), side("B", b)],
+            servers: None,
+            metric: Metric::Rate,
+            time: Duration::from_secs(3600),
+            narrow: 0.01,
+            pairs: Some(3),
+            warmup: 1,
+        }
+    }
+
+    /// Returns a script that prints the record of a load whose client was busy all the time.
+    fn prints(rate: f64) -> String {
+        format!("echo '{}'", load_text(rate, "client-saturated"))
+    }
+
+    /// Returns the results and the remarks of trials, with the number of calls for progress.
+    fn run(trials: &Trials) -> (Outcome, usize) {
+        let calls = std::cell::Cell::new(0);
+        let outcome = trials.run(&AtomicBool::new(false), &|_| calls.set(calls.get() + 1)).unwrap();
+        (outcome, calls.get())
+    }
+
+    #[test]
+    fn pairs_end_at_their_number_without_the_warmup() {
+        let (outcome, calls) = run(&trials(&prints(100.0), &prints(150.0)));
+        let results = outcome.results;
+        assert_eq!((results.samples_a, results.samples_b), (vec![100.0; 3], vec![150.0; 3]));
+        assert_eq!((results.pairs, results.trials, results.client_saturated, calls), (3, 6, 6, 6));
+        assert_eq!(results.verdict, "too noisy to say: 3 pairs, 8 are needed");
+        assert!((results.ratio - 1.5).abs() < 1e-9, "{}", results.ratio);
+        assert_eq!((outcome.host.cpus, outcome.remarks.len()), (2, 0));
+        let one = Trials { pairs: Some(1), warmup: 0, ..trials(&prints(100.0), &prints(150.0)) };
+        assert_eq!(run(&one).0.results.verdict, "too noisy to say: 1 pair, 8 are needed");
+    }
+
+    #[test]
+    fn equal_trials_decide_at_the_first_look() {
+        let (outcome, _) = run(&Trials { pairs: None, ..trials(&prints(100.0), &prints(150.0)) });
+        let results = outcome.results;
+        assert_eq!(results.pairs, FIRST_LOOK as u64);
+        assert!(results.verdict.contains("faster") && results.low.is_some(), "{results:?}");
+        // A time is better if it is shorter.
+        let times = Trials { metric: Metric::P50, pairs: None, ..trials(&prints(100.0), &prints(150.0)) };
+        assert_eq!(run(&times).0.results.samples_a, vec![402.0; FIRST_LOOK]);
+    }
+
+    #[test]
+    fn trials_that_are_not_valid_are_dropped_and_then_end_it() {
+        let counter = std::env::temp_dir().join(format!("fourtuple-trials-{}", std::process::id()));
+        let path = counter.display();
+        let ids = |outcome: &Outcome| {
+            outcome
+                .remarks
+                .iter()
+                .map(|remark| format!("{}: {}", remark.id, remark.message))
+                .collect::<Vec<_>>()
+        };
+        // The second and third of five trials of A, which include the warm-up, fail.
+        let fails = format!(
+            "echo >> {path}; case $(wc -l < {path}) in [23]) echo no >&2; exit 3;; esac; {}",
+            prints(100.0)
+        );
+        let (outcome, _) = run(&trials(&fails, &prints(150.0)));
+        std::fs::remove_file(&counter).unwrap();
+        assert_eq!(outcome.results.pairs, 3);
+        let said = [
+            "trial-not-valid: a trial of A was not valid: no",
+            "dropped: trials of A that were not valid and were dropped: 2",
+        ];
+        assert_eq!(ids(&outcome), said);
+        // One pair, and then three in a row.
+        let fails = format!("echo >> {path}; test $(wc -l < {path}) -gt 2 && exit 3; {}", prints(150.0));
+        let (outcome, calls) = run(&trials(&prints(100.0), &fails));
+        std::fs::remove_file(&counter).unwrap();
+        assert_eq!((outcome.results.pairs, outcome.results.trials, calls), (1, 2, 2));
+        let gave_up = "gave-up: 3 trials of B in a row were not valid: no more were made";
+        assert_eq!(
+            ids(&outcome)[1..],
+            [gave_up, "dropped: trials of B that were not valid and were dropped: 3"]
+        );
+        // The client was saturated in trials of a pair that was not completed too.
+        assert_eq!(outcome.results.client_saturated, 2);
+    }
+
+    #[test]
+    fn without_a_pair_the_error_has_the_reason() {
+        let error = |trials: &Trials, stop: bool| trials.run(&AtomicBool::new(stop), &|_| ()).unwrap_err();
+        assert!(matches!(error(&trials("exit 3", ""), true), CompareError::Interrupted));
+        let why = error(&trials("exit 3", ""), false);
+        assert!(matches!(&why, CompareError::NotValid(why) if why.starts_with("a trial of A was")), "{why}");
+        let over = Trials { time: Duration::ZERO, ..trials("exit 1", "exit 1") };
+        let why = error(&over, false);
+        assert!(matches!(&why, CompareError::Usage(why) if why.contains("'0s' for '--for'")), "{why}");
+    }
+
+    #[test]
+    fn loads_that_take_too_long_are_refused() {
+        let load = |name: &'static str, length: Option<u64>| {
+            let mut load = Load::new("tcp://127.0.0.1:1".parse().unwrap(), Workload::Connect);
+            load.length = length.map(Duration::from_secs);
+            Side { command: SideCommand::Load(Box::new(load)), ..side(name, "") }
+        };
+        // Nine pairs of 10 s.
+        let loads = |time, pairs| Trials {
+            sides: [load("A", Some(4)), load("B", Some(6))],
+            time: Duration::from_secs(time),
+            pairs,
+            ..trials("", "")
+        };
+        for (time, pairs, accepted) in [(90, None, true), (89, None, false), (1, Some(1), true)] {
+            assert_eq!(loads(time, pairs).check().is_ok(), accepted, "{time} s");
+        }
+        let why = loads(89, None).check().unwrap_err().to_string();
+        assert!(
+            why.contains("'89s' for '--for': a pair of these loads takes 10s, and 8 after warming up 90s"),
+            "{why}"
+        );
+        let endless = Trials { sides: [load("A", None), load("B", None)], ..loads(1, None) };
+        assert!(endless.check().is_ok(), "it has no length of its own");
+        let mixed = Trials { sides: [load("A", Some(4)), side("B", "")], ..trials("", "") };
+        assert!(mixed.check().unwrap_err().to_string().contains("a load and a lab"));
+        let mut rates = trials("", "");
+        rates.metric = Metric::P99;
+        assert!(rates.check().is_ok());
+        rates.sides[1].command = SideCommand::Lab { has_connect_times: false };
+        assert!(rates.check().unwrap_err().to_string().contains("command B has rate"));
+        // Where a trial runs.
+        let fresh = |trials: &Trials| trials.settings(1).fresh_namespace;
+        assert_eq!((fresh(&trials("", "")), fresh(&loads(1, None))), (Some(true), Some(false)));
     }
 }

@@ -263,6 +263,31 @@ mod tests {
     use crate::Silent;
 
     #[test]
+    fn the_result_adds_up_dials_and_parts() {
+        let mut tally = Tally::new(8, 4);
+        for (held, (port, ns, attempts, floor)) in
+            (1..).zip([(20_001, 10, 3, 4), (20_002, 20, 1, 6), (20_003, 36, 2, 8)])
+        {
+            tally.connected(port, Duration::from_nanos(ns), attempts);
+            tally.part().held_at_end = held;
+            tally.dials += 1;
+            tally.floor(Duration::from_nanos(floor));
+            tally.floor(Duration::from_nanos(floor + 2));
+        }
+        (tally.elapsed, tally.cpu) = (Duration::from_secs(2), Duration::from_nanos(33));
+        let result = tally.result(Strategy::FullRange, None, 7);
+        assert_eq!((result.dials, result.connections, result.retries), (3, 3, 3));
+        assert_eq!((result.rate_per_s, result.cpu_ns_per_dial, result.floor_ns), (1.5, 11, 7));
+        let figures = |part: Option<Distribution>| part.map(|part| (part.count, part.mean, part.max));
+        let ByParity { all, even, odd } = result.connect_ns;
+        assert_eq!([all, even, odd].map(figures), [Some((3, 22, 36)), Some((1, 20, 20)), Some((2, 23, 36))]);
+        let points = result.by_fill.iter().map(|at| (at.fill, at.connections, at.mean_ns, at.floor_ns));
+        assert!(points.eq([(0.125, 1, 10, 5), (0.25, 1, 20, 7), (0.375, 1, 36, 9)]), "{:?}", result.by_fill);
+        let none = Tally::new(8, 4).result(Strategy::FullRange, None, 0);
+        assert_eq!((none.cpu_ns_per_dial, none.floor_ns, none.by_fill.len()), (0, 0, 0));
+    }
+
+    #[test]
     fn failed_dials_have_their_retries_counted() {
         in_namespace(|| {
             set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");

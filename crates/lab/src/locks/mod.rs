@@ -5,29 +5,24 @@
 //! the sockets that share a listener, a source address or a nearly full port table.
 
 mod advice;
-mod change;
-mod settings;
-mod sums;
 mod trial;
-mod verdict;
-mod waits;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::thread;
 
 use fastrand::Rng;
 use fourtuple::capabilities::LocalPortRange;
+use fourtuple::dial::Strategy;
+use fourtuple::listen::AcceptPolicy;
+use fourtuple::ports::PortRange;
 use fourtuple_measure::words::counted;
-use fourtuple_record::{LabLocksResults, LabLocksSettings, LocksPair, Remark};
+use fourtuple_measure::{Interval, median_interval};
+use fourtuple_record::{LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksSide, Remark};
 
-use crate::locks::sums::Sums;
-use crate::locks::trial::Trial;
-use crate::locks::verdict::PairVerdicts;
-use crate::locks::waits::CountedWaits;
+use crate::locks::advice::PairVerdicts;
+use crate::locks::trial::{CountedWaits, Trial, Waits};
 use crate::{LabError, Watch};
-
-pub use change::Change;
-pub use settings::{Locks, MAX_QUERIES, MIN_QUERIES};
 
 /// Maximum relative difference that counts as no difference.
 const NARROW: f64 = 0.05;
@@ -166,7 +161,7 @@ impl RunState<'_> {
 
     fn traced(&mut self, side: &mut Sums) -> Result<(), LabError> {
         let (counted, trial) = trial::run(self.settings, side.setup, self.watch, |queries| {
-            waits::count(&mut || drop(queries()))
+            trial::count(&mut || drop(queries()))
         })?;
         match counted {
             Ok(CountedWaits { waits, blind_spots, lost }) if !trial.cut => {
@@ -227,4 +222,288 @@ fn cpus() -> usize {
 /// Returns the order of the two sides in a pair: A B, B A, B A, A B, and so on.
 fn order(pair: u32) -> [usize; 2] {
     if matches!(pair % 4, 0 | 3) { [0, 1] } else { [1, 0] }
+}
+
+/// Minimum number of queries of a trial. Fewer give no useful rate.
+pub const MIN_QUERIES: u32 = 100;
+
+/// Maximum number of queries of a trial. With more, one source address would run out of even ports in the setups that need them.
+pub const MAX_QUERIES: u32 = 30_000;
+
+/// The settings of `lab locks`.
+#[derive(Clone, Debug)]
+pub struct Locks {
+    /// The changes to try, in this order.
+    pub changes: Vec<Change>,
+    /// Worker threads, which accept connections and answer queries: 2 to 256.
+    pub workers: u32,
+    /// Client threads, which connect: 2 to 256.
+    pub clients: u32,
+    /// Queries of one trial: [`MIN_QUERIES`] to [`MAX_QUERIES`].
+    pub queries: u32,
+    /// Source addresses of the setups with more than one: 2 to 1024.
+    pub sources: u32,
+    /// Pairs of timed trials for each change. Results have a confidence interval from 8 pairs on.
+    pub repeats: u32,
+    /// Whether to count lock waits. The counting trials are separate from the timed ones.
+    pub trace: bool,
+    /// Seed of the resampling that gives the confidence intervals.
+    pub seed: u64,
+}
+
+impl Locks {
+    /// Returns settings for a host with `cpus` processors: a worker for every second processor and a client for each, so that all
+    /// processors are busy.
+    pub fn on(cpus: u32, changes: Vec<Change>, seed: u64) -> Locks {
+        let clients = cpus.clamp(4, 256);
+        Locks {
+            changes,
+            workers: (cpus / 2).clamp(2, 256),
+            clients,
+            queries: 10_000,
+            sources: clients,
+            repeats: 8,
+            trace: true,
+            seed,
+        }
+    }
+
+    /// Checks the ranges of the settings, without a system call.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Setting`]
+    pub fn check(&self) -> Result<(), LabError> {
+        let within = |setting, value: u32, low: u32, high: u32| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(LabError::setting(setting, value, format!("accepted are {low} to {high}")))
+        };
+        within("workers", self.workers, 2, 256)?;
+        within("clients", self.clients, 2, 256)?;
+        within("queries", self.queries, MIN_QUERIES, MAX_QUERIES)?;
+        within("sources", self.sources, 2, 1024)?;
+        within("repeats", self.repeats, 1, 100)?;
+        if self.changes.is_empty() {
+            return Err(LabError::setting("change", "(none)", "at least one is needed"));
+        }
+        Ok(())
+    }
+}
+
+/// One change of a server or of its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Replaces the shared listener by a listener for each worker (SO_REUSEPORT), which separates the listener's lock
+    /// and its accept queue.
+    Reuseport,
+    /// Replaces one source address by several: connects from one source begin the port search at the same place, and contend
+    /// for the same bucket lock (`__inet_hash_connect`).
+    Sources,
+    /// Replaces the search by parity by a search of the full range, with most ports taken: a search that finds the
+    /// even ports taken has locked the bucket of each.
+    FullRange,
+}
+
+/// The setup of a trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Setup {
+    policy: AcceptPolicy,
+    sources: u32,
+    strategy: Strategy,
+    range: PortRange,
+}
+
+impl Change {
+    /// All changes.
+    pub const ALL: [Change; 3] = [Change::Reuseport, Change::Sources, Change::FullRange];
+
+    /// Returns the name that records use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Change::Reuseport => "reuseport",
+            Change::Sources => "sources",
+            Change::FullRange => "full-range",
+        }
+    }
+
+    /// Returns the change with this name.
+    pub fn named(name: &str) -> Option<Change> {
+        Change::ALL.into_iter().find(|change| change.name() == name)
+    }
+
+    /// Returns the reason why the change cannot be tried on this kernel, if any.
+    fn impossible(self, found: LocalPortRange) -> Option<String> {
+        let why = match (self, found) {
+            (Change::FullRange, LocalPortRange::Absent) => "this kernel has no IP_LOCAL_PORT_RANGE",
+            (Change::FullRange, LocalPortRange::Parity) => {
+                "this kernel searches by parity also with IP_LOCAL_PORT_RANGE"
+            }
+            _ => return None,
+        };
+        Some(format!("{} cannot be tried: {why}", self.name()))
+    }
+
+    /// Returns the two setups, without and with the change; they are equal in everything else.
+    fn sides(self, settings: &Locks) -> [Setup; 2] {
+        // Half of the even ports are never taken, from any number of sources, so the search finds an even port at once.
+        let roomy = Setup {
+            policy: AcceptPolicy::Reuseport,
+            sources: settings.sources,
+            strategy: Strategy::KernelDefault,
+            range: wide(),
+        };
+        match self {
+            Change::Reuseport => [Setup { policy: AcceptPolicy::Exclusive, ..roomy }, roomy],
+            Change::Sources => [Setup { sources: 1, ..roomy }, roomy],
+            Change::FullRange => {
+                let tight = Setup { sources: 1, range: tight(settings.queries), ..roomy };
+                [tight, Setup { strategy: Strategy::FullRange, ..tight }]
+            }
+        }
+    }
+}
+
+/// Returns all ports that need no privilege to bind.
+fn wide() -> PortRange {
+    PortRange::new(1024, u16::MAX).expect("not backwards")
+}
+
+/// Returns a range of which the queries take nine tenths: during the second half of the queries no even port is free.
+fn tight(queries: u32) -> PortRange {
+    let ports = (queries.saturating_mul(10) / 9 + 2).min(wide().len());
+    PortRange::new(u16::MAX - (ports - 1) as u16, u16::MAX).expect("not backwards")
+}
+
+/// One side of a change.
+#[derive(Debug)]
+struct Sums {
+    setup: Setup,
+    queries: u64,
+    rates: Vec<f64>,
+    cpu: Vec<f64>,
+    errors: BTreeMap<String, u64>,
+    waits: Option<Waits>,
+}
+
+impl Sums {
+    fn new(setup: Setup) -> Sums {
+        let errors = BTreeMap::new();
+        Sums { setup, queries: 0, rates: Vec::new(), cpu: Vec::new(), errors, waits: None }
+    }
+
+    /// Adds a timed trial and returns its rate and its CPU time per query; returns `None` if no query was answered.
+    fn add(&mut self, trial: &Trial) -> Option<(f64, f64)> {
+        self.add_errors(trial);
+        let figures = trial.queries_per_s().zip(trial.cpu_ns_per_query())?;
+        self.queries += trial.queries;
+        self.rates.push(figures.0);
+        self.cpu.push(figures.1);
+        Some(figures)
+    }
+
+    /// Adds a traced trial. Its times are not used, since they include the cost of the trace.
+    fn add_traced(&mut self, trial: &Trial, waits: &Waits) {
+        self.add_errors(trial);
+        self.waits.get_or_insert_default().add(waits, trial.queries);
+    }
+
+    fn add_errors(&mut self, trial: &Trial) {
+        for (errno, number) in &trial.errors {
+            *self.errors.entry(errno.clone()).or_default() += number;
+        }
+    }
+
+    fn failed(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
+    fn side(&self, random: &mut Rng) -> LocksSide {
+        let mut interval = |samples: &[f64]| {
+            median_interval(samples, random).unwrap_or(Interval { value: 0.0, low: 0.0, high: 0.0 })
+        };
+        let (rate, cpu) = (interval(&self.rates), interval(&self.cpu));
+        let Setup { policy, sources, strategy, range } = self.setup;
+        let waits = self.waits.as_ref().filter(|waits| waits.queries > 0);
+        LocksSide {
+            policy: policy.to_string(),
+            sources,
+            strategy: strategy.to_string(),
+            low: range.low(),
+            high: range.high(),
+            queries: self.queries,
+            queries_per_s: rate.value,
+            queries_per_s_low: rate.low,
+            queries_per_s_high: rate.high,
+            cpu_ns_per_query: cpu.value,
+            cpu_ns_per_query_low: cpu.low,
+            cpu_ns_per_query_high: cpu.high,
+            waits_per_query: waits.map(|waits| waits.per_query(waits.waits)),
+            wait_ns_per_query: waits.map(|waits| waits.per_query(waits.wait_ns)),
+            classes: waits.map(classes).unwrap_or_default(),
+            errors: self.errors.clone(),
+        }
+    }
+}
+
+fn classes(waits: &Waits) -> Vec<LocksClass> {
+    let mut classes: Vec<LocksClass> = waits
+        .classes
+        .iter()
+        .filter(|(_, (count, _))| *count > 0)
+        .map(|(class, (count, ns))| LocksClass {
+            class: class.clone(),
+            waits_per_query: waits.per_query(*count),
+            wait_ns_per_query: waits.per_query(*ns),
+        })
+        .collect();
+    classes.sort_by(|a, b| b.wait_ns_per_query.total_cmp(&a.wait_ns_per_query));
+    classes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locks::{MAX_QUERIES, MIN_QUERIES};
+
+    fn settings(queries: u32) -> Locks {
+        Locks { queries, ..Locks::on(2, Change::ALL.to_vec(), 1) }
+    }
+
+    #[test]
+    fn a_pair_differs_in_its_change_alone() {
+        for change in Change::ALL {
+            let [before, after] = change.sides(&settings(1000));
+            let same = [
+                before.policy == after.policy,
+                before.sources == after.sources,
+                before.strategy == after.strategy,
+                before.range == after.range,
+            ];
+            assert_eq!(same.iter().filter(|same| !**same).count(), 1, "{change:?}");
+            assert_eq!(Change::named(change.name()), Some(change));
+        }
+        assert_eq!(Change::named("prayer"), None);
+    }
+
+    #[test]
+    fn setups_exhaust_half_of_the_ports_as_planned() {
+        for queries in [MIN_QUERIES, 10_000, MAX_QUERIES] {
+            for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
+                let ports = setup.range.len();
+                assert!(ports > queries, "{setup:?}");
+                let even_are_enough = ports / 2 > queries;
+                assert_eq!(even_are_enough, setup.range == wide(), "{setup:?} {queries}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_changes_have_a_reason() {
+        assert_eq!(Change::FullRange.impossible(LocalPortRange::Linear), None);
+        assert_eq!(Change::Sources.impossible(LocalPortRange::Absent), None);
+        let why = Change::FullRange.impossible(LocalPortRange::Absent).unwrap();
+        assert_eq!(why, "full-range cannot be tried: this kernel has no IP_LOCAL_PORT_RANGE");
+    }
 }

@@ -5,20 +5,22 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::listen::{Acceptor, ListenError, Recycle};
 use fourtuple_syscalls::{errno_name, option, resource};
+use fourtuple_trace::Instrument;
 
-use crate::locks::change::Setup;
-use crate::locks::settings::Locks;
+use crate::locks::{Locks, Setup};
 use crate::namespace::{Family, Namespace};
 use crate::pool::workers::Pool;
-use crate::start::Start;
-use crate::{LabError, Watch, start};
+use crate::start::{self, Start};
+use crate::{LabError, Watch};
 
 /// Port of the server, below every range of the clients.
 const SERVER: u16 = 80;
@@ -213,4 +215,78 @@ fn serve(acceptor: &mut Acceptor, stop: &AtomicBool) -> Result<Duration, ListenE
         }
     }
     Ok(resource::thread_cpu_time())
+}
+
+/// Waits for locks, of one trial or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waits {
+    /// Number of queries during which waits were counted.
+    pub(super) queries: u64,
+    pub(super) waits: u64,
+    pub(super) wait_ns: u64,
+    /// Count and time by class.
+    pub(super) classes: BTreeMap<String, (u64, u64)>,
+}
+
+impl Waits {
+    /// Adds the waits of a trial with `queries` queries.
+    pub(super) fn add(&mut self, of_trial: &Waits, queries: u64) {
+        self.queries += queries;
+        self.waits += of_trial.waits;
+        self.wait_ns += of_trial.wait_ns;
+        for (class, (count, ns)) in &of_trial.classes {
+            let sum = self.classes.entry(class.clone()).or_default();
+            sum.0 += count;
+            sum.1 += ns;
+        }
+    }
+
+    pub(super) fn per_query(&self, number: u64) -> f64 {
+        number as f64 / self.queries.max(1) as f64
+    }
+}
+
+/// The waits counted during the queries.
+#[derive(Clone, Debug)]
+pub(super) struct CountedWaits {
+    pub(super) waits: Waits,
+    /// Waits that the trace cannot see.
+    pub(super) blind_spots: Vec<String>,
+    /// Losses of the trace, one line each.
+    pub(super) lost: Vec<String>,
+}
+
+/// Counts lock waits of this process while `queries` run. Returns the reason if waits cannot be counted; `queries` is then
+/// not run.
+pub(super) fn count(queries: &mut dyn FnMut()) -> Result<CountedWaits, String> {
+    let locks = fourtuple_trace::Locks { process: Some(process::id()), ..fourtuple_trace::Locks::default() };
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (sender, attached) = mpsc::channel();
+        let begun = move || {
+            // The receiver is gone only after a panic of this thread, and the result is not needed then.
+            let _ = sender.send(());
+        };
+        let trace =
+            start::thread(scope, || locks.run(&stop, begun, |_| {})).map_err(|error| error.to_string())?;
+        // The sender is dropped unused if no program could be attached.
+        if attached.recv().is_ok() {
+            queries();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let outcome = trace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        let results = outcome.results;
+        let classes = results.classes.into_iter().map(|class| (class.class, (class.waits, class.wait_ns)));
+        Ok(CountedWaits {
+            waits: Waits {
+                queries: 0,
+                waits: results.waits,
+                wait_ns: results.wait_ns,
+                classes: classes.collect(),
+            },
+            blind_spots: results.blind_spots,
+            lost: outcome.validity.into_iter().map(|remark| remark.message).collect(),
+        })
+    })
 }

@@ -2,18 +2,18 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use fourtuple::spread::FlowKey;
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{resource, schedule};
+use fourtuple_syscalls::{option, resource, schedule};
 
 use crate::Watch;
-use crate::planes::packet;
-use crate::planes::sink::Arrivals;
 
 /// Packets per send call.
 const BURST: u64 = 64;
@@ -145,7 +145,7 @@ impl Generator {
                 // The flows of a 4-tuple take turns; no flow belongs to two 4-tuples.
                 let number = made[tuple as usize] + index as u64;
                 let flow = tuple + tuples * (number % each);
-                packet::write(batch.room_mut(index), flow as u32, number / each);
+                write(batch.room_mut(index), flow as u32, number / each);
                 outgoing.message(None, None);
                 outgoing.part(index, 0..self.bytes as usize);
             }
@@ -205,6 +205,146 @@ impl<'a> InFlight<'a> {
     }
 }
 
+const FLOW: Range<usize> = 0..4;
+
+const NUMBER: Range<usize> = 4..12;
+
+/// Length of the shortest packet with both numbers, in bytes.
+pub(super) const MIN_BYTES: u32 = 16;
+
+/// Returns the position of the flow in the payload, for selectors by key.
+pub(super) fn key() -> FlowKey {
+    FlowKey::whole(FLOW.start as u16, FLOW.len() as u8)
+}
+
+/// Writes both numbers; leaves a packet that is too short unchanged.
+pub(super) fn write(packet: &mut [u8], flow: u32, number: u64) {
+    if let Some(room) = packet.get_mut(FLOW) {
+        room.copy_from_slice(&flow.to_be_bytes());
+    }
+    if let Some(room) = packet.get_mut(NUMBER) {
+        room.copy_from_slice(&number.to_be_bytes());
+    }
+}
+
+/// Returns flow and sequence number; `None` if the packet is too short.
+pub(super) fn read(packet: &[u8]) -> Option<(u32, u64)> {
+    let flow = u32::from_be_bytes(packet.get(FLOW)?.try_into().ok()?);
+    Some((flow, u64::from_be_bytes(packet.get(NUMBER)?.try_into().ok()?)))
+}
+
+/// Checks the sequence numbers of arriving packets.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// The next expected sequence number of each flow.
+    next: Vec<u64>,
+    /// Packets that arrived after a later packet of their flow.
+    pub(super) reordered: u64,
+}
+
+impl Order {
+    pub(super) fn new(flows: u32) -> Order {
+        Order { next: vec![0; flows as usize], reordered: 0 }
+    }
+
+    /// Records a packet; returns whether the generator sent it.
+    fn saw(&mut self, packet: &[u8]) -> bool {
+        let Some((flow, number)) = read(packet) else { return false };
+        let Some(next) = self.next.get_mut(flow as usize) else { return false };
+        if number < *next {
+            self.reordered += 1;
+        } else {
+            *next = number + 1;
+        }
+        true
+    }
+}
+
+/// Requested size of the receive queue in bytes; the kernel limits it to net.core.rmem_max.
+pub(super) const QUEUE: i32 = 4 << 20;
+
+/// Messages per receive call, and the buffer size for each: UDP_GRO joins packets up to 64 KiB.
+const BATCH: usize = 64;
+const ROOM: usize = 1025 * 64;
+
+/// Polling interval of the sink. The sink does not block for packets: its wakeups would cost the planes CPU time.
+const PAUSE: Duration = Duration::from_micros(30);
+
+/// The sink's progress, as other threads read it.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// Packets that arrived.
+    pub(super) packets: AtomicU64,
+    /// Time of the last arrival, CLOCK_MONOTONIC.
+    pub(super) last_ns: AtomicU64,
+    /// Tells the sink to end once its queue is empty.
+    pub(super) over: AtomicBool,
+}
+
+/// The sink's socket and its receive buffer size.
+pub(super) struct Sink {
+    socket: OwnedFd,
+    /// Size of the receive queue (SO_RCVBUF) in bytes, as the kernel counts it.
+    pub(super) queue: i32,
+}
+
+/// The observations of the sink.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SinkCounts {
+    pub(super) reordered: u64,
+    /// Packets that the kernel dropped because the receive queue was full.
+    pub(super) dropped: u64,
+    pub(super) cpu: Duration,
+}
+
+impl Sink {
+    /// Opens the sink's socket with UDP_GRO, so that messages sent with UDP_SEGMENT stay whole up to here, as on a device
+    /// that segments in hardware; otherwise the planes would pay for the segmentation.
+    pub(super) fn open(address: SocketAddr) -> io::Result<Sink> {
+        let socket = socket::open(Transport::Udp, address, true)?;
+        let queue = option::set_receive_buffer(socket.as_fd(), QUEUE)?;
+        let _ = option::set_udp_gro(socket.as_fd(), true)?;
+        socket::bind(socket.as_fd(), address)?;
+        Ok(Sink { socket, queue })
+    }
+
+    /// Counts packets until told to end.
+    pub(super) fn run(&self, flows: u32, place: Placement, arrivals: &Arrivals) -> SinkCounts {
+        // Oversleeping only makes packets wait longer.
+        let _ = schedule::sleep_precisely();
+        let mut pause = PAUSE;
+        if place == Placement::Between {
+            // On one processor, each wakeup of the sink could let the scheduler run the plane instead of the generator
+            // before the queue is full.
+            if let Ok(Some(last)) = Placement::Apart.processor() {
+                let _ = schedule::pin_to(last);
+            }
+            pause *= 4;
+        }
+        let mut order = Order::new(flows);
+        let mut batch = Batch::new(BATCH, ROOM);
+        loop {
+            let over = arrivals.over.load(Ordering::Acquire);
+            if batch.receive(self.socket.as_fd()).is_err() {
+                if over {
+                    break;
+                }
+                thread::sleep(pause);
+                continue;
+            }
+            let mut packets = 0;
+            for message in batch.iter() {
+                let segment = message.segment.map_or(message.bytes.len(), usize::from).max(1);
+                packets += message.bytes.chunks(segment).filter(|packet| order.saw(packet)).count() as u64;
+            }
+            arrivals.last_ns.store(resource::monotonic_ns(), Ordering::Relaxed);
+            arrivals.packets.fetch_add(packets, Ordering::Release);
+        }
+        let dropped = option::dropped(self.socket.as_fd()).unwrap_or(0);
+        SinkCounts { reordered: order.reordered, dropped: dropped.into(), cpu: resource::thread_cpu_time() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,5 +365,27 @@ mod tests {
         assert_eq!(window(1400, 425_984), 138);
         assert_eq!(window(9000, 425_984), 19);
         assert_eq!(window(64, 8 << 20), WINDOW);
+    }
+
+    #[test]
+    fn flow_and_number_survive_writing_and_reading() {
+        let mut packet = [0xff; MIN_BYTES as usize];
+        write(&mut packet, 7, 1 << 40);
+        assert_eq!(read(&packet), Some((7, 1 << 40)));
+        assert_eq!(key().of(&packet), Some(7));
+        assert_eq!(read(&packet[..11]), None);
+    }
+
+    #[test]
+    fn order_is_that_of_the_flow() {
+        let mut order = Order::new(2);
+        let mut packet = [0; 16];
+        for (flow, number) in [(0, 0), (1, 5), (0, 2), (0, 1), (1, 6), (0, 3), (1, 4)] {
+            write(&mut packet, flow, number);
+            assert!(order.saw(&packet));
+        }
+        assert_eq!(order.reordered, 2);
+        write(&mut packet, 2, 0);
+        assert!(!order.saw(&packet), "there is no such flow");
     }
 }

@@ -2,21 +2,18 @@
 //!
 //! Published: Cloudflare, "connect() - why are you so slow?", figures 5, 7, 8 and its table of windows.
 
-mod advice;
-mod dialers;
 mod fill;
 
 use std::num::NonZeroU16;
 
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
-use fourtuple_record::{PortsResults, PortsSettings, Remark};
+use fourtuple_measure::words::{counted, grouped};
+use fourtuple_record::{PortsResults, PortsSettings, Remark, StrategyResult, format_duration};
 use fourtuple_syscalls::socket::Transport;
 
 use crate::namespace::{Family, Namespace};
 use crate::{LabError, Watch};
-
-pub use advice::advice;
 
 /// The settings of the experiment.
 #[derive(Clone, Debug)]
@@ -163,5 +160,173 @@ impl Ports {
         } else {
             format!("{strategy} ({repeat}/{})", self.repeats)
         }
+    }
+}
+
+/// Returns advice: what the results show about this kernel, and what to set.
+pub fn advice(results: &PortsResults, transport: Transport) -> Vec<String> {
+    match transport {
+        Transport::Tcp => tcp(results),
+        Transport::Udp => udp(results),
+    }
+}
+
+fn udp(results: &PortsResults) -> Vec<String> {
+    let mut lines = failures(results);
+    if let Some(run) = results.strategies.iter().find(|run| run.strategy == "kernel-default")
+        && let (Some(even), Some(odd)) = (run.connect_ns.even, run.connect_ns.odd)
+    {
+        lines.insert(
+            0,
+            format!(
+                "The kernel does not search UDP ports by parity: bind() and connect() take {} on average for even ports and {} for \
+                 odd ports. A UDP socket holds its port towards every destination, so at most {} can exist; \
+                 fourtuple::dial::UdpDialer can share a port among destinations (Sharing::Shared).",
+                format_duration(even.mean),
+                format_duration(odd.mean),
+                counted(results.tuples, "socket")
+            ),
+        );
+    }
+    lines
+}
+
+fn tcp(results: &PortsResults) -> Vec<String> {
+    let find = |name: &str| results.strategies.iter().find(|run| run.strategy == name);
+    let mut lines = Vec::new();
+    if let Some(run) = find("kernel-default")
+        && let (Some(even), Some(odd)) = (run.connect_ns.even, run.connect_ns.odd)
+    {
+        let (slow, fast, ports) =
+            if odd.mean > even.mean { (odd, even, "odd ports") } else { (even, odd, "even ports") };
+        if slow.mean > 2 * fast.mean {
+            lines.push(format!(
+                "By default this kernel searches one half of the range first, the ports of one parity: connect() takes {} on \
+                 average for the first {} to one destination, and {} for the others ({}).",
+                format_duration(fast.mean),
+                counted(fast.count, "connection"),
+                format_duration(slow.mean),
+                ports
+            ));
+        } else {
+            lines.push(format!(
+                "By default connect() takes {} on average on this kernel, without a slow second half of the range at this fill.",
+                format_duration(run.connect_ns.all.map_or(0, |all| all.mean))
+            ));
+        }
+    }
+    let best = results
+        .strategies
+        .iter()
+        .filter(|run| run.failed() == 0 && run.connections > 0)
+        .max_by(|a, b| a.rate_per_s.total_cmp(&b.rate_per_s));
+    if let (Some(best), Some(default)) = (best, find("kernel-default"))
+        && best.strategy != default.strategy
+    {
+        lines.push(format!(
+            "{} opens the same connections at {:.0} times the rate of the default, without an error.",
+            best.strategy,
+            best.rate_per_s / default.rate_per_s.max(1e-9)
+        ));
+    }
+    if find("full-range").is_some_and(is_linear) {
+        lines.push(
+            "Set this on every socket before connect(): setsockopt(fd, SOL_IP, IP_LOCAL_PORT_RANGE (51), \
+             &(uint32_t){0xFFFF0000}, 4). It asks for the full range and makes the search linear; bind(source, 0) \
+             needs IP_BIND_ADDRESS_NO_PORT (24) first. In Rust: fourtuple::dial::Dialer, whose default is auto."
+                .to_owned(),
+        );
+    } else if find("full-range").is_some() {
+        lines.push(
+            "This kernel has IP_LOCAL_PORT_RANGE but searches by parity within it: give each socket a random window of about \
+             500 ports, and the full range after two full windows. fourtuple::dial::Dialer does so by default (auto)."
+                .to_owned(),
+        );
+    }
+    lines.extend(failures(results));
+    lines
+}
+
+/// Returns a line for each strategy that failed while ports were free, over all of its repeats.
+fn failures(results: &PortsResults) -> Vec<String> {
+    let mut by_strategy: Vec<(&str, Vec<&StrategyResult>)> = Vec::new();
+    for run in results.strategies.iter().filter(|run| run.strategy != "kernel-default") {
+        match by_strategy.iter_mut().find(|(strategy, _)| *strategy == run.strategy) {
+            Some((_, runs)) => runs.push(run),
+            None => by_strategy.push((&run.strategy, vec![run])),
+        }
+    }
+    by_strategy
+        .into_iter()
+        .filter_map(|(strategy, runs)| {
+            let failed = runs.iter().map(|run| run.failed());
+            let (least, most) = (failed.clone().min()?, failed.max()?);
+            let number = match least == most {
+                true => grouped(most),
+                false => format!("{} to {}", grouped(least), grouped(most)),
+            };
+            (most > 0).then(|| {
+                format!(
+                    "{strategy} failed {number} of {} dials although ports were free.",
+                    grouped(runs[0].dials)
+                )
+            })
+        })
+        .collect()
+}
+
+/// Returns whether the first half of a run took ports of both parities; a search by parity takes only one parity first. Looks
+/// at the ports, not at the connect times, which vary on a busy host.
+fn is_linear(run: &StrategyResult) -> bool {
+    let first_half = || run.scatter.iter().flat_map(|scatter| scatter.dots().take(run.dials as usize / 2));
+    first_half().any(|dot| !dot.failed && dot.odd) && first_half().any(|dot| !dot.failed && !dot.odd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fourtuple_record::{ByParity, Scatter};
+
+    use super::*;
+
+    fn run(strategy: &str, failed: u64) -> StrategyResult {
+        StrategyResult {
+            strategy: strategy.to_owned(),
+            chosen: None,
+            repeat: 1,
+            dials: 100,
+            connections: 100 - failed,
+            retries: 0,
+            errors: BTreeMap::from([("EADDRNOTAVAIL".to_owned(), failed)]),
+            elapsed_ns: 1,
+            rate_per_s: 1.0,
+            cpu_ns_per_dial: 1,
+            connect_ns: ByParity::default(),
+            by_fill: Vec::new(),
+            floor_ns: 1,
+            scatter: None,
+        }
+    }
+
+    #[test]
+    fn ports_alone_tell_linear_search_from_search_by_parity() {
+        let with = |odd: fn(u64) -> bool, time: fn(u64) -> u64| {
+            let mut scatter = Scatter::default();
+            (0..100).for_each(|dial| scatter.push(time(dial), odd(dial), false));
+            StrategyResult { scatter: Some(scatter), ..run("full-range", 0) }
+        };
+        assert!(is_linear(&with(|dial| dial % 3 == 0, |dial| if dial % 3 == 0 { 900_000 } else { 9_000 })));
+        assert!(!is_linear(&with(|dial| dial >= 50, |_| 9_000)));
+    }
+
+    #[test]
+    fn failures_have_one_line_per_strategy() {
+        let strategies = vec![run("random-window:500", 7), run("auto", 0), run("random-window:500", 3)];
+        let results = PortsResults { tuples: 100, strategies, advice: Vec::new() };
+        assert_eq!(
+            failures(&results),
+            ["random-window:500 failed 3 to 7 of 100 dials although ports were free."]
+        );
     }
 }

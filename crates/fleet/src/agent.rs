@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use async_nats::Client;
-use async_nats::connection;
 use async_nats::service::{self, ServiceExt};
+use async_nats::{Client, connection};
 use fourtuple_load::Prepared;
 use fourtuple_record::{Host, SCHEMA, printable};
 use fourtuple_syscalls::resource;
@@ -21,15 +20,14 @@ use tokio::time::Instant;
 
 use crate::children::Children;
 use crate::error::FleetError;
-use crate::journal::JournalReader;
 use crate::nats::{Connection, binary_digest, discover, random_name, runtime};
 use crate::permission::{Permission, Permissions};
 use crate::protocol::{
-    AgentInfo, Envelope, MAX_AHEAD, MAX_REQUEST, MAX_RUN, Reply, Request, SERVICE, agent_subject, is_token,
+    AgentInfo, Envelope, MAX_AHEAD, MAX_REQUEST, MAX_RUN, Reply, Request, SERVICE, Sessions, agent_subject,
+    is_token,
 };
 use crate::request::LoadRequest;
-use crate::session::Sessions;
-use crate::worker::{self, Outbox, Worker};
+use crate::worker::{self, JournalReader, Outbox, Worker};
 
 /// Time in which another agent of the same name answers.
 const NAME_WAIT: Duration = Duration::from_millis(500);

@@ -1,21 +1,23 @@
 //! The coordinator: plans a run, starts its workers at the same time, and merges their intervals.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use async_nats::Client;
+use async_nats::{Client, HeaderMap};
 use fourtuple_record::{Host, LoadRecord, LoadSettings, Saved, Second, ServeSettings};
 use fourtuple_syscalls::resource;
 use futures_util::future::join_all;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
-use crate::client::Session;
 use crate::error::FleetError;
 use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
 use crate::overview::{HostReply, remark_early_end};
-use crate::protocol::{AgentInfo, Plan, PlannedWorker, Reply, Request, is_token, mismatch, plan_subject};
+use crate::protocol::{
+    AgentInfo, ClockEstimate, EXCHANGES, Envelope, Exchange, Plan, PlannedWorker, Reply, Request, Ticket,
+    agent_subject, is_token, mismatch, plan_subject,
+};
 use crate::request::LoadRequest;
 use crate::split;
 
@@ -438,4 +440,62 @@ async fn prepare(
 async fn stop_all(sessions: &[Session<'_>], run: &str) {
     let stop = |session| Session::ask(session, Request::Stop { run: run.to_owned() }, Duration::from_secs(1));
     join_all(sessions.iter().map(stop)).await;
+}
+
+/// A session with an agent.
+pub(crate) struct Session<'a> {
+    client: &'a Client,
+    pub(crate) agent: &'a AgentInfo,
+    name: String,
+    sequence: AtomicU64,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) async fn open(client: &'a Client, agent: &'a AgentInfo) -> Result<Session<'a>, FleetError> {
+        let subject = format!("{}.session", agent_subject(&agent.instance));
+        let reply = client.request(subject, "".into()).await;
+        let reply =
+            reply.map_err(|error| FleetError::Refused(format!("{}: no answer: {error}", agent.name)))?;
+        let name = String::from_utf8_lossy(&reply.payload).into_owned();
+        Ok(Session { client, agent, name, sequence: AtomicU64::new(0) })
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(crate) async fn ask(&self, request: Request, wait: Duration) -> Result<Reply, FleetError> {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticket = Ticket { session: self.name.clone(), sequence };
+        let envelope = serde_json::to_vec(&Envelope { ticket, request }).expect("a request has string keys");
+        let subject = format!("{}.request", agent_subject(&self.agent.instance));
+        let refused = |reason: &str| FleetError::Refused(format!("{}: {reason}", self.agent.name));
+        let request = async_nats::Request::new().payload(envelope.into()).timeout(Some(wait));
+        let message = self.client.send_request(subject, request).await;
+        let message = message.map_err(|error| refused(&format!("no answer: {error}")))?;
+        if let Some(reason) = service_error(message.headers.as_ref()) {
+            return Err(refused(&reason));
+        }
+        serde_json::from_slice(&message.payload)
+            .map_err(|error| refused(&format!("its reply is invalid: {error}")))
+    }
+
+    /// Estimates the offset of the agent's clock.
+    pub(crate) async fn clock(&self) -> Result<ClockEstimate, FleetError> {
+        let subject = format!("{}.clock", agent_subject(&self.agent.instance));
+        let now = || resource::monotonic_time().as_nanos() as i64;
+        let mut exchanges = Vec::with_capacity(EXCHANGES);
+        for _ in 0..EXCHANGES {
+            let sent = now();
+            // A lost exchange is left out.
+            let Ok(reply) = self.client.request(subject.clone(), "".into()).await else { continue };
+            let received = now();
+            let answered = std::str::from_utf8(&reply.payload).ok().and_then(|text| text.parse().ok());
+            exchanges.extend(answered.map(|answered| Exchange { sent, answered, received }));
+        }
+        let none = || FleetError::Refused(format!("{}: its clock does not answer", self.agent.name));
+        ClockEstimate::of(&exchanges).ok_or_else(none)
+    }
+}
+
+fn service_error(headers: Option<&HeaderMap>) -> Option<String> {
+    let status = headers?.get(async_nats::service::NATS_SERVICE_ERROR)?;
+    Some(status.as_str().to_owned())
 }

@@ -1,8 +1,8 @@
 //! One run on many machines: agents and a coordinator on NATS, and the merge of their intervals.
 //!
-//! The decisions are pure: how a run is split over slots ([`split`]), the offset of a clock ([`clock`]), intervals and their merge
-//! ([`interval`], [`summary`], [`merge`]), lost workers ([`watch`]), the verdict ([`verdict`]), the order of hosts and their
-//! differences ([`overview`]), permissions ([`permission`]) and replayed requests ([`session`]). They use no clock and no socket.
+//! The decisions are pure: how a run is split over slots ([`split`]), the offset of a clock and replayed requests ([`protocol`]),
+//! intervals and their merge ([`interval`], [`summary`], [`merge`]), the verdict, the order of hosts and their differences
+//! ([`overview`]) and permissions ([`permission`]). They use no clock and no socket.
 //! [`agent`] and [`coordinator`] move messages over NATS.
 //!
 //! Histograms are added, never averaged, and no interval counts twice, in any order of arrival. Each worker starts at the same time on its own
@@ -13,25 +13,18 @@
 
 pub mod agent;
 mod children;
-mod client;
-pub mod clock;
 pub mod coordinator;
 mod error;
 mod follow;
 pub mod interval;
-mod journal;
 pub mod merge;
-mod merged;
 pub mod nats;
 pub mod overview;
 pub mod permission;
 pub mod protocol;
 mod request;
-pub mod session;
 pub mod split;
 pub mod summary;
-pub mod verdict;
-pub mod watch;
 mod worker;
 
 pub use error::FleetError;

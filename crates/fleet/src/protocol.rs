@@ -7,9 +7,7 @@ use fourtuple_record::{Host, LoadSettings, SCHEMA, ServeSettings, exact_duration
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::clock::ClockEstimate;
 use crate::request::LoadRequest;
-use crate::session::Ticket;
 
 /// The name of the NATS service.
 pub const SERVICE: &str = "fourtuple";
@@ -414,8 +412,128 @@ pub fn mismatch(agents: &[AgentInfo]) -> Option<String> {
     ))
 }
 
+// The offset between the monotonic clocks of two machines, from exchanges of messages (as in RFC 5905, section 8, with the
+// minimum of the round-trip times).
+
+/// The number of exchanges of an estimate.
+pub const EXCHANGES: usize = 64;
+
+/// One request and its answer. Times in nanoseconds of a monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Time at which the request was sent, on the local clock.
+    pub sent: i64,
+    /// Time at which the remote side answered, on the remote clock.
+    pub answered: i64,
+    /// Time at which the answer arrived, on the local clock.
+    pub received: i64,
+}
+
+/// The offset of a remote clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockEstimate {
+    /// Remote clock minus local clock, in nanoseconds.
+    pub offset_ns: i64,
+    /// Minimum round-trip time of the exchanges.
+    pub rtt_ns: u64,
+    /// Maximum error of the offset: half of the minimum round-trip time.
+    pub bound_ns: u64,
+}
+
+impl ClockEstimate {
+    /// Estimates the offset from the exchange with the minimum round-trip time. `None` without an exchange in which time passes
+    /// forward.
+    pub fn of(exchanges: &[Exchange]) -> Option<ClockEstimate> {
+        let forward = exchanges.iter().filter(|exchange| exchange.received >= exchange.sent);
+        let best = forward.min_by_key(|exchange| exchange.received - exchange.sent)?;
+        let rtt = (best.received - best.sent) as u64;
+        let middle = best.sent + (best.received - best.sent) / 2;
+        // Rounded up: the bound holds for an odd round-trip time too.
+        // An answer that is far off is a wrong clock, not a panic.
+        Some(ClockEstimate {
+            offset_ns: best.answered.saturating_sub(middle),
+            rtt_ns: rtt,
+            bound_ns: rtt.div_ceil(2),
+        })
+    }
+
+    /// Converts a local time to a time of the remote clock.
+    pub fn to_remote(&self, local_ns: i64) -> i64 {
+        local_ns.saturating_add(self.offset_ns)
+    }
+}
+
+/// Maximum number of open sessions of an agent. The session that was unused for the longest time ends first. Every command opens a
+/// session, and a coordinator in use asks every second.
+const MAX_SESSIONS: usize = 1024;
+
+/// The place of a request in a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    /// Name of the session, which the agent drew at random.
+    pub session: String,
+    /// Number of the request in the session, from 1.
+    pub sequence: u64,
+}
+
+/// The reason why an agent refuses a ticket.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The agent did not open the session, or has forgotten it.
+    #[error("the agent has no session {session:?}: it is from another agent, or has expired")]
+    Unknown {
+        /// The session.
+        session: String,
+    },
+    /// A request with this or a higher number was accepted before.
+    #[error("request {sequence} of the session was accepted before: this is a replay")]
+    Replayed {
+        /// The number.
+        sequence: u64,
+    },
+}
+
+/// The open sessions of an agent.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    /// Sequence number of the last accepted request, and the order of the last uses, by session.
+    open: BTreeMap<String, (u64, u64)>,
+    uses: u64,
+}
+
+impl Sessions {
+    /// Opens a session with a name that the caller drew at random.
+    pub fn open(&mut self, name: String) {
+        self.uses += 1;
+        self.open.insert(name, (0, self.uses));
+        if self.open.len() > MAX_SESSIONS {
+            let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(name, _)| name.clone());
+            oldest.map(|name| self.open.remove(&name));
+        }
+    }
+
+    /// Accepts a ticket, once.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError`]
+    pub fn accept(&mut self, ticket: &Ticket) -> Result<(), SessionError> {
+        let Some((last, used)) = self.open.get_mut(&ticket.session) else {
+            return Err(SessionError::Unknown { session: ticket.session.clone() });
+        };
+        if ticket.sequence <= *last {
+            return Err(SessionError::Replayed { sequence: ticket.sequence });
+        }
+        self.uses += 1;
+        (*last, *used) = (ticket.sequence, self.uses);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn agent(name: &str) -> AgentInfo {
@@ -469,5 +587,80 @@ mod tests {
         assert!(mismatch(&[agent("a"), other]).unwrap().contains("b runs another program"));
         let old = AgentInfo { schema: "fourtuple/0".into(), ..agent("b") };
         assert!(mismatch(&[agent("a"), old]).unwrap().contains("fourtuple/0"));
+    }
+
+    /// Returns an exchange with these delays on the way out and back, with a remote clock `offset` ahead.
+    fn exchange(sent: i64, offset: i64, out: i64, back: i64) -> Exchange {
+        Exchange { sent, answered: sent + out + offset, received: sent + out + back }
+    }
+
+    proptest! {
+        #[test]
+        fn the_offset_is_within_its_bound(
+            offset in -3_000_000_000_000_i64..100_000_000_000_000,
+            delays in proptest::collection::vec((0_i64..50_000_000, 0_i64..50_000_000), 1..64),
+        ) {
+            let exchanges: Vec<Exchange> = delays
+                .iter()
+                .enumerate()
+                .map(|(at, (out, back))| exchange(at as i64 * 1_000_000_000, offset, *out, *back))
+                .collect();
+            let estimate = ClockEstimate::of(&exchanges).unwrap();
+            prop_assert!(estimate.offset_ns.abs_diff(offset) <= estimate.bound_ns);
+            let least = delays.iter().map(|(out, back)| out + back).min().unwrap();
+            prop_assert_eq!(estimate.rtt_ns, least as u64);
+        }
+    }
+
+    #[test]
+    fn the_shortest_exchange_decides() {
+        // A queue delays the answers of two exchanges by 5 ms and 40 ms; the third is symmetric.
+        let exchanges = [
+            exchange(0, 37_000_000_000, 100_000, 5_000_000),
+            exchange(1_000_000_000, 37_000_000_000, 100_000, 40_000_000),
+            exchange(2_000_000_000, 37_000_000_000, 100_000, 100_000),
+        ];
+        let estimate = ClockEstimate::of(&exchanges).unwrap();
+        assert_eq!(estimate, ClockEstimate { offset_ns: 37_000_000_000, rtt_ns: 200_000, bound_ns: 100_000 });
+        assert_eq!(estimate.to_remote(5), 37_000_000_005);
+    }
+
+    #[test]
+    fn a_clock_that_runs_backwards_gives_no_estimate() {
+        assert_eq!(ClockEstimate::of(&[]), None);
+        assert_eq!(ClockEstimate::of(&[Exchange { sent: 5, answered: 0, received: 4 }]), None);
+    }
+
+    fn ticket(session: &str, sequence: u64) -> Ticket {
+        Ticket { session: session.to_owned(), sequence }
+    }
+
+    #[test]
+    fn a_ticket_is_accepted_once() {
+        let mut sessions = Sessions::default();
+        sessions.open("a".into());
+        assert_eq!(sessions.accept(&ticket("a", 1)), Ok(()));
+        assert_eq!(sessions.accept(&ticket("a", 1)), Err(SessionError::Replayed { sequence: 1 }));
+        assert_eq!(sessions.accept(&ticket("a", 5)), Ok(()), "requests may be lost");
+        assert_eq!(sessions.accept(&ticket("a", 4)), Err(SessionError::Replayed { sequence: 4 }));
+        assert_eq!(sessions.accept(&ticket("a", 0)), Err(SessionError::Replayed { sequence: 0 }));
+    }
+
+    #[test]
+    fn a_session_of_another_agent_is_refused() {
+        let mut sessions = Sessions::default();
+        assert_eq!(sessions.accept(&ticket("b", 1)), Err(SessionError::Unknown { session: "b".into() }));
+    }
+
+    #[test]
+    fn the_session_unused_for_longest_ends_first() {
+        let mut sessions = Sessions::default();
+        for number in 0..=MAX_SESSIONS {
+            sessions.open(format!("{number}"));
+            assert_eq!(sessions.accept(&ticket("0", number as u64 + 1)), Ok(()), "it is in use");
+        }
+        assert!(sessions.accept(&ticket("1", 1)).is_err());
+        assert!(sessions.accept(&ticket("2", 1)).is_ok());
+        assert!(sessions.accept(&ticket(&MAX_SESSIONS.to_string(), 1)).is_ok());
     }
 }

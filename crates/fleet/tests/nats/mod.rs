@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_fleet::clock::ClockEstimate;
 use fourtuple_fleet::interval::WorkerEnd;
 use fourtuple_fleet::nats::Connection;
+use fourtuple_fleet::protocol::ClockEstimate;
 use fourtuple_fleet::protocol::{AgentInfo, Plan, PlannedWorker};
 use fourtuple_record::{LoadRecord, SCHEMA};
 use fourtuple_syscalls::child;

@@ -16,12 +16,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod connection;
-mod counts;
-mod datagrams;
 mod decoder;
-mod dispatcher_thread;
-mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod listener;
@@ -30,18 +25,10 @@ mod protocol;
 mod running;
 mod serve;
 mod service;
-mod settings;
-mod slab;
-mod stop;
-mod validity;
-mod work;
 mod worker;
 mod worker_thread;
 
-pub use error::ServeError;
 pub use protocol::Protocol;
 pub use running::Running;
-pub use serve::Serve;
+pub use serve::{Close, Serve, ServeError, Stall, validity};
 pub use service::{Service, Shape};
-pub use settings::{Close, Stall};
-pub use validity::validity;

@@ -8,11 +8,10 @@ use std::time::Duration;
 use fourtuple::listen::{Acceptor, Connection, ListenError, SeatStats};
 use fourtuple_syscalls::{errno_name, option, socket};
 
-use crate::counts::Counts;
 use crate::decoder::{Answer, Decoder, Position};
-use crate::settings::Close;
-use crate::stop::Stop;
-use crate::work::Work;
+use crate::running::{Counts, Stop};
+use crate::serve::Close;
+use crate::service::Work;
 
 /// Size of the receive buffer, in bytes.
 const ROOM: usize = 64 * 1024;

@@ -1,7 +1,13 @@
 //! A running server.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Arc;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,11 +16,9 @@ use fourtuple_measure::balance;
 use fourtuple_record::{Remark, ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
 
-use crate::counts::Counts;
-use crate::dispatcher_thread::DispatcherThread;
 use crate::listener;
 use crate::protocol::Protocol;
-use crate::stop::Stop;
+use crate::worker_thread::DispatcherThread;
 
 /// The worker threads and their resources. Dropping this value ends the threads.
 pub(crate) struct WorkerThreads {
@@ -133,5 +137,96 @@ impl Running {
             max_over_mean: balance::max_over_mean(&shares),
             workers,
         }
+    }
+}
+
+/// A counter that one thread writes and others read, without atomic read-modify-write instructions.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    /// Adds to the counter. Only the worker that owns the counter may call this.
+    pub(crate) fn add(&self, more: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counts of one worker, on separate cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counts {
+    pub(crate) accepted: Count,
+    pub(crate) requests: Count,
+    pub(crate) received_bytes: Count,
+    pub(crate) sent_bytes: Count,
+    errors: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Counts {
+    /// Counts a failure by name. Failures are rare, so a lock is acceptable.
+    pub(crate) fn error(&self, name: &str) {
+        self.errors(name, 1);
+    }
+
+    /// Counts several failures of one name.
+    pub(crate) fn errors(&self, name: &str, more: u64) {
+        if more == 0 {
+            return;
+        }
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        match errors.get_mut(name) {
+            Some(count) => *count += more,
+            None => drop(errors.insert(name.to_owned(), more)),
+        }
+    }
+
+    /// Returns the current counts.
+    pub(crate) fn now(&self) -> ServeWorker {
+        ServeWorker {
+            accepted: self.accepted.get(),
+            requests: self.requests.get(),
+            received_bytes: self.received_bytes.get(),
+            sent_bytes: self.sent_bytes.get(),
+            errors: self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+/// A flag for busy workers, and a descriptor that becomes readable for workers in epoll_wait().
+#[derive(Clone, Debug)]
+pub(crate) struct Stop(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    set: AtomicBool,
+    ours: UnixStream,
+    theirs: UnixStream,
+}
+
+impl Stop {
+    pub(crate) fn new() -> io::Result<Stop> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok(Stop(Arc::new(Inner { set: AtomicBool::new(false), ours, theirs })))
+    }
+
+    /// Sets the flag and wakes all workers.
+    pub(crate) fn set(&self) {
+        self.0.set.store(true, Ordering::Release);
+        // The end of the stream makes the descriptor readable in each epoll, and it stays readable.
+        let _ = self.0.ours.shutdown(Shutdown::Both);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.set.load(Ordering::Acquire)
+    }
+}
+
+impl AsFd for Stop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.theirs.as_fd()
     }
 }

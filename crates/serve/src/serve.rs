@@ -1,28 +1,23 @@
 //! The settings of a server, and its start.
 
+use std::io;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::listen::{
-    AcceptPolicy, Dispatcher, Family, ListenerGroup, ListenerGroupBuilder, SocketPath, Workers,
+    AcceptPolicy, Dispatcher, Family, ListenError, ListenerGroup, ListenerGroupBuilder, SocketPath, Workers,
 };
+use fourtuple_record::{Remark, ServeResults};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
-use crate::counts::Counts;
-use crate::dispatcher_thread::DispatcherThread;
-use crate::error::ServeError;
 use crate::listener::{self, SocketRequest};
 use crate::protocol::Protocol;
-use crate::running::{Running, WorkerThreads};
-use crate::service::Service;
-use crate::settings::{Close, Stall};
-use crate::stop::Stop;
-use crate::work::Work;
-use crate::worker_thread::{Source, WorkerThread};
+use crate::running::{Counts, Running, Stop, WorkerThreads};
+use crate::service::{Service, Work};
+use crate::worker_thread::{DispatcherThread, Source, WorkerThread};
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -265,4 +260,150 @@ struct ConnectionSources {
     address: Endpoint,
     policy: AcceptPolicy,
     path: Option<SocketPath>,
+}
+
+/// The side that closes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// The client. With HTTP the server still closes after `Connection: close` and after HTTP/1.0 requests.
+    Client,
+    /// The server, with FIN, after this many responses. The server has the TIME_WAIT socket.
+    Server {
+        /// Number of responses, at least 1.
+        every: u64,
+    },
+    /// The server, with RST, after this many responses. Neither side has a TIME_WAIT socket. Applications do not close like this.
+    Reset {
+        /// Number of responses, at least 1.
+        every: u64,
+    },
+}
+
+impl Close {
+    /// Returns the name: `client`, `server` or `rst`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Close::Client => "client",
+            Close::Server { .. } => "server",
+            Close::Reset { .. } => "rst",
+        }
+    }
+
+    /// Returns the number of responses after which the server closes.
+    pub fn every(self) -> Option<u64> {
+        match self {
+            Close::Client => None,
+            Close::Server { every } | Close::Reset { every } => Some(every),
+        }
+    }
+}
+
+/// A single period in which no worker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// Time from the start of the server to the start of the stall.
+    pub at: Duration,
+    /// Length of the stall.
+    pub length: Duration,
+}
+
+/// Returns remarks on a run from its counts: exhausted descriptors or memory, and workers that ended early.
+pub fn validity(results: &ServeResults) -> Vec<Remark> {
+    let count = |wanted: &str| -> u64 {
+        let names = [format!("accept: {wanted}"), format!("dispatcher accept: {wanted}")];
+        results
+            .workers
+            .iter()
+            .flat_map(|worker| names.iter().filter_map(|name| worker.errors.get(name)))
+            .sum()
+    };
+    let mut remarks = Vec::new();
+    for (errno, what) in [
+        ("EMFILE", "this process may have no more descriptors (RLIMIT_NOFILE): raise ulimit -n"),
+        ("ENFILE", "this host has no more descriptors: raise fs.file-max"),
+        ("ENOBUFS", "the kernel had no memory for sockets"),
+        ("ENOMEM", "the kernel had no memory for sockets"),
+    ] {
+        let times = count(errno);
+        if times > 0 {
+            let message = format!(
+                "accept() gave {errno} {times} times, after each of which a worker accepted no connection for 10 ms: {what}"
+            );
+            remarks.push(Remark::new("accept-failed", message));
+        }
+    }
+    let unwatched: u64 = results
+        .workers
+        .iter()
+        .flat_map(|worker| &worker.errors)
+        .filter_map(|(name, count)| name.ends_with("epoll_ctl: ENOSPC").then_some(count))
+        .sum();
+    if unwatched > 0 {
+        let message = format!(
+            "epoll could not watch {unwatched} connections, which were closed: raise fs.epoll.max_user_watches"
+        );
+        remarks.push(Remark::new("epoll-full", message));
+    }
+    for (number, worker) in results.workers.iter().enumerate() {
+        if let Some(name) = worker.errors.keys().find(|name| name.starts_with("worker-ended")) {
+            let message = format!("worker {number} ended before it was told to: {name}");
+            remarks.push(Remark::new("worker-ended", message));
+        }
+        if let Some(name) = worker.errors.keys().find(|name| name.starts_with("dispatcher-ended")) {
+            let message = format!("the dispatcher ended before it was told to: {name}");
+            remarks.push(Remark::new("dispatcher-ended", message));
+        }
+    }
+    remarks
+}
+
+/// The reason why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A setting has an invalid value.
+    #[error("{setting} is {value}: {accepted}")]
+    Setting {
+        /// Name of the setting, which is also the name of the flag.
+        setting: &'static str,
+        /// The given value.
+        value: String,
+        /// The accepted values.
+        accepted: String,
+    },
+    /// The path or the accept policy is not available.
+    #[error(transparent)]
+    Group(#[from] ListenError),
+    /// A system call that sets up a listening socket failed.
+    #[error("cannot listen on {address}: {call}: {source}{hint}")]
+    Listen {
+        /// The call, or the socket option.
+        call: &'static str,
+        /// The address.
+        address: String,
+        /// The errno.
+        source: io::Error,
+        /// Advice, after a semicolon; may be empty.
+        hint: &'static str,
+    },
+    /// A worker could not be set up.
+    #[error("cannot start worker {worker}: {call}: {source}")]
+    Worker {
+        /// Number of the worker, from 0.
+        worker: usize,
+        /// The call that failed.
+        call: &'static str,
+        /// The errno.
+        source: io::Error,
+    },
+}
+
+impl ServeError {
+    /// Returns whether the settings are at fault, and not the environment.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            ServeError::Setting { .. } => true,
+            ServeError::Group(error) => error.is_usage(),
+            ServeError::Listen { .. } | ServeError::Worker { .. } => false,
+        }
+    }
 }

@@ -7,16 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
-use fourtuple_syscalls::socket::AcceptFailure;
-use fourtuple_syscalls::{Errno, errno_name, option, socket};
+use fourtuple_syscalls::socket::{self, AcceptFailure};
+use fourtuple_syscalls::{Errno, errno_name, option};
 
-use crate::connection::{Connection, Next};
-use crate::counts::Counts;
-use crate::decoder::{Answer, Decoder};
-use crate::settings::Close;
-use crate::slab::Slab;
-use crate::stop::Stop;
-use crate::work::Work;
+use crate::decoder::{Answer, Decoder, Position};
+use crate::running::{Counts, Stop};
+use crate::serve::Close;
+use crate::service::Work;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
@@ -415,4 +412,131 @@ enum DecodeOutcome {
 fn interest(connection: &Connection) -> Interest {
     let both = Interest::READ.and(Interest::EDGE);
     if connection.watches_room { both.and(Interest::WRITE) } else { both }
+}
+
+/// An accepted connection.
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    /// The position in the current request.
+    pub(crate) position: Position,
+    /// Number of responses begun.
+    pub(crate) responses: u64,
+    /// A response that did not fit into the send buffer, and the number of its bytes that were sent.
+    sending: Option<(Answer, usize)>,
+    /// Received bytes that cannot be used yet: an incomplete head, or requests after a response that did not fit. It is
+    /// usually empty, so that a connection allocates nothing.
+    pub(crate) kept: Vec<u8>,
+    /// The last response was sent: further bytes are discarded, at most this many.
+    pub(crate) draining: Option<u64>,
+    /// The worker stopped reading although more may be there: epoll must report the connection again, after other connections.
+    pub(crate) more: bool,
+    /// epoll also reports when the socket is writable.
+    watches_room: bool,
+    /// When the worker last had an event of this connection.
+    active_at: Instant,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: OwnedFd) -> Connection {
+        Connection {
+            socket,
+            position: Position::Between,
+            responses: 0,
+            sending: None,
+            kept: Vec::new(),
+            draining: None,
+            more: false,
+            watches_room: false,
+            active_at: Instant::now(),
+        }
+    }
+
+    /// Returns whether an end of the stream now would truncate a request.
+    fn is_within_a_request(&self) -> bool {
+        self.draining.is_none() && (self.position != Position::Between || !self.kept.is_empty())
+    }
+}
+
+/// The next action on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Wait for the next epoll event.
+    Wait,
+    /// Close it.
+    Close,
+}
+
+/// A vector of slots that are reused.
+pub(crate) struct Slab<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn new() -> Slab<T> {
+        Slab { slots: Vec::new(), free: Vec::new() }
+    }
+
+    /// Returns the number that the next insertion will use.
+    pub(crate) fn next(&self) -> usize {
+        self.free.last().copied().unwrap_or(self.slots.len())
+    }
+
+    pub(crate) fn insert(&mut self, item: T) -> usize {
+        match self.free.pop() {
+            Some(number) => {
+                self.slots[number] = Some(item);
+                number
+            }
+            None => {
+                self.slots.push(Some(item));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    /// Takes out the item with this number. The number stays reserved until `give_back` or `free`.
+    fn lend(&mut self, number: usize) -> Option<T> {
+        self.slots.get_mut(number)?.take()
+    }
+
+    /// Puts an item back that was taken out with `lend`.
+    fn give_back(&mut self, number: usize, item: T) {
+        self.slots[number] = Some(item);
+    }
+
+    /// Removes the items for which `is_over` holds, and returns their number.
+    fn remove_if(&mut self, is_over: impl Fn(&T) -> bool) -> u64 {
+        let before = self.free.len();
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if slot.take_if(|item| is_over(item)).is_some() {
+                self.free.push(number);
+            }
+        }
+        (self.free.len() - before) as u64
+    }
+
+    /// Releases a number that was taken out with `lend`.
+    pub(crate) fn free(&mut self, number: usize) {
+        self.free.push(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_number_is_reused_only_after_it_is_free() {
+        let mut slab = Slab::new();
+        assert_eq!((slab.next(), slab.insert('a'), slab.next(), slab.insert('b')), (0, 0, 1, 1));
+        assert_eq!((slab.lend(0), slab.lend(0), slab.lend(9)), (Some('a'), None, None));
+        assert_eq!(slab.next(), 2, "a number that is lent is taken");
+        slab.give_back(0, 'A');
+        assert_eq!(slab.lend(0), Some('A'));
+        slab.free(0);
+        assert_eq!((slab.next(), slab.insert('c'), slab.insert('d')), (0, 0, 2));
+        assert_eq!((slab.remove_if(|item| *item == 'c'), slab.next()), (1, 0));
+        assert_eq!((slab.lend(0), slab.lend(1)), (None, Some('b')));
+    }
 }

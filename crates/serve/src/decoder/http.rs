@@ -2,7 +2,7 @@
 
 use httparse::{EMPTY_HEADER, Request, Status};
 
-use crate::decoder::step::{Answer, Decoder, Position, Step};
+use crate::decoder::{Answer, Decoder, Position, Step};
 
 /// Maximum length of a head in bytes; a longer head gets 431.
 const MAX_HEAD_BYTES: usize = 16 * 1024;

@@ -5,8 +5,8 @@ use fourtuple::spread::UdpGroupError;
 use fourtuple_syscalls::errno_name;
 
 use crate::bfd::LinkError;
-use crate::handover::error::HandoverError;
-use crate::plane::kind::PlaneKind;
+use crate::handover::HandoverError;
+use crate::plane::PlaneKind;
 
 /// An error of a forwarder.
 #[derive(Debug, thiserror::Error)]

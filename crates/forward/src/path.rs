@@ -10,10 +10,10 @@ use fourtuple_syscalls::neighbour::HOPS;
 
 use crate::clients::{NewClientLimit, Share};
 use crate::counters::{Counters, Drop};
-use crate::replies::Replies;
 use crate::route::View;
 use crate::target::{Target, TargetKey, Targets};
 use crate::watch::SessionView;
+use crate::worker::Replies;
 
 /// The routes, targets and counters of one link in one plane.
 pub(crate) struct Path {

@@ -1,25 +1,24 @@
 //! A running forwarder.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use fourtuple::spread::UdpGroup;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::schedule;
+use fourtuple_syscalls::sock_diag::{self, Filter};
+use fourtuple_syscalls::socket::Transport;
 
 use crate::clients::{ClientLimit, Pool, Share};
 use crate::counters::{Counters, PlaneCounts};
 use crate::error::ForwardError;
-use crate::loops::{self, Endpoints};
 use crate::path::Path;
-use crate::route::{Routes, Shared, Table, View};
+use crate::route::{self, Endpoints, Routes, Shared, Table, View};
 use crate::settings::{Forward, Link};
-use crate::taken;
 use crate::watch::{SessionReport, SessionView, Sessions};
 use crate::worker::{DRAIN, END, Port, Request, RequestQueue, Worker};
 
@@ -81,12 +80,12 @@ impl Forward {
                 return Err(ForwardError::Twice { listen: link.listen });
             }
             if !self.share {
-                taken::refuse(link.listen, 0)?;
+                refuse(link.listen, 0)?;
             }
             let group = link.open(self.planes)?;
             if !self.share {
                 // Finds a process that has bound its sockets in between.
-                taken::refuse(group.address(), group.len() + usize::from(group.has_control()))?;
+                refuse(group.address(), group.len() + usize::from(group.has_control()))?;
             }
             groups.push(group);
         }
@@ -113,7 +112,7 @@ impl Forward {
     /// Refuses links that forward to each other in a circle. `listens` are the bound addresses of the links.
     pub(crate) fn refuse_loops(&self, listens: Vec<SocketAddr>) -> Result<(), ForwardError> {
         let hops: Vec<_> = self.links.iter().map(|link| link.routes.hops().collect()).collect();
-        loops::refuse(&listens, &hops)
+        route::refuse(&listens, &hops)
     }
 
     pub(crate) fn check(&self) -> Result<(), ForwardError> {
@@ -279,7 +278,7 @@ impl Running {
                 *routes = new;
             }
         }
-        loops::refuse(&self.listens(), &hops(&routes))?;
+        route::refuse(&self.listens(), &hops(&routes))?;
         for (open, _) in self.links.iter().zip(&routes).filter(|(_, routes)| routes.are_by_destination()) {
             for member in 0..open.group.len() {
                 let listener = open.group.member(member).map_err(failed("dup()"))?;
@@ -442,6 +441,35 @@ impl std::ops::Drop for Running {
         // The error is ignored: a caller that needs the outcome calls `drain`.
         let _ = self.end(END);
     }
+}
+
+/// Refuses an address at which more UDP sockets are bound than the `own` sockets of this process: with SO_REUSEPORT the kernel would
+/// distribute packets over all of them without an error.
+///
+/// If the kernel cannot list UDP sockets (no udp_diag), a bind(2) without SO_REUSEPORT detects other sockets while this process has none.
+/// Such a bind(2) also fails if a socket is bound to the wildcard address.
+pub(crate) fn refuse(listen: SocketAddr, own: usize) -> Result<(), ForwardError> {
+    if listen.port() == 0 {
+        return Ok(());
+    }
+    let nowhere: IpAddr =
+        if listen.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let filter = Filter {
+        transport: Transport::Udp,
+        source: Some(listen.ip()),
+        source_port: Some(listen.port()),
+        destination: SocketAddr::new(nowhere, 0),
+    };
+    let mut sockets = 0;
+    let listed = sock_diag::each(&filter, |_| sockets += 1);
+    let is_taken = match listed {
+        Ok(()) => sockets > own,
+        Err(_) if own == 0 => {
+            UdpSocket::bind(listen).is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
+        }
+        Err(_) => false,
+    };
+    if is_taken { Err(ForwardError::Taken { listen }) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +14,7 @@ use fourtuple_syscalls::{option, resource};
 
 use crate::counters::{Counters, Drop};
 use crate::path::Path;
-use crate::plane::interface::Plane;
-use crate::replies::{Replies, read_token, token_of_listener};
+use crate::plane::Plane;
 
 const STOP: u64 = u64::MAX;
 /// The interval at which idle clients are closed and the drop counter of the kernel is read.
@@ -29,7 +28,7 @@ const MIN_MEMORY: usize = 512;
 const HELD: usize = 64;
 
 /// A command to a plane: continue.
-pub(crate) const CONTINUE: u8 = 0;
+const CONTINUE: u8 = 0;
 /// A command to a plane: forward the packets in the receive queues, then end.
 pub(crate) const DRAIN: u8 = 1;
 /// A command to a plane: end now. Packets in the receive queues stay there for the next owner of the socket.
@@ -315,6 +314,38 @@ fn checksum_errors() -> u64 {
     let v6 = read("snmp6");
     let v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")?.trim().parse::<u64>().ok());
     v4.unwrap_or(0u64) + v6.unwrap_or(0)
+}
+
+/// Returns the token of the listening socket of port `port`.
+fn token_of_listener(port: usize) -> u64 {
+    (port as u64) << 32
+}
+
+/// Returns the port and the target of a token; `None` stands for the listening socket.
+fn read_token(token: u64) -> (usize, Option<usize>) {
+    ((token >> 32) as usize, (token as u32 as usize).checked_sub(1))
+}
+
+/// The epoll of the plane that owns a port.
+#[derive(Debug)]
+pub(crate) struct Replies {
+    epoll: Arc<Epoll>,
+    port: usize,
+}
+
+impl Replies {
+    pub(crate) fn new(epoll: Arc<Epoll>, port: usize) -> Replies {
+        Replies { epoll, port }
+    }
+
+    /// Watches the socket of target `target`.
+    ///
+    /// # Errors
+    ///
+    /// ENOSPC: the user has as many watches as `fs.epoll.max_user_watches` allows. ENOMEM.
+    pub(crate) fn watch(&self, target: usize, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.epoll.add(socket, token_of_listener(self.port) | (target as u64 + 1), Interest::READ)
+    }
 }
 
 #[cfg(test)]

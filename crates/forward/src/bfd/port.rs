@@ -1,24 +1,24 @@
 //! One socket at port 3784 for several sessions at the same address.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use fastrand::Rng;
 use fourtuple::spread::DeviceName;
 use fourtuple_syscalls::datagram::{Batch, Datagram};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::event_fd::EventFd;
-use fourtuple_syscalls::{option, schedule};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{neighbour, option, schedule};
 
-use crate::bfd::demultiplexer::Demultiplexer;
-use crate::bfd::discard::{Discard, Discards};
-use crate::bfd::error::{LinkError, socket_failed, thread_failed};
-use crate::bfd::inbox::Inbox;
-use crate::bfd::packet::Packet;
+use crate::bfd::link::{LinkError, socket_failed, thread_failed};
+use crate::bfd::packet::{Demultiplexer, Discard, Discards, Packet};
 use crate::bfd::session::HOPS;
-use crate::bfd::sockets;
 
 const BATCH: usize = 64;
 const ROOM: usize = 256;
@@ -48,7 +48,7 @@ impl Port {
     ///
     /// [`LinkError::Socket`], such as EADDRINUSE when another socket has the port; [`LinkError::Thread`].
     pub fn open(local: SocketAddr, device: Option<DeviceName>) -> Result<Arc<Port>, LinkError> {
-        let port = Port::prepare(local, device, sockets::receiver(local, device)?)?;
+        let port = Port::prepare(local, device, receiver(local, device)?)?;
         port.resume()?;
         Ok(port)
     }
@@ -176,4 +176,252 @@ fn hand_over(sessions: &Demultiplexer<Inbox>, datagram: &Datagram<'_>) -> Result
     // The inbox counts the packets that it drops.
     sessions.find(&packet, from.ip())?.offer(datagram.bytes, from, datagram.hops);
     Ok(())
+}
+
+/// The maximum length of a control packet: the length field is one byte.
+const MAX_BYTES: usize = 255;
+
+/// The capacity in packets. A peer sends a few dozen packets per second; a faster sender is not the peer.
+const WAITING: usize = 64;
+
+/// A packet on its way from the receiving thread to the session.
+pub(super) struct QueuedPacket {
+    bytes: [u8; MAX_BYTES],
+    length: usize,
+    pub(super) from: SocketAddr,
+    pub(super) hops: Option<u8>,
+}
+
+impl QueuedPacket {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+#[derive(Debug)]
+struct SharedQueue {
+    waker: EventFd,
+    /// Whether a wakeup is pending: the eventfd was written and not read since.
+    wakeup_pending: AtomicBool,
+    offered: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// The sending side, of which every data plane has a clone; it never blocks.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    queue: SyncSender<QueuedPacket>,
+    shared: Arc<SharedQueue>,
+}
+
+impl Inbox {
+    /// Queues a datagram for the session, with its source address and its TTL or hop limit. `hops` is `None` if the socket does
+    /// not report the hop limit (`option::set_receive_hops`); the session then discards the packet as one from beyond the link.
+    /// Returns `false` if the queue is full or the session has ended: the packet is dropped and counted.
+    ///
+    /// Costs a copy, and a write to the eventfd if no wakeup is pending. Never blocks.
+    pub fn offer(&self, datagram: &[u8], from: SocketAddr, hops: Option<u8>) -> bool {
+        let length = datagram.len().min(MAX_BYTES);
+        let mut bytes = [0; MAX_BYTES];
+        bytes[..length].copy_from_slice(&datagram[..length]);
+        self.shared.offered.fetch_add(1, Ordering::Relaxed);
+        let taken = self.queue.try_send(QueuedPacket { bytes, length, from, hops }).is_ok();
+        if !taken {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        // The wakeup is sent even if the queue is full, so that the session cannot miss it.
+        if !self.shared.wakeup_pending.swap(true, Ordering::AcqRel) {
+            self.shared.waker.signal();
+        }
+        taken
+    }
+
+    /// Wakes the session's thread without queuing a packet.
+    pub(super) fn wake(&self) {
+        self.shared.waker.signal();
+    }
+
+    /// Returns the number of packets offered, and the number of them dropped because the queue was full.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.shared.offered.load(Ordering::Relaxed), self.shared.dropped.load(Ordering::Relaxed))
+    }
+}
+
+/// The receiving side, which the session's thread owns.
+pub(super) struct InboxReceiver {
+    queue: Receiver<QueuedPacket>,
+    shared: Arc<SharedQueue>,
+}
+
+/// Creates an inbox: both of its sides.
+pub(super) fn open_inbox() -> io::Result<(Inbox, InboxReceiver)> {
+    let (sender, receiver) = mpsc::sync_channel(WAITING);
+    let shared = Arc::new(SharedQueue {
+        waker: EventFd::new()?,
+        wakeup_pending: AtomicBool::new(false),
+        offered: AtomicU64::new(0),
+        dropped: AtomicU64::new(0),
+    });
+    Ok((Inbox { queue: sender, shared: Arc::clone(&shared) }, InboxReceiver { queue: receiver, shared }))
+}
+
+impl InboxReceiver {
+    /// Returns the eventfd, readable when the queue has received a packet.
+    pub(super) fn waker(&self) -> &EventFd {
+        &self.shared.waker
+    }
+
+    /// Takes the queued packets, at most one capacity; a packet that arrives meanwhile causes another wakeup.
+    pub(super) fn take(&self) -> impl Iterator<Item = QueuedPacket> + '_ {
+        self.shared.waker.clear();
+        // The flag is cleared before the queue is read: a packet queued after that causes another wakeup.
+        self.shared.wakeup_pending.swap(false, Ordering::AcqRel);
+        self.queue.try_iter().take(WAITING)
+    }
+}
+
+/// The UDP port of control packets (RFC 5881, section 4).
+pub const PORT: u16 = 3784;
+
+/// The source ports of RFC 5881, section 4: each session keeps one of its own.
+const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+/// The number of random ports to try before all ports are tried in turn.
+const GUESSES: usize = 32;
+/// DSCP CS6, network control (RFC 4594, section 3.1): queues that classify by DSCP send these packets first.
+const CLASS: u8 = 48 << 2;
+
+fn open(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, LinkError> {
+    let opened = socket::open(Transport::Udp, address, true).map_err(socket_failed("socket()", address))?;
+    if let Some(device) = device {
+        option::set_device(opened.as_fd(), device.name())
+            .map_err(socket_failed("setsockopt(SO_BINDTODEVICE)", address))?;
+    }
+    Ok(opened)
+}
+
+/// Opens a socket that receives packets from the link only. The socket filter rejects packets with a hop limit below 255 (GTSM;
+/// RFC 5881, section 5) before they occupy the receive queue or wake the thread; the session checks the hop limit again.
+pub(super) fn receiver(address: SocketAddr, device: Option<DeviceName>) -> Result<OwnedFd, LinkError> {
+    let receiver = open(address, device)?;
+    option::set_receive_hops(receiver.as_fd(), true)
+        .map_err(socket_failed("setsockopt(IP_RECVTTL)", address))?;
+    neighbour::refuse_distant(receiver.as_fd())
+        .map_err(socket_failed("setsockopt(SO_ATTACH_FILTER)", address))?;
+    socket::bind(receiver.as_fd(), address).map_err(socket_failed("bind()", address))?;
+    Ok(receiver)
+}
+
+/// The socket that a session sends from: its own, or one that also sends data.
+pub(super) struct Sender(pub(super) Arc<OwnedFd>);
+
+impl Sender {
+    /// Sends a packet with a TTL or hop limit of 255 and DSCP CS6.
+    pub(super) fn send(&self, packet: &[u8], to: SocketAddr) -> io::Result<()> {
+        neighbour::send(self.0.as_fd(), packet, to, CLASS)
+    }
+
+    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+        socket::local_address(self.0.as_fd())
+    }
+}
+
+/// Opens a socket to send from, at a source port of its own: no other socket can bind the same port.
+pub(super) fn sender(
+    local: SocketAddr,
+    device: Option<DeviceName>,
+    random: &mut Rng,
+) -> Result<OwnedFd, LinkError> {
+    let sender = open(local, device)?;
+    let guesses: Vec<u16> = std::iter::repeat_with(|| random.u16(SOURCE_PORTS)).take(GUESSES).collect();
+    for port in guesses.into_iter().chain(SOURCE_PORTS) {
+        let address = with_port(local, port);
+        match socket::bind(sender.as_fd(), address) {
+            Ok(()) => return Ok(sender),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(socket_failed("bind()", address)(error)),
+        }
+    }
+    Err(LinkError::NoSourcePort(local.ip()))
+}
+
+/// Sets the port of an address, and keeps the scope (interface) of a link-local IPv6 address.
+pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use fourtuple_syscalls::socket;
+
+    use super::*;
+
+    fn from() -> SocketAddr {
+        ([192, 0, 2, 1], 50_000).into()
+    }
+
+    fn is_rung(inbox_receiver: &InboxReceiver) -> bool {
+        socket::wait_readable(inbox_receiver.waker().as_fd(), Some(Duration::ZERO)).unwrap()
+    }
+
+    #[test]
+    fn packets_pass_unchanged() {
+        let (inbox, inbox_receiver) = open_inbox().unwrap();
+        assert!(!is_rung(&inbox_receiver));
+        assert!(inbox.offer(b"one", from(), Some(255)));
+        assert!(inbox.clone().offer(&[7; 1000], from(), None));
+        assert!(is_rung(&inbox_receiver));
+        let queued: Vec<_> = inbox_receiver.take().collect();
+        assert_eq!(queued[0].bytes(), b"one");
+        assert_eq!((queued[0].from, queued[0].hops), (from(), Some(255)));
+        assert_eq!(queued[1].bytes(), [7; MAX_BYTES]);
+        assert!(!is_rung(&inbox_receiver));
+        assert!(inbox.offer(b"", from(), Some(1)));
+        assert!(is_rung(&inbox_receiver));
+        assert_eq!(inbox_receiver.take().count(), 1);
+    }
+
+    #[test]
+    fn a_flood_is_dropped_and_counted_without_blocking() {
+        let (inbox, inbox_receiver) = open_inbox().unwrap();
+        let taken = (0..1000).filter(|_| inbox.offer(b"x", from(), Some(255))).count();
+        assert_eq!(taken, WAITING);
+        assert_eq!(inbox.counts(), (1000, 1000 - WAITING as u64));
+        assert_eq!(inbox_receiver.take().count(), WAITING);
+        assert!(inbox.offer(b"x", from(), Some(255)));
+        drop(inbox_receiver);
+        assert!(!inbox.offer(b"x", from(), Some(255)));
+    }
+
+    /// Four threads offer packets at once, and no packet stays in the queue without a wakeup.
+    #[test]
+    fn no_wakeup_is_missed() {
+        const EACH: u64 = 20_000;
+        let (inbox, inbox_receiver) = open_inbox().unwrap();
+        let planes: Vec<_> = (0..4)
+            .map(|_| {
+                let inbox = inbox.clone();
+                std::thread::spawn(move || {
+                    for _ in 0..EACH {
+                        while !inbox.offer(b"x", from(), Some(255)) {
+                            std::thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut got = 0;
+        while got < 4 * EACH {
+            let wakeup_pending =
+                socket::wait_readable(inbox_receiver.waker().as_fd(), Some(Duration::from_secs(60))).unwrap();
+            assert!(wakeup_pending, "{got} came, and nothing rings");
+            got += inbox_receiver.take().count() as u64;
+        }
+        for plane in planes {
+            plane.join().unwrap();
+        }
+    }
 }

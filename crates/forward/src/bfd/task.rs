@@ -9,15 +9,10 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{option, schedule};
 
-use crate::bfd::demultiplexer::Demultiplexer;
-use crate::bfd::discard::Discard;
-use crate::bfd::error::{LinkError, thread_failed};
-use crate::bfd::inbox::{Inbox, InboxReceiver};
-use crate::bfd::packet::{Diagnostic, Packet};
-use crate::bfd::session::{Action, HOPS, Session};
-use crate::bfd::sockets::Sender;
-use crate::bfd::state::{LinkReport, LinkState};
-use crate::bfd::timers::Timers;
+use crate::bfd::link::{LinkError, LinkReport, LinkState, thread_failed};
+use crate::bfd::packet::{Demultiplexer, Diagnostic, Discard, Packet};
+use crate::bfd::port::{Inbox, InboxReceiver, Sender};
+use crate::bfd::session::{Action, HOPS, Session, Timers};
 
 /// A command from the owner of a link.
 #[derive(Debug)]

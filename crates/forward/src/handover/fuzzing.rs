@@ -8,8 +8,7 @@ use fourtuple_syscalls::message;
 
 use crate::bfd::{Action, Session};
 use crate::handover::FinalState;
-use crate::handover::connection::PeerConnection;
-use crate::handover::offer::Offer;
+use crate::handover::connection::{Offer, PeerConnection};
 use crate::settings::Forward;
 
 /// Returns a connection with these messages queued, each with this many copies of `descriptor`, and then closed.

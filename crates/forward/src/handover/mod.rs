@@ -6,33 +6,30 @@
 //! sends nothing in time.
 
 mod connection;
-pub(crate) mod error;
 #[doc(hidden)]
 pub mod fuzzing;
-mod offer;
-mod sessions;
 mod takeover_socket;
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple::spread::UdpGroup;
-use fourtuple_syscalls::message;
+use fourtuple::spread::{DeviceName, UdpGroup};
+use fourtuple_syscalls::{errno_name, message};
 
-use connection::{Message, PATIENCE, PeerConnection, Text};
-pub use error::HandoverError;
-use offer::Offer;
-pub use takeover_socket::{Predecessor, TakeoverSocket};
-
-use crate::bfd;
+use crate::bfd::{self, LinkError, LinkSettings, Receive, SavedState};
 use crate::error::ForwardError;
+use crate::handover::connection::{Message, Offer, PATIENCE, PeerConnection, Text};
 use crate::running::{EndedPlane, Open, Running, failed};
-use crate::settings::Forward;
+use crate::settings::{Forward, Peer};
 use crate::target::{Target, TargetKey};
-use crate::watch::{SessionReport, SessionView, Sessions};
+use crate::watch::{Session, SessionReport, SessionView, Sessions};
 use crate::worker::{Port, Request};
-use sessions::InheritedSession;
+
+pub use takeover_socket::{Predecessor, TakeoverSocket};
 
 /// The first message of the new process. The number is the version of the protocol.
 const HELLO: &str = "fourtuple forward takes over, 1";
@@ -389,5 +386,210 @@ impl Running {
             plane.requests.request(Request::Take(ports));
         }
         Ok(())
+    }
+}
+
+/// An error of a takeover. The running process continues.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandoverError {
+    /// A system call failed.
+    #[error("{call} for {}: {} ({source})", path.display(), errno_name(source))]
+    Call {
+        /// The name of the call.
+        call: &'static str,
+        /// The path of the socket.
+        path: PathBuf,
+        /// The error of the call.
+        source: io::Error,
+    },
+    /// The peer process belongs neither to this user nor to root.
+    #[error("the process at the other end of {} is of user {user}: neither this one nor root", path.display())]
+    Stranger {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The user of the peer process.
+        user: u32,
+    },
+    /// The peer process sent nothing within the time limit.
+    #[error("the process at the other end of {} has said nothing for {} s", path.display(), after.as_secs())]
+    Silent {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The time since its last message.
+        after: Duration,
+    },
+    /// The peer process has ended or closed the connection.
+    #[error("the process at the other end of {} went away before the sockets were handed over", path.display())]
+    Gone {
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// The peer process sent a message of another version.
+    #[error("the process at the other end of {} says {said:?}, which is not of this version: {expected}", path.display())]
+    Unexpected {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The beginning of the message.
+        said: String,
+        /// The expected message.
+        expected: &'static str,
+    },
+    /// The settings of the new process do not fit the sockets of the running process: a restart is needed.
+    #[error("the one at work cannot be taken over: {why}")]
+    Differs {
+        /// The difference.
+        why: String,
+    },
+    /// The peer process gave up and sent the reason.
+    #[error("the other one: {why}")]
+    Refused {
+        /// The reason, as received.
+        why: String,
+    },
+}
+
+/// A session of another process.
+pub(crate) struct InheritedSession {
+    /// The destination of its control packets.
+    peer: SocketAddr,
+    /// The address that receives its control packets. Several sessions may share it, or data may arrive at it too.
+    at: SocketAddr,
+    saved_state: SavedState,
+    sender: OwnedFd,
+    /// The device that the session is bound to.
+    device: Option<DeviceName>,
+    /// The socket that receives control packets; `None` for an in-band session.
+    receiver: Option<OwnedFd>,
+}
+
+impl InheritedSession {
+    fn of(mut received: Message) -> Result<InheritedSession, HandoverError> {
+        let mut saved_state = SavedState::default();
+        for line in received.lines() {
+            if let Some((name, number)) =
+                line.split_once(' ').and_then(|(name, text)| Some((name, text.parse().ok()?)))
+            {
+                saved_state.set(name, number);
+            }
+        }
+        let (peer, at) = (received.value("peer")?, received.value("at")?);
+        // Only sessions that are bound to a device send this line.
+        let device = received.value("device").ok();
+        let mut descriptors = std::mem::take(&mut received.descriptors).into_iter();
+        match (descriptors.next(), descriptors.next()) {
+            (Some(sender), receiver) => {
+                Ok(InheritedSession { peer, at, saved_state, sender, device, receiver })
+            }
+            _ => Err(received.unexpected("the socket that a session sends from")),
+        }
+    }
+
+    /// Continues the session of the other process between these addresses, or prepares a new session if there is none.
+    fn resume(
+        inherited: &mut Vec<InheritedSession>,
+        settings: &LinkSettings,
+    ) -> Result<bfd::Link, LinkError> {
+        let wanted = (settings.local, settings.device, settings.peer);
+        let found =
+            inherited.iter().position(|inherited| (inherited.at, inherited.device, inherited.peer) == wanted);
+        let followed = match found.map(|found| inherited.swap_remove(found)) {
+            Some(inherited) => bfd::Link::follow(settings, &inherited.saved_state, inherited.sender)?,
+            None => None,
+        };
+        followed.map_or_else(|| bfd::Link::prepare(settings), Ok)
+    }
+}
+
+impl Sessions {
+    /// Pauses all sessions and returns their state. Received packets are still handled; later packets wait in the receive queues.
+    fn pause(&mut self) -> Vec<SessionReport> {
+        self.ports().for_each(|port| port.pause());
+        self.0.iter_mut().for_each(|session| session.link.pause());
+        self.read()
+    }
+
+    /// Resumes all paused sessions.
+    fn resume(&mut self) -> Result<(), LinkError> {
+        self.0.iter_mut().try_for_each(|session| session.link.resume())?;
+        self.ports().try_for_each(|port| port.resume())
+    }
+
+    fn ports(&self) -> impl Iterator<Item = &Arc<bfd::Port>> {
+        self.0.iter().filter_map(|session| session.port.as_ref())
+    }
+
+    fn send_final_state(&self, connection: &PeerConnection) -> Result<(), HandoverError> {
+        for session in &self.0 {
+            let Some(saved_state) = session.link.saved_state() else { continue };
+            let port = session.link.port();
+            let at = port.map_or(session.at, |port| port.address());
+            let text = Text::of("session").with("peer", session.link.peer()).with("at", at);
+            let text = match session.peer.device {
+                Some(device) => text.with("device", device),
+                None => text,
+            };
+            let text = saved_state.iter().fold(text, |text, (name, number)| text.with(name, number));
+            let receiver = port.map(|port| port.receiver());
+            let sockets: Vec<_> = [session.link.sender()].into_iter().chain(receiver).collect();
+            connection.send(text.as_str(), &sockets)?;
+        }
+        Ok(())
+    }
+
+    /// Prepares a session for each peer: the session of the other process where it has one, else a new session. Also returns the given
+    /// sessions that no peer uses any more. None of them runs yet.
+    fn follow<'a>(
+        peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
+        mut inherited: Vec<InheritedSession>,
+    ) -> Result<(Sessions, Vec<bfd::Link>), LinkError> {
+        let mut sessions = Sessions::default();
+        let mut ports: Vec<Arc<bfd::Port>> = Vec::new();
+        for (peer, group) in peers {
+            let (at, reception) = (group.address(), peer.reception(group));
+            if sessions.0.iter().any(|session| session.peer.is_at(&peer, session.at, at)) {
+                continue;
+            }
+            if let Some(in_band) = peer.in_band {
+                let link = InheritedSession::resume(&mut inherited, &in_band.settings(&peer, group)?)?;
+                sessions.0.push(Session { peer, at, reception, link, port: None });
+                continue;
+            }
+            let settings = peer.settings()?;
+            let (local, device) = (settings.local, settings.device);
+            let known = ports.iter().find(|port| port.is_at(local, device)).cloned();
+            let is_first = known.is_none();
+            let port = match known {
+                Some(port) => port,
+                None => {
+                    let mut there = inherited
+                        .iter()
+                        .filter(|inherited| (inherited.at, inherited.device) == (local, device));
+                    let receiver = there.find_map(|inherited| inherited.receiver.as_ref());
+                    let port = match receiver.map(OwnedFd::try_clone) {
+                        Some(Ok(receiver)) => bfd::Port::prepare(local, device, receiver)?,
+                        Some(Err(source)) => return Err(LinkError::Thread { call: "dup()", source }),
+                        None => bfd::Port::open(local, device)?,
+                    };
+                    ports.push(Arc::clone(&port));
+                    port
+                }
+            };
+            let settings = LinkSettings { receive: Receive::Shared(Arc::clone(&port)), ..settings };
+            let link = InheritedSession::resume(&mut inherited, &settings)?;
+            sessions.0.push(Session { peer, at, reception, link, port: is_first.then_some(port) });
+        }
+        let left = inherited.into_iter().map(|inherited| {
+            let settings = LinkSettings::new(inherited.at.ip(), inherited.peer.ip());
+            let settings = LinkSettings {
+                local: inherited.at,
+                peer: inherited.peer,
+                receive: Receive::Inbox,
+                ..settings
+            };
+            bfd::Link::follow(&settings, &inherited.saved_state, inherited.sender)
+        });
+        let left = left.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+        Ok((sessions, left))
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{message, socket};
 
+use crate::handover::HandoverError;
 use crate::handover::connection::PeerConnection;
-use crate::handover::error::HandoverError;
 
 /// The accept backlog: one connection is enough.
 const BACKLOG: i32 = 8;

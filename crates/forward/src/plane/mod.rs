@@ -1,19 +1,16 @@
 //! The ways to move packets: one file for each, one row of [`ROWS`] for each.
 
-mod batched;
-pub(crate) mod interface;
-pub(crate) mod kind;
-mod offload;
-mod one_by_one;
 mod sending;
 mod uring;
 
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 
-use interface::Plane;
-pub use kind::PlaneKind;
-
 use crate::error::ForwardError;
+use crate::path::Path;
+use crate::plane::sending::Batched;
 
 /// One way to move packets. To add a plane: a variant of [`PlaneKind`], a file and a row.
 struct Row {
@@ -37,7 +34,7 @@ const ROWS: [Row; 4] = [
         description: "",
         offloads: false,
         probe: || Ok(()),
-        open: || Box::new(one_by_one::OneByOne::new()),
+        open: || Box::new(sending::OneByOne::new()),
     },
     Row {
         kind: PlaneKind::Batched,
@@ -45,7 +42,7 @@ const ROWS: [Row; 4] = [
         description: "",
         offloads: false,
         probe: || Ok(()),
-        open: || Box::new(batched::Batched::new()),
+        open: || Box::new(sending::Batched::new()),
     },
     Row {
         kind: PlaneKind::Offload,
@@ -53,7 +50,7 @@ const ROWS: [Row; 4] = [
         description: "UDP_GRO and UDP_SEGMENT",
         offloads: true,
         probe: || Ok(()),
-        open: || Box::new(offload::offload()),
+        open: || Box::new(offload()),
     },
     Row {
         kind: PlaneKind::Uring,
@@ -125,4 +122,62 @@ impl FromStr for PlaneKind {
             format!("{text:?} is not a way to move packets: expected {}", names.join(", "))
         })
     }
+}
+
+/// The ways to move packets. Their names, requirements and constructors are in the table of `plane/mod.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlaneKind {
+    /// One system call each to wait, to receive and to send, for every packet.
+    OneByOne,
+    /// recvmmsg(2) and sendmmsg(2): up to 64 packets with one call.
+    Batched,
+    /// Like `Batched`, with UDP_GRO on receive and UDP_SEGMENT on send: the network stack handles one large buffer instead of
+    /// many packets of one length.
+    Offload,
+    /// Like `Offload`, but io_uring receives: one multishot recvmsg request for all packets, into a ring of buffers provided to the
+    /// kernel.
+    Uring,
+}
+
+impl fmt::Display for PlaneKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// Moves packets. One thread owns a plane and the sockets of its ports.
+pub(crate) trait Plane: Send {
+    /// Takes the listening socket of port `number`, and returns the descriptor that becomes readable when packets can be forwarded.
+    fn watch<'a>(&'a mut self, number: usize, listener: BorrowedFd<'a>) -> io::Result<BorrowedFd<'a>> {
+        let _ = number;
+        Ok(listener)
+    }
+
+    /// Forwards up to one batch of the messages that wait at `listener`. Returns their number.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses to receive and would refuse again: the plane must end.
+    fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize>;
+
+    /// Forwards the packets that the plane has received from port `number` and still holds, before another plane takes the socket.
+    fn release(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) {
+        let _ = (number, listener, path);
+    }
+
+    /// Returns up to one batch of replies from the next hop of target `index` to its client.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Plane::forward`].
+    fn give_back(&mut self, listener: BorrowedFd<'_>, index: usize, path: &mut Path) -> io::Result<()>;
+}
+
+/// Bytes for each message: UDP_GRO coalesces up to 64 KiB. An odd number of cache lines, see `batched.rs`.
+const ROOM: usize = 1025 * 64;
+
+/// Like `Batched`, with UDP_GRO on receive and UDP_SEGMENT on send: the stack handles one large buffer instead of many packets. The
+/// sockets have the options ([`crate::PlaneKind`]); this plane has buffers for such messages.
+fn offload() -> Batched {
+    Batched::with_room(ROOM)
 }

@@ -8,9 +8,8 @@ use fourtuple_syscalls::datagram_ring::DatagramRing;
 
 use crate::error::ForwardError;
 use crate::path::Path;
-use crate::plane::interface::Plane;
-use crate::plane::kind::PlaneKind;
 use crate::plane::sending::{give_back, not_received, refused, send_all};
+use crate::plane::{Plane, PlaneKind};
 
 /// The buffers of the ring of a port, and the most messages of a turn.
 const BUFFERS: u16 = 64;

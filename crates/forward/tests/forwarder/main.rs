@@ -5,7 +5,6 @@ mod bfd;
 mod bfd_device;
 mod bfd_in_band;
 mod clients;
-mod come_and_go;
 mod flood;
 #[path = "../kinds/mod.rs"]
 mod kinds;
@@ -14,4 +13,3 @@ mod planes;
 mod robust;
 mod sources;
 mod take_over;
-mod taken;

@@ -1,12 +1,18 @@
 //! Packets through real planes, in a separate namespace.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::kinds::kinds;
 use fourtuple::spread::{FlowKey, Selector};
 use fourtuple_forward::{Drop, Forward, ForwardError, Link, PlaneKind, Routes, Rule, Running};
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::stream::{self, Stream};
+
+use crate::kinds::kinds;
 
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 /// A time limit that no working machine reaches.
@@ -254,4 +260,106 @@ fn until(mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "not within {LONG:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+fn changes() -> usize {
+    let number = std::env::var("FOURTUPLE_PLANE_CHANGES").ok();
+    number.map_or(20, |number| number.parse().expect("FOURTUPLE_PLANE_CHANGES is a number"))
+}
+
+#[test]
+fn no_packet_is_lost_when_planes_come_and_go() {
+    in_namespace(|| {
+        for kind in kinds("no_packet_is_lost_when_planes_come_and_go") {
+            for replies in [false, true] {
+                let mut stream = Stream::new(replies);
+                let mut link = Link::new("127.0.0.1:0".parse().unwrap(), stream.target());
+                link.spread = Selector::Key(FlowKey::whole(0, 4));
+                link.replies = replies;
+                let mut running = Forward { kind, ..Forward::new(link, 3) }.start().unwrap();
+                let sent = stream.run(running.address(0).unwrap(), || {
+                    for change in 0..changes() {
+                        running.leave(change % 3).unwrap();
+                        assert_eq!(running.at_work().len(), 2);
+                        running.join().unwrap();
+                        assert_eq!(running.at_work(), [0, 1, 2]);
+                    }
+                    running.check().unwrap();
+                });
+                let planes = running.drain().unwrap().remove(0);
+                let received: u64 = planes.iter().map(|plane| plane.received).sum();
+                assert_eq!(received, sent, "{kind}");
+                assert!(planes.iter().all(|plane| plane.dropped.is_empty()), "{kind} {planes:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_last_plane_stays_and_a_join_needs_a_socket() {
+    in_namespace(|| {
+        let target = stream::socket();
+        let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+        let mut running = Forward::new(link, 2).start().unwrap();
+        assert!(matches!(running.join(), Err(ForwardError::NoSeat { planes: 2 })));
+        running.leave(0).unwrap();
+        assert!(matches!(running.leave(0), Err(ForwardError::NoPlane { plane: 0 })));
+        assert!(matches!(running.leave(1), Err(ForwardError::NoPlane { plane: 1 })));
+        assert_eq!(running.join().unwrap(), 0);
+    });
+}
+
+const ADDRESSES: [&str; 4] = ["127.0.0.1:4000", "0.0.0.0:4000", "[::1]:4000", "[::]:4000"];
+
+fn forward(listen: &str) -> Forward {
+    Forward::new(Link::new(listen.parse().unwrap(), "127.0.0.1:1".parse().unwrap()), 2)
+}
+
+fn shared_socket(address: &str) -> UdpSocket {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = socket::open(Transport::Udp, address, false).unwrap();
+    let _ = option::set_reuse_port(socket.as_fd()).unwrap();
+    socket::bind(socket.as_fd(), address).unwrap();
+    socket.into()
+}
+
+fn share_only_when_asked(listen: &str) {
+    let first = forward(listen).start().unwrap();
+    let error = forward(listen).start().unwrap_err();
+    assert!(matches!(error, ForwardError::Taken { .. }), "{listen}: {error}");
+    assert!(error.to_string().contains(listen), "{error}");
+    assert!(!error.is_usage());
+    drop(Forward { share: true, ..forward(listen) }.start().unwrap());
+    drop(first);
+    drop(forward(listen).start().unwrap());
+}
+
+#[test]
+fn two_forwarders_share_an_address_only_when_asked() {
+    in_namespace(|| ADDRESSES.into_iter().for_each(share_only_when_asked));
+}
+
+/// A bind(2) without SO_REUSEPORT then finds the sockets of the other forwarder.
+#[test]
+fn without_sock_diag_forwarders_share_only_when_asked() {
+    in_namespace(|| {
+        seccomp::refuse(Facility::SocketDiag).unwrap();
+        ADDRESSES.into_iter().for_each(share_only_when_asked);
+        // The only socket at port 4001 is at another address.
+        let _other = shared_socket("127.0.0.2:4001");
+        drop(forward("127.0.0.1:4001").start().unwrap());
+    });
+}
+
+#[test]
+fn sockets_at_other_addresses_are_not_in_the_way() {
+    in_namespace(|| {
+        let _others =
+            [shared_socket("0.0.0.0:4000"), shared_socket("127.0.0.2:4000"), shared_socket("127.0.0.1:4001")];
+        drop(forward("127.0.0.1:4000").start().unwrap());
+        let _one = shared_socket("127.0.0.1:4000");
+        let mut with_selector = forward("127.0.0.1:4000");
+        with_selector.links[0].spread = Selector::Random;
+        assert!(matches!(with_selector.start(), Err(ForwardError::Taken { .. })));
+    });
 }

@@ -2,18 +2,13 @@
 //!
 //! A session has no clock: `now` is the time since an origin that the caller chooses once, and must never go backwards.
 
-mod saved_state;
-
-use std::num::NonZeroU32;
+use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;
 
 use fastrand::Rng;
+use thiserror::Error;
 
-use crate::bfd::discard::{Discard, Discards};
-use crate::bfd::packet::{Diagnostic, Packet, State};
-use crate::bfd::poll_sequence::PollSequence;
-use crate::bfd::timers::Timers;
-pub(crate) use saved_state::SavedState;
+use crate::bfd::packet::{Diagnostic, Discard, Discards, Packet, State};
 
 /// The minimum DesiredMinTx of a session that is not Up (section 6.8.3).
 const SLOW_US: u32 = 1_000_000;
@@ -446,5 +441,377 @@ impl Session {
     }
 }
 
+// The saved state with which another process continues a session so that the peer notices no change. A session without this
+// state would restart in Down, the only initial state of RFC 5880.
+
+/// Saved values by name: intervals in microseconds, ages in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SavedState(Vec<(String, u64)>);
+
+impl SavedState {
+    pub(crate) fn set(&mut self, name: &str, number: u64) {
+        self.0.push((name.to_owned(), number));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, number)| (name.as_str(), *number))
+    }
+
+    fn get(&self, name: &str) -> Option<u64> {
+        self.iter().find_map(|(its, number)| (its == name).then_some(number))
+    }
+
+    fn age(&self, name: &str) -> Option<Duration> {
+        self.get(name).map(Duration::from_nanos)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.get("failed") == Some(1)
+    }
+
+    /// Returns the age of the oldest event in the saved state.
+    pub(crate) fn longest_age(&self) -> Duration {
+        let ages = ["heard-ns", "sent-ns", "since-ns"].iter().filter_map(|name| self.age(name));
+        ages.max().unwrap_or_default()
+    }
+}
+
+impl Session {
+    /// Returns the saved state for another process. It omits discard counters: each process counts its own discards.
+    pub(crate) fn saved_state(&self, now: Duration, has_failed: bool) -> SavedState {
+        let Remote {
+            discriminator,
+            state,
+            min_rx_us,
+            demand,
+            min_tx_us,
+            detect_mult,
+            diagnostic,
+            last_received,
+        } = self.remote;
+        let age = |time: Duration| u64::try_from(now.saturating_sub(time).as_nanos()).unwrap_or(u64::MAX);
+        let mut saved_state = SavedState::default();
+        let numbers = [
+            ("desired-min-tx-us", self.timers.desired_min_tx_us.get().into()),
+            ("required-min-rx-us", self.timers.required_min_rx_us.into()),
+            ("detect-mult", self.timers.detect_mult.get().into()),
+            ("discriminator", self.local_discriminator.get().into()),
+            ("state", self.state as u64),
+            ("diagnostic", self.diagnostic.code().into()),
+            ("remote-discriminator", discriminator.into()),
+            ("remote-state", state as u64),
+            ("remote-min-rx-us", min_rx_us.into()),
+            ("remote-demand", demand.into()),
+            ("remote-min-tx-us", min_tx_us.into()),
+            ("remote-detect-mult", detect_mult.into()),
+            ("remote-diagnostic", diagnostic.code().into()),
+            ("says-min-tx-us", self.desired_min_tx_us.into()),
+            ("keeps-tx-us", self.tx_us.into()),
+            ("keeps-rx-us", self.rx_us.into()),
+            ("polls", (self.poll != PollSequence::Idle).into()),
+            ("owes-final", self.owes_final.into()),
+            ("told-state", self.last_sent.0 as u64),
+            ("told-diagnostic", self.last_sent.1.code().into()),
+            ("since-ns", age(self.since)),
+            ("transitions", self.transitions),
+            ("ups", self.ups),
+            ("downs", self.downs),
+            ("last-failure", self.last_failure.code().into()),
+            ("transmitted", self.transmitted),
+            ("received", self.received),
+            ("failed", has_failed.into()),
+        ];
+        numbers.into_iter().for_each(|(name, number)| saved_state.set(name, number));
+        let times = [("heard-ns", last_received), ("sent-ns", self.sent)];
+        times.into_iter().for_each(|(name, time)| {
+            if let Some(time) = time {
+                saved_state.set(name, age(time));
+            }
+        });
+        saved_state
+    }
+
+    /// Restores a session from its saved state; `None` if a value is missing or out of range.
+    pub(crate) fn restore(saved_state: &SavedState, now: Duration, random: Rng) -> Option<Session> {
+        let word = |name| saved_state.get(name).and_then(|number| u32::try_from(number).ok());
+        let byte = |name| saved_state.get(name).and_then(|number| u8::try_from(number).ok());
+        let state = |name| byte(name).map(State::from_bits);
+        let diagnostic = |name| byte(name).map(Diagnostic::from_code);
+        let time = |name| saved_state.age(name).map(|age| now.saturating_sub(age));
+        let timers = Timers {
+            desired_min_tx_us: NonZeroU32::new(word("desired-min-tx-us")?)?,
+            required_min_rx_us: word("required-min-rx-us")?,
+            detect_mult: byte("detect-mult")?.try_into().ok()?,
+        };
+        let remote = Remote {
+            discriminator: word("remote-discriminator")?,
+            state: state("remote-state")?,
+            min_rx_us: word("remote-min-rx-us")?,
+            demand: word("remote-demand")? != 0,
+            min_tx_us: word("remote-min-tx-us")?,
+            detect_mult: byte("remote-detect-mult")?,
+            diagnostic: diagnostic("remote-diagnostic")?,
+            last_received: time("heard-ns"),
+        };
+        let mut poll = PollSequence::default();
+        if word("polls")? != 0 {
+            // The session may have missed the peer's answer during the takeover, so it polls again.
+            poll.request();
+        }
+        Some(Session {
+            timers,
+            local_discriminator: NonZeroU32::new(word("discriminator")?)?,
+            state: state("state")?,
+            diagnostic: diagnostic("diagnostic")?,
+            remote,
+            desired_min_tx_us: word("says-min-tx-us")?,
+            tx_us: word("keeps-tx-us")?,
+            rx_us: word("keeps-rx-us")?,
+            poll,
+            owes_final: word("owes-final")? != 0,
+            sent: time("sent-ns"),
+            last_sent: (state("told-state")?, diagnostic("told-diagnostic")?),
+            jitter: 0.0,
+            random,
+            since: time("since-ns")?,
+            transitions: saved_state.get("transitions")?,
+            ups: saved_state.get("ups")?,
+            downs: saved_state.get("downs")?,
+            last_failure: diagnostic("last-failure")?,
+            transmitted: saved_state.get("transmitted")?,
+            received: saved_state.get("received")?,
+            discards: Discards::default(),
+        })
+    }
+}
+
+/// The time after the end of a sequence at which the next sequence may begin even if no packet without F has arrived. It has to
+/// exceed a round trip on a single link (section 6.8.3 names both ways to tell two sequences apart).
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
+
+/// The progress of the current Poll Sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PollSequence {
+    /// No change needs a confirmation.
+    #[default]
+    Idle,
+    /// Periodic packets carry P.
+    Running {
+        /// At least one packet with P was sent.
+        asked: bool,
+        /// A parameter changed after a packet with P was sent. The peer's F may not cover this change, so another sequence
+        /// follows.
+        again: bool,
+    },
+    /// The peer has sent F. A second packet with F may be in flight, and must not be taken for an answer to the next sequence.
+    Settling {
+        /// The arrival time of the F.
+        since: Duration,
+        /// Another sequence follows.
+        again: bool,
+    },
+}
+
+const BEGUN: PollSequence = PollSequence::Running { asked: false, again: false };
+
+impl PollSequence {
+    /// Records a change that the peer has to confirm.
+    pub(super) fn request(&mut self) {
+        match self {
+            PollSequence::Idle => *self = BEGUN,
+            // The first packet of this sequence already carries the change.
+            PollSequence::Running { asked: false, .. } => {}
+            PollSequence::Running { again, .. } | PollSequence::Settling { again, .. } => *again = true,
+        }
+    }
+
+    /// Returns whether packets carry P.
+    fn is_running(self) -> bool {
+        matches!(self, PollSequence::Running { .. })
+    }
+
+    /// Records that a packet with P was sent.
+    pub(super) fn sent(&mut self) {
+        if let PollSequence::Running { asked, .. } = self {
+            *asked = true;
+        }
+    }
+
+    /// Records a received packet. Returns `true` if it ends a sequence in which every packet carried the present parameters, so
+    /// that the peer has confirmed all changes.
+    pub(super) fn received(&mut self, now: Duration, is_final: bool) -> bool {
+        match *self {
+            PollSequence::Running { asked: true, again } if is_final => {
+                *self = PollSequence::Settling { since: now, again };
+                !again
+            }
+            PollSequence::Settling { again, .. } if !is_final => {
+                *self = if again { BEGUN } else { PollSequence::Idle };
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the time at which the next sequence begins if no packet arrives before.
+    pub(super) fn due(self) -> Option<Duration> {
+        match self {
+            PollSequence::Settling { since, again: true } => Some(since + SETTLED_AFTER),
+            _ => None,
+        }
+    }
+
+    /// Begins the next sequence if it is due.
+    fn advance(&mut self, now: Duration) {
+        if let PollSequence::Settling { since, again } = *self
+            && now >= since + SETTLED_AFTER
+        {
+            *self = if again { BEGUN } else { PollSequence::Idle };
+        }
+    }
+}
+
+/// The timers that a session requests; it negotiates the effective intervals with the peer, for each direction (RFC 5880,
+/// section 6.8.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timers {
+    pub(super) desired_min_tx_us: NonZeroU32,
+    pub(super) required_min_rx_us: u32,
+    pub(super) detect_mult: NonZeroU8,
+}
+
+/// An error for timers that no session can have.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum TimersError {
+    /// The transmit interval is 0, which RFC 5880, section 4.1 reserves, or below the wire's unit of 1 us, or does not fit into
+    /// 32 bits.
+    #[error("packets cannot be sent every {0:?}: an interval is a microsecond to 4294 s")]
+    DesiredMinTx(Duration),
+    /// The receive interval does not fit into 32 bits.
+    #[error("packets cannot be received every {0:?}: an interval is at most 4294 s; 0 asks for none at all")]
+    RequiredMinRx(Duration),
+    /// The detection multiplier is 0 (RFC 5880, section 6.8.1).
+    #[error("a detection multiplier of 0 would detect nothing and everything: it is 1 to 255")]
+    DetectMult,
+}
+
+impl Timers {
+    /// Creates timers with a minimum transmit interval of `desired_min_tx` (at least one second until the session is Up), a
+    /// minimum receive interval of `required_min_rx` (0 asks for no periodic packets), and a detection multiplier: the peer
+    /// declares the session down when `detect_mult` packets in a row are missing. Truncates intervals to microseconds.
+    pub fn new(
+        desired_min_tx: Duration,
+        required_min_rx: Duration,
+        detect_mult: u8,
+    ) -> Result<Timers, TimersError> {
+        let us = |interval: Duration| u32::try_from(interval.as_micros()).ok();
+        Ok(Timers {
+            desired_min_tx_us: us(desired_min_tx)
+                .and_then(NonZeroU32::new)
+                .ok_or(TimersError::DesiredMinTx(desired_min_tx))?,
+            required_min_rx_us: us(required_min_rx).ok_or(TimersError::RequiredMinRx(required_min_rx))?,
+            detect_mult: NonZeroU8::new(detect_mult).ok_or(TimersError::DetectMult)?,
+        })
+    }
+
+    /// Returns the minimum transmit interval.
+    pub fn desired_min_tx(&self) -> Duration {
+        Duration::from_micros(self.desired_min_tx_us.get().into())
+    }
+
+    /// Returns the minimum receive interval.
+    pub fn required_min_rx(&self) -> Duration {
+        Duration::from_micros(self.required_min_rx_us.into())
+    }
+
+    /// Returns the detection multiplier.
+    pub fn detect_mult(&self) -> u8 {
+        self.detect_mult.get()
+    }
+}
+
+impl Default for Timers {
+    /// Returns 300 ms in both directions and a multiplier of 3, as other implementations do.
+    fn default() -> Timers {
+        Timers {
+            desired_min_tx_us: NonZeroU32::new(300_000).expect("not 0"),
+            required_min_rx_us: 300_000,
+            detect_mult: NonZeroU8::new(3).expect("not 0"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod poll_sequence_tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn one_change_is_one_sequence() {
+        let mut poll = PollSequence::default();
+        assert!(!poll.received(T, true), "no Poll Sequence is in progress");
+        poll.request();
+        poll.request();
+        assert!(poll.is_running());
+        assert!(!poll.received(T, true), "the Final bit answers an older packet: no Poll has been sent yet");
+        poll.sent();
+        assert!(!poll.received(T, false));
+        assert!(poll.received(T, true));
+        assert!(!poll.is_running());
+        assert!(!poll.received(T, false));
+        assert_eq!(poll, PollSequence::Idle);
+    }
+
+    #[test]
+    fn a_change_during_a_poll_needs_a_second_sequence() {
+        let mut poll = PollSequence::default();
+        poll.request();
+        poll.sent();
+        poll.request();
+        assert!(!poll.received(T, true));
+        assert!(!poll.is_running());
+        assert!(!poll.received(T, true), "a second answer to the first sequence");
+        assert!(!poll.is_running());
+        assert!(!poll.received(T, false));
+        assert!(poll.is_running());
+        poll.sent();
+        assert!(poll.received(T, true));
+    }
+
+    #[test]
+    fn a_silent_peer_delays_the_next_sequence_by_a_second() {
+        let mut poll = PollSequence::default();
+        poll.request();
+        poll.sent();
+        assert!(poll.received(T, true));
+        poll.request();
+        assert_eq!(poll.due(), Some(T + SETTLED_AFTER));
+        poll.advance(T + SETTLED_AFTER / 2);
+        assert!(!poll.is_running());
+        poll.advance(T + SETTLED_AFTER);
+        assert!(poll.is_running());
+    }
+}
+
+#[cfg(test)]
+mod timers_tests {
+    use super::*;
+
+    #[test]
+    fn intervals_beyond_the_wire_format_are_refused() {
+        let ms = Duration::from_millis;
+        assert_eq!(Timers::new(ms(300), ms(300), 3), Ok(Timers::default()));
+        assert_eq!(Timers::new(Duration::ZERO, ms(1), 3), Err(TimersError::DesiredMinTx(Duration::ZERO)));
+        let nanos = Duration::from_nanos(999);
+        assert_eq!(Timers::new(nanos, ms(1), 3), Err(TimersError::DesiredMinTx(nanos)));
+        let long = Duration::from_micros(1 << 32);
+        assert_eq!(Timers::new(long, ms(1), 3), Err(TimersError::DesiredMinTx(long)));
+        assert_eq!(Timers::new(ms(1), long, 3), Err(TimersError::RequiredMinRx(long)));
+        assert_eq!(Timers::new(ms(1), ms(1), 0), Err(TimersError::DetectMult));
+        assert_eq!(Timers::new(ms(1), Duration::ZERO, 1).unwrap().required_min_rx(), Duration::ZERO);
+    }
+}

@@ -131,7 +131,7 @@ fn a_misfit_is_refused_and_the_old_process_continues() {
         let wrong = [
             (with(Link { listen: elsewhere, ..link.clone() }), "does not listen at"),
             (with(Link { spread: Selector::Random, ..link.clone() }), "spread by hash"),
-            (Forward { planes: 3, ..forward.clone() }, "too few for 3 planes"),
+            (Forward { planes: 3, ..forward.clone() }, "fewer than the 3 planes"),
             (Forward { kind: PlaneKind::Batched, ..forward.clone() }, "put together"),
             (Forward { links: vec![link.clone(), link.clone()], ..forward.clone() }, "it has 1 links"),
             (with(Link::new(link.listen, to)), "itself"),

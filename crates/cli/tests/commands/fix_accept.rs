@@ -563,7 +563,7 @@ fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
         let ended = run(&mut fourtuple(&flags));
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         assert!(
-            ended.line().contains("has 1025 listeners, and a selector compares at most 1024"),
+            ended.line().contains("compares at most 1024 of the 1025 listeners of the group of"),
             "{ended:?}"
         );
     });

@@ -490,6 +490,7 @@ mod tests {
             assert_eq!(tally.errors, BTreeMap::from([("EADDRNOTAVAIL".to_owned(), 5)]));
             // Of three tries each the first is none.
             assert_eq!((tally.dials, tally.retries), (5, 10));
+            assert!(tally.cpu > Duration::ZERO && tally.cpu < resource::thread_cpu_time());
         });
     }
 }

@@ -474,6 +474,22 @@ mod tests {
     }
 
     #[test]
+    fn each_part_of_udp_has_the_floor_of_the_start() {
+        in_namespace(|| {
+            let range = "20000-20099".parse().unwrap();
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+            let destination = ([127, 0, 0, 1], 4000).into();
+            let strategy = Strategy::KernelDefault;
+            let mut dials =
+                StrategyDialer::new(Transport::Udp, strategy, range, Vec::new(), destination, 1).unwrap();
+            let mut tally = Tally::new(100, 100);
+            tally.udp_floor(&mut dials).unwrap();
+            let has_all = |part: &Part| part.floors == 4 * FLOOR_BATCH && part.floor_total_ns >= part.floors;
+            assert!(tally.parts.iter().all(has_all));
+        });
+    }
+
+    #[test]
     fn failed_dials_have_their_retries_counted() {
         in_namespace(|| {
             set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");

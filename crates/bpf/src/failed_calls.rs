@@ -8,8 +8,8 @@ use aya::maps::{Array, HashMap, MapData};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
-use crate::tracing::{self, Programs, address, thread_name, thread_name_bytes};
+use crate::filter::TaskFilter;
+use crate::tracing::{self, Programs, address, thread_name};
 
 const NAME: &str = "failed_calls";
 
@@ -22,32 +22,6 @@ const PATH: usize = 108;
 const UNIX: u8 = 1;
 const INET: u8 = 2;
 const INET6: u8 = 10;
-
-/// A filter of calls. A call must match every field that is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CallFilter {
-    /// Process id in this process's PID namespace.
-    pub process: Option<u32>,
-    /// Name of the thread that calls (comm), of which the kernel keeps 15 bytes.
-    pub name: Option<String>,
-    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
-    pub cgroup: Option<u64>,
-    /// Inode of the network namespace of the socket, or of the task that calls socket().
-    pub network: Option<u32>,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Settings {
-    cgroup: u64,
-    namespace_device: u64,
-    namespace_inode: u64,
-    flags: u32,
-    process: u32,
-    name: [u8; 16],
-    network: u32,
-    hole: u32,
-}
 
 /// Calls of a process that failed in the same way.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,12 +56,10 @@ struct Totals {
 }
 
 // The layouts must equal the layouts in failed_calls.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 56 && mem::size_of::<Count>() == 24);
+const _: () = assert!(mem::size_of::<Count>() == 24);
 const _: () = assert!(mem::size_of::<Failure>() == 128 && mem::offset_of!(Failure, address) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
-unsafe impl Pod for Settings {}
-// SAFETY: as above.
 unsafe impl Pod for Failure {}
 // SAFETY: as above.
 unsafe impl Pod for Count {}
@@ -195,25 +167,9 @@ impl FailedCalls {
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF or without
     /// the tracepoint raw_syscalls:sys_exit, [`BpfError::Refused`] if the verifier rejects a program.
-    pub fn attach(wanted: &CallFilter) -> Result<FailedCalls, BpfError> {
+    pub fn attach(wanted: &TaskFilter) -> Result<FailedCalls, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("failed_calls.o"))?;
-        let (namespace_device, namespace_inode) = tracing::pid_namespace();
-        programs.set(
-            "settings",
-            Settings {
-                cgroup: wanted.cgroup.unwrap_or_default(),
-                namespace_device,
-                namespace_inode,
-                flags: flag(wanted.process.is_some(), HAS_PROCESS)
-                    | flag(wanted.name.is_some(), HAS_NAME)
-                    | flag(wanted.cgroup.is_some(), HAS_CGROUP)
-                    | flag(wanted.network.is_some(), HAS_NETWORK),
-                process: wanted.process.unwrap_or_default(),
-                name: thread_name_bytes(wanted.name.as_deref().unwrap_or_default()),
-                network: wanted.network.unwrap_or_default(),
-                hole: 0,
-            },
-        )?;
+        programs.set("settings", wanted.settings(tracing::pid_namespace()))?;
         let (failures, sums) = (programs.map("failures")?, programs.map("sums")?);
         let mut calls = FailedCalls { programs, failures, sums };
         calls.programs.attach("attempt_began", "inet_sock_set_state")?;

@@ -13,40 +13,14 @@ use aya::util::online_cpus;
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
-use crate::tracing::{self, Programs, thread_name, thread_name_bytes};
+use crate::filter::TaskFilter;
+use crate::tracing::{self, Programs, thread_name};
 
 const NAME: &str = "flame";
 const OPEN: &str = "perf_event_open(PERF_COUNT_SW_CPU_CLOCK)";
 
 /// Samples per second and processor. The number is not round, so that samples are not in step with periodic work.
 pub const SAMPLES_PER_S: u64 = 997;
-
-/// A filter of tasks. A task must match every field that is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sampled {
-    /// Process id in this process's PID namespace.
-    pub process: Option<u32>,
-    /// Name of the thread (comm), of which the kernel keeps 15 bytes.
-    pub name: Option<String>,
-    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
-    pub cgroup: Option<u64>,
-    /// Inode of the network namespace of the task.
-    pub network: Option<u32>,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Settings {
-    cgroup: u64,
-    namespace_device: u64,
-    namespace_inode: u64,
-    flags: u32,
-    process: u32,
-    name: [u8; 16],
-    network: u32,
-    hole: u32,
-}
 
 /// A thread's name and process, its innermost function, and the index of its callers in the map of stacks.
 #[derive(Clone, Copy)]
@@ -64,13 +38,10 @@ const NO_CALLERS: u32 = u32::MAX;
 /// Value of `callers` for a stack whose slot another stack had.
 const NO_ROOM: u32 = u32::MAX - 1;
 
-// The layouts must equal the layouts in flame.bpf.c.
-const _: () = assert!(mem::size_of::<Settings>() == 56 && mem::offset_of!(Settings, network) == 48);
+// The layout must equal the layout in flame.bpf.c.
 const _: () = assert!(mem::size_of::<Place>() == 32 && mem::offset_of!(Place, callers) == 28);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
-unsafe impl Pod for Settings {}
-// SAFETY: as above.
 unsafe impl Pod for Place {}
 
 /// The samples of threads with one name and process in one stack.
@@ -104,7 +75,7 @@ impl Flame {
     ///
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_PERFMON, [`BpfError::Absent`] on a kernel without BTF,
     /// [`BpfError::Refused`] if the verifier rejects the program.
-    pub fn attach(sampled: &Sampled) -> Result<Flame, BpfError> {
+    pub fn attach(sampled: &TaskFilter) -> Result<Flame, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("flame.o"))?;
         programs.set("settings", sampled.settings(tracing::pid_namespace()))?;
         let (lost, counts, stacks) =
@@ -177,24 +148,6 @@ impl Flame {
             Ok(trace) => Ok(Some(trace.frames().iter().map(|frame| frame.ip).collect())),
             Err(MapError::KeyNotFound) => Ok(None),
             Err(error) => Err(tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error)),
-        }
-    }
-}
-
-impl Sampled {
-    fn settings(&self, namespace: (u64, u64)) -> Settings {
-        Settings {
-            cgroup: self.cgroup.unwrap_or_default(),
-            namespace_device: namespace.0,
-            namespace_inode: namespace.1,
-            flags: flag(self.process.is_some(), HAS_PROCESS)
-                | flag(self.name.is_some(), HAS_NAME)
-                | flag(self.cgroup.is_some(), HAS_CGROUP)
-                | flag(self.network.is_some(), HAS_NETWORK),
-            process: self.process.unwrap_or_default(),
-            name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
-            network: self.network.unwrap_or_default(),
-            hole: 0,
         }
     }
 }

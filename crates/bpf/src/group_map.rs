@@ -195,7 +195,7 @@ impl GroupMap {
     ///
     /// # Errors
     ///
-    /// [`BpfError::NoSuchSeat`]; [`BpfError::Call`]. An empty seat is no error.
+    /// [`BpfError::NoSuchSeat`]; [`BpfError::Call`]. An empty seat is not an error.
     pub fn leave(&self, seat: usize) -> Result<(), BpfError> {
         match call::take_socket(self.sockets.as_fd(), number(seat)?) {
             Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {

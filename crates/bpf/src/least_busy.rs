@@ -203,7 +203,7 @@ impl LeastBusy {
     ///
     /// # Errors
     ///
-    /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is already free is no error.
+    /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is already free is not an error.
     pub fn seat_left(&self, seat: usize) -> Result<(), BpfError> {
         self.seat(seat)?.listener.store(0, Ordering::Release);
         match call::take_socket(self.listeners.as_fd(), seat as u32) {

@@ -14,7 +14,7 @@ pub mod connect_search;
 mod cpu_map;
 mod error;
 pub mod failed_calls;
-mod filter;
+pub mod filter;
 pub mod fix_accept;
 pub mod fix_ports;
 pub mod flame;

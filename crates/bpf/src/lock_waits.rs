@@ -8,8 +8,8 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::{Pod, include_bytes_aligned};
 
 use crate::error::BpfError;
-use crate::filter::{HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PROCESS, flag};
-use crate::tracing::{self, COARSE, Programs, thread_name_bytes};
+use crate::filter::TaskFilter;
+use crate::tracing::{self, COARSE, Programs};
 
 const NAME: &str = "lock_waits";
 
@@ -22,17 +22,11 @@ const FRAMES: usize = 96;
 /// The value of [`WaitKey::path`] for an unknown stack.
 pub const NO_PATH: u64 = 0;
 
-/// A filter of tasks. A task must match every field that is set. A softirq counts as the task that it interrupts.
+/// A filter of tasks, and where they sleep. A softirq counts as the task that it interrupts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockFilter {
-    /// Process id in this process's PID namespace.
-    pub process: Option<u32>,
-    /// Name of the thread that waits (comm), of which the kernel keeps 15 bytes.
-    pub name: Option<String>,
-    /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
-    pub cgroup: Option<u64>,
-    /// Inode of the network namespace of the task.
-    pub network: Option<u32>,
+    /// The tasks that wait.
+    pub tasks: TaskFilter,
     /// Start and end address of the function `__lock_sock`. Without them, sleeps are not counted and context switches are not
     /// traced.
     pub lock_sock: Option<(u64, u64)>,
@@ -166,21 +160,20 @@ unsafe impl Pod for Path {}
 unsafe impl Pod for Totals {}
 
 impl LockFilter {
-    fn settings(&self, namespace: (u64, u64)) -> Settings {
+    fn settings(&self, pid_namespace: (u64, u64)) -> Settings {
+        let tasks = self.tasks.settings(pid_namespace);
         let (sleep_from, sleep_to) = self.lock_sock.unwrap_or_default();
+        // The compiled program has the addresses among the other fields.
         Settings {
-            cgroup: self.cgroup.unwrap_or_default(),
-            namespace_device: namespace.0,
-            namespace_inode: namespace.1,
+            cgroup: tasks.cgroup,
+            namespace_device: tasks.namespace_device,
+            namespace_inode: tasks.namespace_inode,
             sleep_from,
             sleep_to,
-            flags: flag(self.process.is_some(), HAS_PROCESS)
-                | flag(self.name.is_some(), HAS_NAME)
-                | flag(self.cgroup.is_some(), HAS_CGROUP)
-                | flag(self.network.is_some(), HAS_NETWORK),
-            process: self.process.unwrap_or_default(),
-            name: thread_name_bytes(self.name.as_deref().unwrap_or_default()),
-            network: self.network.unwrap_or_default(),
+            flags: tasks.flags,
+            process: tasks.process,
+            name: tasks.name,
+            network: tasks.network,
             hole: 0,
         }
     }

@@ -3,7 +3,7 @@ use std::io::{self, IsTerminal};
 use fourtuple_record::{printable, printable_lines};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A live line on stderr with an optional picture below; hidden if stderr is no terminal.
+/// A live line on stderr with an optional picture below; hidden if stderr is not a terminal.
 pub(crate) struct Line(Option<ProgressBar>);
 
 impl Line {

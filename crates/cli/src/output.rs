@@ -156,7 +156,7 @@ pub(crate) fn width() -> usize {
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }
 
-/// Prints a line on stderr. The names and messages of others in it cannot control the terminal, and are no line of their own.
+/// Prints a line on stderr. The names and messages of others in it cannot control the terminal, and are not a line of their own.
 ///
 /// Without a reader of stderr a command works all the same. `cargo xtask tidy` accepts no other way to write to stdout and stderr.
 pub(crate) fn say(line: &str) {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use fourtuple_lab::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A progress bar on stderr for each part of an experiment; hidden if stderr is no terminal.
+/// A progress bar on stderr for each part of an experiment; hidden if stderr is not a terminal.
 pub(crate) struct Bars {
     current: Mutex<Option<ProgressBar>>,
     shown: bool,

@@ -5,7 +5,7 @@ mod program;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn recorded(test: &str, way: &str, program: &Path, words: &str) -> Option<(Ended
     Some((ended, record["results"].clone()))
 }
 
-/// Returns whether the host does not allow the way, after a skip. Exit code 4 is no reason to skip on its own: the host itself must lack
+/// Returns whether the host does not allow the way, after a skip. Exit code 4 is not a reason to skip on its own: the host itself must lack
 /// what the way needs.
 fn is_refused(test: &str, way: &str, ended: &Ended) -> bool {
     if ended.code != 4 {
@@ -517,6 +517,37 @@ fn a_supervisor_with_few_descriptors_answers_each_call() {
             has_some |= results["changed"] == 2;
         }
         assert!(has_some || !has_linear_search());
+    });
+}
+
+#[test]
+fn a_supervisor_without_descriptors_lets_calls_proceed() {
+    in_namespace(|| {
+        let test = "run::a_supervisor_without_descriptors_lets_calls_proceed";
+        let Some(client) = client(test) else { return };
+        let (listener, destination) = listener(20_000);
+        let listener = TcpListener::from(listener);
+        let room = Room::new();
+        let file = room.join("record.json");
+        let way = format!("supervise --json {file}");
+        let Some(mut endless) = Endless::start(test, &way, client, destination.port()) else { return };
+        let mut limit = Command::new("prlimit");
+        limit.args(["--pid", &endless.supervisor.to_string(), "--nofile=0:"]);
+        assert!(limit.status().unwrap().success());
+        // Connections of the time before the limit.
+        listener.set_nonblocking(true).unwrap();
+        while listener.accept().is_ok() {}
+        listener.set_nonblocking(false).unwrap();
+        // The supervisor may have been within the first two calls.
+        for _ in 0..4 {
+            listener.accept().unwrap();
+        }
+        assert_eq!(endless.end(), "failed 0 of 1\n");
+        assert_eq!(endless.main.wait().unwrap().code(), Some(0));
+        let record: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!(record["validity"], serde_json::json!([]));
+        let left = record["results"]["left"]["no-permission"].as_u64();
+        assert!(left >= Some(2), "{}", record["results"]);
     });
 }
 

@@ -7,6 +7,7 @@ use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot,
 
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::words::process;
 
 /// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
@@ -155,7 +156,7 @@ pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Li
         .explains(What::Queue(listener.cookie))
         .explains(What::Counter("TcpExt.TCPSynRetrans"))
         .explains(What::Counter("Tcp.AttemptFails"))
-        .explains(What::Calls { call: "connect", errno: "ETIMEDOUT", process: None, address })
+        .explains(What::Calls { call: "connect", errno: errno::ETIMEDOUT, process: None, address })
 }
 
 /// Declares what a unix listener with a full queue explains: its queue, and the calls of connect() that failed.
@@ -163,7 +164,7 @@ pub(crate) fn explains_unix(draft: Draft, listener: &UnixListener) -> Draft {
     let address = Some(called(listener));
     draft.explains(What::Queue(listener.cookie)).explains(What::Calls {
         call: "connect",
-        errno: "EAGAIN",
+        errno: errno::EAGAIN,
         process: None,
         address,
     })
@@ -184,7 +185,7 @@ pub(crate) fn refused<'a>(
     calls.filter(move |call| {
         call.protocol == "unix"
             && call.call == "connect"
-            && call.errno == "EAGAIN"
+            && call.errno == errno::EAGAIN
             && call.address.as_ref() == Some(&path)
     })
 }

@@ -258,10 +258,8 @@ mod tests {
             owner: owner(pid),
             processes: 1,
             address: Some(format!("10.0.0.2:{port}")),
-            before_search: false,
             failed: 3,
-            namespace: 0,
-            causes: Vec::new(),
+            ..FailedCall::default()
         };
         let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
         let calls = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];

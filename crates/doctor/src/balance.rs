@@ -66,7 +66,7 @@ fn of_port(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit
     let own: Vec<&Listener> =
         listeners.iter().filter(|listener| listener.address.port() == service.port).collect();
     let owners: Vec<&[Owner]> = own.iter().map(|listener| listener.owners.as_slice()).collect();
-    // Listeners of two families, as of `listen 80; listen [::]:80`, are no group: each is shared.
+    // Listeners of two families, as of `listen 80; listen [::]:80`, are not a group: each is shared.
     let is_shared = groups(own.iter().copied()).is_empty() && owners.iter().all(|owners| owners.len() > 1);
     let skew = skew(snapshot, &owners, &service.workers, limit)?;
     Some(Skew {

@@ -119,7 +119,7 @@ impl Budget {
         )
     }
 
-    /// Returns whether the closes need more ports than there are. Many closes at once, such as the end of a pool, are no rate: the ports in
+    /// Returns whether the closes need more ports than there are. Many closes at once, such as the end of a pool, are not a rate: the ports in
     /// use then do not grow.
     pub(crate) fn is_outrun(&self) -> bool {
         self.plateau() > f64::from(self.total) && self.growth_per_s.is_none_or(|growth| growth > 0.0)

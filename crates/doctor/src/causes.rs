@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
 
+use crate::errno;
+
 /// The events of a healthy host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Noise {
@@ -354,13 +356,13 @@ const fn perhaps(text: &'static str) -> Cause {
 /// ipv6(7), unix(7), and the functions that are named.
 pub(crate) const CALLS: &[CallRow] = &[
     // getaddrinfo(3) connects UDP sockets to sort addresses.
-    honest("connect", "ENETUNREACH", "udp"),
-    honest("connect", "EADDRNOTAVAIL", "udp"),
+    honest("connect", errno::ENETUNREACH, "udp"),
+    honest("connect", errno::EADDRNOTAVAIL, "udp"),
     // Programs ask for services that need not be there, such as nscd.
-    honest("connect", "ENOENT", "unix"),
+    honest("connect", errno::ENOENT, "unix"),
     failure(
         "connect",
-        "EADDRNOTAVAIL",
+        errno::EADDRNOTAVAIL,
         Nothing,
         &[
             shown(
@@ -382,7 +384,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "ECONNREFUSED",
+        errno::ECONNREFUSED,
         PerSecond(2.0),
         &[
             shown(lacks_listener, "no socket listens at the address on this host"),
@@ -393,7 +395,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "ETIMEDOUT",
+        errno::ETIMEDOUT,
         Nothing,
         &[
             rule("A01", "the accept queue of the server is full"),
@@ -405,7 +407,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EHOSTUNREACH",
+        errno::EHOSTUNREACH,
         Nothing,
         &[
             shown(is_tentative, TENTATIVE),
@@ -417,7 +419,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "ENETUNREACH",
+        errno::ENETUNREACH,
         PerSecond(1.0),
         &[
             shown(ipv6_is_off, "the host has no IPv6 address, and hence no route"),
@@ -427,7 +429,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EAGAIN",
+        errno::EAGAIN,
         Nothing,
         &[
             rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
@@ -438,7 +440,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EADDRINUSE",
+        errno::EADDRINUSE,
         Nothing,
         &[
             rule("P01", "all ports of the range are in use for this source"),
@@ -447,7 +449,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EINVAL",
+        errno::EINVAL,
         Nothing,
         &[
             shown(
@@ -459,7 +461,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EACCES",
+        errno::EACCES,
         Nothing,
         &[
             shown(is_rejected_here, REJECTED),
@@ -471,7 +473,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "EPERM",
+        errno::EPERM,
         Nothing,
         &[perhaps(
             "a local firewall rule (output chain), or a BPF program of the cgroup (BPF_CGROUP_INET4_CONNECT)",
@@ -479,15 +481,15 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "connect",
-        "ECONNRESET",
+        errno::ECONNRESET,
         PerSecond(2.0),
         &[perhaps("the peer reset the connection during the handshake")],
     ),
-    honest("connect", "EISCONN", ""),
-    honest("connect", "EALREADY", ""),
+    honest("connect", errno::EISCONN, ""),
+    honest("connect", errno::EALREADY, ""),
     failure(
         "bind",
-        "EADDRNOTAVAIL",
+        errno::EADDRNOTAVAIL,
         Nothing,
         &[
             rule(
@@ -503,7 +505,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "bind",
-        "EADDRINUSE",
+        errno::EADDRINUSE,
         Nothing,
         &[
             rule("P08", "bind() to port 0 found no port: the range is used up"),
@@ -515,22 +517,22 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "bind",
-        "EACCES",
+        errno::EACCES,
         Nothing,
         &[perhaps(
             "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, a security module, or a directory without permission",
         )],
     ),
-    failure("bind", "EPERM", Nothing, &[perhaps("a BPF program of the cgroup, or a security module")]),
+    failure("bind", errno::EPERM, Nothing, &[perhaps("a BPF program of the cgroup, or a security module")]),
     failure(
         "bind",
-        "EINVAL",
+        errno::EINVAL,
         PerSecond(2.0),
         &[perhaps("the socket is bound already, or a link-local address lacks its zone")],
     ),
     failure(
         "listen",
-        "EADDRINUSE",
+        errno::EADDRINUSE,
         Nothing,
         &[
             shown(has_listener, "another socket listens at the address"),
@@ -539,7 +541,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "accept",
-        "EMFILE",
+        errno::EMFILE,
         Nothing,
         &[
             rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
@@ -548,20 +550,20 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         ],
     ),
-    failure("accept", "ENFILE", Nothing, &[perhaps("the host has fs.file-max files open")]),
+    failure("accept", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
     // A client that gives up before accept() does not count against the server.
     failure(
         "accept",
-        "ECONNABORTED",
+        errno::ECONNABORTED,
         PerSecond(10.0),
         &[perhaps("clients close the connection before accept()")],
     ),
     // A thread closes or shuts down the listener for which another one waits.
-    honest("accept", "EINVAL", ""),
-    honest("accept", "EBADF", ""),
+    honest("accept", errno::EINVAL, ""),
+    honest("accept", errno::EBADF, ""),
     failure(
         "socket",
-        "EMFILE",
+        errno::EMFILE,
         Nothing,
         &[
             rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
@@ -570,16 +572,16 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         ],
     ),
-    failure("socket", "ENFILE", Nothing, &[perhaps("the host has fs.file-max files open")]),
+    failure("socket", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
     failure(
         "socket",
-        "EPERM",
+        errno::EPERM,
         PerSecond(1.0),
         &[perhaps("a BPF program of the cgroup, or a raw socket without CAP_NET_RAW")],
     ),
     failure(
         "socket",
-        "EACCES",
+        errno::EACCES,
         PerSecond(1.0),
         &[perhaps("a security module, or a raw socket without CAP_NET_RAW")],
     ),
@@ -587,7 +589,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     honest("socket", "", ""),
     failure(
         "send",
-        "EPERM",
+        errno::EPERM,
         PerSecond(0.5),
         &[
             rule("N01", "the table of connection tracking is full"),
@@ -597,7 +599,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "send",
-        "ENOBUFS",
+        errno::ENOBUFS,
         PerSecond(0.5),
         &[
             shown(has_full_queue, "the queue of a device is full (`tc -s qdisc`)"),
@@ -606,38 +608,38 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "send",
-        "ENETUNREACH",
+        errno::ENETUNREACH,
         PerSecond(1.0),
         &[perhaps("there is no route to the address (`ip route get ADDRESS`)")],
     ),
     failure(
         "send",
-        "EHOSTUNREACH",
+        errno::EHOSTUNREACH,
         PerSecond(1.0),
         &[perhaps("no host answers for the address, or a router or firewall refuses it")],
     ),
     failure(
         "send",
-        "EADDRNOTAVAIL",
+        errno::EADDRNOTAVAIL,
         PerSecond(0.5),
         &[perhaps("no port of the range is free, or the source address is gone")],
     ),
     failure(
         "send",
-        "ECONNREFUSED",
+        errno::ECONNREFUSED,
         PerSecond(2.0),
         &[perhaps("an earlier datagram came back as ICMP port unreachable: no socket has the port")],
     ),
     failure(
         "send",
-        "EMSGSIZE",
+        errno::EMSGSIZE,
         PerSecond(2.0),
         &[perhaps("the datagram is larger than the MTU of the path, or than 65,507 bytes")],
     ),
-    failure("send", "EAGAIN", PerSecond(0.5), &[perhaps("no UDP port of the range is free")]),
+    failure("send", errno::EAGAIN, PerSecond(0.5), &[perhaps("no UDP port of the range is free")]),
     failure(
         "recv",
-        "ECONNREFUSED",
+        errno::ECONNREFUSED,
         PerSecond(2.0),
         &[perhaps(
             "the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",
@@ -645,32 +647,32 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "recv",
-        "ETIMEDOUT",
+        errno::ETIMEDOUT,
         PerSecond(1.0),
         &[perhaps("the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2")],
     ),
     failure(
         "recv",
-        "EHOSTUNREACH",
+        errno::EHOSTUNREACH,
         PerSecond(1.0),
         &[perhaps("a router answered that the peer cannot be reached")],
     ),
     // Peers reset connections, and programs close them while data is on the way.
-    honest("send", "ECONNRESET", ""),
-    honest("send", "EPIPE", ""),
-    honest("recv", "ECONNRESET", ""),
-    honest("recv", "EPIPE", ""),
-    honest("send", "ENOTCONN", ""),
-    honest("recv", "ENOTCONN", ""),
-    honest("send", "EBADF", ""),
-    honest("recv", "EBADF", ""),
-    honest("recv", "EINVAL", ""),
+    honest("send", errno::ECONNRESET, ""),
+    honest("send", errno::EPIPE, ""),
+    honest("recv", errno::ECONNRESET, ""),
+    honest("recv", errno::EPIPE, ""),
+    honest("send", errno::ENOTCONN, ""),
+    honest("recv", errno::ENOTCONN, ""),
+    honest("send", errno::EBADF, ""),
+    honest("recv", errno::EBADF, ""),
+    honest("recv", errno::EINVAL, ""),
     // Probes of libraries: an address of a family that the socket has not.
-    honest("connect", "EAFNOSUPPORT", ""),
-    honest("connect", "EBADF", ""),
+    honest("connect", errno::EAFNOSUPPORT, ""),
+    honest("connect", errno::EBADF, ""),
     failure(
         "",
-        "ENOMEM",
+        errno::ENOMEM,
         Nothing,
         &[
             rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
@@ -679,7 +681,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     failure(
         "",
-        "ENOBUFS",
+        errno::ENOBUFS,
         Nothing,
         &[
             rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
@@ -772,7 +774,7 @@ fn is_tentative(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     };
     let is_near = |local: &LocalAddress| match local.address {
         IpAddr::V4(_) => false,
-        // A link-local address is no source for a global one.
+        // A link-local address is not a source for a global one.
         IpAddr::V6(own) => {
             !own.is_loopback() && own.is_unicast_link_local() == to.ip().is_unicast_link_local()
         }
@@ -801,7 +803,7 @@ fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         |name: &str| snapshot.counter(&format!("{group}.{name}")).map_or(0, |counter| counter.during);
     match during("OutDestUnreachs").min(during("InDestUnreachs")) {
         messages if messages < call.failed => Judged::No,
-        _ if call.errno == "ECONNREFUSED" => Judged::Perhaps,
+        _ if call.errno == errno::ECONNREFUSED => Judged::Perhaps,
         _ => Judged::Yes,
     }
 }

@@ -126,7 +126,7 @@ impl Remedy {
         Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false, cure: None }
     }
 
-    /// A change that is no command: of a program, or of another host.
+    /// A change that is not a command: of a program, or of another host.
     pub(crate) fn advice(action: impl Into<String>, effect: impl Into<String>) -> Remedy {
         Remedy::new(Action::Words(action.into()), effect)
     }

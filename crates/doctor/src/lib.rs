@@ -15,6 +15,7 @@ mod command;
 mod datagram;
 mod diagnose;
 mod draft;
+mod errno;
 mod explain;
 mod limits;
 mod remedies;

@@ -134,7 +134,7 @@ fn a02_drops_belong_to_their_listener() {
         let found = only(&found, Severity::Warning, "dropped 3 SYNs and ACKs in ");
         assert!(found.subject.starts_with(&address.to_string()), "{}", found.subject);
         assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
-        // Drops before the first reading are no finding.
+        // Drops before the first reading are not a finding.
         assert!(findings("A02").is_empty());
     });
 }
@@ -407,7 +407,7 @@ fn a07_a_traced_wait_is_compared_with_the_threshold() {
     });
 }
 
-/// A connection in the queue is no measurement of the trace.
+/// A connection in the queue is not a measurement of the trace.
 #[test]
 fn a07_a_trace_hides_no_standing_queue() {
     in_namespace(|| {

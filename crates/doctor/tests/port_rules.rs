@@ -89,7 +89,7 @@ fn p01_a_leak_of_idle_connections_is_called_a_leak() {
         own_limit(&mut snapshot, None);
         let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
         assert!(wider.contains("this lasts 90 h at 0.2/s"), "{wider}");
-        // A pool of constant size that leaves ports free is no leak.
+        // A pool of constant size that leaves ports free is not a leak.
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
         connections.tuples[0].in_use = 19;
         assert!(!the_finding(&snapshot, "P01").verdict.contains("leak"));

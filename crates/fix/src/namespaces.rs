@@ -22,7 +22,7 @@ use crate::ranges;
 /// Maximum number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
 
-/// The greatest number of released namespaces whose ports are kept for the record: as many as there can be tuples.
+/// Maximum number of released namespaces whose ports are kept for the record: as many as there can be tuples.
 const MAX_RELEASED: usize = 8_192;
 
 /// A network namespace.

@@ -217,7 +217,7 @@ pub enum MessageError {
     /// The message is larger than [`MAX_MESSAGE_BYTES`].
     #[error("a message of {0} bytes is too large: at most {MAX_MESSAGE_BYTES} are accepted")]
     TooLarge(usize),
-    /// The header is no JSON of this form.
+    /// The header is not JSON of this form.
     #[error("the header of a message is invalid: {0}")]
     Header(String),
     /// A count, a second or a name is out of its range.

@@ -179,7 +179,7 @@ fn fill(listener: &TcpListener, address: SocketAddr) -> Result<Parking, Box<dyn 
 /// Answers each request and closes the connection.
 fn serve(listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
-        // A client that closes its connection early is no failure of the server.
+        // A client that closes its connection early is not a failure of the server.
         let _ = stream.read(&mut [0; 4096]);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhello");
     }

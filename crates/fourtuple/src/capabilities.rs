@@ -237,7 +237,7 @@ fn bind_anywhere(listener: BorrowedFd<'_>) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// The errors of reading /proc/sys/net/ipv4; [`io::ErrorKind::InvalidData`] if the content is no range.
+/// The errors of reading /proc/sys/net/ipv4; [`io::ErrorKind::InvalidData`] if the content is not a range.
 ///
 /// # Examples
 ///

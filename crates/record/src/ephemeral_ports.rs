@@ -13,7 +13,7 @@ pub struct EphemeralPorts {
 }
 
 impl EphemeralPorts {
-    /// Parses net.ipv4.ip_local_port_range and net.ipv4.ip_local_reserved_ports. `None` if the range is no range; a missing list
+    /// Parses net.ipv4.ip_local_port_range and net.ipv4.ip_local_reserved_ports. `None` if the text is not a range; a missing list
     /// reserves nothing.
     pub fn parse(range: &str, reserved: &str) -> Option<EphemeralPorts> {
         let mut bounds = range.split_whitespace().map(|bound| bound.parse().ok());

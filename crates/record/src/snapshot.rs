@@ -149,7 +149,7 @@ pub struct PortSearch {
 }
 
 /// A process that holds sockets.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorOwner"))]
 pub struct Owner {
     /// Process ID; 0: not known, or many short processes with this name.
@@ -383,7 +383,7 @@ pub struct Listener {
     pub backlog: u32,
     /// Handshakes in progress (SYN_RECV) at this address and port; the listeners of a SO_REUSEPORT group have the same number.
     pub handshakes: u32,
-    /// sk_drops of the listener: SYNs and last ACKs that it dropped, and packets that are no loss, such as SYNs sent again; `null`: the kernel
+    /// sk_drops of the listener: SYNs and last ACKs that it dropped, and packets that are not losses, such as SYNs sent again; `null`: the kernel
     /// does not tell.
     pub drops: Option<Counter>,
     /// Processes that hold the listener, with the number of their descriptors of it.
@@ -391,7 +391,7 @@ pub struct Listener {
 }
 
 /// A listening unix socket. The kernel counts no drops: a connect() that finds the queue full waits, or fails with EAGAIN.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUnixListener"))]
 pub struct UnixListener {
     /// The path, or `@` and the abstract name.
@@ -610,7 +610,7 @@ pub struct LockWaits {
     pub waited_ns: u64,
 }
 
-/// System calls on sockets that returned an error. EINTR, and EAGAIN and EINPROGRESS of non-blocking sockets, are no failures.
+/// System calls on sockets that returned an error. EINTR, and EAGAIN and EINPROGRESS of non-blocking sockets, are not failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failures {
@@ -635,7 +635,7 @@ impl Failures {
 }
 
 /// Calls of a process for an address that failed with the same errno.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailedCall {
     /// `socket`, `bind`, `listen`, `connect`, `accept`, `send` or `recv`, each with its variants (`sendto`, `sendmsg`, `write`). An error of

@@ -110,7 +110,7 @@ pub struct TraceListener {
     pub overflows: u64,
     /// Final ACKs among the dropped packets.
     pub overflow_acks: u64,
-    /// Packets dropped for other reasons, such as a full SYN queue. If `ignored` is `null`: packets that are no loss included.
+    /// Packets dropped for other reasons, such as a full SYN queue. If `ignored` is `null`: packets that are not losses included.
     pub other_drops: u64,
     /// Packets that the listener did not need: SYNs sent again, RSTs of handshakes, last ACKs before the data that TCP_DEFER_ACCEPT waits for;
     /// `null`: not known, because the listener is in another network namespace than the trace.

@@ -18,7 +18,7 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::InvalidData`] if LISTEN_FDS is no number of descriptors; EBADF if a descriptor is not open. The descriptors then
+/// [`io::ErrorKind::InvalidData`] if LISTEN_FDS is not a number of descriptors; EBADF if a descriptor is not open. The descriptors then
 /// stay open without an owner.
 pub fn take_listeners() -> io::Result<Vec<OwnedFd>> {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u32>());

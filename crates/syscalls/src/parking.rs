@@ -223,7 +223,7 @@ impl Drop for Holder {
     fn drop(&mut self) {
         // SAFETY: the child belongs to this process and has not been reaped. Its end closes the sockets that it holds.
         unsafe { libc::kill(self.process, libc::SIGKILL) };
-        // Another waitpid() may have reaped the child, which is no error here.
+        // Another waitpid() may have reaped the child, which is not an error here.
         let _ = uninterrupted(|| {
             // SAFETY: the pointer for the exit status is null.
             check(unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) })

@@ -36,7 +36,7 @@ pub struct Qdisc {
 ///
 /// # Errors
 ///
-/// The errors of netlink(7). A kernel without CONFIG_NET_SCHED has no queueing disciplines; that is no error.
+/// The errors of netlink(7). A kernel without CONFIG_NET_SCHED has no queueing disciplines; that is not an error.
 pub fn all() -> io::Result<Vec<(String, Qdisc)>> {
     let mut found = BTreeMap::new();
     let answer = |body: &[u8]| {

@@ -79,7 +79,7 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns the columns of the terminal at stdout, or `None` if stdout is no terminal or its width is unknown.
+/// Returns the columns of the terminal at stdout, or `None` if stdout is not a terminal or its width is unknown.
 pub fn terminal_width() -> Option<usize> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ fills in one winsize through the pointer.

@@ -160,7 +160,7 @@ pub fn each_connection(mut found: impl FnMut(Entry)) -> io::Result<()> {
 pub fn has_foreign_source(source: IpAddr) -> io::Result<bool> {
     // Bits freebind and transparent of the first byte of struct inet_diag_sockopt: bits 2 and 5, from either end.
     const FOREIGN: u8 = 1 << 2 | 1 << 5;
-    // Sockets in these states have no options: LISTEN is left out as well, because a listener is no source.
+    // Sockets in these states have no options: LISTEN is left out as well, because a listener is not a source.
     const WITHOUT: u32 = 1 << state::LISTEN | 1 << state::TIME_WAIT | SYN_RECV;
     let mut is_foreign = false;
     each_tcp(!WITHOUT, |reply, attributes| {

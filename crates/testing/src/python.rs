@@ -110,7 +110,7 @@ impl Python {
     ///
     /// # Panics
     ///
-    /// The process has ended, or the last line is no number.
+    /// The process has ended, or the last line is not a number.
     pub fn number(&mut self, code: &str) -> u64 {
         let line = self.run(code);
         line.parse().unwrap_or_else(|_| panic!("{line:?} of {code}"))

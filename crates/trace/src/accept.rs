@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
-use fourtuple_bpf::failed_calls::{CallFilter, Failed};
+use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
 use fourtuple_host::snapshot::counter_totals;
@@ -84,7 +84,6 @@ pub struct AcceptSession {
     failed: Result<FailedSession, String>,
     address: Option<IpAddr>,
     port: Option<u16>,
-    network: Option<u32>,
 }
 
 /// Drops of all listeners of a network namespace.
@@ -141,7 +140,7 @@ impl Instrument for Accept {
 
     fn attach(&self) -> Result<AcceptSession, TraceError> {
         let Accept { process, name, cgroup, network, .. } = self.clone();
-        let filter = CallFilter { process, name, cgroup, network };
+        let filter = TaskFilter { process, name, cgroup, network };
         self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
     }
 
@@ -176,7 +175,6 @@ impl Accept {
             failed,
             address: self.address,
             port: self.port,
-            network: self.network,
         })
     }
 }
@@ -211,11 +209,7 @@ impl Session for AcceptSession {
         self.wait.detach();
         let failed = std::mem::replace(&mut self.failed, Err(String::new()))
             .and_then(|mut failed| failed.end(self.address, self.port).map_err(|error| error.to_string()));
-        let calls = failed.map(|failed| {
-            let is_own =
-                |failed: &&Failed| self.network.is_none_or(|network| failed.failure.namespace == network);
-            account(failed.iter().filter(is_own))
-        });
+        let calls = failed.map(|failed| account(failed.iter()));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
@@ -326,7 +320,7 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
     }
 }
 
-/// Moves packets that are no loss from `other_drops` to `ignored`: sk_drops of a listener also counts SYNs that are sent again, RSTs of
+/// Moves packets that are not losses from `other_drops` to `ignored`: sk_drops of a listener also counts SYNs that are sent again, RSTs of
 /// handshakes, and last ACKs that TCP_DEFER_ACCEPT ignores. ListenDrops counts SYNs and last ACKs that were lost, of all listeners of the
 /// namespace.
 fn leave_out_ignored(listeners: &mut [TraceListener], drops: Drops) {

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, Tuple, UDP_TIER};
-use fourtuple_bpf::failed_calls::CallFilter;
-use fourtuple_bpf::flame::Sampled;
+use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_host::cgroup;
 use fourtuple_measure::LogLinear;
@@ -127,8 +126,8 @@ impl Instrument for Connect {
 
     fn attach(&self) -> Result<ConnectSession, TraceError> {
         // Before the search, so that each attempt of the search has its failure here.
-        let filter = self.calls();
-        self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
+        let failed = FailedSession::attach(&self.tasks());
+        self.attach_beside(failed.map_err(|error| error.to_string()))
     }
 
     fn duration(&self) -> Option<Duration> {
@@ -137,9 +136,9 @@ impl Instrument for Connect {
 }
 
 impl Connect {
-    fn calls(&self) -> CallFilter {
+    fn tasks(&self) -> TaskFilter {
         let Connect { process, name, cgroup, network, .. } = self.clone();
-        CallFilter { process, name, cgroup, network }
+        TaskFilter { process, name, cgroup, network }
     }
 
     /// Attaches the trace beside a count of failed calls; `Err`: why there is none.
@@ -148,16 +147,15 @@ impl Connect {
         failed: Result<FailedSession, String>,
     ) -> Result<ConnectSession, TraceError> {
         let (search, tier, tier_reason) = self.attach_search()?;
-        let CallFilter { process, name, cgroup, network } = self.calls();
-        let sampled = Sampled { process, name, cgroup, network };
-        let sampling = self.flame.then(|| Sampling::begin(&sampled)).transpose()?;
+        let tasks = self.tasks();
+        let sampling = self.flame.then(|| Sampling::begin(&tasks)).transpose()?;
         Ok(ConnectSession {
             search,
             protocol: self.protocol,
             tier,
             tier_reason,
             sampling,
-            connecting_only: sampled == Sampled { network, ..Sampled::default() },
+            connecting_only: tasks == TaskFilter { network: self.network, ..TaskFilter::default() },
             samples: Reservoir::new(SAMPLES, self.seed),
             heat: Heat::new(),
             last: (Duration::ZERO, 0),

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use fourtuple_bpf::FailedCalls;
-use fourtuple_bpf::failed_calls::{CallFilter, Failed, Failure, Progress};
+use fourtuple_bpf::failed_calls::{Failed, Failure, Progress};
+use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_record::snapshot::{FailedCall, Failures, Owner};
 use fourtuple_syscalls::Errno;
 
@@ -24,7 +25,7 @@ pub(crate) struct FailedSession {
 }
 
 impl FailedSession {
-    pub(crate) fn attach(filter: &CallFilter) -> Result<FailedSession, TraceError> {
+    pub(crate) fn attach(filter: &TaskFilter) -> Result<FailedSession, TraceError> {
         let calls = FailedCalls::attach(filter).map_err(TraceError::Failed)?;
         Ok(FailedSession { calls, earlier: HashMap::new() })
     }

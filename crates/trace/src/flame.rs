@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use fourtuple_bpf::flame::{Flame, SAMPLES_PER_S, Sampled, Stack};
+use fourtuple_bpf::filter::TaskFilter;
+use fourtuple_bpf::flame::{Flame, SAMPLES_PER_S, Stack};
 use fourtuple_record::TraceFlame;
 
 use crate::error::TraceError;
@@ -35,12 +36,12 @@ pub(crate) struct Sampling {
 
 impl Sampling {
     /// Reads the names of the kernel's functions, then attaches the sampler.
-    pub(crate) fn begin(sampled: &Sampled) -> Result<Sampling, TraceError> {
+    pub(crate) fn begin(tasks: &TaskFilter) -> Result<Sampling, TraceError> {
         let symbols = Symbols::read().map_err(TraceError::Symbols)?;
         if symbols.is_empty() {
             return Err(TraceError::HiddenSymbols);
         }
-        Ok(Sampling { flame: Flame::attach(sampled).map_err(TraceError::Flame)?, symbols })
+        Ok(Sampling { flame: Flame::attach(tasks).map_err(TraceError::Flame)?, symbols })
     }
 
     /// Detaches the sampler and returns its stacks. With `only`, the samples of other processes are dropped.

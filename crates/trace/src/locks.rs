@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::BpfError;
+use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, PATHS, Totals, WaitKey};
 use fourtuple_host::processors;
 use fourtuple_record::snapshot::{self, TracedLocks};
@@ -110,7 +111,7 @@ impl Locks {
         let lock_sock = stacks.symbols().range("__lock_sock");
         let Locks { process, name, cgroup, network, .. } = self.clone();
         let by_task = process.is_some() || name.is_some() || cgroup.is_some();
-        let filter = LockFilter { process, name, cgroup, network, lock_sock };
+        let filter = LockFilter { tasks: TaskFilter { process, name, cgroup, network }, lock_sock };
         Ok(LocksSession {
             waits: LockWaits::attach_with_paths(&filter, paths).map_err(TraceError::Locks)?,
             stacks,
@@ -290,7 +291,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::thread;
 
-    use fourtuple_bpf::lock_waits::NO_PATH;
+    use fourtuple_bpf::filter::TaskFilter;
+use fourtuple_bpf::lock_waits::NO_PATH;
     use fourtuple_syscalls::socket::{self, Transport};
     use fourtuple_testing::{in_namespace, set_sysctl, skip};
 

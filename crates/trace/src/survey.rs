@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::failed_calls::{CallFilter, Failed};
+use fourtuple_bpf::failed_calls::Failed;
+use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::TraceTuple;
 use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
@@ -64,7 +65,7 @@ impl Survey {
     /// Attaches all traces that this process may attach.
     pub fn attach() -> Survey {
         // First, because the other traces take seconds to load on a busy host.
-        let failed = seen(FailedSession::attach(&CallFilter::default()));
+        let failed = seen(FailedSession::attach(&TaskFilter::default()));
         Survey {
             failed,
             connect: seen(connect()),
@@ -134,7 +135,7 @@ impl Survey {
         let failures = read(&mut self.failed, |session| {
             let window = session.window()?;
             if session.lost()? > 0 {
-                *session = FailedSession::attach(&CallFilter::default())?;
+                *session = FailedSession::attach(&TaskFilter::default())?;
             }
             Ok(failures(namespace, &window))
         });

@@ -130,7 +130,7 @@ impl ServeFlags {
         let started = OffsetDateTime::now_utc();
         let running = serve.start()?;
         if !self.output.quiet {
-            // Written even if stderr is no terminal: a script waits for this line. The write fails if the reader is gone.
+            // Written even if stderr is not a terminal: a script waits for this line. The write fails if the reader is gone.
             output::say(&ready_line(&running, serve.workers));
         }
         wait(&running, &stop, self.time);

@@ -130,7 +130,7 @@ pub(super) enum Work {
 impl Work {
     const ALL: [Work; 3] = [Work::Search, Work::Reuse, Work::Range];
 
-    /// Returns the argument with which this program does the work for itself. It is no subcommand, because pages and completions would
+    /// Returns the argument with which this program does the work for itself. It is not a subcommand, because pages and completions would
     /// list it.
     fn argument(self) -> &'static str {
         match self {

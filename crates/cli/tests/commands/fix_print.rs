@@ -407,7 +407,7 @@ fn kubernetes_gets_safe_sysctls_of_a_pod() {
     let sysctls = pod["spec"]["securityContext"]["sysctls"].as_array().unwrap();
     let names: Vec<&str> = sysctls.iter().map(|sysctl| sysctl["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"]);
-    // A value that is no string is an error for Kubernetes.
+    // A value that is not a string is an error for Kubernetes.
     assert!(sysctls.iter().all(|sysctl| sysctl["value"].is_string()), "{text}");
 }
 

@@ -424,7 +424,7 @@ fn watch_each_other(
         (Some(named("127.0.0.1").as_str()), Some("up"))
     );
     assert_eq!(session["reception"], reception);
-    // The end of the process itself is no failure of the session.
+    // The end of the process itself is not a failure of the session.
     assert_eq!(session["diagnostic"] == "none", number(session, "downs") == 0, "{session}");
     assert!(number(session, "ups") >= 1 && number(session, "received") >= 3, "{session}");
     until("down", || is(&metrics, "127.0.0.2", 0));

@@ -18,7 +18,7 @@ pub(super) const RULE: Rule = Rule {
     explanation: &[
         "The kernel counts each SYN and each last ACK of a handshake that it drops in TcpExt.ListenDrops, for all listeners of the network \
          namespace, and in sk_drops of the listener (tcp_listendrop).",
-        "sk_drops names the listener, but also counts packets that are no loss: SYNs that are sent again, RSTs of half-open checks and scans, \
+        "sk_drops names the listener, but also counts packets that are not losses: SYNs that are sent again, RSTs of half-open checks and scans, \
          the last ACKs that TCP_DEFER_ACCEPT ignores, and a dropped last ACK a second time (tcp_check_req, discard_and_relse of \
          tcp_v4_rcv). The rule therefore has a finding only if ListenOverflows grew too, and no listener has more drops than that.",
         "A dropped SYN costs the client 1 s (TCP_TIMEOUT_INIT), and each further one 1 s or more. A dropped last ACK costs at least the \

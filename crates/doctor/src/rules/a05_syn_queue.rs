@@ -28,7 +28,7 @@ pub(super) const RULE: Rule = Rule {
     check,
 };
 
-/// Fewer handshakes in progress than this are no full queue, even with a smaller backlog.
+/// Fewer handshakes in progress than this are not a full queue, even with a smaller backlog.
 const FEW: u32 = 16;
 
 fn check(snapshot: &Snapshot, limit: f64) -> Checked {

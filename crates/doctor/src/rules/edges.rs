@@ -139,12 +139,9 @@ fn a_backlog_that_was_cut_matters_when_it_is_used() {
             cookie: 1,
             waiting,
             waiting_before,
-            standing: 0,
-            given_up: 0,
             backlog,
             owners,
-            workers: Vec::new(),
-            clients: Vec::new(),
+            ..UnixListener::default()
         }]);
         expect("A04", 50.0, &unix, if overflows == 0 { wanted } else { &[] });
         if waiting == 0 {
@@ -382,7 +379,7 @@ fn ports_at_their_limits() {
         &["1 more port per second", "server[7] has 900 of the", "!trace connect"],
     );
     expect("P01", 90.0, &grown(0.9), &["!per second"]);
-    // Less than half of the range is no reason to widen it.
+    // Less than half of the range is not a reason to widen it.
     expect("P03", 1_001.0, &of(tuple(499, 0)), &[]);
     expect("P03", 1_000.0, &of(tuple(500, 0)), &[]);
     expect(

@@ -4,6 +4,7 @@ use fourtuple_record::snapshot::{Part, Process, Snapshot};
 use crate::accepting::{explains_listener, explains_unix};
 use crate::command::{Scope, Setting, Step};
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, doing, percent};
 
@@ -80,7 +81,7 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     }));
     for call in ["accept", "socket"] {
         let (process, address) = (Some(pid), None);
-        draft = draft.explains(What::Calls { call, errno: "EMFILE", process, address });
+        draft = draft.explains(What::Calls { call, errno: errno::EMFILE, process, address });
     }
     // Without a descriptor accept() leaves the queue as it is.
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();

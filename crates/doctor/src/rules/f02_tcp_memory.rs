@@ -4,6 +4,7 @@ use fourtuple_record::snapshot::{Part, Snapshot};
 use crate::accepting::{during, time};
 use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, percent};
 
@@ -103,7 +104,7 @@ fn explains_memory(draft: Draft) -> Draft {
     let draft = counters.into_iter().fold(draft, |draft, name| draft.explains(What::Counter(name)));
     let calls = ["accept", "connect", "send", "socket"].into_iter();
     calls.fold(draft, |draft, call| {
-        draft.explains(What::calls(call, "ENOMEM")).explains(What::calls(call, "ENOBUFS"))
+        draft.explains(What::calls(call, errno::ENOMEM)).explains(What::calls(call, errno::ENOBUFS))
     })
 }
 

@@ -4,6 +4,7 @@ use fourtuple_record::snapshot::{Conntrack, Part, Snapshot};
 use crate::accepting::time;
 use crate::command::Setting;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, percent};
 
@@ -60,8 +61,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
         .explains_up_to(What::Counter("conntrack.drop"), dropped)
         .explains(What::Counter("conntrack.early_drop"))
         .explains(What::Counter("TcpExt.TCPSynRetrans"))
-        .explains(What::calls("connect", "ETIMEDOUT"))
-        .explains(What::calls("send", "EPERM"));
+        .explains(What::calls("connect", errno::ETIMEDOUT))
+        .explains(What::calls("send", errno::EPERM));
     Ok(vec![draft.now(wider(conntrack)).proper(Remedy::advice(
         "no tracking for traffic that needs no firewall state: a rule with `notrack` (nft) or `-t raw -j CT --notrack` (iptables)",
         "the connections take no entry",

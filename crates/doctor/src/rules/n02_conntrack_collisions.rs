@@ -5,6 +5,7 @@ use crate::accepting::time;
 use crate::attribute::processes_to;
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::symptom::failed_calls;
 use crate::words::{count, counted, doing, process};
@@ -58,7 +59,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
             .explains(What::Counter("conntrack.insert_failed"))
             .explains_up_to(What::Counter("conntrack.drop"), failed.during)
             .explains(What::Counter("TcpExt.TCPSynRetrans"))
-            .explains(What::calls("send", "EPERM"))
+            .explains(What::calls("send", errno::EPERM))
             .because(format!("since boot: {} of this kind", counted(failed.total, "drop")))
     };
     if let Some(full) = conntrack.translated.iter().flatten().find(|found| is_exhausted(found)) {
@@ -77,7 +78,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     // A datagram that is dropped before it leaves the host gives EPERM to its sender.
     let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
-    let refused = calls.filter(|call| call.call == "send" && call.errno == "EPERM").take(3);
+    let refused = calls.filter(|call| call.call == "send" && call.errno == errno::EPERM).take(3);
     let draft = refused.fold(draft(verdict), |draft, call| draft.because(failed_calls(call, call.failed)));
     let draft = draft
         .now(Remedy::privileged(Scope::Host, "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
@@ -90,7 +91,7 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     Ok(vec![draft])
 }
 
-/// Fewer ports are no range of SNAT.
+/// Fewer ports are not a range of SNAT.
 const MIN_PORTS: u32 = 32;
 
 /// Returns whether SNAT uses nearly all ports between the lowest and the highest one.

@@ -4,6 +4,7 @@ use fourtuple_record::snapshot::{Snapshot, Tuple};
 use crate::attribute::{Growth, left_behind};
 use crate::budget::{Budget, is_relieved, state};
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::{lasting_sysctls, more_ports};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, percent, process, tuple};
@@ -96,8 +97,8 @@ fn draft(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         What::Calls { call: "connect", errno, process: None, address }
     };
     let draft = draft
-        .explains(failed("EADDRNOTAVAIL"))
-        .explains(failed("EADDRINUSE"))
+        .explains(failed(errno::EADDRNOTAVAIL))
+        .explains(failed(errno::EADDRINUSE))
         .explains(What::Growth(tuple(subject)));
     let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
     if subject.owners.is_empty() {

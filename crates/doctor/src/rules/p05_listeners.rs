@@ -5,6 +5,7 @@ use fourtuple_record::snapshot::{Owner, SelfConnected, Snapshot, Source, merged}
 
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::{NODE_PORTS, blocks, lasting_sysctls, node_port_server};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, process};
@@ -117,7 +118,7 @@ fn to_itself(snapshot: &Snapshot, found: &SelfConnected) -> Draft {
     );
     let refused = |address: SocketAddr| What::Calls {
         call: "bind",
-        errno: "EADDRINUSE",
+        errno: errno::EADDRINUSE,
         process: None,
         address: Some(address.to_string()),
     };

@@ -5,6 +5,7 @@ use fourtuple_record::snapshot::{HeldPort, Snapshot};
 
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::wider_range;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, percent, process};
@@ -58,8 +59,8 @@ fn check(snapshot: &Snapshot, limit: f64) -> Checked {
     let hurts = share >= 50 || largest.is_some_and(|budget| budget.is_past(90.0));
     let severity = if hurts { Severity::Warning } else { Severity::Notice };
     let mut draft = Draft::new(severity, "bind()", verdict)
-        .explains(What::calls("bind", "EADDRINUSE"))
-        .explains(What::calls("connect", "EADDRNOTAVAIL"));
+        .explains(What::calls("bind", errno::EADDRINUSE))
+        .explains(What::calls("connect", errno::EADDRNOTAVAIL));
     for ((name, _), ports) in processes.iter().take(5) {
         let example =
             bound.iter().find(|held| held.owner.as_ref().is_none_or(|owner| process(owner) == *name));

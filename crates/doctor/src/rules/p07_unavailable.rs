@@ -6,6 +6,7 @@ use fourtuple_record::snapshot::{FailedCall, Snapshot, Tuple};
 use crate::attribute::left_behind;
 use crate::budget::Budget;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::more_ports;
 use crate::rule::{Checked, Rule};
 use crate::words::{caller, count, counted, process, tuple};
@@ -48,7 +49,7 @@ fn draft(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Dra
     let subject = format!("{} → {destination}", process(owner));
     let failed = What::Calls {
         call: "connect",
-        errno: "EADDRNOTAVAIL",
+        errno: errno::EADDRNOTAVAIL,
         process: Some(call.owner.pid),
         address: Some(destination.to_string()),
     };

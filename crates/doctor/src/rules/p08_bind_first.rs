@@ -3,6 +3,7 @@ use fourtuple_record::snapshot::{Snapshot, Source, TracedConnects, Tuple};
 
 use crate::attribute::users;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::{print_name, wider_range};
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{caller, count, counted, process};
@@ -128,7 +129,7 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
     }
     for owner in &source.owners {
         let process = Some(owner.pid).filter(|pid| *pid != 0);
-        draft = draft.explains(What::Calls { call: "bind", errno: "EADDRINUSE", process, address: None });
+        draft = draft.explains(What::Calls { call: "bind", errno: errno::EADDRINUSE, process, address: None });
     }
     for owner in source.owners.iter().take(3).filter(|owner| owner.sockets > 0) {
         draft = draft.because(format!("{}: {}", process(owner), counted(owner.sockets.into(), "socket")));

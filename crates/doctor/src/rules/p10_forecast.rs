@@ -19,7 +19,7 @@ pub(super) const RULE: Rule = Rule {
          net.ipv4.tcp_tw_reuse_delay where connect() may take them again). So growth by TIME_WAIT ends at this plateau, and the rule has a \
          finding only if the plateau is above the usable ports. Growth of open connections has no such end.",
         "Growth by TIME_WAIT counts from a quarter of the usable ports on, growth of open connections from half of them on, because pools that \
-         fill at a start are no exhaustion. From 90% on P01 has the finding.",
+         fill at a start are not exhaustion. From 90% on P01 has the finding.",
         "What helps: what P01 names, in time. For open connections that only grow, look for a leak in the program: connections that are \
          never closed (T07: connections that the peer closed).",
         "What does not help: a higher limit of descriptors, which only moves the failure to the ports.",

@@ -7,6 +7,7 @@ use crate::accepting::time;
 use crate::budget::state;
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
+use crate::errno;
 use crate::remedies::network;
 use crate::rule::{Checked, Rule};
 use crate::words::{caller, counted, process};
@@ -86,7 +87,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
 fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
     let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
     let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
-    let refused = calls.filter(|call| call.call == "bind" && call.errno == "EADDRNOTAVAIL");
+    let refused = calls.filter(|call| call.call == "bind" && call.errno == errno::EADDRNOTAVAIL);
     let mut drafts = Vec::new();
     for call in refused {
         let Some(Ok(address)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
@@ -108,7 +109,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
             Draft::new(Severity::Critical, format!("bind() of {name} to {address}"), verdict)
                 .explains(What::Calls {
                     call: "bind",
-                    errno: "EADDRNOTAVAIL",
+                    errno: errno::EADDRNOTAVAIL,
                     process: Some(owner.pid),
                     address: Some(address.to_string()),
                 })
@@ -193,10 +194,8 @@ mod tests {
             owner: Owner { pid: 7, name: "haproxy".to_owned(), sockets: 12 },
             processes: 1,
             address: Some(address.to_owned()),
-            before_search: false,
             failed: 12,
-            namespace: 0,
-            causes: Vec::new(),
+            ..FailedCall::default()
         };
         let snapshot = Snapshot {
             interval_ns: 2_000_000_000,

@@ -26,7 +26,7 @@ pub(super) const RULE: Rule = Rule {
          systemd or two containers, are instances of a service, unless one of them belongs to a login session. Two daemons of init with the same name \
          and executable are a server and its stale copy if they started 10 s or more apart in the same cgroup, or in a login session; without \
          cgroups, if the file of the older one was replaced since (/proc/PID/exe is deleted). A supervisor restarts its instances one by one: \
-         children of another parent than init are no copies. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
+         children of another parent than init are not copies. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
          share them on purpose.",
         "What helps: ending the foreign process, or giving it another port; a user ID for each service, which the kernel then enforces. \
          What does not help: `fourtuple fix accept`, which treats all sockets of the group as workers.",

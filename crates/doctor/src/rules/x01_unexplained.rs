@@ -117,8 +117,7 @@ mod tests {
             address: Some(address.to_owned()),
             before_search: address.starts_with("[::1]"),
             failed,
-            namespace: 0,
-            causes: Vec::new(),
+            ..FailedCall::default()
         }
     }
 

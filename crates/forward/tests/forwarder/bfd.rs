@@ -323,7 +323,7 @@ fn a_flood_does_not_take_it_down() {
         let begun = Instant::now();
         while begun.elapsed() < ms(1000) {
             for _ in 0..100 {
-                // A full receive queue is no error for a sender over loopback.
+                // A full receive queue is not an error for a sender over loopback.
                 let _ = stranger.send_to(&[0x20; 24], "127.0.0.1:3784");
                 inbox.offer(&[0x20; 24], stranger.local_addr().unwrap(), Some(255));
             }

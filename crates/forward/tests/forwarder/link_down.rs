@@ -139,7 +139,7 @@ fn packets_go_around_a_link_that_is_down() {
             };
             let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
             let running = start(kind, &watched, Some(other.address()));
-            // No BFD session has been up yet, which is no failure.
+            // No BFD session has been up yet, which is not a failure.
             arrives(&running, &sender, &watched);
             let there = watched.speak();
             wait_until("up", || is_up(&running));
@@ -195,7 +195,7 @@ fn packets_are_dropped_without_another_route() {
             wait_until("up again", || is_up(&running));
             arrives(&running, &sender, &watched);
 
-            // An administrator holds the session down, which is no failure of the link.
+            // An administrator holds the session down, which is not a failure of the link.
             there.set_admin_down(true);
             wait_until("word of it", || running.bfd()[0].report.remote_state == State::AdminDown);
             arrives(&running, &sender, &watched);

@@ -151,7 +151,7 @@ impl Dialer {
     /// let mut socket = open();
     /// let mut attempt = dialer.prepare(socket.as_fd())?;
     /// while let Err(error) = connect(socket.as_fd(), dialer.destination()) {
-    ///     // EINPROGRESS is no failure: wait until the socket is writable.
+    ///     // EINPROGRESS is not a failure: wait until the socket is writable.
     ///     if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
     ///         socket = open();
     ///         attempt.renew(socket.as_fd())?;

@@ -115,7 +115,7 @@ pub enum DialError {
         /// The sockets that hold the ports of the source, counted at most one second ago.
         census: Result<Census, Uncounted>,
     },
-    /// The source is no address of this host: bind() failed with EADDRNOTAVAIL.
+    /// The source is not an address of this host: bind() failed with EADDRNOTAVAIL.
     #[error(
         "the source {source_address} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
     )]

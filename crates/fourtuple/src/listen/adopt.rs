@@ -37,7 +37,7 @@ impl ListenerGroupBuilder {
     ///
     /// # Errors
     ///
-    /// [`ListenError::Adopted`]: there is no descriptor, a descriptor is no listening socket, or the listeners have different addresses.
+    /// [`ListenError::Adopted`]: there is no descriptor, a descriptor is not a listening socket, or the listeners have different addresses.
     pub fn from_listeners<L: Into<OwnedFd>>(
         listeners: impl IntoIterator<Item = L>,
     ) -> Result<ListenerGroupBuilder, ListenError> {
@@ -68,7 +68,7 @@ impl ListenerGroupBuilder {
     ///
     /// # Errors
     ///
-    /// The errors of [`from_listeners`](ListenerGroupBuilder::from_listeners); [`ListenError::Adopted`] if LISTEN_FDS is no number, or
+    /// The errors of [`from_listeners`](ListenerGroupBuilder::from_listeners); [`ListenError::Adopted`] if LISTEN_FDS is not a number, or
     /// announces a descriptor that is not open.
     ///
     /// # Examples

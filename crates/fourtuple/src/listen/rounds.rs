@@ -40,7 +40,7 @@ impl Rounds {
 
     /// Returns the misplaced wait of the request that the worker is about to serve. The last poll returned its connection, which
     /// was kept at `kept`. The worker asked for a connection at `asked`: before this poll, or after serving earlier connections that the
-    /// poll returned. The time that the worker itself needs to return a connection is no wait: every other worker needs it too.
+    /// poll returned. The time that the worker itself needs to return a connection is not a wait: every other worker needs it too.
     pub(crate) fn misplaced(
         &self,
         kept: Instant,

@@ -24,7 +24,7 @@ pub struct ProbeCost {
     points: Vec<(f64, f64)>,
 }
 
-/// Figures that are no valid costs.
+/// Figures that are not valid costs.
 ///
 /// ```
 /// use fourtuple::ports::{CostError, ProbeCost};

@@ -149,7 +149,7 @@ pub enum UdpGroupError {
         selector: Selector,
         /// The reason.
         why: &'static str,
-        /// The error of getsockname(2), if a descriptor is no socket.
+        /// The error of getsockname(2), if a descriptor is not a socket.
         #[source]
         error: Option<io::Error>,
     },

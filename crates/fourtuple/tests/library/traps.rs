@@ -320,7 +320,7 @@ fn trap_10_device_and_freebind_keep_working() {
             Err(DialError::Call { call: "setsockopt SO_BINDTODEVICE", .. }) => {}
             other => panic!("{other:?}"),
         }
-        // 192.0.2.1 is no address of this namespace; the caller's own option makes it one.
+        // 192.0.2.1 is not an address of this namespace; the caller's own option makes it one.
         let foreign: IpAddr = "192.0.2.1".parse().unwrap();
         let dialer = Dialer::to(destination).sources(SourcePool::one(foreign)).build().unwrap();
         assert!(

@@ -94,7 +94,7 @@ const SHORT: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Expected {
-    /// EAGAIN and EINTR are no failure: the worker waits.
+    /// EAGAIN and EINTR are not failures: the worker waits.
     Waits,
     Counted,
     Ends,

@@ -103,7 +103,7 @@ fn cgroup(root: &Path, pid: u32) -> Option<String> {
     lines.lines().find_map(|line| line.strip_prefix("0::")).map(|path| path.trim_end_matches('/').to_owned())
 }
 
-/// Returns whether a cgroup is `part`, or below it. A part that is no whole path names a unit or a container.
+/// Returns whether a cgroup is `part`, or below it. A part that is not a whole path names a unit or a container.
 fn is_within(cgroup: &str, part: &str) -> bool {
     let ends = |rest: &str| rest.is_empty() || rest.starts_with('/');
     cgroup.strip_prefix(part).is_some_and(ends)

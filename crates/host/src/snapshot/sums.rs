@@ -177,7 +177,7 @@ impl Table {
     pub(super) fn add_processes(&mut self, sockets: &Sockets) {
         for (place, inode) in mem::take(&mut self.held) {
             let owner = &mut self.sums[place as usize].1.owner;
-            // A socket of several processes counts once: the sums of a child that has copies of all descriptors are no figures of its own.
+            // A socket of several processes counts once: the sums of a child that has copies of all descriptors are not figures of its own.
             let Some(pid) = sockets.holder(inode) else { continue };
             if owner.0 == 0 {
                 owner.0 = pid;

@@ -171,7 +171,7 @@ impl RunState<'_> {
                     self.most_waits = Some(waits.waits);
                     self.blind_spots = blind_spots;
                 }
-                // A wait without a stack is still a wait and is counted; it is no loss.
+                // A wait without a stack is still a wait and is counted; it is not a loss.
                 self.lost.extend(lost);
             }
             Ok(_) => {}

@@ -54,7 +54,7 @@ impl<E: Engine> Driver<'_, E> {
             self.opening_held -= 1;
             self.tally.held += 1;
             self.shared.live.open.fetch_add(1, Ordering::Relaxed);
-            // A held connection is no operation.
+            // A held connection is not an operation.
             self.active -= 1;
             return self.engine.watch(number);
         }

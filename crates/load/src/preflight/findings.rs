@@ -145,7 +145,7 @@ fn per(kept: Duration) -> String {
 
 fn taken(snapshot: &Snapshot, course: &TupleUsage) -> Option<Finding> {
     let taken = &snapshot.taken;
-    // TIME_WAIT sockets that connect() reuses are no obstacle.
+    // TIME_WAIT sockets that connect() reuses are not an obstacle.
     let (all, budget) =
         (taken.all() - if snapshot.reuse().is_some() { taken.time_wait } else { 0 }, snapshot.budget());
     let share = all as f64 / budget as f64;

@@ -51,7 +51,7 @@ impl Workload {
         matches!(self, Workload::Http(request) if request.is_idempotent())
     }
 
-    /// Returns the sizes of a request (with HTTP its body) and of a response in bytes, 0 if they are no settings.
+    /// Returns the sizes of a request (with HTTP its body) and of a response in bytes, 0 if they are not settings.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         match self {
             Workload::Connect => (0, 0),

@@ -2,7 +2,7 @@ use std::fmt;
 
 use crate::output::{self, Output};
 
-/// Says on stderr that a fix is attached, also where stderr is no terminal, because scripts wait for this line.
+/// Says on stderr that a fix is attached, also where stderr is not a terminal, because scripts wait for this line.
 pub(super) fn announce(output: &Output, is_dry_run: bool, what: fmt::Arguments<'_>) {
     if !output.quiet {
         let verb = if is_dry_run { "observing" } else { "fixing" };

@@ -188,7 +188,7 @@ impl FleetServeFlags {
         let Common { connect, select, .. } = &self.common;
         let coordinator = Coordinator::connect(&connect.connection())?;
         let replies = coordinator.serve(&select.selection(None), &settings, &stop, |agent, listen| {
-            // Written even if stderr is no terminal: a script waits for these lines. The write fails if the reader is gone.
+            // Written even if stderr is not a terminal: a script waits for these lines. The write fails if the reader is gone.
             output::say(&format!("{}: listening on {listen}", agent.name));
         })?;
         self.common.finish("fleet serve", started, self.command.clone(), replies)

@@ -21,7 +21,7 @@ pub(super) struct Description<'a> {
 /// Traces until the end of `--for` or a signal, and shows progress on the live line with `show`. Returns the record and
 /// the stacks for a flame graph.
 ///
-/// The ready line goes to stderr also when stderr is no terminal, because scripts wait for it.
+/// The ready line goes to stderr also when stderr is not a terminal, because scripts wait for it.
 pub(super) fn run<I: Instrument, S>(
     description: &Description<'_>,
     instrument: &I,

@@ -383,7 +383,7 @@ impl Session {
         (self.remote.state, self.remote.diagnostic)
     }
 
-    /// Returns whether later silence of this side is no failure to the peer: the peer has confirmed this side's AdminDown, or the
+    /// Returns whether later silence of this side is not a failure to the peer: the peer has confirmed this side's AdminDown, or the
     /// peer is in AdminDown itself, in which it runs no detection timer.
     pub fn peer_expects_silence(&self) -> bool {
         self.state == State::AdminDown

@@ -348,7 +348,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Chooses the next step after connect() or the handshake failed with `error`; ETIMEDOUT stands for a time limit of the caller.
-    /// EINPROGRESS is no failure and must not be passed.
+    /// EINPROGRESS is not a failure and must not be passed.
     ///
     /// ENETUNREACH and EHOSTUNREACH lead to another source only within 100 ms of [`Dialer::prepare`](super::Dialer::prepare),
     /// [`Attempt::renew`] or the previous call: later they may come from the network, and another source would take as long again.

@@ -70,6 +70,61 @@ pub(crate) fn users(snapshot: &Snapshot, source: IpAddr) -> Vec<(Owner, String)>
     known
 }
 
+/// Returns why the process of a source address is not known, and the processes that may be it, with what speaks for each: sockets bound to the
+/// address, connections to its destinations from another address, or that no other process has sockets of TCP.
+pub(crate) fn unknown_user(snapshot: &Snapshot, source: IpAddr) -> (String, Vec<(Owner, String)>) {
+    let Ok(connections) = snapshot.connections.seen() else { return Default::default() };
+    let of_source = || connections.tuples.iter().filter(|tuple| tuple.source == source);
+    let is_left_behind =
+        of_source().all(|tuple| state(tuple, "time-wait") == tuple.states.values().sum::<u64>());
+    let calls = match (snapshot.traced.seen(), snapshot.failures.seen()) {
+        (Ok(_), Ok(_)) => "the trace saw no call of bind() or connect() for it".to_owned(),
+        (Err(reason), _) | (_, Err(reason)) => format!("calls were not traced ({reason})"),
+    };
+    let sockets = match (is_left_behind, connections.processes_hidden) {
+        (true, _) => "its sockets are in TIME_WAIT, which belong to no process",
+        (false, 0) => "no visible process holds its sockets",
+        (false, _) => "the processes of other users are not visible",
+    };
+    let why = format!("the process that uses {source} is not known: {sockets}, and {calls}");
+    let mut known = Vec::new();
+    let held = connections.held.iter().filter(|held| held.address == source);
+    for (owner, held) in held.filter_map(|held| Some((held.owner.clone()?, held))) {
+        add(&mut known, owner, format!("it holds {source}:{}", held.port));
+    }
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    for listener in listeners.iter().filter(|listener| listener.address.ip() == source) {
+        for owner in &listener.owners {
+            add(&mut known, owner.clone(), format!("it listens at {}", listener.address));
+        }
+    }
+    for destination in of_source().map(|tuple| tuple.destination) {
+        let others = connections.tuples.iter();
+        let others = others.filter(|other| other.destination == destination && other.source != source);
+        for (owner, other) in others.flat_map(|other| other.owners.iter().map(move |owner| (owner, other))) {
+            let sockets = counted(owner.sockets.into(), "connection");
+            add(
+                &mut known,
+                owner.clone(),
+                format!("it has {sockets} from {} to {destination}", other.source),
+            );
+        }
+    }
+    if known.is_empty() && connections.processes_hidden == 0 {
+        let all = listeners.iter().flat_map(|listener| &listener.owners);
+        let all = all.chain(connections.tuples.iter().flat_map(|tuple| &tuple.owners));
+        let all = all.chain(connections.services.iter().flat_map(|service| &service.workers));
+        let mut all = all.chain(connections.held.iter().filter_map(|held| held.owner.as_ref()));
+        if let Some(first) = all.next().filter(|first| first.pid != 0)
+            && all.all(|owner| owner.pid == first.pid)
+        {
+            let how = "no other process of this network namespace has sockets of TCP".to_owned();
+            add(&mut known, first.clone(), how);
+        }
+    }
+    (why, known)
+}
+
 /// Returns the processes of this namespace that have to do with a destination, and how that is known: open connections, then calls that a trace saw.
 pub(crate) fn processes_to(snapshot: &Snapshot, destination: SocketAddr) -> Vec<(Owner, String)> {
     let mut known = Vec::new();
@@ -268,7 +323,7 @@ mod tests {
             ..Snapshot::default()
         };
         assert_eq!(with_callers(&snapshot), None, "nothing was traced");
-        snapshot.failures = Part::Seen(Failures { calls, left_out: 0 });
+        snapshot.failures = Part::Seen(Failures { calls, ..Failures::default() });
         let attributed = with_callers(&snapshot).unwrap();
         let owners = |index: usize| {
             let owners = &attributed.connections.seen().unwrap().tuples[index].owners;

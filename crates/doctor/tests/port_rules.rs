@@ -3,6 +3,7 @@
 mod namespace;
 mod scene;
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -432,7 +433,7 @@ fn p06_bound_ports_name_their_process() {
 
 fn failures() -> Failures {
     let call = failed_call(owner(812, "envoy", 312), "connect", "EADDRNOTAVAIL", "10.0.0.1:4000");
-    Failures { calls: vec![call], left_out: 0 }
+    Failures { calls: vec![call], ..Failures::default() }
 }
 
 #[test]
@@ -518,10 +519,46 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
         connections.tuples.iter_mut().for_each(|tuple| tuple.owners.clear());
         connections.sources.iter_mut().for_each(|source| source.owners.clear());
-        let unnamed = the_finding(&closed, "P08").verdict;
-        assert!(unnamed.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed}");
+        for tuple in &mut connections.tuples {
+            let sockets = tuple.states.values().sum();
+            tuple.states = BTreeMap::from([("time-wait".to_owned(), sockets)]);
+        }
+        let unnamed = the_finding(&closed, "P08");
+        let perhaps = format!("{}) seems to call bind() to 10.0.0.2", this_process());
+        assert!(unnamed.verdict.starts_with("a process (perhaps "), "{}", unnamed.verdict);
+        assert!(unnamed.verdict.contains(&perhaps), "{}", unnamed.verdict);
+        let why = "the process that uses 10.0.0.2 is not known: its sockets are in TIME_WAIT, which belong to no process, and calls were not traced (";
+        assert!(unnamed.evidence.iter().any(|fact| fact.starts_with(why)), "{:?}", unnamed.evidence);
+        let of_listener = format!("{}: it listens at 10.0.0.2:4000", this_process());
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(&of_listener)), "{:?}", unnamed.evidence);
+        closed.listeners = Part::Seen(Vec::new());
+        let only =
+            format!("{}: no other process of this network namespace has sockets of TCP", this_process());
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(&only)), "{:?}", unnamed.evidence);
+        // With two processes nothing decides.
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        let nginx = Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 };
+        connections.services[0].workers.push(nginx);
+        closed.traced = Part::Seen(Traced::default());
+        closed.failures = Part::Seen(Failures::default());
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.verdict.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed:?}");
+        let why = "which belong to no process, and the trace saw no call of bind() or connect() for it";
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(why)), "{:?}", unnamed.evidence);
+        assert!(unnamed.evidence.iter().all(|fact| !fact.contains("perhaps")), "{:?}", unnamed.evidence);
+        // A connection to the same destination from another address speaks for its process.
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        let mut other = connections.tuples[0].clone();
+        other.source = NEAR.parse().unwrap();
+        other.owners = vec![Owner { pid: 812, name: "squid".to_owned(), sockets: 2 }];
+        let fact = format!("perhaps squid[812]: it has 2 connections from {NEAR} to {}", other.destination);
+        connections.tuples.push(other);
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.verdict.starts_with("a process (perhaps squid[812]) seems"), "{unnamed:?}");
+        assert!(unnamed.evidence.contains(&fact), "{:?}", unnamed.evidence);
         let call = failed_call(owner(812, "squid", 31), "bind", "EADDRINUSE", &format!("{FAR}:0"));
-        closed.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
+        closed.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
         let named = the_finding(&closed, "P08");
         assert!(
             named.verdict.starts_with("squid[812] seems to call bind() to 10.0.0.2"),

@@ -1,7 +1,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Snapshot, Source, TracedConnects, Tuple};
 
-use crate::attribute::users;
+use crate::attribute::{unknown_user, users};
 use crate::draft::{Draft, Remedy, What};
 use crate::errno;
 use crate::remedies::{print_name, wider_range};
@@ -100,7 +100,14 @@ fn shares_none(source: &Source, tuples: &[Tuple], usable: u32) -> bool {
 fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Draft {
     let Source { address, in_use, destinations, .. } = source;
     let owner = source.owners.first();
-    let name = owner.map_or_else(|| "a process".to_owned(), process);
+    let unknown = owner.is_none().then(|| unknown_user(snapshot, *address));
+    let name = match (owner, &unknown) {
+        (Some(owner), _) => process(owner),
+        (None, Some((_, perhaps))) if perhaps.len() == 1 => {
+            format!("a process (perhaps {})", process(&perhaps[0].0))
+        }
+        _ => "a process".to_owned(),
+    };
     let verdict = format!(
         "{name} seems to call bind() to {address} without IP_BIND_ADDRESS_NO_PORT: {} together have {} of {} ports",
         counted(*destinations, "destination"),
@@ -129,7 +136,8 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
     }
     for owner in &source.owners {
         let process = Some(owner.pid).filter(|pid| *pid != 0);
-        draft = draft.explains(What::Calls { call: "bind", errno: errno::EADDRINUSE, process, address: None });
+        draft =
+            draft.explains(What::Calls { call: "bind", errno: errno::EADDRINUSE, process, address: None });
     }
     for owner in source.owners.iter().take(3).filter(|owner| owner.sockets > 0) {
         draft = draft.because(format!("{}: {}", process(owner), counted(owner.sockets.into(), "socket")));
@@ -139,6 +147,13 @@ fn draft(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) -> Dra
         for (owner, how) in users(snapshot, *address).iter().take(3) {
             draft = draft.because(format!("the sockets are in TIME_WAIT; {}: {how}", process(owner)));
         }
+    }
+    if let Some((why, perhaps)) = unknown {
+        draft = draft.because(why);
+        for (owner, how) in perhaps.iter().take(3) {
+            draft = draft.because(format!("perhaps {}: {how}", process(owner)));
+        }
+        draft = draft.now(Remedy::own("trace connect --for 30s", "names the process when it connects again"));
     }
     draft.now.extend(wider_range(snapshot, None));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {

@@ -31,14 +31,14 @@ pub(crate) struct Skew {
     pub(crate) place: String,
     /// `None`: a unix listener.
     pub(crate) port: Option<u16>,
-    /// In the order of their process IDs.
+    /// In the order of their start.
     pub(crate) workers: Vec<Worker>,
     pub(crate) total: u64,
     /// Jain's index.
     pub(crate) jain: f64,
     /// `Warning` if the worker with the most connections is busy, `Notice` otherwise.
     pub(crate) severity: Severity,
-    /// Whether all workers hold the same listener, and their shares rise or fall in the order of their process IDs.
+    /// Whether all workers hold the same listener, and their shares rise or fall in the order of their start.
     pub(crate) is_ladder: bool,
 }
 
@@ -134,8 +134,26 @@ fn workers(snapshot: &Snapshot, owners: &[&[Owner]], accepted: &[Owner]) -> Vec<
     // A child that executed another program may still hold the listener, but does not accept.
     let busiest = workers.iter().max_by_key(|worker| worker.connections).map(|worker| worker.name.clone());
     workers.retain(|worker| Some(&worker.name) == busiest.as_ref());
-    workers.sort_by_key(|worker| worker.pid);
+    by_start(snapshot, &mut workers);
     workers
+}
+
+/// Half of the process IDs that a kernel has at least (PID_MAX_DEFAULT).
+const HALF_OF_PIDS: u32 = 16_384;
+
+/// Sorts workers by their start. The clock of /proc/PID/stat has steps of 10 ms; within a step their process IDs decide, which begin again at
+/// a low number.
+fn by_start(snapshot: &Snapshot, workers: &mut [Worker]) {
+    let started = |worker: &Worker| process_of(snapshot, worker.pid).map_or(0, |process| process.started_ns);
+    // One that is not known leaves the process IDs.
+    let is_known = workers.iter().all(|worker| started(worker) > 0);
+    let time = |worker: &Worker| if is_known { started(worker) } else { 0 };
+    workers.sort_by_key(|worker| (time(worker), worker.pid));
+    for same in workers.chunk_by_mut(|one, next| time(one) == time(next)) {
+        let newest = same.last().map_or(0, |worker| worker.pid);
+        let oldest = same.partition_point(|worker| worker.pid + HALF_OF_PIDS < newest);
+        same.rotate_left(oldest);
+    }
 }
 
 /// Returns the connections of each worker: `48, 0, 0, 0`.
@@ -159,4 +177,30 @@ pub(crate) fn load(workers: &[Worker]) -> Option<String> {
         last.pid,
         last.cpu? * 100.0
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::snapshot::{Part, Process};
+
+    use super::*;
+
+    #[test]
+    fn workers_are_in_the_order_of_their_start() {
+        let sorted = |started: &[(u32, u64)]| {
+            let process = |&(pid, started_ns): &(u32, u64)| Process { pid, started_ns, ..Process::default() };
+            let processes = started.iter().filter(|(_, started)| *started > 0).map(process);
+            let snapshot = Snapshot { processes: Part::Seen(processes.collect()), ..Snapshot::default() };
+            let worker =
+                |&(pid, _): &(u32, u64)| Worker { pid, name: String::new(), connections: 0, cpu: None };
+            let mut workers: Vec<Worker> = started.iter().map(worker).collect();
+            by_start(&snapshot, &mut workers);
+            workers.iter().map(|worker| worker.pid).collect::<Vec<_>>()
+        };
+        assert_eq!(sorted(&[(7, 20), (32_767, 10), (302, 20)]), [32_767, 7, 302]);
+        // The process IDs began again within a step of the clock.
+        assert_eq!(sorted(&[(301, 10), (302, 10), (32_766, 10), (32_767, 10)]), [32_766, 32_767, 301, 302]);
+        assert_eq!(sorted(&[(9, 10), (5, 10), (7, 10)]), [5, 7, 9]);
+        assert_eq!(sorted(&[(9, 0), (5, 30), (7, 10)]), [5, 7, 9], "the start of one is not known");
+    }
 }

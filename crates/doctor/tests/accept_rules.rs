@@ -563,7 +563,7 @@ fn b01_and_b02_know_the_workers_of_a_unix_listener() {
         let found = only(
             &ladder,
             Severity::Notice,
-            "share the listener at @workers; their connections in the order of the process IDs: 48, 10, 2, 0",
+            "share the listener at @workers; their connections in the order of their start: 48, 10, 2, 0",
         );
         assert!(found.proper[0].action.starts_with("EPOLL_CTL_DEL") && found.now.is_empty(), "{found:?}");
         assert!(skew.is_empty());
@@ -660,7 +660,7 @@ fn b02_a_ladder_on_a_shared_listener_is_named() {
         }
         let mut python = Python::start();
         let (_, _clients) = shared(&mut python, &[48, 10, 2, 0]);
-        let found = only(&findings("B02"), Severity::Notice, "in the order of the process IDs: 48, 10, 2, 0");
+        let found = only(&findings("B02"), Severity::Notice, "in the order of their start: 48, 10, 2, 0");
         assert!(found.verdict.contains("the 4 workers of python"), "{}", found.verdict);
         assert!(findings("B01").is_empty());
     });
@@ -684,7 +684,7 @@ fn b02_listeners_of_two_families_are_no_group() {
         };
         let _ladder = start(4100, &[48, 10, 2, 0]);
         let _skewed = start(4101, &[2, 48, 10, 0]);
-        only(&findings("B02"), Severity::Notice, "in the order of the process IDs: 48, 10, 2, 0");
+        only(&findings("B02"), Severity::Notice, "in the order of their start: 48, 10, 2, 0");
         let found = only(&findings("B01"), Severity::Notice, "has 48 of 60 connections");
         let has_fix = found.now.iter().any(|advice| advice.action.contains("fix accept"));
         assert!(!has_fix, "`fix accept` needs a group: {:?}", found.now);
@@ -711,8 +711,7 @@ fn b02_a_busy_worker_is_a_warning() {
         snapshot.interval_ns = 10_000_000_000;
         processes.iter_mut().for_each(|process| process.cpu_ns = Some(9_000_000_000));
         let found = judged(&snapshot);
-        let found =
-            only(&found, Severity::Warning, "their connections in the order of the process IDs: 45, 15");
+        let found = only(&found, Severity::Warning, "their connections in the order of their start: 45, 15");
         assert!(found.evidence[0].contains("used 90% of a processor"), "{:?}", found.evidence);
     });
 }

@@ -36,7 +36,7 @@ fn draft(skew: &Skew) -> Draft {
     let name = skew.workers.first().map_or("", |worker| worker.name.as_str());
     let place = &skew.place;
     let verdict = format!(
-        "the {} of {name} share the listener at {place}; their connections in the order of the process IDs: {}, {} in all \
+        "the {} of {name} share the listener at {place}; their connections in the order of their start: {}, {} in all \
          (Jain's index {:.2})",
         counted(skew.workers.len() as u64, "worker"),
         shares(&skew.workers),

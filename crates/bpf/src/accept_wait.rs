@@ -236,6 +236,32 @@ impl Worker {
     pub fn name(&self) -> String {
         thread_name(&self.name)
     }
+
+    /// Returns the sums of the counts of two workers, with the name of the first.
+    #[must_use]
+    pub fn plus(&self, other: &Worker) -> Worker {
+        let mut sum = *self;
+        for (own, other) in [
+            (&mut sum.accepts, other.accepts),
+            (&mut sum.wait_ns, other.wait_ns),
+            (&mut sum.open, other.open),
+            (&mut sum.reads, other.reads),
+            (&mut sum.empty, other.empty),
+            (&mut sum.woken, other.woken),
+            (&mut sum.closed, other.closed),
+            (&mut sum.failed, other.failed),
+        ] {
+            *own += other;
+        }
+        for (own, other) in sum.waits.iter_mut().zip(other.waits) {
+            *own = own.saturating_add(other);
+        }
+        sum.wait_max_ns = sum.wait_max_ns.max(other.wait_max_ns);
+        if other.failed > 0 {
+            sum.error = other.error;
+        }
+        sum
+    }
 }
 
 impl AcceptFilter {

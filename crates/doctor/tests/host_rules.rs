@@ -242,7 +242,7 @@ fn n02_collisions_are_told_from_a_full_table() {
             protocol: "udp".to_owned(),
             ..failed_call(owner(813, "dig", 4), "send", "EPERM", "10.0.0.53:53")
         };
-        snapshot.failures = Part::Seen(Failures { calls: vec![call], left_out: 0 });
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
         let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, "dropped 4 packets in ");
         let fact = "4 send() of dig[813] to 10.0.0.53:53 failed with EPERM".to_owned();
         assert!(found.evidence.contains(&fact), "{:?}", found.evidence);

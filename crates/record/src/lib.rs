@@ -81,7 +81,8 @@ pub use trace::{
     TraceStep, TraceTuple,
 };
 pub use trace_accept::{
-    Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker, WaitStep,
+    Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceUnixListener,
+    TraceWorker, WaitStep,
 };
 pub use trace_locks::{
     LockClass, LockPath, LockPort, TraceLocksRecord, TraceLocksResults, TraceLocksSettings,

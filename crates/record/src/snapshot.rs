@@ -618,6 +618,9 @@ pub struct Failures {
     pub calls: Vec<FailedCall>,
     /// Number of failed calls that are not listed.
     pub left_out: u64,
+    /// Processes with a program of 32 bits at the end of the trace, the first of them: their calls are not seen. `sockets` is 0.
+    #[serde(default)]
+    pub processes_32_bit: Vec<Owner>,
 }
 
 impl Failures {

@@ -38,7 +38,7 @@ pub struct TraceConnectSettings {
     pub tier: String,
 }
 
-fn one() -> u32 {
+pub(crate) fn one() -> u32 {
     1
 }
 

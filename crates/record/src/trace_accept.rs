@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::snapshot::{Failures, Part};
+use crate::snapshot::{Failures, Owner, Part};
 use crate::{Distribution, Record};
 
 /// The record of `fourtuple trace accept`.
@@ -66,6 +66,39 @@ pub struct TraceAcceptResults {
     /// this address only. `hidden`: not counted.
     #[serde(default)]
     pub calls: Part<Failures>,
+    /// Listening unix sockets of the network namespace of the trace that had a queue or refused connects, or that the processes of a filter
+    /// use, most refused first. `hidden`: a filter by address or port, or the kernel does not list them.
+    #[serde(default)]
+    pub unix_listeners: Part<Vec<TraceUnixListener>>,
+}
+
+/// A listening unix socket. The kernel has no tracepoint at its queue: its lengths are readings, and accepts and waits are not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TraceUnixListener {
+    /// The path, or `@` and the abstract name.
+    pub path: String,
+    /// Cookie of the socket, which the host never reuses.
+    pub cookie: u64,
+    /// Number of readings of the queue.
+    pub readings: u64,
+    /// Connections in the accept queue at the first reading.
+    pub waiting_first: u32,
+    /// Connections in the accept queue at the last reading.
+    pub waiting_last: u32,
+    /// Maximum number of connections in the accept queue at a reading; it may have been longer between two.
+    pub waiting_max: u32,
+    /// Readings with a full queue: more connections than `backlog`.
+    pub full: u64,
+    /// Limit of the accept queue: the backlog of listen(), cut to net.core.somaxconn. The kernel queues one connection more.
+    pub backlog: u32,
+    /// Calls of connect() that failed with EAGAIN because the queue was full; `null`: failed calls are not counted, or a filter
+    /// selects processes, which are not the clients. Listeners with the same path have the same number.
+    pub refused: Option<u64>,
+    /// Processes that hold the listener at the end.
+    pub owners: Vec<Owner>,
+    /// Processes that hold accepted connections at the end, the largest number first. Listeners with the same path have the same ones.
+    pub workers: Vec<Owner>,
 }
 
 /// A bucket of the histogram of waits.
@@ -144,12 +177,15 @@ pub struct Depth {
     pub full: u64,
 }
 
-/// A thread that accepts.
+/// A thread that accepts, or many short processes of one name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceWorker {
-    /// Process ID.
+    /// Process ID. Of many short processes with this name, one of them.
     pub process: u32,
+    /// Processes of this name that accepted connections, which have ended if there are several.
+    #[serde(default = "crate::trace::one")]
+    pub processes: u32,
     /// Thread ID.
     pub thread: u32,
     /// Name of the thread.

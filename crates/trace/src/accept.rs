@@ -18,11 +18,14 @@ use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
 use fourtuple_syscalls::errno_name;
 
+use crate::compat;
+use crate::ended::{self, is_alive};
 use crate::error::TraceError;
 use crate::failed::{FailedSession, account};
 use crate::instrument::{Folded, Instrument, Outcome, Session};
 use crate::losses::{Judgement, Losses, MISSED};
 use crate::times::{distribution, times};
+use crate::unix_queues::UnixQueues;
 
 /// A trace of TCP connections from the handshake until accept() returns them: the wait in the accept queue, by listener and
 /// by worker.
@@ -82,8 +85,11 @@ pub struct AcceptSession {
     earlier: HashMap<u64, LogLinear>,
     /// Failed calls, or why they are not counted.
     failed: Result<FailedSession, String>,
+    /// The queues of unix listeners, or why they are not read.
+    unix: Result<UnixQueues, String>,
     address: Option<IpAddr>,
     port: Option<u16>,
+    tasks: TaskFilter,
 }
 
 /// Drops of all listeners of a network namespace.
@@ -97,13 +103,18 @@ struct Drops {
     all: u64,
 }
 
+/// Returns the inode of the calling thread's network namespace.
+fn own_namespace() -> Option<u32> {
+    Some(fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32)
+}
+
 impl Drops {
     /// Reads the counters of the calling thread's namespace.
     fn read() -> Option<Drops> {
         let totals = counter_totals(Path::new("/")).ok()?;
         let count = |name| totals.get(name).copied();
         Some(Drops {
-            namespace: fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32,
+            namespace: own_namespace()?,
             overflows: count("TcpExt.ListenOverflows")?,
             all: count("TcpExt.ListenDrops")?,
         })
@@ -139,9 +150,9 @@ impl Instrument for Accept {
     type Session = AcceptSession;
 
     fn attach(&self) -> Result<AcceptSession, TraceError> {
-        let Accept { process, name, cgroup, network, .. } = self.clone();
-        let filter = TaskFilter { process, name, cgroup, network };
-        self.attach_beside(FailedSession::attach(&filter).map_err(|error| error.to_string()))
+        let failed = FailedSession::attach(&self.tasks());
+        let session = self.attach_beside(failed.map_err(|error| error.to_string()))?;
+        Ok(AcceptSession { unix: self.unix_queues(), ..session })
     }
 
     fn duration(&self) -> Option<Duration> {
@@ -150,6 +161,23 @@ impl Instrument for Accept {
 }
 
 impl Accept {
+    fn tasks(&self) -> TaskFilter {
+        let Accept { process, name, cgroup, network, .. } = self.clone();
+        TaskFilter { process, name, cgroup, network }
+    }
+
+    /// Begins to read the queues of unix listeners, of which a filter by address or port selects none.
+    fn unix_queues(&self) -> Result<UnixQueues, String> {
+        if self.address.is_some() || self.port.is_some() {
+            return Err("a filter by address or port selects TCP listeners".to_owned());
+        }
+        if self.network.is_some() && self.network != own_namespace() {
+            return Err("the trace is in another network namespace".to_owned());
+        }
+        let mut queues = UnixQueues::default();
+        queues.look().map(|()| queues)
+    }
+
     /// Attaches the trace beside a count of failed calls; `Err`: why there is none.
     pub(crate) fn attach_beside(
         &self,
@@ -173,8 +201,10 @@ impl Accept {
             last: AcceptProgress::default(),
             earlier: HashMap::new(),
             failed,
+            unix: Err("not read".to_owned()),
             address: self.address,
             port: self.port,
+            tasks: self.tasks(),
         })
     }
 }
@@ -185,6 +215,11 @@ impl Session for AcceptSession {
     const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
     fn progress(&mut self, elapsed: Duration) -> Result<AcceptProgress, TraceError> {
+        if let Ok(unix) = &mut self.unix
+            && let Err(reason) = unix.look()
+        {
+            self.unix = Err(reason);
+        }
         let counted = self.counted().map_err(TraceError::Accept)?;
         let all = times(&counted.totals.wait);
         let accepts = all.count();
@@ -209,11 +244,18 @@ impl Session for AcceptSession {
         self.wait.detach();
         let failed = std::mem::replace(&mut self.failed, Err(String::new()))
             .and_then(|mut failed| failed.end(self.address, self.port).map_err(|error| error.to_string()));
-        let calls = failed.map(|failed| account(failed.iter()));
+        let unix = std::mem::replace(&mut self.unix, Err(String::new())).and_then(|unix| {
+            let failed = failed.as_ref().ok().map(Vec::as_slice);
+            unix.finish(&self.tasks, failed, own_namespace().unwrap_or_default())
+        });
+        let narrow = compat::processes(&self.tasks);
+        let unseen = compat::remark(&narrow);
+        let calls = failed.map(|failed| account(failed.iter(), narrow));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
         validity.extend(limits(&counted.totals, self.wait.absent()));
+        validity.extend(unseen);
         if let Some(drops) = drops {
             leave_out_ignored(&mut results.listeners, drops);
             let all = self.wait.listeners().map_err(TraceError::Accept)?;
@@ -221,6 +263,7 @@ impl Session for AcceptSession {
         }
         results.notes = notes;
         results.calls = calls.into();
+        results.unix_listeners = unix.into();
         Ok(Outcome { results, validity, folded: Folded::new() })
     }
 }
@@ -317,6 +360,7 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
         histogram: wait.steps().map(|(from_ns, count)| WaitStep { from_ns, count }).collect(),
         listeners,
         calls: Part::default(),
+        unix_listeners: Part::default(),
     }
 }
 
@@ -389,14 +433,28 @@ fn listener_result(
         closed_first: workers.iter().map(|(_, worker)| worker.closed).sum(),
         reset: listener.reset,
         jain: balance::jain(&shares),
-        workers: workers.into_iter().map(|(key, worker)| worker_result(key, worker)).collect(),
+        workers: worker_results(&workers, is_alive),
     }
+}
+
+/// Returns the workers, most accepts first. Many processes of one name that have ended are one worker.
+fn worker_results(workers: &[&(WorkerKey, Worker)], is_alive: impl Fn(u32) -> bool) -> Vec<TraceWorker> {
+    let rows = ended::rows(workers, |(_, worker)| Some(worker.name()), |(key, _)| key.process, is_alive);
+    let sum = |row: ended::Row| {
+        let (key, first) = workers[row.items[0]];
+        let sum = row.items[1..].iter().fold(*first, |sum, &other| sum.plus(&workers[other].1));
+        TraceWorker { processes: row.processes, ..worker_result(key, &sum) }
+    };
+    let mut results: Vec<TraceWorker> = rows.into_iter().map(sum).collect();
+    results.sort_by_key(|worker| (Reverse(worker.accepts), worker.process, worker.thread));
+    results
 }
 
 fn worker_result(key: &WorkerKey, worker: &Worker) -> TraceWorker {
     let waits = coarse(&worker.waits, worker.wait_ns, worker.wait_max_ns);
     TraceWorker {
         process: key.process,
+        processes: 1,
         thread: key.thread,
         name: worker.name(),
         accepts: worker.accepts,

@@ -12,7 +12,9 @@ use fourtuple_host::cgroup;
 use fourtuple_measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 
-use crate::connect_results::{all_searches, is_alive, results, rows, tuple_result};
+use crate::compat;
+use crate::connect_results::{all_searches, results, rows, tuple_result};
+use crate::ended::is_alive;
 use crate::error::TraceError;
 use crate::failed::{FailedSession, account, correct};
 use crate::flame::Sampling;
@@ -107,8 +109,7 @@ pub struct ConnectSession {
     /// Why the tier is not the first of [`Tier::ALL`].
     tier_reason: Option<String>,
     sampling: Option<Sampling>,
-    /// The flame graph keeps only processes that connected, because no setting restricts it.
-    connecting_only: bool,
+    tasks: TaskFilter,
     samples: Reservoir<Event>,
     heat: Heat,
     /// Time and number of searches at the previous progress.
@@ -155,7 +156,7 @@ impl Connect {
             tier,
             tier_reason,
             sampling,
-            connecting_only: tasks == TaskFilter { network: self.network, ..TaskFilter::default() },
+            tasks,
             samples: Reservoir::new(SAMPLES, self.seed),
             heat: Heat::new(),
             last: (Duration::ZERO, 0),
@@ -267,7 +268,9 @@ impl Session for ConnectSession {
         let (flame, folded) = match self.sampling {
             Some(sampling) => {
                 let connecting = || tuples.iter().map(|tuple| tuple.key.process).collect::<HashSet<u32>>();
-                let only = self.connecting_only.then(connecting);
+                // Without a setting that restricts the samples, the processes that connected.
+                let all = TaskFilter { network: self.tasks.network, ..TaskFilter::default() };
+                let only = (self.tasks == all).then(connecting);
                 let (flame, folded) = sampling.end(only.as_ref())?;
                 (Some(flame), folded)
             }
@@ -279,11 +282,13 @@ impl Session for ConnectSession {
         if let (Ok(failed), Protocol::Tcp) = (&failed, self.protocol) {
             correct(&mut results.failed, failed);
         }
+        let narrow = compat::processes(&self.tasks);
+        let unseen = compat::remark(&narrow);
         let Judgement { mut validity, notes } =
             losses.judge(all_searches(&totals).count() + totals.established);
         let results = TraceConnectResults {
             lost: losses.sum(),
-            calls: failed.map(|failed| account(failed.iter())).into(),
+            calls: failed.map(|failed| account(failed.iter(), narrow)).into(),
             notes,
             tier: self.tier.to_owned(),
             tier_reason: self.tier_reason,
@@ -292,6 +297,7 @@ impl Session for ConnectSession {
             ..results
         };
         validity.extend(flame.and_then(incomplete_flame));
+        validity.extend(unseen);
         validity.extend(fill_error.map(|error| {
             Remark::new("fill-unseen", format!("the number of ports in use is unknown: {error}"))
         }));

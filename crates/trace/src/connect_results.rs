@@ -1,9 +1,7 @@
 //! Results of a trace of connect(), from the counters of the kernel.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_bpf::connect_search::{Event, Totals, Tuple};
@@ -13,6 +11,7 @@ use fourtuple_record::snapshot::Part;
 use fourtuple_record::{ByParity, TraceConnectResults, TraceHeat, TraceSample, TraceStep, TraceTuple};
 
 use crate::connect::Protocol;
+use crate::ended::{self, is_alive};
 use crate::fill::{self, Answers, Fill, Question};
 use crate::times::{distribution, times};
 
@@ -27,9 +26,6 @@ pub(crate) fn all_searches(totals: &Totals) -> LogLinear {
     all
 }
 
-/// Processes of one name that have ended, from which on they are one row.
-pub(crate) const MANY: usize = 3;
-
 /// The connects of a process to a destination, or of many processes of one name that have ended.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -37,36 +33,19 @@ pub(crate) struct Row {
     pub(crate) processes: u32,
 }
 
-/// Makes one row of many processes that have ended: a loop that starts curl would hide everything else. Returns the rows, and the row of each
-/// tuple.
+/// Makes one row of many processes that have ended. Returns the rows, and the row of each tuple.
 pub(crate) fn rows(tuples: &[Tuple], is_alive: impl Fn(u32) -> bool) -> (Vec<Row>, Vec<usize>) {
-    let kind = |tuple: &Tuple| (tuple.name(), tuple.key.address(), tuple.key.port, tuple.namespace);
-    let mut ended: HashMap<_, Vec<usize>> = HashMap::new();
-    for (index, tuple) in tuples.iter().enumerate().filter(|(_, tuple)| tuple.key.port != 0) {
-        ended.entry(kind(tuple)).or_default().push(index);
-    }
-    // One process is a row in any case.
-    ended.retain(|_, same| same.len() >= MANY);
-    ended.values_mut().for_each(|same| same.retain(|&index| !is_alive(tuples[index].key.process)));
-    ended.retain(|_, same| same.len() >= MANY);
+    let kind = |tuple: &Tuple| {
+        (tuple.key.port != 0).then(|| (tuple.name(), tuple.key.address(), tuple.key.port, tuple.namespace))
+    };
     let mut row_of = vec![usize::MAX; tuples.len()];
-    let mut rows = Vec::new();
-    for (index, tuple) in tuples.iter().enumerate() {
-        if row_of[index] != usize::MAX {
-            continue;
-        }
-        let same = ended.get(&kind(tuple)).filter(|same| same.contains(&index)).cloned();
-        let same = same.unwrap_or_else(|| vec![index]);
-        same.iter().for_each(|&other| row_of[other] = rows.len());
-        let sum = same[1..].iter().fold(tuples[same[0]], |sum, &other| sum.plus(&tuples[other]));
-        rows.push(Row { tuple: sum, processes: same.len() as u32 });
-    }
-    (rows, row_of)
-}
-
-/// Returns whether a process exists.
-pub(crate) fn is_alive(process: u32) -> bool {
-    Path::new("/proc").join(process.to_string()).exists()
+    let rows = ended::rows(tuples, kind, |tuple| tuple.key.process, is_alive);
+    let rows = rows.into_iter().enumerate().map(|(at, ended::Row { items, processes })| {
+        items.iter().for_each(|&index| row_of[index] = at);
+        let sum = items[1..].iter().fold(tuples[items[0]], |sum, &other| sum.plus(&tuples[other]));
+        Row { tuple: sum, processes }
+    });
+    (rows.collect(), row_of)
 }
 
 /// Builds the results, without tier, losses, heat map and flame graph. Returns also why the number of ports in use is

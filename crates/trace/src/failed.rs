@@ -10,7 +10,7 @@ use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_record::snapshot::{FailedCall, Failures, Owner};
 use fourtuple_syscalls::Errno;
 
-use crate::connect_results::{MANY, is_alive};
+use crate::ended::{self, is_alive};
 use crate::error::TraceError;
 
 /// Maximum number of rows in a record.
@@ -61,9 +61,13 @@ impl FailedSession {
     }
 }
 
-/// Returns the rows of a record, most calls first. Many processes of one name that have ended are one row.
-pub(crate) fn account<'a>(failed: impl Iterator<Item = &'a Failed>) -> Failures {
-    rows(failed, is_alive)
+/// Returns the rows of a record, most calls first, and the processes whose calls are missing. Many processes of one name that have ended
+/// are one row.
+pub(crate) fn account<'a>(
+    failed: impl Iterator<Item = &'a Failed>,
+    processes_32_bit: Vec<Owner>,
+) -> Failures {
+    Failures { processes_32_bit, ..rows(failed, is_alive) }
 }
 
 fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> bool) -> Failures {
@@ -78,21 +82,16 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
         let known = rows.entry((kind, process)).or_insert_with(|| FailedCall { failed: 0, ..call });
         known.failed += failed.calls;
     }
-    let mut merged: Vec<FailedCall> = Vec::new();
-    let mut groups: BTreeMap<String, Vec<FailedCall>> = BTreeMap::new();
-    for ((kind, _), call) in rows {
-        groups.entry(kind).or_default().push(call);
-    }
-    for group in groups.into_values() {
-        let (alive, ended): (Vec<_>, Vec<_>) = group.into_iter().partition(|call| is_alive(call.owner.pid));
-        merged.extend(alive);
-        if ended.len() < MANY {
-            merged.extend(ended);
-        } else if let Some(most) = ended.iter().max_by_key(|call| call.failed).cloned() {
-            let failed = ended.iter().map(|call| call.failed).sum();
-            merged.push(FailedCall { processes: ended.len() as u32, failed, ..most });
-        }
-    }
+    let calls: Vec<((String, u32), FailedCall)> = rows.into_iter().collect();
+    let rows =
+        ended::rows(&calls, |((kind, _), _)| Some(kind.clone()), |((_, process), _)| *process, is_alive);
+    let sum = |row: ended::Row| {
+        let of_row = || row.items.iter().map(|&index| &calls[index].1);
+        let most = of_row().max_by_key(|call| call.failed).cloned().unwrap_or_default();
+        let failed = of_row().map(|call| call.failed).sum();
+        FailedCall { processes: row.processes, failed, ..most }
+    };
+    let mut merged: Vec<FailedCall> = rows.into_iter().map(sum).collect();
     merged.sort_by(|a, b| {
         (Reverse(a.failed), &a.owner.name, a.owner.pid).cmp(&(Reverse(b.failed), &b.owner.name, b.owner.pid))
     });
@@ -101,7 +100,7 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
     }
     let left_out = merged.iter().skip(MAX_ROWS).map(|call| call.failed).sum();
     merged.truncate(MAX_ROWS);
-    Failures { calls: merged, left_out }
+    Failures { calls: merged, left_out, processes_32_bit: Vec::new() }
 }
 
 fn row(failed: &Failed) -> FailedCall {

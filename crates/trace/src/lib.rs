@@ -12,8 +12,10 @@
 
 mod accept;
 mod blind_spots;
+mod compat;
 mod connect;
 mod connect_results;
+mod ended;
 mod error;
 mod failed;
 mod fill;
@@ -26,11 +28,13 @@ mod lock_table;
 mod locks;
 mod losses;
 mod reservoir;
+mod scope;
 mod stacks;
 mod survey;
 mod symbols;
 mod tier;
 mod times;
+mod unix_queues;
 
 pub use accept::{Accept, AcceptProgress, AcceptSession};
 pub use connect::{Connect, ConnectProgress, ConnectSession, Protocol};

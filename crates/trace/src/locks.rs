@@ -291,8 +291,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::thread;
 
-    use fourtuple_bpf::filter::TaskFilter;
-use fourtuple_bpf::lock_waits::NO_PATH;
+    use fourtuple_bpf::lock_waits::NO_PATH;
     use fourtuple_syscalls::socket::{self, Transport};
     use fourtuple_testing::{in_namespace, set_sysctl, skip};
 

@@ -10,6 +10,7 @@ use fourtuple_record::TraceTuple;
 use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
 
 use crate::accept::{Accept, Accepts};
+use crate::compat;
 use crate::connect::Connect;
 use crate::error::TraceError;
 use crate::failed::{FailedSession, account};
@@ -20,6 +21,8 @@ use crate::locks::{Locks, by_class};
 const LISTED: usize = 100;
 /// The share of a processor for reading lock waits in windows.
 const SHARE: f64 = 0.001;
+/// Interval of looking for programs of 32 bits, which takes a look at each process of the host.
+const LOOK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// A value of a trace, or the reason why there is none: the error of the trace, as text for the snapshot.
 type Seen<T> = Result<T, String>;
@@ -34,6 +37,8 @@ pub struct Survey {
     failed: Seen<FailedSession>,
     /// The port searches and accept waits of traces that were replaced because a table was full.
     ended: (LogLinear, LogLinear),
+    /// Programs of 32 bits of a network namespace, and when they were looked for.
+    narrow: Option<(Instant, u32, Vec<Owner>)>,
 }
 
 /// Durations of all events since the traces were attached, in all network namespaces.
@@ -84,6 +89,7 @@ impl Survey {
             locks: Err(reason.to_owned()),
             failed: Err(reason.to_owned()),
             ended: (LogLinear::default(), LogLinear::default()),
+            narrow: None,
         }
     }
 
@@ -115,6 +121,10 @@ impl Survey {
     /// Returns what the traces saw in a network namespace, by its inode, since the previous call. A trace whose table is full is
     /// attached again. Lock waits are of an earlier time if reading them took long.
     pub fn window(&mut self, namespace: u32) -> Window {
+        let is_known = |(at, of, _): &(Instant, u32, _)| *of == namespace && at.elapsed() < LOOK_INTERVAL;
+        let known = self.narrow.take().filter(is_known);
+        let (at, _, narrow) = known.unwrap_or_else(|| (Instant::now(), namespace, narrow(namespace)));
+        self.narrow = Some((at, namespace, narrow.clone()));
         let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
         let connects = read(&mut self.connect, |connect| {
             let window = connect.window()?;
@@ -137,7 +147,7 @@ impl Survey {
             if session.lost()? > 0 {
                 *session = FailedSession::attach(&TaskFilter::default())?;
             }
-            Ok(failures(namespace, &window))
+            Ok(failures(namespace, &window, narrow))
         });
         Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)), failures }
     }
@@ -163,7 +173,7 @@ impl Survey {
                 interval_ns: locks.results.elapsed_ns,
                 classes: by_class(locks.results.classes),
             }),
-            failures: failed.map(|failed| failures(namespace, &failed)),
+            failures: failed.map(|failed| failures(namespace, &failed, narrow(namespace))),
         }
     }
 }
@@ -232,6 +242,11 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     })
 }
 
-fn failures(namespace: u32, failed: &[Failed]) -> Failures {
-    account(failed.iter().filter(|failed| failed.failure.namespace == namespace))
+fn failures(namespace: u32, failed: &[Failed], narrow: Vec<Owner>) -> Failures {
+    account(failed.iter().filter(|failed| failed.failure.namespace == namespace), narrow)
+}
+
+/// Returns the programs of 32 bits of a network namespace.
+fn narrow(namespace: u32) -> Vec<Owner> {
+    compat::processes(&TaskFilter { network: Some(namespace), ..TaskFilter::default() })
 }

@@ -16,6 +16,8 @@ use fourtuple::listen::{
     AcceptPolicy, Acceptor, Connection, Endpoint, ListenError, ListenerGroupBuilder, SeatStats,
 };
 use fourtuple_measure::balance;
+use fourtuple_measure::words::counted;
+use fourtuple_record::snapshot::{Owner, Part};
 use fourtuple_record::{Remark, TraceAcceptResults, TraceListener};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{message, option};
@@ -143,7 +145,8 @@ fn overflows_of_a_listener_in_flight_are_a_remark() {
         let Outcome { results, validity, .. } = outcome;
         assert!(overflows > 0 && results.overflows == 0, "{overflows} {results:?}");
         let expected = format!(
-            "the network namespace counts {overflows} overflows of accept queues during the trace (TcpExt.ListenOverflows), the trace 0"
+            "the network namespace counts {} of accept queues during the trace (TcpExt.ListenOverflows), the trace 0",
+            counted(overflows, "overflow")
         );
         assert!(validity.contains(&Remark::new("overflows-unseen", expected)), "{validity:?}");
         drop((far, near));
@@ -203,6 +206,80 @@ fn accept_without_descriptors_is_counted() {
         let [worker] = &listener.workers[..] else { panic!("{listener:?}") };
         assert_eq!((worker.failed, worker.error.as_deref()), (3, Some("EMFILE")), "{listener:?}");
         assert_eq!((worker.accepts, worker.empty), (0, 0));
+    });
+}
+
+#[test]
+fn the_queue_of_a_unix_listener_is_read() {
+    let test = "the_queue_of_a_unix_listener_is_read";
+    in_namespace(|| {
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run(
+            "s = socket.socket(socket.AF_UNIX); s.bind('\\0queue'); s.listen(3)\n\
+             t = socket.socket(socket.AF_UNIX); t.bind('\\0idle'); t.listen(3)",
+        );
+        let mut client = Python::start();
+        let mut work = || {
+            let refused = client.number(
+                "held, refused = [], 0\nfor _ in range(6):\n  c = socket.socket(socket.AF_UNIX); c.setblocking(False)\n  \
+                 try: c.connect('\\0queue')\n  except BlockingIOError: refused += 1\n  held.append(c)\nprint(refused)",
+            );
+            python.run("held = [s.accept(), s.accept()]");
+            refused
+        };
+        let own = Accept { network: Some(own_network()), ..Accept::default() };
+        let Some((refused, outcome)) = traced(test, &own, &mut work) else { return };
+        assert_eq!(refused, 2);
+        let Part::Seen(rows) = &outcome.results.unix_listeners else { panic!("{:?}", outcome.results) };
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        let pids =
+            |owners: &[Owner]| owners.iter().map(|owner| (owner.pid, owner.sockets)).collect::<Vec<_>>();
+        assert_eq!((row.path.as_str(), row.backlog, row.waiting_last), ("@queue", 3, 2), "{row:?}");
+        assert_eq!((row.waiting_first, row.refused), (0, Some(2)), "{row:?}");
+        assert!(row.readings >= 2 && row.waiting_max >= 2, "{row:?}");
+        assert_eq!(pids(&row.owners), [(python.pid(), 1)], "{row:?}");
+        assert_eq!(pids(&row.workers), [(python.pid(), 2)], "{row:?}");
+        // A filter by process shows its idle listeners, and not the calls of others.
+        let of_server = Accept { process: Some(python.pid()), ..Accept::default() };
+        let Some(((), outcome)) = traced(test, &of_server, || ()) else { return };
+        let Part::Seen(rows) = &outcome.results.unix_listeners else { panic!("{:?}", outcome.results) };
+        let found: Vec<_> = rows.iter().map(|row| (row.path.as_str(), row.refused)).collect();
+        assert_eq!(found, [("@queue", None), ("@idle", None)]);
+        let by_port = Accept { port: Some(4300), ..Accept::default() };
+        let Some(((), outcome)) = traced(test, &by_port, || ()) else { return };
+        assert!(matches!(outcome.results.unix_listeners, Part::Hidden(_)));
+    });
+}
+
+/// A server that forks for each connection.
+#[test]
+fn short_processes_of_one_name_are_one_worker() {
+    let test = "short_processes_of_one_name_are_one_worker";
+    in_namespace(|| {
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run("import os\ns = socket.socket(); s.bind(('127.0.5.6', 4300)); s.listen(9)");
+        let address: SocketAddr = "127.0.5.6:4300".parse().unwrap();
+        let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
+        for (number, rows) in [(4_u32, vec![(4, 4)]), (2, vec![(1, 1), (1, 1)])] {
+            let mut work = || {
+                let _clients: Vec<_> = (0..number).map(|_| TcpStream::connect(address).unwrap()).collect();
+                python.run(&format!(
+                    "for _ in range({number}):\n  child = os.fork()\n  if not child: s.accept(); os._exit(0)\n  os.waitpid(child, 0)"
+                ))
+            };
+            let traced = || traced(test, &trace, &mut work);
+            let Some((_, outcome)) = until_none_missed(traced) else { return };
+            let listener = only(&outcome.results);
+            let found: Vec<_> =
+                listener.workers.iter().map(|worker| (worker.processes, worker.accepts)).collect();
+            assert_eq!(found, rows, "{listener:?}");
+        }
     });
 }
 

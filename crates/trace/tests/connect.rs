@@ -5,22 +5,58 @@ mod traced;
 use std::cell::RefCell;
 use std::fs;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::fs::MetadataExt;
-use std::process;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{self, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
 use fourtuple_bpf::BpfError;
+use fourtuple_record::snapshot::Part;
+use fourtuple_record::{Remark, TraceConnectResults};
 use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, Errno};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
-use fourtuple_trace::{Connect, Instrument, TraceError};
+use fourtuple_trace::{Connect, Instrument, Outcome, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
+
+/// A program of 32 bits for x86 that waits: an ELF header, a program header, and pause() by `int 0x80` in a loop.
+const NARROW: &[u8] = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x03\0\x01\0\0\0\x54\x80\x04\x08\x34\0\0\0\0\0\0\0\0\0\0\0\x34\0\x20\0\x01\0\x28\0\0\0\0\0\
+    \x01\0\0\0\0\0\0\0\0\x80\x04\x08\0\x80\x04\x08\x5d\0\0\0\x5d\0\0\0\x05\0\0\0\0\x10\0\0\
+    \xb8\x1d\0\0\0\xcd\x80\xeb\xf7";
+
+#[test]
+fn a_program_of_32_bits_in_scope_is_named() {
+    let test = "connect::a_program_of_32_bits_in_scope_is_named";
+    let path = std::env::temp_dir().join(format!("fourtuple-narrow-{}", process::id()));
+    fs::write(&path, NARROW).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let started = Command::new(&path).spawn();
+    let mut narrow = match started {
+        Ok(narrow) => narrow,
+        Err(error) => return skip(test, "ia32", &error.to_string()),
+    };
+    let of = |process| Connect { process: Some(process), ..Connect::default() };
+    let ran = traced(test, &of(narrow.id()), || ());
+    let other = traced(test, &of(process::id()), || ());
+    narrow.kill().unwrap();
+    narrow.wait().unwrap();
+    fs::remove_file(&path).unwrap();
+    let (Some((_, ran)), Some((_, other))) = (ran, other) else { return };
+    let name = format!("fourtuple-narro[{}]", narrow.id());
+    let message = format!("system calls of programs of 32 bits are not seen: {name}");
+    assert!(ran.validity.contains(&Remark::new("calls-unseen", message)), "{:?}", ran.validity);
+    assert!(other.validity.iter().all(|remark| remark.id != "calls-unseen"), "{:?}", other.validity);
+    let names = |outcome: &Outcome<TraceConnectResults>| match &outcome.results.calls {
+        Part::Seen(calls) => calls.processes_32_bit.iter().map(|owner| owner.pid).collect::<Vec<_>>(),
+        Part::Hidden(reason) => panic!("{reason}"),
+    };
+    assert_eq!((names(&ran), names(&other)), (vec![narrow.id()], vec![]));
+}
 
 fn small_range() {
     set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));

@@ -204,7 +204,7 @@ mod tests {
             addresses: Part::Seen(vec![local([10, 0, 0, 1], 24, "eth0")]),
             failures: Part::Seen(Failures {
                 calls: vec![call("10.0.0.99:0"), call("10.0.0.1:0")],
-                left_out: 0,
+                ..Failures::default()
             }),
             ..Snapshot::default()
         };

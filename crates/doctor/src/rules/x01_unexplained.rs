@@ -1,12 +1,12 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Owner, Snapshot};
 
 use crate::accepting::time;
 use crate::causes::{COUNTERS, drops_of_qdisc, judged};
 use crate::draft::{Draft, Remedy};
 use crate::rule::{Checked, Rule};
 use crate::symptom::{Account, Item, Symptom};
-use crate::words::{count, counted};
+use crate::words::{count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "X01",
@@ -24,7 +24,7 @@ pub(super) const RULE: Rule = Rule {
          a healthy host.",
         "The evidence has the causes that this errno of this call can have in the kernel, what the snapshot excludes, and what it shows. An \
          error of a non-blocking connect() counts when the program reads it by SO_ERROR. Operations of io_uring count without their address, if the tracepoint \
-         io_uring_complete has them (6.18 has, 6.12 has not); calls of 32-bit programs are not seen.",
+         io_uring_complete has them (6.18 has, 6.12 has not); calls of 32-bit programs are not seen, and while one runs, the rule without a finding counts as not checked.",
         "What helps: to look at the causes that remain. `fourtuple trace connect` and `fourtuple trace accept` show the same account for longer.",
     ],
     check,
@@ -44,10 +44,13 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
     if rest.is_empty() {
         // Silence means something only if the calls were seen.
         snapshot.counters.seen()?;
-        snapshot.failures.seen().map_err(|reason| {
+        let failures = snapshot.failures.seen().map_err(|reason| {
             format!("{reason}; `fourtuple trace connect --for 10s` counts the calls that fail")
         })?;
-        return Ok(Vec::new());
+        return match narrow(&failures.processes_32_bit) {
+            Some(reason) => Err(reason),
+            None => Ok(Vec::new()),
+        };
     }
     let mut drafts: Vec<Draft> =
         rest.iter().take(MAX_FINDINGS).map(|item| draft(snapshot, item, checked)).collect();
@@ -55,7 +58,19 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
         let further: Vec<String> = rest[MAX_FINDINGS..].iter().take(5).map(|item| item.sentence()).collect();
         last.evidence.push(format!("{}: {}", counted(more as u64, "further symptom"), further.join("; ")));
     }
+    let failures = snapshot.failures.seen().ok();
+    if let (Some(last), Some(failures)) = (drafts.last_mut(), failures) {
+        last.evidence.extend(narrow(&failures.processes_32_bit));
+    }
     Ok(drafts)
+}
+
+/// Says that the calls of these processes are not in the account.
+fn narrow(processes: &[Owner]) -> Option<String> {
+    let names: Vec<String> = processes.iter().map(process).collect();
+    (!names.is_empty()).then(|| {
+        format!("failed calls of programs of 32 bits are not seen ({}); `strace -f -Z -e trace=network -p PID` shows them", names.join(", "))
+    })
 }
 
 fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
@@ -126,7 +141,7 @@ mod tests {
             |(name, during): &(&str, u64)| ((*name).to_owned(), Counter { total: 7, during: *during });
         Snapshot {
             interval_ns: 2_000_000_000,
-            failures: Part::Seen(Failures { calls, left_out: 0 }),
+            failures: Part::Seen(Failures { calls, ..Failures::default() }),
             counters: Part::Seen(counters.iter().map(counter).collect()),
             ..Snapshot::default()
         }
@@ -136,6 +151,28 @@ mod tests {
         let Diagnosis { findings, .. } = diagnose(snapshot, &Limits::default());
         let own = findings.into_iter().filter(|finding| finding.id == "X01");
         own.map(|finding| (finding.verdict, finding.evidence)).collect()
+    }
+
+    #[test]
+    fn without_calls_of_32_bit_programs_silence_means_nothing() {
+        let mut narrow = snapshot(Vec::new(), &[("TcpExt.ListenDrops", 0)]);
+        let unchecked = |snapshot: &Snapshot| {
+            let unchecked = diagnose(snapshot, &Limits::default()).unchecked;
+            unchecked.into_iter().find(|rule| rule.id == "X01").map(|rule| rule.reason)
+        };
+        assert_eq!(unchecked(&narrow), None);
+        let game = Owner { pid: 77, name: "game".to_owned(), sockets: 0 };
+        let Part::Seen(failures) = &mut narrow.failures else { panic!("made above") };
+        failures.processes_32_bit.push(game);
+        let reason = unchecked(&narrow).unwrap();
+        assert!(
+            reason.starts_with("failed calls of programs of 32 bits are not seen (game[77]); "),
+            "{reason}"
+        );
+        let Part::Seen(failures) = &mut narrow.failures else { panic!("made above") };
+        failures.calls.push(failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7));
+        let [(_, evidence)] = &found(&narrow)[..] else { panic!("{:?}", found(&narrow)) };
+        assert!(evidence.last().unwrap().contains("(game[77])"), "{evidence:?}");
     }
 
     #[test]
@@ -236,7 +273,7 @@ mod tests {
         // A name with an IPv6 and an IPv4 address, of which only the latter has a server.
         snapshot.failures = Part::Seen(Failures {
             calls: vec![failed("connect", "ECONNREFUSED", "tcp", "[::1]:80", 500)],
-            left_out: 0,
+            ..Failures::default()
         });
         assert_eq!(found(&snapshot).len(), 1);
         snapshot.traced = Part::Seen(Traced {

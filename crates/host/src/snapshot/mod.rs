@@ -247,6 +247,18 @@ fn named(
     owners.map(|owner| owner.pid).collect()
 }
 
+/// Reads the listening unix sockets of the calling thread's network namespace with their processes, and no other socket. Nothing is known
+/// of an earlier reading.
+///
+/// # Errors
+///
+/// The reason why the kernel does not list them, such as a missing unix_diag.
+pub fn unix_listeners(root: &Path) -> Result<Vec<UnixListener>, String> {
+    let sockets = Sockets::read(root, &mut Source::default(), None);
+    let connections = unix_sockets::Connections::read(&sockets, None, Duration::ZERO);
+    unix_sockets::read(&sockets, &connections, &HashMap::new(), true, &mut HashMap::new())
+}
+
 impl Census {
     fn read(
         root: &Path,

@@ -8,7 +8,7 @@ use fourtuple_record::*;
 
 use super::record;
 
-fn owner(pid: u32, name: &str, sockets: u32) -> Owner {
+pub(crate) fn owner(pid: u32, name: &str, sockets: u32) -> Owner {
     Owner { pid, name: name.into(), sockets }
 }
 
@@ -269,7 +269,11 @@ fn snapshot() -> Snapshot {
         traced: Part::Seen(traced()),
         accepts: Part::Seen(TracedAccepts { accepts: 840, wait_p99_ns: Some(31_000_000) }),
         locks: Part::Seen(locks()),
-        failures: Part::Seen(Failures { calls: vec![failed_call()], left_out: 2 }),
+        failures: Part::Seen(Failures {
+            calls: vec![failed_call()],
+            left_out: 2,
+            processes_32_bit: vec![owner(77, "game", 0)],
+        }),
     }
 }
 

@@ -589,7 +589,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
             .chain((1..25).map(|process| tuple(process, 0)))
             .collect(),
         samples,
-        calls: Part::Seen(Failures { calls: vec![doctor::failed_call()], left_out: 0 }),
+        calls: Part::Seen(Failures { calls: vec![doctor::failed_call()], ..Failures::default() }),
     };
     record("trace connect", settings, results)
 }
@@ -681,6 +681,7 @@ fn empty_trace() -> TraceConnectRecord {
         calls: Part::Seen(Failures {
             calls: vec![FailedCall { address: Some("</script>".into()), ..explained_call() }],
             left_out: 1,
+            ..Failures::default()
         }),
         ..record.results
     };
@@ -708,6 +709,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
     };
     let worker = |thread: u32, accepts: u64| TraceWorker {
         process: 4711,
+        processes: if accepts == 1_500 { 300 } else { 1 },
         thread,
         name: "it's nginx".into(),
         accepts,
@@ -779,7 +781,20 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
             WaitStep { from_ns: 3_014_656, count: 1 },
         ],
         listeners: vec![ladder, full],
-        calls: Part::Seen(Failures { calls: vec![explained_call()], left_out: 1 }),
+        calls: Part::Seen(Failures { calls: vec![explained_call()], left_out: 1, ..Failures::default() }),
+        unix_listeners: Part::Seen(vec![TraceUnixListener {
+            path: "/run/it's </script>.sock".into(),
+            cookie: 4_102,
+            readings: 51,
+            waiting_first: 0,
+            waiting_last: 8,
+            waiting_max: 9,
+            full: 12,
+            backlog: 8,
+            refused: Some(261),
+            owners: vec![doctor::owner(903, "php-fpm8.2", 1)],
+            workers: vec![doctor::owner(904, "php-fpm8.2", 1)],
+        }]),
     };
     record("trace accept", settings, results)
 }
@@ -806,6 +821,7 @@ fn empty_trace_accept() -> TraceAcceptRecord {
         histogram: Vec::new(),
         listeners: Vec::new(),
         calls: Part::Hidden("</script>".into()),
+        unix_listeners: Part::Hidden("</script>".into()),
         ..record.results
     };
     record

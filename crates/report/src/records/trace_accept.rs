@@ -1,11 +1,11 @@
 use fourtuple_record::{
-    TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceWorker,
+    TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceUnixListener, TraceWorker,
 };
 
 use crate::document::{Block, Document, Medium, Tone};
-use crate::number::{count, duration, quantity, rate};
+use crate::number::{NOTHING, count, duration, quantity, rate};
 use crate::records::times::{self, steps};
-use crate::records::trace::{Filters, failed_calls, occurred, tier};
+use crate::records::trace::{Filters, failed_calls, occurred, process, tier};
 use crate::table::{Cell, Table, more};
 use crate::words::{CommandLine, index, plural, present, unnamed};
 
@@ -25,10 +25,12 @@ pub(super) fn document(record: &TraceAcceptRecord) -> Document {
     let is_by_acceptor = settings.process.is_some() || settings.name.is_some() || settings.cgroup.is_some();
     match results.overflows {
         // The other listeners are not known to belong to the chosen threads.
+        0 if has_refused(results) => {}
         0 if is_by_acceptor => document.note(Tone::Good, "no queue of a listener with accepts overflowed"),
         0 => document.note(Tone::Good, "no queue overflowed"),
         some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),
     }
+    unix_listeners(&mut document, record);
     failed_calls(&mut document, &results.calls);
     times_of(&mut document, results);
     document.histogram(
@@ -80,6 +82,55 @@ fn figures(results: &TraceAcceptResults) -> Vec<(&'static str, String)> {
     ])
 }
 
+fn has_refused(results: &TraceAcceptResults) -> bool {
+    results.unix_listeners.seen().is_ok_and(|rows| rows.iter().any(|row| row.refused > Some(0)))
+}
+
+/// Shows the queues of unix listeners, of which only readings are known.
+fn unix_listeners(document: &mut Document, record: &TraceAcceptRecord) {
+    let TraceAcceptSettings { listen, port, .. } = &record.settings;
+    let rows = match record.results.unix_listeners.seen() {
+        Ok(rows) => rows,
+        // A filter by address or port selects no unix listener.
+        Err(_) if listen.is_some() || port.is_some() => return,
+        Err(reason) => {
+            return document.note(Tone::Dim, format!("queues of unix listeners are not read: {reason}"));
+        }
+    };
+    let Some(first) = rows.first() else { return };
+    for row in rows.iter().filter(|row| row.refused > Some(0)).take(FAILING) {
+        let calls = plural(row.refused.unwrap_or(0), "connect()");
+        let line = format!("{calls} to {} failed with EAGAIN because the queue was full", row.path);
+        document.note(Tone::Bad, line);
+    }
+    document.table_below("Unix listeners", unix_table(rows));
+    let readings = plural(first.readings, "reading");
+    document.note(
+        Tone::Dim,
+        format!("the queues are of {readings}; accepts and waits of unix sockets are not visible"),
+    );
+}
+
+fn unix_table(rows: &[TraceUnixListener]) -> Table {
+    let owner = |row: &TraceUnixListener| match &row.owners[..] {
+        [] => NOTHING.to_owned(),
+        [only] => format!("{} {}", only.pid, only.name),
+        [first, ..] => process(first.pid, row.owners.len() as u32, &first.name),
+    };
+    let connections =
+        |row: &TraceUnixListener| row.workers.iter().map(|worker| u64::from(worker.sockets)).sum();
+    Table::of(rows)
+        .text("path", 0, |row| row.path.clone())
+        .text("process", 1, owner)
+        .number("queue max", 0, |row| count(row.waiting_max.into()))
+        .number("backlog", 0, |row| count(row.backlog.into()))
+        .number("full|Readings with a full queue", 2, |row| Cell::bad_count(row.full))
+        .number("refused", 0, |row| row.refused.map_or_else(|| NOTHING.into(), Cell::bad_count))
+        .number("accepted|Accepted connections that are open", 3, move |row| count(connections(row)))
+        .limit(20, 100, "unix listener")
+        .into()
+}
+
 fn times_of(document: &mut Document, results: &TraceAcceptResults) {
     let times =
         [("handshake (SYN-ACK to ACK)", results.handshake_ns), ("wait in the accept queue", results.wait_ns)];
@@ -104,11 +155,13 @@ fn one_listener(document: &mut Document, listener: &TraceListener) {
     for worker in listener.workers.iter().filter(|worker| worker.failed > 0).take(FAILING) {
         let error = worker.error.as_deref().unwrap_or_default();
         let explained = if error == "EMFILE" { "; `fourtuple explain F01`" } else { "" };
+        let who = match worker.processes {
+            0 | 1 => format!("{}[{}]", worker.name, worker.process),
+            several => process(worker.process, several, &worker.name),
+        };
+        let times = plural(worker.failed, "time");
         let line = format!(
-            "accept() of {}[{}] failed {} with {error}: the connections stay in the queue{explained}",
-            worker.name,
-            worker.process,
-            plural(worker.failed, "time")
+            "accept() of {who} failed {times} with {error}: the connections stay in the queue{explained}"
         );
         document.note(Tone::Bad, line);
     }
@@ -168,7 +221,10 @@ fn of_listener(listener: &TraceListener) -> Vec<String> {
 fn workers(workers: &[TraceWorker]) -> Table {
     let most = workers.iter().map(|worker| worker.accepts).max().unwrap_or(0);
     Table::of(workers)
-        .text("worker", 0, |worker| format!("{}/{} {}", worker.process, worker.thread, worker.name))
+        .text("worker", 0, |worker| match worker.processes {
+            0 | 1 => format!("{}/{} {}", worker.process, worker.thread, worker.name),
+            several => process(worker.process, several, &worker.name),
+        })
         .number("accepts", 0, |worker| count(worker.accepts))
         .text("", 2, |worker| Cell::bar(worker.accepts, most))
         .number("open", 1, |worker| count(worker.open))

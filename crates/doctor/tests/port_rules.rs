@@ -538,7 +538,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(&only)), "{:?}", unnamed.evidence);
         // With two processes nothing decides.
         let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
-        let nginx = Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 };
+        let nginx = owner(7, "nginx", 1);
         connections.services[0].workers.push(nginx);
         closed.traced = Part::Seen(Traced::default());
         closed.failures = Part::Seen(Failures::default());
@@ -551,7 +551,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
         let mut other = connections.tuples[0].clone();
         other.source = NEAR.parse().unwrap();
-        other.owners = vec![Owner { pid: 812, name: "squid".to_owned(), sockets: 2 }];
+        other.owners = vec![owner(812, "squid", 2)];
         let fact = format!("perhaps squid[812]: it has 2 connections from {NEAR} to {}", other.destination);
         connections.tuples.push(other);
         let unnamed = the_finding(&closed, "P08");

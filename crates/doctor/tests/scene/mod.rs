@@ -85,11 +85,9 @@ pub(crate) fn failed_call(owner: Owner, call: &str, errno: &str, address: &str) 
         protocol: "tcp".to_owned(),
         processes: 1,
         address: Some(address.to_owned()),
-        before_search: false,
         failed: owner.sockets.into(),
-        namespace: 0,
-        causes: Vec::new(),
         owner,
+        ..FailedCall::default()
     }
 }
 

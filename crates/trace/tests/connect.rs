@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
 use fourtuple_bpf::BpfError;
+use fourtuple_record::Remark;
 use fourtuple_record::snapshot::Part;
-use fourtuple_record::{Remark, TraceConnectResults};
 use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, Errno};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
-use fourtuple_trace::{Connect, Instrument, Outcome, TraceError};
+use fourtuple_trace::{Connect, Instrument, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
@@ -40,22 +40,18 @@ fn a_program_of_32_bits_in_scope_is_named() {
         Ok(narrow) => narrow,
         Err(error) => return skip(test, "ia32", &error.to_string()),
     };
-    let of = |process| Connect { process: Some(process), ..Connect::default() };
-    let ran = traced(test, &of(narrow.id()), || ());
-    let other = traced(test, &of(process::id()), || ());
+    let ran = traced(test, &Connect { process: Some(narrow.id()), ..Connect::default() }, || ());
     narrow.kill().unwrap();
     narrow.wait().unwrap();
     fs::remove_file(&path).unwrap();
-    let (Some((_, ran)), Some((_, other))) = (ran, other) else { return };
-    let name = format!("fourtuple-narro[{}]", narrow.id());
-    let message = format!("system calls of programs of 32 bits are not seen: {name}");
-    assert!(ran.validity.contains(&Remark::new("calls-unseen", message)), "{:?}", ran.validity);
-    assert!(other.validity.iter().all(|remark| remark.id != "calls-unseen"), "{:?}", other.validity);
-    let names = |outcome: &Outcome<TraceConnectResults>| match &outcome.results.calls {
-        Part::Seen(calls) => calls.processes_32_bit.iter().map(|owner| owner.pid).collect::<Vec<_>>(),
-        Part::Hidden(reason) => panic!("{reason}"),
-    };
-    assert_eq!((names(&ran), names(&other)), (vec![narrow.id()], vec![]));
+    let Some(((), outcome)) = ran else { return };
+    let message =
+        format!("system calls of programs of 32 bits are not seen: fourtuple-narro[{}]", narrow.id());
+    let is_named = outcome.validity.contains(&Remark::new("calls-unseen", message));
+    assert!(is_named, "{:?}", outcome.validity);
+    let Part::Seen(calls) = &outcome.results.calls else { panic!("{:?}", outcome.results.calls) };
+    let [owner] = &calls.processes_32_bit[..] else { panic!("{calls:?}") };
+    assert_eq!((owner.pid, owner.name.as_str()), (narrow.id(), "fourtuple-narro"));
 }
 
 fn small_range() {

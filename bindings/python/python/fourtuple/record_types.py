@@ -1348,6 +1348,7 @@ class FailedCall(TypedDict):
 class Failures(TypedDict):
     calls: list[FailedCall]
     left_out: int
+    processes_32_bit: NotRequired[list[DoctorOwner]]
 
 
 class DoctorSnapshotFailuresSeen(TypedDict):
@@ -1549,6 +1550,7 @@ class TraceWorker(TypedDict):
     closed_first: int
     failed: int
     error: str | None
+    processes: NotRequired[int]
 
 
 class TraceListener(TypedDict):
@@ -1580,6 +1582,24 @@ class TraceAcceptResultsCallsSeen(TypedDict):
     seen: Failures
 
 
+class TraceUnixListener(TypedDict):
+    path: str
+    cookie: int
+    readings: int
+    waiting_first: int
+    waiting_last: int
+    waiting_max: int
+    full: int
+    backlog: int
+    refused: int | None
+    owners: list[DoctorOwner]
+    workers: list[DoctorOwner]
+
+
+class TraceAcceptResultsUnixListenersSeen(TypedDict):
+    seen: list[TraceUnixListener]
+
+
 class TraceAcceptResults(TypedDict):
     tier: Literal["tp_btf"]
     elapsed_ns: int
@@ -1596,6 +1616,7 @@ class TraceAcceptResults(TypedDict):
     listeners: list[TraceListener]
     calls: NotRequired[TraceAcceptResultsCallsSeen | DoctorHidden]
     notes: NotRequired[list[str]]
+    unix_listeners: NotRequired[TraceAcceptResultsUnixListenersSeen | DoctorHidden]
 
 
 class TraceAcceptRecord(TypedDict):

@@ -15,8 +15,8 @@ pub(super) const RULE: Rule = Rule {
          (__wake_up_common walks the wait queue from its head, ep_poll_callback wakes the first that waits). A worker that waits again is \
          at the same place. With light load one worker accepts everything; with more load the shares fall from worker to worker like a \
          ladder.",
-        "The rule has a finding if several processes hold the same listener, their connections rise or fall in the order of their process \
-         IDs, and Jain's index is below the threshold; with the same conditions as B01: a busy first worker, or a notice for three \
+        "The rule has a finding if several processes hold the same listener, their connections rise or fall in the order of their start, \
+         and Jain's index is below the threshold; with the same conditions as B01: a busy first worker, or a notice for three \
          workers or more.",
         "What helps: SO_REUSEPORT, a listener for each worker (nginx: reuseport in the directive listen; Gunicorn: --reuse-port); with it \
          `fourtuple fix accept` can choose the least busy worker. A program that is under your control can remove and add the listener \

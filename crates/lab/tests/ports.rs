@@ -6,27 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
-use fourtuple_lab::ports::{PUBLISHED_WIDTHS, Ports, as_published};
-use fourtuple_lab::{Family, LabError, Progress, Silent, Watch, calibrate};
-use fourtuple_syscalls::socket::Transport;
+use fourtuple_lab::ports::{self, PUBLISHED_WIDTHS, as_published};
+use fourtuple_lab::{LabError, Progress, Silent, Watch, calibrate};
+use fourtuple_record::PortsSettings;
 use fourtuple_testing::in_namespace;
 
 fn range(text: &str) -> PortRange {
     text.parse().unwrap()
 }
 
-fn settings() -> Ports {
-    Ports {
-        range: range("20000-20999"),
-        strategies: vec![Strategy::KernelDefault, Strategy::Auto],
-        windows: false,
-        fill: 1.0,
-        transport: Transport::Tcp,
-        family: Family::V4,
-        sources: 1,
-        repeats: 1,
-        seed: 1,
-    }
+fn settings() -> PortsSettings {
+    let strategies = vec!["kernel-default".to_owned(), "auto".to_owned()];
+    PortsSettings { low: 20_000, high: 20_999, strategies, seed: 1, ..PortsSettings::default() }
 }
 
 /// Ends the experiment at the first progress report, and records which part had begun.
@@ -49,19 +40,19 @@ impl Progress for StopAtFirstProgress {
 
 #[test]
 fn settings_that_no_run_can_meet_are_named() {
-    let refused = |name: &str, change: &dyn Fn(&mut Ports)| {
+    let refused = |name: &str, change: &dyn Fn(&mut PortsSettings)| {
         let mut wrong = settings();
         change(&mut wrong);
-        let error = wrong.check().expect_err(name);
+        let error = ports::check(&wrong).expect_err(name);
         assert!(error.is_usage(), "{error}");
         let LabError::Setting { setting, .. } = error else { panic!("{error}") };
         assert_eq!(setting, name);
         // `run` checks the settings too, and refuses them.
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        assert!(matches!(wrong.run(&watch), Err(LabError::Setting { .. })));
+        assert!(matches!(ports::run(&wrong, &watch), Err(LabError::Setting { .. })));
     };
-    for narrow in ["20000-20006", "1023-2000", "0-65535"] {
-        refused("range", &|ports| ports.range = range(narrow));
+    for narrow in [(20_000, 20_006), (1_023, 2_000), (0, 65_535), (20_999, 20_000)] {
+        refused("range", &|ports| (ports.low, ports.high) = narrow);
     }
     for fill in [0.0, -0.5, 1.01, f64::NAN, f64::INFINITY] {
         refused("fill", &|ports| ports.fill = fill);
@@ -69,13 +60,16 @@ fn settings_that_no_run_can_meet_are_named() {
     for sources in [0, 1025] {
         refused("sources", &|ports| ports.sources = sources);
     }
-    refused("sources", &|ports| (ports.sources, ports.transport) = (2, Transport::Udp));
+    refused("sources", &|ports| (ports.sources, ports.protocol) = (2, "udp".to_owned()));
     for repeats in [0, 101] {
         refused("repeats", &|ports| ports.repeats = repeats);
     }
     refused("strategy", &|ports| ports.strategies.clear());
-    for widest in ["1024-65535", "20000-20007"] {
-        Ports { range: range(widest), ..settings() }.check().unwrap();
+    refused("strategy", &|ports| ports.strategies.push("fastest".to_owned()));
+    refused("protocol", &|ports| ports.protocol = "sctp".to_owned());
+    refused("family", &|ports| ports.family = 5);
+    for (low, high) in [(1_024, 65_535), (20_000, 20_007)] {
+        ports::check(&PortsSettings { low, high, ..settings() }).unwrap();
     }
 }
 
@@ -84,7 +78,7 @@ fn an_interrupted_run_keeps_its_dials() {
     in_namespace(|| {
         let impatient = StopAtFirstProgress::default();
         let watch = Watch { stop: &impatient.stop, progress: &impatient };
-        let (results, remarks) = settings().run(&watch).unwrap();
+        let (results, remarks) = ports::run(&settings(), &watch).unwrap();
         assert_eq!(*impatient.parts.lock().unwrap(), [("kernel-default".to_owned(), 1000)]);
         assert_eq!(remarks.len(), 1);
         assert_eq!(remarks[0].id, "interrupted");
@@ -100,7 +94,7 @@ fn an_interrupted_run_keeps_its_dials() {
 fn a_run_stopped_before_it_began_has_no_result() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(true), progress: &Silent };
-        let (results, remarks) = settings().run(&watch).unwrap();
+        let (results, remarks) = ports::run(&settings(), &watch).unwrap();
         assert!(results.strategies.is_empty(), "{results:?}");
         assert_eq!(remarks.len(), 1);
     });
@@ -122,7 +116,7 @@ fn published_windows_have_one_try() {
 fn parts_of_the_fill_add_up() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let (results, remarks) = Ports { fill: 0.25, repeats: 2, ..settings() }.run(&watch).unwrap();
+        let (results, remarks) = ports::run(&PortsSettings { fill: 0.25, repeats: 2, ..settings() }, &watch).unwrap();
         assert!(remarks.is_empty());
         assert_eq!(results.tuples, 1000);
         assert_eq!(results.strategies.len(), 4);

@@ -11,6 +11,7 @@
 #![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod accept;
+mod command_line;
 mod compare;
 mod doctor;
 mod ephemeral_ports;
@@ -45,6 +46,7 @@ pub use accept::{
     AcceptCell, AcceptRecord, AcceptResults, AcceptSettings, BreakEven, Probe, SkippedCell, Span, Timeline,
     WaitNs, Waiter,
 };
+pub use command_line::CommandLine;
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use doctor::{
     Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Proof, Severity, Unchecked,

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Record, Scatter};
+use crate::{CommandLine, Record, Scatter};
 
 /// The record of `fourtuple lab ports`.
 pub type PortsRecord = Record<PortsSettings, PortsResults>;
@@ -35,6 +35,49 @@ pub struct PortsSettings {
     pub repeats: u32,
     /// Seed of fourtuple's own random choices.
     pub seed: u64,
+}
+
+impl Default for PortsSettings {
+    /// Returns the defaults of the command, without strategies: they depend on the kernel.
+    fn default() -> PortsSettings {
+        PortsSettings {
+            // Small enough for the kernel's own search to fill it within seconds.
+            low: 32_768,
+            high: 49_151,
+            strategies: Vec::new(),
+            windows: false,
+            fill: 1.0,
+            protocol: "tcp".to_owned(),
+            family: 4,
+            sources: 1,
+            repeats: 1,
+            seed: 0,
+        }
+    }
+}
+
+impl PortsSettings {
+    /// Returns the command that runs the experiment again.
+    pub fn command_line(&self) -> String {
+        let PortsSettings { low, high, strategies, windows, fill, protocol, family, sources, repeats, seed } =
+            self;
+        CommandLine::new("lab ports")
+            .add(format_args!("--range {low}-{high} --strategy {}", strategies.join(",")))
+            .flag("--windows", *windows)
+            .add(format_args!("--fill {fill} --protocol {protocol} --family {family}"))
+            .add(format_args!("--sources {sources} --repeats {repeats} --seed {seed}"))
+            .finish()
+    }
+
+    /// Returns the number of 4-tuples towards the one destination.
+    pub fn tuples(&self) -> u64 {
+        (u64::from(self.high) + 1).saturating_sub(self.low.into()) * u64::from(self.sources)
+    }
+
+    /// Returns the number of dials of one fill.
+    pub fn dials(&self) -> u64 {
+        ((self.tuples() as f64 * self.fill).round() as u64).max(1)
+    }
 }
 
 /// The results of `lab ports`.

@@ -1,10 +1,10 @@
 //! Phrases and command lines that several records use.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
 pub(crate) use fourtuple_measure::words::counted as plural;
-pub(crate) use fourtuple_record::exact_duration as typed;
+pub(crate) use fourtuple_record::{CommandLine, exact_duration as typed};
 
 use crate::number::{NOTHING, count};
 
@@ -83,44 +83,6 @@ pub(crate) fn list<T: ToString>(values: &[T]) -> String {
 /// Formats the value of `--close-every`.
 pub(crate) fn every(requests: u64) -> String {
     if requests == 0 { "never".to_owned() } else { requests.to_string() }
-}
-
-/// A command line under construction.
-pub(crate) struct CommandLine(String);
-
-impl CommandLine {
-    /// Starts with `fourtuple` and the command.
-    pub(crate) fn new(command: &str) -> CommandLine {
-        CommandLine(format!("fourtuple {command}"))
-    }
-
-    /// Adds words unchanged.
-    pub(crate) fn add(mut self, words: impl Display) -> CommandLine {
-        let _ = write!(self.0, " {words}");
-        self
-    }
-
-    /// Adds a flag with its value.
-    pub(crate) fn set(self, flag: &str, value: impl Display) -> CommandLine {
-        self.add(format_args!("{flag} {value}"))
-    }
-
-    /// Adds a flag with its value if there is a value.
-    pub(crate) fn maybe(self, flag: &str, value: Option<impl Display>) -> CommandLine {
-        match value {
-            Some(value) => self.set(flag, value),
-            None => self,
-        }
-    }
-
-    /// Adds a flag without a value if `given` is true.
-    pub(crate) fn flag(self, flag: &str, given: bool) -> CommandLine {
-        if given { self.add(flag) } else { self }
-    }
-
-    pub(crate) fn finish(self) -> String {
-        self.0
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, errno_name, resource};
 
 use crate::namespace::Namespace;
-use crate::ports::Ports;
+use crate::ports::Checked;
 use crate::{LabError, Watch};
 
 /// Dials between two pauses, in which sockets are parked and the floor is measured; the pauses are not timed.
@@ -31,22 +31,21 @@ const PARTS: usize = 16;
 
 /// Fills the range once with one strategy.
 pub(super) fn fill(
-    settings: &Ports,
+    checked: &Checked<'_>,
     strategy: Strategy,
     repeat: u32,
     namespace: &Namespace,
     watch: &Watch<'_>,
 ) -> Result<StrategyResult, LabError> {
-    let range = settings.range;
+    let &Checked { settings, range, transport, family, .. } = checked;
     namespace.set_range(range)?;
-    let family = settings.family;
     let mut free = Namespace::ports_beside(range);
     let mut listen = || {
         let port = free.next().expect("a range of 65,000 ports at most leaves some for listeners");
         Ok::<_, LabError>((namespace.listen(family, port)?, SocketAddr::new(family.loopback(), port)))
     };
     let (_listener, destination) = listen()?;
-    let floors: Vec<(OwnedFd, SocketAddr)> = match settings.transport {
+    let floors: Vec<(OwnedFd, SocketAddr)> = match transport {
         Transport::Tcp => (0..FLOOR_LISTENERS).map(|_| listen()).collect::<Result<_, _>>()?,
         Transport::Udp => Vec::new(),
     };
@@ -57,12 +56,12 @@ pub(super) fn fill(
     let source = sources.first().copied();
     let seed = settings.seed.wrapping_add(u64::from(repeat));
     let mut random = Rng::with_seed(seed);
-    let mut dials = StrategyDialer::new(settings.transport, strategy, range, sources, destination, seed)?;
+    let mut dials = StrategyDialer::new(transport, strategy, range, sources, destination, seed)?;
     let chosen = (strategy == Strategy::Auto).then(|| dials.chosen());
     let mut parking = Parking::new().map_err(LabError::call("hold sockets"))?;
     let mut tally = Tally::new(settings.tuples(), settings.dials());
     let mut next_floor = 0;
-    if settings.transport == Transport::Udp {
+    if transport == Transport::Udp {
         tally.udp_floor(&mut dials)?;
     }
     while tally.dials < settings.dials() && !watch.stopped() {

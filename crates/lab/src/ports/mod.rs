@@ -15,29 +15,6 @@ use fourtuple_syscalls::socket::Transport;
 use crate::namespace::{Family, Namespace};
 use crate::{LabError, Watch};
 
-/// The settings of the experiment.
-#[derive(Clone, Debug)]
-pub struct Ports {
-    /// The namespace's ephemeral range.
-    pub range: PortRange,
-    /// Strategies to compare, in this order.
-    pub strategies: Vec<Strategy>,
-    /// Whether random windows have one try each and no fallback, as [`as_published`] makes them.
-    pub windows: bool,
-    /// Share of the tuples to dial, above 0 and up to 1.
-    pub fill: f64,
-    /// TCP or UDP.
-    pub transport: Transport,
-    /// IPv4 or IPv6.
-    pub family: Family,
-    /// Source addresses.
-    pub sources: u32,
-    /// Number of runs of every strategy.
-    pub repeats: u32,
-    /// Seed of the random choices of this process (the kernel's random choices cannot be seeded).
-    pub seed: u64,
-}
-
 /// The lowest port that net.ipv4.ip_local_port_range may begin with: lower ports are privileged
 /// (`ipv4_local_port_range` refuses a range that reaches below net.ipv4.ip_unprivileged_port_start).
 pub(crate) const FIRST_PORT: u16 = 1024;
@@ -50,116 +27,118 @@ pub fn as_published(width: NonZeroU16) -> Strategy {
     Strategy::RandomWindow { width, tries: NonZeroU16::MIN, then_full_range: false }
 }
 
-impl Ports {
-    /// Checks the settings, without system calls.
-    pub fn check(&self) -> Result<(), LabError> {
+/// Settings that were checked, with the values that their texts name.
+struct Checked<'a> {
+    settings: &'a PortsSettings,
+    range: PortRange,
+    strategies: Vec<Strategy>,
+    transport: Transport,
+    family: Family,
+}
+
+/// Checks the settings, without system calls.
+pub fn check(settings: &PortsSettings) -> Result<(), LabError> {
+    Checked::new(settings).map(drop)
+}
+
+/// Runs every strategy, each in a namespace of its own; odd repeats run in the reverse order (A B B A).
+pub fn run(settings: &PortsSettings, watch: &Watch<'_>) -> Result<(PortsResults, Vec<Remark>), LabError> {
+    let checked = Checked::new(settings)?;
+    let mut results = PortsResults { tuples: settings.tuples(), strategies: Vec::new(), advice: Vec::new() };
+    let mut remarks = Vec::new();
+    'repeats: for repeat in 1..=settings.repeats {
+        let mut order: Vec<Strategy> = checked.strategies.clone();
+        if repeat % 2 == 0 {
+            order.reverse();
+        }
+        for strategy in order {
+            watch.progress.begin(&part(strategy, repeat, settings.repeats), settings.dials());
+            let run = Namespace::run(|namespace| fill::fill(&checked, strategy, repeat, namespace, watch));
+            let run = match run {
+                Ok(run) => run,
+                // The results of earlier runs are kept.
+                Err(error) if !results.strategies.is_empty() => {
+                    remarks.push(Remark::new("failed", format!("{strategy} failed: {error}")));
+                    break 'repeats;
+                }
+                Err(error) => return Err(error),
+            };
+            let cut = run.dials < settings.dials();
+            if run.dials > 0 {
+                results.strategies.push(run);
+            }
+            if cut {
+                remarks.push(Remark::new(
+                    "interrupted",
+                    format!("interrupted during {strategy}: it is cut short, and what should follow is missing"),
+                ));
+                break 'repeats;
+            }
+        }
+    }
+    results.advice = advice(&results, checked.transport);
+    Ok((results, remarks))
+}
+
+fn part(strategy: Strategy, repeat: u32, repeats: u32) -> String {
+    if repeats == 1 { strategy.to_string() } else { format!("{strategy} ({repeat}/{repeats})") }
+}
+
+impl Checked<'_> {
+    fn new(settings: &PortsSettings) -> Result<Checked<'_>, LabError> {
         let refuse = |setting, value: String, accepted: &str| {
             Err(LabError::Setting { setting, value, accepted: accepted.to_owned() })
         };
-        if self.range.low() < FIRST_PORT || self.range.len() < 8 {
-            return refuse(
-                "range",
-                self.range.to_string(),
-                "accepted are ranges of at least 8 ports from port 1024 on (the kernel takes no lower ones)",
-            );
+        let range = match PortRange::new(settings.low, settings.high) {
+            Ok(range) if range.low() >= FIRST_PORT && range.len() >= 8 => range,
+            _ => {
+                return refuse(
+                    "range",
+                    format!("{}-{}", settings.low, settings.high),
+                    "accepted are ranges of at least 8 ports from port 1024 on (the kernel takes no lower ones)",
+                );
+            }
+        };
+        if !(settings.fill > 0.0 && settings.fill <= 1.0) {
+            return refuse("fill", settings.fill.to_string(), "accepted is a share above 0 and up to 1");
         }
-        if !(self.fill > 0.0 && self.fill <= 1.0) {
-            return refuse("fill", self.fill.to_string(), "accepted is a share above 0 and up to 1");
+        if !(1..=1024).contains(&settings.sources) {
+            return refuse("sources", settings.sources.to_string(), "accepted are 1 to 1024");
         }
-        if !(1..=1024).contains(&self.sources) {
-            return refuse("sources", self.sources.to_string(), "accepted are 1 to 1024");
-        }
-        if self.transport == Transport::Udp && self.sources > 1 {
+        let transport = match settings.protocol.as_str() {
+            "tcp" => Transport::Tcp,
+            "udp" => Transport::Udp,
+            other => return refuse("protocol", other.to_owned(), "accepted are tcp and udp"),
+        };
+        let family = match settings.family {
+            4 => Family::V4,
+            6 => Family::V6,
+            other => return refuse("family", other.to_string(), "accepted are 4 and 6"),
+        };
+        if transport == Transport::Udp && settings.sources > 1 {
             return refuse(
                 "sources",
-                self.sources.to_string(),
+                settings.sources.to_string(),
                 "UDP is measured from 1 source: its sockets share no ports anyway",
             );
         }
-        if !(1..=100).contains(&self.repeats) {
-            return refuse("repeats", self.repeats.to_string(), "accepted are 1 to 100");
+        if !(1..=100).contains(&settings.repeats) {
+            return refuse("repeats", settings.repeats.to_string(), "accepted are 1 to 100");
         }
-        if self.strategies.is_empty() {
+        let mut strategies = Vec::new();
+        for name in &settings.strategies {
+            match name.parse() {
+                Ok(Strategy::RandomWindow { width, .. }) if settings.windows => {
+                    strategies.push(as_published(width));
+                }
+                Ok(strategy) => strategies.push(strategy),
+                Err(_) => return refuse("strategy", name.clone(), "no strategy has this name"),
+            }
+        }
+        if strategies.is_empty() {
             return refuse("strategy", "(none)".to_owned(), "at least one is needed");
         }
-        Ok(())
-    }
-
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> PortsSettings {
-        PortsSettings {
-            low: self.range.low(),
-            high: self.range.high(),
-            strategies: self.strategies.iter().map(Strategy::to_string).collect(),
-            windows: self.windows,
-            fill: self.fill,
-            protocol: match self.transport {
-                Transport::Tcp => "tcp",
-                Transport::Udp => "udp",
-            }
-            .to_owned(),
-            family: self.family.number(),
-            sources: self.sources,
-            repeats: self.repeats,
-            seed: self.seed,
-        }
-    }
-
-    /// Returns the number of 4-tuples towards the one destination.
-    pub fn tuples(&self) -> u64 {
-        u64::from(self.range.len()) * u64::from(self.sources)
-    }
-
-    /// Returns the number of dials of one fill.
-    fn dials(&self) -> u64 {
-        ((self.tuples() as f64 * self.fill).round() as u64).max(1)
-    }
-
-    /// Runs every strategy, each in a namespace of its own; odd repeats run in the reverse order (A B B A).
-    pub fn run(&self, watch: &Watch<'_>) -> Result<(PortsResults, Vec<Remark>), LabError> {
-        self.check()?;
-        let mut results = PortsResults { tuples: self.tuples(), strategies: Vec::new(), advice: Vec::new() };
-        let mut remarks = Vec::new();
-        'repeats: for repeat in 1..=self.repeats {
-            let mut order: Vec<Strategy> = self.strategies.clone();
-            if repeat % 2 == 0 {
-                order.reverse();
-            }
-            for strategy in order {
-                watch.progress.begin(&self.part(strategy, repeat), self.dials());
-                let run = Namespace::run(|namespace| fill::fill(self, strategy, repeat, namespace, watch));
-                let run = match run {
-                    Ok(run) => run,
-                    // The results of earlier runs are kept.
-                    Err(error) if !results.strategies.is_empty() => {
-                        remarks.push(Remark::new("failed", format!("{strategy} failed: {error}")));
-                        break 'repeats;
-                    }
-                    Err(error) => return Err(error),
-                };
-                let cut = run.dials < self.dials();
-                if run.dials > 0 {
-                    results.strategies.push(run);
-                }
-                if cut {
-                    remarks.push(Remark::new(
-                        "interrupted",
-                        format!("interrupted during {strategy}: it is cut short, and what should follow is missing"),
-                    ));
-                    break 'repeats;
-                }
-            }
-        }
-        results.advice = advice(&results, self.transport);
-        Ok((results, remarks))
-    }
-
-    fn part(&self, strategy: Strategy, repeat: u32) -> String {
-        if self.repeats == 1 {
-            strategy.to_string()
-        } else {
-            format!("{strategy} ({repeat}/{})", self.repeats)
-        }
+        Ok(Checked { settings, range, strategies, transport, family })
     }
 }
 

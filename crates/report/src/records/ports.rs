@@ -5,7 +5,7 @@ use crate::number::{NOTHING, count, duration, factor, maybe_duration, rate, shar
 use crate::records::strategies::{StrategyRow, rows};
 use crate::spark;
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, errors, plural, range, repeats};
+use crate::words::{errors, plural, range, repeats};
 
 pub(super) const TITLE: &str = "What connect() costs under each port strategy";
 
@@ -15,7 +15,7 @@ const CLOSE_TO_FLOOR: f64 = 1.10;
 const FAR_FROM_FLOOR: f64 = 2.0;
 
 pub(super) fn document(record: &PortsRecord) -> Document {
-    let mut document = Document::new(TITLE, command_line(&record.settings), &record.results.advice);
+    let mut document = Document::new(TITLE, record.settings.command_line(), &record.results.advice);
     body(&mut document, &record.settings, &record.results);
     document
 }
@@ -70,17 +70,6 @@ fn facts(settings: &PortsSettings) -> Vec<String> {
         if *windows { "one attempt per window, no fallback" } else { "windows with a fallback" }.to_owned(),
         format!("seed {seed}"),
     ]
-}
-
-fn command_line(settings: &PortsSettings) -> String {
-    let PortsSettings { low, high, strategies, windows, fill, protocol, family, sources, repeats, seed } =
-        settings;
-    CommandLine::new("lab ports")
-        .add(format_args!("--range {low}-{high} --strategy {}", strategies.join(",")))
-        .flag("--windows", *windows)
-        .add(format_args!("--fill {fill} --protocol {protocol} --family {family}"))
-        .add(format_args!("--sources {sources} --repeats {repeats} --seed {seed}"))
-        .finish()
 }
 
 fn strategies(rows: &[StrategyRow<'_>]) -> Table {

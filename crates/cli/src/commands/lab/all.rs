@@ -1,14 +1,13 @@
 use std::time::Duration;
 
 use fourtuple::listen::{self, AcceptPolicy};
+use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
 use fourtuple_lab::accept::{Accept, Load};
 use fourtuple_lab::pool::{Selection, Spend};
-use fourtuple_lab::ports::Ports;
 use fourtuple_lab::time_wait::{Remedy, TimeWait};
-use fourtuple_lab::{Family, LabError, Watch};
-use fourtuple_record::{AcceptResults, LabResults, LabSettings, Remark, Saved};
-use fourtuple_syscalls::socket::Transport;
+use fourtuple_lab::{LabError, Watch, ports};
+use fourtuple_record::{AcceptResults, LabResults, LabSettings, PortsSettings, Remark, Saved};
 use time::OffsetDateTime;
 
 use crate::commands::lab::ports::all_strategies;
@@ -26,24 +25,20 @@ pub(super) fn run(mut output: Output) -> anyhow::Result<Exit> {
     };
     let started = OffsetDateTime::now_utc();
     let (result, host) = with_watch(&output, |watch, found| {
-        let ports = Ports {
-            range: PortRange::KERNEL_DEFAULT,
-            strategies: all_strategies(found),
-            windows: false,
-            fill: 1.0,
-            transport: Transport::Tcp,
-            family: Family::V4,
-            sources: 1,
-            repeats: 1,
+        let ports = PortsSettings {
+            low: PortRange::KERNEL_DEFAULT.low(),
+            high: PortRange::KERNEL_DEFAULT.high(),
+            strategies: all_strategies(found).iter().map(Strategy::to_string).collect(),
             seed: output.seed,
+            ..PortsSettings::default()
         };
         let accept = short_accept(output.seed);
         let settings = LabSettings {
-            ports: ports.settings(),
+            ports: ports.clone(),
             time_wait: time_wait.settings(),
             accept: Some(accept.settings()),
         };
-        let (ports, mut remarks) = ports.run(watch)?;
+        let (ports, mut remarks) = ports::run(&ports, watch)?;
         let (time_wait, more) = time_wait.run(watch)?;
         remarks.extend(more);
         let (accept, more) = run_accept(&accept, watch);

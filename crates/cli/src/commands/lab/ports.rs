@@ -1,14 +1,12 @@
 use std::num::NonZeroU16;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use fourtuple::capabilities::LocalPortRange;
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
 use fourtuple_compare::needs_one_name;
-use fourtuple_lab::Family;
-use fourtuple_lab::ports::{self, Ports};
-use fourtuple_record::Saved;
-use fourtuple_syscalls::socket::Transport;
+use fourtuple_lab::ports;
+use fourtuple_record::{PortsSettings, Saved};
 use time::OffsetDateTime;
 
 use crate::commands::lab::run::{Experiment, with_watch};
@@ -35,11 +33,11 @@ pub(super) struct PortsFlags {
     #[arg(long, value_name = "0..1", default_value = "1", value_parser = units::share, allow_hyphen_values = true)]
     fill: f64,
     /// Transport
-    #[arg(long, value_enum, default_value_t = Protocol::Tcp)]
-    protocol: Protocol,
+    #[arg(long, default_value = "tcp", value_parser = ["tcp", "udp"])]
+    protocol: String,
     /// IPv4 or IPv6
     #[arg(long, value_name = "4|6", default_value = "4", value_parser = family, allow_hyphen_values = true)]
-    family: Family,
+    family: u8,
     /// Number of source addresses
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     sources: u32,
@@ -50,23 +48,12 @@ pub(super) struct PortsFlags {
     output: Output,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Protocol {
-    Tcp,
-    Udp,
-}
-
-fn family(text: &str) -> Result<Family, String> {
+fn family(text: &str) -> Result<u8, String> {
     match text {
-        "4" => Ok(Family::V4),
-        "6" => Ok(Family::V6),
+        "4" => Ok(4),
+        "6" => Ok(6),
         _ => Err(format!("{text:?} is not a family: expected 4 or 6")),
     }
-}
-
-/// Returns the default range: small enough for the kernel's own search to fill it within seconds.
-fn short_range() -> PortRange {
-    PortRange::new(32768, 49151).expect("low is below high")
 }
 
 /// Returns the range of "connect() - why are you so slow?".
@@ -100,11 +87,11 @@ impl Experiment for PortsFlags {
 
     fn run(&self) -> anyhow::Result<Exit> {
         // Refuses bad settings before the kernel is probed.
-        self.settings(LocalPortRange::Unproven).check()?;
+        ports::check(&self.settings(LocalPortRange::Unproven))?;
         let started = OffsetDateTime::now_utc();
         let (result, host) = with_watch(&self.output, |watch, found| {
             let settings = self.settings(found);
-            Ok((settings.run(watch)?, settings.settings()))
+            Ok((ports::run(&settings, watch)?, settings))
         })?;
         let ((results, validity), settings) = result;
         let record = output::record("lab ports", started, host, settings, validity, results);
@@ -113,34 +100,34 @@ impl Experiment for PortsFlags {
 }
 
 impl PortsFlags {
-    fn settings(&self, found: LocalPortRange) -> Ports {
+    fn settings(&self, found: LocalPortRange) -> PortsSettings {
         let mut strategies = self.strategy.clone();
         if self.windows {
-            for strategy in &mut strategies {
-                if let Strategy::RandomWindow { width, .. } = *strategy {
-                    *strategy = ports::as_published(width);
-                }
-            }
-            let given = strategies.clone();
-            let published = ports::PUBLISHED_WIDTHS
-                .map(|width| ports::as_published(NonZeroU16::new(width).expect("a width is above zero")));
-            strategies.extend(published.iter().filter(|window| !given.contains(window)));
+            let window = |width| ports::as_published(NonZeroU16::new(width).expect("a width is above zero"));
+            let width = |strategy: &Strategy| match strategy {
+                Strategy::RandomWindow { width, .. } => Some(width.get()),
+                _ => None,
+            };
+            let given: Vec<_> = strategies.iter().filter_map(width).collect();
+            let published = ports::PUBLISHED_WIDTHS.into_iter().filter(|width| !given.contains(width));
+            strategies.extend(published.map(window));
         } else if strategies.is_empty() {
             strategies = all_strategies(found);
         }
-        Ports {
-            range: self.range.unwrap_or_else(if self.windows { article_range } else { short_range }),
-            strategies,
+        let mut settings = PortsSettings {
+            strategies: strategies.iter().map(Strategy::to_string).collect(),
             windows: self.windows,
             fill: self.fill,
-            transport: match self.protocol {
-                Protocol::Tcp => Transport::Tcp,
-                Protocol::Udp => Transport::Udp,
-            },
+            protocol: self.protocol.clone(),
             family: self.family,
             sources: self.sources,
             repeats: self.repeats,
             seed: self.output.seed,
+            ..PortsSettings::default()
+        };
+        if let Some(range) = self.range.or_else(|| self.windows.then(article_range)) {
+            (settings.low, settings.high) = (range.low(), range.high());
         }
+        settings
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fourtuple_measure::{Histogram, HistogramLog, LogLinear};
 use fourtuple_record::{
     Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStatus,
-    Quantile, Quantiles, Record, SCHEMA, Second,
+    Quantile, Record, SCHEMA, Second,
 };
 
 use crate::interval::{self, Content, Message, Parts, SECOND_NS, WorkerEnd, add_errors};
@@ -393,12 +393,12 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
         close: plan.settings.close.clone(),
         strategy: ended.first().and_then(|(_, results)| results.strategy.clone()),
         latency_ns: Latency {
-            search: quantiles(&parts.search),
-            handshake: quantiles(&parts.handshake),
-            first_byte: quantiles(&parts.first_byte),
-            total: quantiles(&parts.total),
+            search: parts.search.summary().into(),
+            handshake: parts.handshake.summary().into(),
+            first_byte: parts.first_byte.summary().into(),
+            total: parts.total.summary().into(),
         },
-        late_ns: quantiles(&parts.late),
+        late_ns: parts.late.summary().into(),
         slow,
         slow_count: sum(|results| results.slow_count),
         distribution: parts
@@ -550,23 +550,8 @@ fn host(worker: &PlannedWorker, number: usize, merge: &mut Merge) -> LoadHost {
         client_cpu_ns_per_operation: results.map(|results| results.client_cpu_ns_per_operation),
         total_ns: results
             .map(|results| results.latency_ns.total)
-            .or_else(|| (slot.total.count() > 0).then(|| summary(slot.total.summary()))),
+            .or_else(|| (slot.total.count() > 0).then(|| slot.total.summary().into())),
         seconds,
-    }
-}
-
-fn quantiles(histogram: &Histogram) -> Quantiles {
-    summary(histogram.summary())
-}
-
-fn summary(short: fourtuple_measure::Quantiles) -> Quantiles {
-    Quantiles {
-        samples: short.count,
-        mean: short.mean,
-        p50: short.p50,
-        p99: short.p99,
-        p999: short.p999,
-        max: short.max,
     }
 }
 

@@ -7,7 +7,7 @@ use fourtuple::dial::{Dialer, Strategy};
 use fourtuple_measure::Histogram;
 use fourtuple_measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile, Quantiles,
+    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile,
     Remark, Second, format_time,
 };
 use fourtuple_syscalls::socket::Transport;
@@ -532,12 +532,12 @@ impl Outcome {
             close: load.close.name().to_owned(),
             strategy: self.strategy,
             latency_ns: Latency {
-                search: quantiles(&tally.search),
-                handshake: quantiles(&tally.handshake),
-                first_byte: quantiles(&tally.first_byte),
-                total: quantiles(&tally.total),
+                search: tally.search.summary().into(),
+                handshake: tally.handshake.summary().into(),
+                first_byte: tally.first_byte.summary().into(),
+                total: tally.total.summary().into(),
             },
-            late_ns: quantiles(&tally.late),
+            late_ns: tally.late.summary().into(),
             slow_count: tally.slow_count,
             distribution: points(&tally.total),
             ports: budget.map(|budget| LoadPorts {
@@ -586,18 +586,6 @@ fn count_ports(seconds: &mut [Second], free: u64, kept: Duration) {
 
 fn requests(count: u64) -> String {
     format!("{} {}", counted(count, "request"), if count == 1 { "was" } else { "were" })
-}
-
-fn quantiles(histogram: &Histogram) -> Quantiles {
-    let short = histogram.summary();
-    Quantiles {
-        samples: short.count,
-        mean: short.mean,
-        p50: short.p50,
-        p99: short.p99,
-        p999: short.p999,
-        max: short.max,
-    }
 }
 
 fn points(histogram: &Histogram) -> Vec<Quantile> {

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use fourtuple_record::Distribution;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
 use crate::log_linear::LogLinear;
@@ -29,23 +30,6 @@ pub struct Histogram {
     buckets: hdrhistogram::Histogram<u64>,
     sum: u128,
     max: u64,
-}
-
-/// A summary of a [`Histogram`]; times in nanoseconds, all 0 for an empty histogram.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Quantiles {
-    /// Number of samples.
-    pub count: u64,
-    /// Arithmetic mean, rounded down.
-    pub mean: u64,
-    /// Median.
-    pub p50: u64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// 99.9th percentile.
-    pub p999: u64,
-    /// Maximum.
-    pub max: u64,
 }
 
 /// The error of [`Histogram::from_bytes`].
@@ -156,9 +140,9 @@ impl Histogram {
         self.buckets.value_at_quantile(share.max(f64::MIN_POSITIVE)).min(self.max)
     }
 
-    /// Returns the summary that a record contains.
-    pub fn summary(&self) -> Quantiles {
-        Quantiles {
+    /// Returns the summary that a record contains; all 0 for an empty histogram.
+    pub fn summary(&self) -> Distribution {
+        Distribution {
             count: self.count(),
             mean: self.mean(),
             p50: self.quantile(0.5),
@@ -267,7 +251,7 @@ mod tests {
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     use super::*;
-    use crate::Summary;
+    use crate::summary;
 
     fn recorded(samples: &[u64]) -> Histogram {
         let mut histogram = Histogram::new();
@@ -299,7 +283,7 @@ mod tests {
     fn percentiles_match_an_exact_sort_within_a_thousandth() {
         for (name, mut samples) in distributions() {
             let histogram = recorded(&samples);
-            let exact = Summary::of(&mut samples).unwrap();
+            let exact = summary(&mut samples).unwrap();
             let found = histogram.summary();
             assert_eq!((found.count, found.mean, found.max), (exact.count, exact.mean, exact.max), "{name}");
             for (share, found, exact) in
@@ -389,7 +373,7 @@ mod tests {
     fn empty_and_cleared_histograms_are_zero() {
         let mut histogram = recorded(&[5, 7_000_000]);
         histogram.clear();
-        assert_eq!(histogram.summary(), Quantiles::default());
+        assert_eq!(histogram.summary(), Distribution::default());
         assert_eq!((histogram.distribution(), histogram.quantile(1.0)), (vec![], 0));
         histogram.record(9);
         assert_eq!((histogram.summary().p50, histogram.max(), histogram.count()), (9, 9, 1));

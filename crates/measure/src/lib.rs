@@ -18,6 +18,6 @@ pub mod words;
 
 pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Verdict, compare_saved};
 pub use interval::{Interval, median_interval};
-pub use latency::{Histogram, HistogramLog, MAX_NS, NotAHistogram, Quantiles, log};
+pub use latency::{Histogram, HistogramLog, MAX_NS, NotAHistogram, log};
 pub use log_linear::LogLinear;
-pub use summary::Summary;
+pub use summary::summary;

@@ -1,4 +1,4 @@
-use crate::latency::Quantiles;
+use fourtuple_record::Distribution;
 
 /// A histogram that was counted elsewhere, for example by a BPF program: 2^`bits` buckets of equal width per octave.
 ///
@@ -104,9 +104,9 @@ impl LogLinear {
     }
 
     /// Returns the summary that a record contains; all 0 for an empty histogram.
-    pub fn summary(&self) -> Quantiles {
+    pub fn summary(&self) -> Distribution {
         let count = self.count();
-        Quantiles {
+        Distribution {
             count,
             mean: self.sum_ns / count.max(1),
             p50: self.quantile(0.5),
@@ -169,7 +169,7 @@ mod tests {
         assert!(summary.p50.abs_diff(5_000) <= 80, "{summary:?}");
         assert!(summary.p99.abs_diff(9_900) <= 158, "{summary:?}");
         assert!(summary.p999 <= summary.max);
-        assert_eq!(LogLinear::default().summary(), Quantiles::default());
+        assert_eq!(LogLinear::default().summary(), Distribution::default());
         let mut both = times.clone();
         both.merge(&times);
         assert_eq!((both.count(), both.quantile(0.5)), (20_000, times.quantile(0.5)));

@@ -228,7 +228,7 @@ pub struct Latency {
     pub total: Quantiles,
 }
 
-/// A distribution in six numbers.
+/// A [`Distribution`] whose count is called `samples`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quantiles {
@@ -244,6 +244,12 @@ pub struct Quantiles {
     pub p999: u64,
     /// Maximum.
     pub max: u64,
+}
+
+impl From<Distribution> for Quantiles {
+    fn from(Distribution { count, mean, p50, p99, p999, max }: Distribution) -> Quantiles {
+        Quantiles { samples: count, mean, p50, p99, p999, max }
+    }
 }
 
 impl From<Quantiles> for Distribution {

@@ -1,7 +1,7 @@
 //! Summaries of histograms that BPF programs fill.
 
 use fourtuple_bpf::tracing::{FINE_BITS, Times};
-use fourtuple_measure::{LogLinear, Quantiles};
+use fourtuple_measure::LogLinear;
 use fourtuple_record::Distribution;
 
 /// Builds a histogram from buckets of the fine resolution.
@@ -11,6 +11,5 @@ pub(crate) fn times(times: &Times) -> LogLinear {
 
 /// Returns the quantiles of a histogram; `None` if it is empty.
 pub(crate) fn distribution(times: &LogLinear) -> Option<Distribution> {
-    let Quantiles { count, mean, p50, p99, p999, max } = times.summary();
-    (count > 0).then_some(Distribution { count, mean, p50, p99, p999, max })
+    Some(times.summary()).filter(|found| found.count > 0)
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, UdpDialer};
 use fourtuple::ports::{PortRange, Random};
-use fourtuple_measure::Summary;
-use fourtuple_record::{ByParity, Distribution, FillPoint, Scatter, StrategyResult};
+use fourtuple_measure::summary;
+use fourtuple_record::{ByParity, FillPoint, Scatter, StrategyResult};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -220,9 +220,9 @@ impl Tally {
             rate_per_s: connections as f64 / self.elapsed.as_secs_f64().max(1e-9),
             cpu_ns_per_dial: mean(self.cpu.as_nanos() as u64, self.dials),
             connect_ns: ByParity {
-                all: spread(&mut all),
-                even: spread(&mut self.even),
-                odd: spread(&mut self.odd),
+                all: summary(&mut all),
+                even: summary(&mut self.even),
+                odd: summary(&mut self.odd),
             },
             by_fill: self
                 .parts
@@ -239,17 +239,6 @@ impl Tally {
             scatter: Some(self.scatter),
         }
     }
-}
-
-fn spread(samples: &mut [u64]) -> Option<Distribution> {
-    Summary::of(samples).map(|summary| Distribution {
-        count: summary.count,
-        mean: summary.mean,
-        p50: summary.p50,
-        p99: summary.p99,
-        p999: summary.p999,
-        max: summary.max,
-    })
 }
 
 /// The result of one dial.

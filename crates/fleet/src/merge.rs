@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use fourtuple_measure::{Histogram, HistogramLog, LogLinear};
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStatus,
-    Quantile, Record, SCHEMA, Second,
+    Latency, LoadHost, LoadRecord, LoadResults, LoadSettings, Quantile, Record, SCHEMA, Second,
 };
 
 use crate::interval::{self, Content, Message, Parts, SECOND_NS, WorkerEnd, add_errors};
@@ -359,93 +358,45 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
     let hosts = plan.workers.iter().enumerate().map(|(slot, worker)| host(worker, slot, merge)).collect();
     let merge = &*merge;
     let ended = ended(plan, merge);
-    let sum = |of: fn(&LoadResults) -> u64| interval::sum(ended.iter().map(|(_, results)| of(results)));
-    let sum_of_slots = |of: fn(&Slot) -> u64| interval::sum(merge.slots().iter().map(of));
-    let operations = sum_of_slots(|slot| slot.operations);
-    let connections = sum_of_slots(|slot| slot.connections);
-    let elapsed_ns = merge.slots().iter().map(elapsed).max().unwrap_or(0);
-    let ramp = ended.iter().filter_map(|(_, results)| Some(results.hold?.ramp_ns)).max().unwrap_or(0);
-    let rate_per_s = rate(operations, elapsed_ns.saturating_sub(ramp));
+    let parts: Vec<&LoadResults> = ended.iter().map(|(_, results)| *results).collect();
     // Of the workers that ended: the CPU time of a lost worker is unknown.
-    let (known, known_connections) = (sum(|results| results.operations), sum(|results| results.connections));
-    let cpu: u64 = sum(|results| results.client_cpu_ns_per_operation.saturating_mul(results.operations));
-    let calls: f64 =
-        ended.iter().map(|(_, results)| results.syscalls_per_connection * results.connections as f64).sum();
+    let mut merged = LoadResults::merged(&parts);
+    merged.slow.truncate(MAX_SLOW);
+    let sum = |of: fn(&Slot) -> u64| interval::sum(merge.slots().iter().map(of));
+    let operations = sum(|slot| slot.operations);
+    let elapsed_ns = merge.slots().iter().map(elapsed).max().unwrap_or(0);
+    let ramp = merged.hold.map_or(0, |held| held.ramp_ns);
+    let rate_per_s = rate(operations, elapsed_ns.saturating_sub(ramp));
     let (engine, engine_reason) = engine(&ended);
-    let parts = merge.parts();
-    let mut slow: Vec<_> = ended.iter().flat_map(|(_, results)| results.slow.clone()).collect();
-    slow.sort_by_key(|slow| slow.at_ns);
-    slow.truncate(MAX_SLOW);
+    let times = merge.parts();
     LoadResults {
         operations,
-        connections,
-        retried: sum(|results| results.retried),
+        connections: sum(|slot| slot.connections),
         errors: merge.errors().clone(),
-        error_details: details(&ended),
-        statuses: statuses(&ended),
         elapsed_ns,
         rate_per_s,
         offered_per_s: plan.settings.rate_per_s.unwrap_or(rate_per_s),
-        client_cpu_ns_per_operation: cpu / known.max(1),
-        syscalls_per_connection: calls / known_connections.max(1) as f64,
         engine,
         engine_reason,
         close: plan.settings.close.clone(),
-        strategy: ended.first().and_then(|(_, results)| results.strategy.clone()),
         latency_ns: Latency {
-            search: parts.search.summary().into(),
-            handshake: parts.handshake.summary().into(),
-            first_byte: parts.first_byte.summary().into(),
-            total: parts.total.summary().into(),
+            search: times.search.summary().into(),
+            handshake: times.handshake.summary().into(),
+            first_byte: times.first_byte.summary().into(),
+            total: times.total.summary().into(),
         },
-        late_ns: parts.late.summary().into(),
-        slow,
-        slow_count: sum(|results| results.slow_count),
-        distribution: parts
+        late_ns: times.late.summary().into(),
+        distribution: times
             .total
             .distribution()
             .into_iter()
             .map(|(share, ns)| Quantile { share, ns })
             .collect(),
-        ports: ports(&ended),
-        hold: hold(&ended),
         advice: advice(&ended),
         hosts,
-        addresses: addresses(&ended),
         seconds,
+        ..merged
     }
-}
-
-/// Returns what the first worker said about each failure.
-fn details(ended: &[(&str, &LoadResults)]) -> BTreeMap<String, String> {
-    let mut first = BTreeMap::new();
-    for (name, detail) in ended.iter().flat_map(|(_, results)| &results.error_details) {
-        first.entry(name.clone()).or_insert_with(|| detail.clone());
-    }
-    first
-}
-
-/// Returns the sums of the workers that ended, by status code.
-fn statuses(ended: &[(&str, &LoadResults)]) -> Vec<LoadStatus> {
-    let mut sums: BTreeMap<u16, LoadStatus> = BTreeMap::new();
-    for one in ended.iter().flat_map(|(_, results)| &results.statuses) {
-        let empty = || LoadStatus { count: 0, ..one.clone() };
-        let sum = sums.entry(one.code).or_insert_with(empty);
-        sum.count = sum.count.saturating_add(one.count);
-    }
-    sums.into_values().collect()
-}
-
-/// Returns the sums of the workers that ended, by address.
-fn addresses(ended: &[(&str, &LoadResults)]) -> Vec<LoadAddress> {
-    let mut sums: Vec<LoadAddress> = Vec::new();
-    for one in ended.iter().flat_map(|(_, results)| &results.addresses) {
-        match sums.iter_mut().find(|sum| sum.address == one.address) {
-            Some(sum) => sum.connections = sum.connections.saturating_add(one.connections),
-            None => sums.push(one.clone()),
-        }
-    }
-    sums
 }
 
 /// Returns the time that a worker measured: until its end, or its complete seconds if it was lost.
@@ -476,32 +427,6 @@ fn engine(ended: &[(&str, &LoadResults)]) -> (String, Option<String>) {
         }
     };
     (engine.to_owned(), reason)
-}
-
-/// Returns the sum of the port budgets: every host has source ports of its own. The earliest stall counts.
-fn ports(ended: &[(&str, &LoadResults)]) -> Option<LoadPorts> {
-    let all: Vec<&LoadPorts> = ended.iter().filter_map(|(_, results)| results.ports.as_ref()).collect();
-    let sum = |of: fn(&LoadPorts) -> u64| interval::sum(all.iter().map(|ports| of(ports)));
-    let least = |of: fn(&LoadPorts) -> Option<u64>| all.iter().filter_map(|ports| of(ports)).min();
-    (!all.is_empty()).then(|| LoadPorts {
-        budget: sum(|ports| ports.budget),
-        taken_before: sum(|ports| ports.taken_before),
-        needed: all.iter().map(|ports| ports.needed).collect::<Option<Vec<u64>>>().map(interval::sum),
-        used: sum(|ports| ports.used),
-        kept_ns: all.iter().map(|ports| ports.kept_ns).max().unwrap_or(0),
-        predicted_stall_ns: least(|ports| ports.predicted_stall_ns),
-        stalled_ns: least(|ports| ports.stalled_ns),
-        stall_length_ns: all.iter().map(|ports| ports.stall_length_ns).max().unwrap_or(0),
-    })
-}
-
-fn hold(ended: &[(&str, &LoadResults)]) -> Option<Held> {
-    let all: Vec<Held> = ended.iter().filter_map(|(_, results)| results.hold).collect();
-    (!all.is_empty()).then(|| Held {
-        opened: interval::sum(all.iter().map(|held| held.opened)),
-        lost: interval::sum(all.iter().map(|held| held.lost)),
-        ramp_ns: all.iter().map(|held| held.ramp_ns).max().unwrap_or(0),
-    })
 }
 
 /// Returns the advice of all workers, each sentence once, with the hosts that give it.

@@ -75,7 +75,7 @@ pub struct LoadSettings {
 }
 
 /// The results of `load`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadResults {
     /// Completed operations: connections for `connect`, answered requests for all other workloads. Held connections
@@ -143,6 +143,94 @@ pub struct LoadResults {
     /// The addresses to which connections went in turn; absent for a run to one address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<LoadAddress>,
+}
+
+impl LoadResults {
+    /// Merges the results of hosts that loaded one server at the same time, each with source ports of its own.
+    ///
+    /// What results cannot say together stays empty: the quantiles, which need the histograms, the rates of seconds, and what
+    /// names a host (`engine`, `advice`, `hosts`).
+    pub fn merged(parts: &[&LoadResults]) -> LoadResults {
+        let sum = |of: fn(&LoadResults) -> u64| saturating(parts.iter().map(|part| of(part)));
+        let (operations, connections) = (sum(|part| part.operations), sum(|part| part.connections));
+        let cpu: u64 = sum(|part| part.client_cpu_ns_per_operation.saturating_mul(part.operations));
+        let calls: f64 =
+            parts.iter().map(|part| part.syscalls_per_connection * part.connections as f64).sum();
+        let mut slow: Vec<Slow> = parts.iter().flat_map(|part| part.slow.clone()).collect();
+        slow.sort_by_key(|slow| slow.at_ns);
+        let mut error_details = BTreeMap::new();
+        for (name, detail) in parts.iter().flat_map(|part| &part.error_details) {
+            error_details.entry(name.clone()).or_insert_with(|| detail.clone());
+        }
+        LoadResults {
+            operations,
+            connections,
+            retried: sum(|part| part.retried),
+            error_details,
+            statuses: statuses(parts),
+            client_cpu_ns_per_operation: cpu / operations.max(1),
+            syscalls_per_connection: calls / connections.max(1) as f64,
+            strategy: parts.first().and_then(|part| part.strategy.clone()),
+            slow,
+            slow_count: sum(|part| part.slow_count),
+            ports: ports(parts),
+            hold: hold(parts),
+            addresses: addresses(parts),
+            ..LoadResults::default()
+        }
+    }
+}
+
+/// Adds numbers, which may come from another host.
+fn saturating(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(0, u64::saturating_add)
+}
+
+fn statuses(parts: &[&LoadResults]) -> Vec<LoadStatus> {
+    let mut sums: BTreeMap<u16, LoadStatus> = BTreeMap::new();
+    for one in parts.iter().flat_map(|part| &part.statuses) {
+        let empty = || LoadStatus { count: 0, ..one.clone() };
+        let sum = sums.entry(one.code).or_insert_with(empty);
+        sum.count = sum.count.saturating_add(one.count);
+    }
+    sums.into_values().collect()
+}
+
+fn addresses(parts: &[&LoadResults]) -> Vec<LoadAddress> {
+    let mut sums: Vec<LoadAddress> = Vec::new();
+    for one in parts.iter().flat_map(|part| &part.addresses) {
+        match sums.iter_mut().find(|sum| sum.address == one.address) {
+            Some(sum) => sum.connections = sum.connections.saturating_add(one.connections),
+            None => sums.push(one.clone()),
+        }
+    }
+    sums
+}
+
+/// Returns the sum of the port budgets. The earliest stall counts.
+fn ports(parts: &[&LoadResults]) -> Option<LoadPorts> {
+    let all: Vec<&LoadPorts> = parts.iter().filter_map(|part| part.ports.as_ref()).collect();
+    let sum = |of: fn(&LoadPorts) -> u64| saturating(all.iter().map(|ports| of(ports)));
+    let least = |of: fn(&LoadPorts) -> Option<u64>| all.iter().filter_map(|ports| of(ports)).min();
+    (!all.is_empty()).then(|| LoadPorts {
+        budget: sum(|ports| ports.budget),
+        taken_before: sum(|ports| ports.taken_before),
+        needed: all.iter().map(|ports| ports.needed).collect::<Option<Vec<u64>>>().map(saturating),
+        used: sum(|ports| ports.used),
+        kept_ns: all.iter().map(|ports| ports.kept_ns).max().unwrap_or(0),
+        predicted_stall_ns: least(|ports| ports.predicted_stall_ns),
+        stalled_ns: least(|ports| ports.stalled_ns),
+        stall_length_ns: all.iter().map(|ports| ports.stall_length_ns).max().unwrap_or(0),
+    })
+}
+
+fn hold(parts: &[&LoadResults]) -> Option<Held> {
+    let all: Vec<Held> = parts.iter().filter_map(|part| part.hold).collect();
+    (!all.is_empty()).then(|| Held {
+        opened: saturating(all.iter().map(|held| held.opened)),
+        lost: saturating(all.iter().map(|held| held.lost)),
+        ramp_ns: all.iter().map(|held| held.ramp_ns).max().unwrap_or(0),
+    })
 }
 
 /// The responses with one status code.

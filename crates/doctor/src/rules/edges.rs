@@ -253,7 +253,7 @@ fn memory_and_orphans_at_their_limits() {
     let of = |pages, limits_pages, orphans, aborts| {
         let mut snapshot =
             snapshot(&[("net.ipv4.tcp_max_orphans", 1_000)], &[("TcpExt.TCPAbortOnMemory", aborts)]);
-        snapshot.memory = Part::Seen(TcpMemory { pages, limits_pages, orphans, time_wait: 0 });
+        snapshot.memory = Part::Seen(TcpMemory { pages, limits_pages, orphans, ..TcpMemory::default() });
         snapshot
     };
     let limits = [100, 200, 300];

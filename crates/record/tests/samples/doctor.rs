@@ -241,10 +241,10 @@ fn snapshot() -> Snapshot {
         processes: Part::Seen(vec![process()]),
         counters: Part::Seen(BTreeMap::from([("TcpExt.ListenDrops".into(), COUNTER)])),
         memory: Part::Seen(TcpMemory {
-            orphans: 3,
             time_wait: 27_668,
             pages: 900,
             limits_pages: [187_000, 249_000, 374_000],
+            ..TcpMemory::default()
         }),
         conntrack: Part::Seen(Conntrack {
             translated: Some(vec![Translated {

@@ -79,16 +79,12 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
         operations,
         connections: operations,
         retried: 31,
-        errors: BTreeMap::new(),
-        error_details: BTreeMap::new(),
-        statuses: Vec::new(),
         elapsed_ns,
         rate_per_s: operations as f64 / elapsed_ns as f64 * 1e9,
         offered_per_s: operations as f64 / elapsed_ns as f64 * 1e9,
         client_cpu_ns_per_operation: 12_140,
         syscalls_per_connection: 0.041,
         engine: "uring".into(),
-        engine_reason: None,
         close: "client".into(),
         strategy: Some("full-range".into()),
         latency_ns: Latency {
@@ -97,16 +93,10 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
             first_byte: quantiles(operations, 41_000),
             total: quantiles(operations, 95_000),
         },
-        late_ns: Quantiles::default(),
-        slow: Vec::new(),
-        slow_count: 0,
         seconds,
         distribution,
-        ports: None,
-        hold: None,
-        advice: Vec::new(),
-        hosts: Vec::new(),
         addresses: vec![LoadAddress { address: "127.0.0.1:8080".into(), connections: operations }],
+        ..LoadResults::default()
     }
 }
 

@@ -184,13 +184,9 @@ pub(crate) fn ports(names: &[&str], repeats: u32, dials: u64) -> PortsRecord {
         low: LOW,
         high: LOW + (dials - 1) as u16,
         strategies: names.iter().map(|&name| name.into()).collect(),
-        windows: false,
-        fill: 1.0,
-        protocol: "tcp".into(),
-        family: 4,
-        sources: 1,
         repeats,
         seed: 7,
+        ..PortsSettings::default()
     };
     let advice = vec![
         "This kernel searches linearly when IP_LOCAL_PORT_RANGE is set: set option 51 at SOL_IP to 0xFFFF0000 on \

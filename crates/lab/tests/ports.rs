@@ -116,7 +116,8 @@ fn published_windows_have_one_try() {
 fn parts_of_the_fill_add_up() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let (results, remarks) = ports::run(&PortsSettings { fill: 0.25, repeats: 2, ..settings() }, &watch).unwrap();
+        let (results, remarks) =
+            ports::run(&PortsSettings { fill: 0.25, repeats: 2, ..settings() }, &watch).unwrap();
         assert!(remarks.is_empty());
         assert_eq!(results.tuples, 1000);
         assert_eq!(results.strategies.len(), 4);

@@ -7,8 +7,8 @@ use fourtuple::dial::{Dialer, Strategy};
 use fourtuple_measure::Histogram;
 use fourtuple_measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile,
-    Remark, Second, format_time,
+    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile, Remark, Second,
+    format_time,
 };
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};

@@ -11,14 +11,14 @@ impl CommandLine {
     }
 
     /// Adds words unchanged.
-    pub fn add(mut self, words: impl Display) -> CommandLine {
-        let _ = write!(self.0, " {words}");
+    pub fn words(mut self, text: impl Display) -> CommandLine {
+        let _ = write!(self.0, " {text}");
         self
     }
 
     /// Adds a flag with its value.
     pub fn set(self, flag: &str, value: impl Display) -> CommandLine {
-        self.add(format_args!("{flag} {value}"))
+        self.words(format_args!("{flag} {value}"))
     }
 
     /// Adds a flag with its value if there is a value.
@@ -31,7 +31,7 @@ impl CommandLine {
 
     /// Adds a flag without a value if `given` is true.
     pub fn flag(self, flag: &str, given: bool) -> CommandLine {
-        if given { self.add(flag) } else { self }
+        if given { self.words(flag) } else { self }
     }
 
     /// Returns the text.

@@ -62,10 +62,10 @@ impl PortsSettings {
         let PortsSettings { low, high, strategies, windows, fill, protocol, family, sources, repeats, seed } =
             self;
         CommandLine::new("lab ports")
-            .add(format_args!("--range {low}-{high} --strategy {}", strategies.join(",")))
+            .words(format_args!("--range {low}-{high} --strategy {}", strategies.join(",")))
             .flag("--windows", *windows)
-            .add(format_args!("--fill {fill} --protocol {protocol} --family {family}"))
-            .add(format_args!("--sources {sources} --repeats {repeats} --seed {seed}"))
+            .words(format_args!("--fill {fill} --protocol {protocol} --family {family}"))
+            .words(format_args!("--sources {sources} --repeats {repeats} --seed {seed}"))
             .finish()
     }
 

@@ -431,6 +431,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use fourtuple::dial::Dialer;
+    use fourtuple_record::Distribution;
     use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
     use super::*;

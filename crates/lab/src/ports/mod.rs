@@ -70,7 +70,9 @@ pub fn run(settings: &PortsSettings, watch: &Watch<'_>) -> Result<(PortsResults,
             if cut {
                 remarks.push(Remark::new(
                     "interrupted",
-                    format!("interrupted during {strategy}: it is cut short, and what should follow is missing"),
+                    format!(
+                        "interrupted during {strategy}: it is cut short, and what should follow is missing"
+                    ),
                 ));
                 break 'repeats;
             }

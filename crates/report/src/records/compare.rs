@@ -101,7 +101,7 @@ fn command_line(settings: &CompareSettings) -> String {
             .maybe("--server-wait", settings.server_wait_ns.map(typed))
             .flag("--pin", settings.pinned);
     }
-    line.add("--").set(&quoted(a), quoted(b)).finish()
+    line.words("--").set(&quoted(a), quoted(b)).finish()
 }
 
 /// One side: its command and the results of its trials.

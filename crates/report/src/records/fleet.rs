@@ -27,7 +27,7 @@ fn command_line(settings: &FleetSettings) -> String {
     };
     match settings.command.first().map(String::as_str) {
         Some("serve") => format!("{} -- {}", labels(CommandLine::new("fleet serve")), words.join(" ")),
-        _ => labels(CommandLine::new("fleet").add(words.join(" "))),
+        _ => labels(CommandLine::new("fleet").words(words.join(" "))),
     }
 }
 

@@ -43,8 +43,8 @@ fn command_line(settings: &LabLocksSettings) -> String {
     let LabLocksSettings { workers, clients, queries, sources, repeats, seed, .. } = settings;
     CommandLine::new("lab locks")
         .set("--change", list(&settings.changes))
-        .add(format_args!("--workers {workers} --clients {clients} --queries {queries}"))
-        .add(format_args!("--sources {sources} --repeats {repeats}"))
+        .words(format_args!("--workers {workers} --clients {clients} --queries {queries}"))
+        .words(format_args!("--sources {sources} --repeats {repeats}"))
         .flag("--no-trace", settings.traced == 0)
         .set("--seed", seed)
         .finish()

@@ -108,7 +108,7 @@ fn command_line(settings: &LoadSettings) -> String {
     let over_zero = |value: u64| Some(value).filter(|value| *value > 0);
     let rate = settings.rate_per_s.map(|per_s| format!("{per_s}/s --arrival {}", settings.arrival));
     CommandLine::new("load")
-        .add(word(&settings.target))
+        .words(word(&settings.target))
         .maybe("--resolve", settings.resolve.as_ref())
         .flag("--all-addresses", settings.all_addresses)
         .set("--workload", workload)

@@ -129,12 +129,12 @@ fn command_line(settings: &PlanSettings) -> String {
     let PlanSettings { low, high, reserved, sources, destinations, closer, kernel, strategy, costs, .. } =
         settings;
     CommandLine::new("plan")
-        .add(format_args!("--range {low}-{high} --reserved {reserved} --sources {sources}"))
+        .words(format_args!("--range {low}-{high} --reserved {reserved} --sources {sources}"))
         .set("--destinations", destinations)
         .maybe("--rate", settings.arrival_per_s.map(|rate| format!("{rate}/s")))
         .set("--hold", typed(settings.hold_ns))
         .maybe("--time-wait", (closer == "us").then(|| typed(settings.time_wait_ns)))
-        .add(format_args!("--closer {closer} --kernel {kernel} --strategy {strategy}"))
+        .words(format_args!("--closer {closer} --kernel {kernel} --strategy {strategy}"))
         .flag("--windows", settings.windows)
         .set("--costs", costs)
         .finish()

@@ -79,7 +79,7 @@ fn command_line(settings: &PlanesSettings) -> String {
             .set("--work", list(&work));
     }
     let PlanesSettings { packets, repeats, over, seed, .. } = settings;
-    line.add(format_args!("--packets {packets} --repeats {repeats} --over {over} --seed {seed}")).finish()
+    line.words(format_args!("--packets {packets} --repeats {repeats} --over {over} --seed {seed}")).finish()
 }
 
 fn title(cell: &PlanesCell) -> String {

@@ -77,7 +77,7 @@ fn facts(settings: &ServeSettings) -> Vec<String> {
 fn command_line(settings: &ServeSettings) -> String {
     let stall = settings.stall_at_ns.zip(settings.stall_length_ns);
     CommandLine::new("serve")
-        .add(&settings.protocol)
+        .words(&settings.protocol)
         .set("--listen", word(&settings.listen))
         .maybe("--policy", settings.policy.as_ref())
         .set("--workers", settings.workers)

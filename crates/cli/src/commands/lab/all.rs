@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use fourtuple::listen::{self, AcceptPolicy};
 use fourtuple::dial::Strategy;
+use fourtuple::listen::{self, AcceptPolicy};
 use fourtuple::ports::PortRange;
 use fourtuple_lab::accept::{Accept, Load};
 use fourtuple_lab::pool::{Selection, Spend};

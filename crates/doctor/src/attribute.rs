@@ -78,7 +78,7 @@ pub(crate) fn unknown_user(snapshot: &Snapshot, source: IpAddr) -> (String, Vec<
     let is_left_behind =
         of_source().all(|tuple| state(tuple, "time-wait") == tuple.states.values().sum::<u64>());
     let calls = match (snapshot.traced.seen(), snapshot.failures.seen()) {
-        (Ok(_), Ok(_)) => "the trace saw no call of bind() or connect() for it".to_owned(),
+        (Ok(_), Ok(_)) => "the trace saw no connect() and no failed bind() for it".to_owned(),
         (Err(reason), _) | (_, Err(reason)) => format!("calls were not traced ({reason})"),
     };
     let sockets = match (is_left_behind, connections.processes_hidden) {

@@ -546,7 +546,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         closed.failures = Part::Seen(Failures::default());
         let unnamed = the_finding(&closed, "P08");
         assert!(unnamed.verdict.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed:?}");
-        let why = "which belong to no process, and the trace saw no call of bind() or connect() for it";
+        let why = "which belong to no process, and the trace saw no connect() and no failed bind() for it";
         assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(why)), "{:?}", unnamed.evidence);
         assert!(unnamed.evidence.iter().all(|fact| !fact.contains("perhaps")), "{:?}", unnamed.evidence);
         // A connection to the same destination from another address speaks for its process.

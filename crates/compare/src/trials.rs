@@ -366,6 +366,19 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_keeps_the_complete_pairs() {
+        let trials = trials(&prints(100.0), &prints(150.0));
+        let (stop, calls) = (AtomicBool::new(false), std::cell::Cell::new(0));
+        let progress = |_| {
+            calls.set(calls.get() + 1);
+            stop.store(calls.get() == 3, Ordering::Relaxed);
+        };
+        let outcome = trials.run(&stop, &progress).unwrap();
+        assert_eq!((outcome.results.pairs, outcome.remarks.len()), (1, 1));
+        assert_eq!(outcome.remarks[0].id, "interrupted");
+    }
+
+    #[test]
     fn without_a_pair_the_error_has_the_reason() {
         let error = |trials: &Trials, stop: bool| trials.run(&AtomicBool::new(stop), &|_| ()).unwrap_err();
         assert!(matches!(error(&trials("exit 3", ""), true), CompareError::Interrupted));

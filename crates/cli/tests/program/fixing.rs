@@ -97,6 +97,10 @@ pub(crate) fn attached_by(test: &str, command: &mut Command) -> Option<Child> {
     let mut line = String::new();
     BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("UTF-8");
     if line.starts_with("fixing ") || line.starts_with("observing ") {
+        // The server may listen at the unspecified address.
+        let listen = command.get_args().skip_while(|word| *word != "--listen").nth(1);
+        let port = listen.and_then(|address| address.to_str()?.rsplit(':').next());
+        assert!(port.is_none_or(|port| line.trim_end().ends_with(&format!(":{port}"))), "{line}");
         return Some(child);
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{line:?}");

@@ -1,7 +1,7 @@
 //! Every strategy against this kernel, on a tiny range in a namespace of its own.
 
 use std::collections::HashSet;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::os::fd::AsFd;
@@ -406,6 +406,15 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
             socket::connect(fd.as_fd(), mapped).unwrap();
             assert_eq!(attempt.finish(fd.as_fd()).unwrap().source.ip().to_string(), "127.0.0.4");
         }
+        // The address family is not the cause if a socket is bound already.
+        let dialer = dialer(destination, "127.0.0.2");
+        let bound = socket::open(Transport::Tcp, destination, false).unwrap();
+        socket::bind(bound.as_fd(), ([127, 0, 0, 3], 0).into()).unwrap();
+        let error = dialer.prepare(bound.as_fd()).unwrap_err();
+        assert!(
+            matches!(&error, DialError::Call { call: "bind", error, .. } if error.kind() == io::ErrorKind::InvalidInput),
+            "{error:?}"
+        );
     });
 }
 

@@ -99,8 +99,9 @@ fn unix_listeners(document: &mut Document, record: &TraceAcceptRecord) {
     };
     let Some(first) = rows.first() else { return };
     for row in rows.iter().filter(|row| row.refused > Some(0)).take(FAILING) {
-        let calls = plural(row.refused.unwrap_or(0), "connect()");
-        let line = format!("{calls} to {} failed with EAGAIN because the queue was full", row.path);
+        let calls = plural(row.refused.unwrap_or(0), "call");
+        let line =
+            format!("{calls} of connect() to {} failed with EAGAIN because the queue was full", row.path);
         document.note(Tone::Bad, line);
     }
     document.table_below("Unix listeners", unix_table(rows));

@@ -418,6 +418,28 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
     });
 }
 
+#[test]
+fn windows_of_more_than_1024_ports_are_long_searches() {
+    in_namespace(|| {
+        if !has_option() {
+            return skip(
+                "windows_of_more_than_1024_ports_are_long_searches",
+                "ip_local_port_range",
+                "no option 51",
+            );
+        }
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 29999");
+        let (_listener, destination) = listener("127.0.0.1", 16);
+        for (ports, is_long) in [(500, false), (1_024, false), (1_025, true), (5_000, true)] {
+            let (width, tries) = (NonZeroU16::new(ports).unwrap(), NonZeroU16::MIN);
+            let strategy = Strategy::RandomWindow { width, tries, then_full_range: false };
+            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let fd = socket::open(Transport::Tcp, destination, false).unwrap();
+            assert_eq!(dialer.prepare(fd.as_fd()).unwrap().searches_for_long(), is_long, "{ports}");
+        }
+    });
+}
+
 /// An attempt that is dropped after its connect() succeeded, as `fourtuple_abandon()` does it, leaves the port to its socket.
 #[test]
 fn a_dropped_attempt_keeps_the_port_of_its_connection() {

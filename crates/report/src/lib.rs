@@ -17,10 +17,8 @@ pub mod html;
 pub mod terminal;
 
 mod document;
-mod heat;
 mod number;
 mod records;
-mod spark;
 mod table;
 mod words;
 

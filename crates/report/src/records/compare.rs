@@ -2,7 +2,7 @@ use fourtuple_record::{CompareRecord, CompareResults, CompareSettings};
 
 use crate::document::{Block, Document, Side as Dots, Tone};
 use crate::number::{NOTHING, count, duration, maybe, median, rate, share};
-use crate::spark;
+use crate::table;
 use crate::table::{Cell, Column, Table};
 use crate::words::{CommandLine, plural, present, quoted, ratio, typed};
 
@@ -174,10 +174,10 @@ const BINS: usize = 24;
 fn bins(samples: &[f64], extent: (f64, f64)) -> String {
     let mut bins = [0_u32; BINS];
     for value in samples {
-        bins[((spark::position(*value, extent) * BINS as f64) as usize).min(BINS - 1)] += 1;
+        bins[((table::position(*value, extent) * BINS as f64) as usize).min(BINS - 1)] += 1;
     }
     let highest = bins.iter().copied().max().unwrap_or(0);
-    spark::linear(bins.iter().map(|&bin| f64::from(bin)), f64::from(highest))
+    table::linear(bins.iter().map(|&bin| f64::from(bin)), f64::from(highest))
 }
 
 /// Warns that the load generator was the bottleneck; `None` if it never was.

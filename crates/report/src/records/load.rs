@@ -4,9 +4,8 @@ use fourtuple_record::{
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, quantity, rate, share};
-use crate::records::{load_hosts, times};
-use crate::spark;
-use crate::table::{Cell, Table};
+use crate::records::{load_hosts, trace};
+use crate::table::{self, Cell, Table};
 use crate::words::{self, CommandLine, every, plural, present, typed, word};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -225,7 +224,7 @@ fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResul
     let explanation = "Search: in connect(), the search for a port and the SYN. Handshake: from there until the connection \
                        is established. First byte: from the request to the first byte of the response. Total: from the \
                        start to the end, closing not included.";
-    times::show(document, "|Part", &parts, format!("{explanation}{late}"));
+    trace::show(document, "|Part", &parts, format!("{explanation}{late}"));
     if let Some(text) = timed_out(settings, results) {
         document.note(Tone::Bad, text);
     }
@@ -320,15 +319,15 @@ fn seconds(document: &mut Document, results: &LoadResults) {
         seconds.iter().map(|second| field(second) as f64).collect()
     };
     let row = |name, values: &[f64], join: fn(&[f64]) -> f64, words: fn(f64) -> String| {
-        let picture = spark::linear(steps(values, join).into_iter(), most(values));
+        let picture = table::linear(steps(values, join).into_iter(), most(values));
         (name, picture, words(least(values)), words(most(values)))
     };
     let number = |value| count(value as u64);
     let mut rows = vec![row("rate", &rates, mean, rate)];
     let p99s = of(|second| second.p99_ns);
     // Seconds without completed operations have no percentiles.
-    if let Some((low, high)) = spark::extent(p99s.iter().copied()) {
-        let picture = spark::log(steps(&p99s, most).into_iter(), (low, high));
+    if let Some((low, high)) = table::extent(p99s.iter().copied()) {
+        let picture = table::log(steps(&p99s, most).into_iter(), (low, high));
         rows.push(("p99 (log)", picture, duration(low as u64), duration(high as u64)));
     }
     let errors = of(|second| second.errors);

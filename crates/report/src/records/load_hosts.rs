@@ -4,7 +4,7 @@ use fourtuple_record::{LoadHost, LoadResults, Second};
 
 use crate::document::{Document, Tone};
 use crate::number::{NOTHING, duration, rate};
-use crate::spark;
+use crate::table;
 use crate::table::{Cell, Table};
 use crate::words::plural;
 
@@ -28,10 +28,10 @@ pub(super) fn show(document: &mut Document, results: &LoadResults) {
     document.heading("Hosts");
     document.facts(facts(results));
     let most = highest(&hosts, |second| second.operations as f64);
-    let extent = spark::extent(seconds(&hosts).map(|second| second.p99_ns as f64));
+    let extent = table::extent(seconds(&hosts).map(|second| second.p99_ns as f64));
     let rates = |host: &&LoadHost| {
         let values = steps(host, |second| second.operations as f64, least);
-        Cell::spark(spark::linear(values.iter().copied(), most), &values, most)
+        Cell::spark(table::linear(values.iter().copied(), most), &values, most)
     };
     let tails = |host: &&LoadHost| {
         let Some((low, high)) = extent else { return NOTHING.into() };
@@ -40,7 +40,7 @@ pub(super) fn show(document: &mut Document, results: &LoadResults) {
             .iter()
             .map(|value| if *value > 0.0 { (value / low).log2() / (high / low).log2().max(1.0) } else { 0.0 })
             .collect();
-        Cell::spark(spark::log(values.into_iter(), (low, high)), &positions, 1.0)
+        Cell::spark(table::log(values.into_iter(), (low, high)), &positions, 1.0)
     };
     document.table(
         Table::of(&hosts)

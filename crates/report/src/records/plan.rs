@@ -2,7 +2,7 @@ use fourtuple_record::{PlanMoment, PlanOther, PlanRecord, PlanResults, PlanSetti
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_count, quantity, share};
-use crate::spark;
+use crate::table;
 use crate::table::Table;
 use crate::words::{CommandLine, plural, range, typed};
 
@@ -24,8 +24,8 @@ pub(super) fn document(record: &PlanRecord) -> Document {
     }
     document.heading("Cost of connect() along the fill");
     let means = || results.by_fill.iter().map(|point| point.mean_ns as f64);
-    if let Some(extent) = spark::extent(means()) {
-        let picture = format!("{} (log scale)", spark::log(means(), extent));
+    if let Some(extent) = table::extent(means()) {
+        let picture = format!("{} (log scale)", table::log(means(), extent));
         document.terminal(|document| document.note(Tone::Plain, picture));
     }
     let cliff =
@@ -56,7 +56,7 @@ fn over_time(document: &mut Document, results: &PlanResults) {
         None => format!("at most {} of {} in use", count(last.tuples), count(results.capacity)),
     };
     let picture =
-        format!("{} 0 to {}; {end}", spark::linear(in_use, results.capacity as f64), duration(last.at_ns));
+        format!("{} 0 to {}; {end}", table::linear(in_use, results.capacity as f64), duration(last.at_ns));
     document.terminal(|document| document.note(Tone::Plain, picture));
     let turn = if results.cliff_connections.is_some() { " Dotted: where connect() turns slow." } else { "" };
     let marked =

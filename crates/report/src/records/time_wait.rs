@@ -2,7 +2,7 @@ use fourtuple_record::{TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSet
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, maybe_count, rate, total};
-use crate::spark;
+use crate::table;
 use crate::table::{Cell, Table};
 use crate::words::{errors, plural, range, typed};
 
@@ -93,7 +93,7 @@ fn curves(document: &mut Document, runs: &[TimeWaitRun]) {
     document.table(
         Table::of(runs)
             .name("remedy", |run| run.remedy.clone())
-            .text("start to end", 1, |run| spark::linear(steps(run), highest as f64))
+            .text("start to end", 1, |run| table::linear(steps(run), highest as f64))
             .number("highest", 0, |run| maybe_count(peak(run)))
             .number("elapsed", 2, |run| duration(run.elapsed_ns)),
     );

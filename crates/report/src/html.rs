@@ -1,29 +1,30 @@
 //! Renders documents as one self-contained HTML file.
 
-mod picture;
-mod timeline;
-
 use fourtuple_record::{Common, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::document::{Block, Document, Medium, Tone};
+use crate::document::{
+    Bar, BarChart, Block, Document, Medium, Side, Strip, StripKind, Timeline, TimelineRow, Tone, Workers,
+};
+use crate::number::{count, duration, share};
 use crate::records::{document, host_facts};
+use crate::table;
 use crate::table::{Cell, Picture, Table, more};
 
-const UPLOT_JS: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
-const UPLOT_CSS: &str = include_str!("../../assets/uplot/uPlot.min.css");
+const UPLOT_JS: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
+const UPLOT_CSS: &str = include_str!("../assets/uplot/uPlot.min.css");
 /// The page's own scripts, in the order of their dependencies.
 const SCRIPTS: [&str; 6] = [
-    include_str!("../../assets/plot.js"),
-    include_str!("../../assets/load.js"),
-    include_str!("../../assets/accept.js"),
-    include_str!("../../assets/planes.js"),
-    include_str!("../../assets/doctor.js"),
-    include_str!("../../assets/charts.js"),
+    include_str!("../assets/plot.js"),
+    include_str!("../assets/load.js"),
+    include_str!("../assets/accept.js"),
+    include_str!("../assets/planes.js"),
+    include_str!("../assets/doctor.js"),
+    include_str!("../assets/charts.js"),
 ];
 /// The licence of uPlot, which every copy, and hence every page, must contain.
-const UPLOT_LICENSE: &str = include_str!("../../assets/uplot/LICENSE");
-const PAGE_CSS: &str = include_str!("../../assets/page.css");
+const UPLOT_LICENSE: &str = include_str!("../assets/uplot/LICENSE");
+const PAGE_CSS: &str = include_str!("../assets/page.css");
 
 /// The content security policy: forbids all requests, for any content of a record.
 const POLICY: &str =
@@ -31,7 +32,7 @@ const POLICY: &str =
 
 /// The content security policy of a live page: it may connect to its own server.
 const LIVE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'";
-const LIVE_JS: &str = include_str!("../../assets/live.js");
+const LIVE_JS: &str = include_str!("../assets/live.js");
 
 /// Returns a page of `records`, in order: remarks on validity, advice, tables, and charts that zoom and pan.
 ///
@@ -177,14 +178,14 @@ fn block(record: usize, block: &Block) -> Markup {
                 }
             }
             Block::Table(shown) => { (table(shown)) }
-            Block::Ladder { items, caption } => { figure { (picture::ladder(items)) figcaption { (caption) } } }
+            Block::Ladder { items, caption } => { figure { (ladder(items)) figcaption { (caption) } } }
             Block::Bars { charts, caption } => {
-                figure { @for chart in charts { (picture::bar_chart(chart)) } figcaption { (caption) } }
+                figure { @for chart in charts { (bar_chart(chart)) } figcaption { (caption) } }
             }
-            Block::Dots { sides, caption } => { figure { (picture::dots(sides)) figcaption { (caption) } } }
+            Block::Dots { sides, caption } => { figure { (dots(sides)) figcaption { (caption) } } }
             Block::Chart(chart) => { (figure(record, chart.kind, chart.part, &chart.select, &chart.caption)) }
             Block::HeatMap { caption, .. } => { (figure(record, "trace-heat", "", &[], caption)) }
-            Block::Timeline(shown) => { (timeline::draw(shown)) }
+            Block::Timeline(shown) => { (draw_timeline(shown)) }
             Block::Verdict { verdict, detail } => {
                 p.verdict { strong { (verdict) } @if !detail.is_empty() { " (" (detail) ")" } }
             }
@@ -276,9 +277,9 @@ fn cell(cell: &Cell) -> Markup {
     let text = cell.page.as_ref().unwrap_or(&cell.text);
     html! {
         @match &cell.picture {
-            Some(Picture::Meter { value, most }) => { (picture::meter(*value, *most)) }
-            Some(Picture::Workers(workers)) => { (picture::workers(workers)) }
-            Some(Picture::Spark { values, most, label }) => { (picture::spark(values, *most, label)) }
+            Some(Picture::Meter { value, most }) => { (meter(*value, *most)) }
+            Some(Picture::Workers(workers)) => { (worker_bars(workers)) }
+            Some(Picture::Spark { values, most, label }) => { (spark(values, *most, label)) }
             None => { (text) }
         }
         @for note in &cell.notes { br; span.dim { (note) } }
@@ -311,4 +312,204 @@ fn data(index: usize, saved: &Saved) -> Markup {
     // A record consists of strings, numbers and maps with string keys, which JSON can represent.
     let json = serde_json::to_string(saved).expect("a record is JSON").replace('<', "\\u003c");
     html! { script type="application/json" id=(format!("data-{index}")) { (PreEscaped(json)) } }
+}
+
+/// Draws a bar whose length is `value` out of `most`, as a meter element, which needs no styles.
+fn meter(value: u64, most: u64) -> Markup {
+    html! { meter min="0" max=(most.max(1)) value=(value) { (count(value)) } }
+}
+
+/// The height of a full bar and the width of one worker, in units of a picture that is stretched to fit.
+const TALL: f64 = 100.0;
+const WIDE: f64 = 10.0;
+
+/// Draws a bar per worker. The dotted line marks an even distribution.
+fn worker_bars(workers: &Workers) -> Markup {
+    let Workers { name, unit, counts, shares, most, .. } = workers;
+    let width = WIDE * shares.len().max(1) as f64;
+    let tall = |share: f64| if *most > 0.0 { share / most * TALL } else { 0.0 };
+    let even = TALL - tall(1.0 / shares.len().max(1) as f64);
+    let numbers: Vec<String> = counts.iter().map(|number| count(*number)).collect();
+    let label = format!("{unit} of {name}'s workers: {}", numbers.join(" "));
+    html! {
+        svg.bars viewBox=(format!("0 0 {width} {TALL}")) preserveAspectRatio="none" role="img" aria-label=(label) {
+            @for (worker, (of_all, number)) in shares.iter().zip(counts).enumerate() {
+                @let left = WIDE * worker as f64;
+                g {
+                    title { "worker " (worker) ": " (count(*number)) " " (unit) ", " (share(*of_all)) }
+                    // The full height of a bar shows the tooltip, also if the bar is low.
+                    rect x=(left) y="0" width=(WIDE) height=(TALL) fill="transparent" {}
+                    rect x=(left + 1.0) y=(format!("{:.2}", TALL - tall(*of_all))) width=(WIDE - 2.0)
+                        height=(format!("{:.2}", tall(*of_all))) fill="var(--series-0)" {}
+                }
+            }
+            line x1="0" x2=(width) y1=(format!("{even:.2}")) y2=(format!("{even:.2}")) stroke="var(--text)"
+                stroke-dasharray="3 4" vector-effect="non-scaling-stroke" {}
+            line x1="0" x2=(width) y1=(TALL) y2=(TALL) stroke="var(--dim)" vector-effect="non-scaling-stroke" {}
+        }
+    }
+}
+
+/// Draws a line over `values`, each between 0 and `most`.
+fn spark(values: &[f64], most: f64, label: &str) -> Markup {
+    let wide = WIDE * values.len().max(2) as f64;
+    let step = wide / (values.len().max(2) - 1) as f64;
+    let tall = |value: &f64| TALL - if most > 0.0 { (value / most).clamp(0.0, 1.0) * TALL } else { 0.0 };
+    // A single value is a level line.
+    let values = if let [value] = values { &[*value, *value][..] } else { values };
+    let points: Vec<String> = values
+        .iter()
+        .enumerate()
+        .map(|(at, value)| format!("{:.1},{:.1}", at as f64 * step, tall(value)))
+        .collect();
+    html! {
+        svg.bars viewBox=(format!("0 0 {wide} {TALL}")) preserveAspectRatio="none" role="img" aria-label=(label) {
+            polyline points=(points.join(" ")) fill="none" stroke="var(--series-0)" stroke-width="1.5"
+                vector-effect="non-scaling-stroke" {}
+        }
+    }
+}
+
+/// Draws a picture per policy, side by side if the window is wide enough.
+fn ladder(items: &[Workers]) -> Markup {
+    html! {
+        div.ladder {
+            @for item in items {
+                div {
+                    strong { (item.name) }
+                    @if item.shares.is_empty() {
+                        span.dim { "Not known." }
+                    } @else {
+                        (worker_bars(item))
+                        span.dim { (item.note) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The widths of names, of bars and of the picture, and the heights of a bar and of a title.
+const NAMES: f64 = 150.0;
+const BARS: f64 = 360.0;
+const WIDTH: f64 = 620.0;
+const ROW: f64 = 28.0;
+const TITLE: f64 = 22.0;
+
+/// Draws horizontal bars, with whiskers for intervals.
+fn bar_chart(chart: &BarChart) -> Markup {
+    let end = |bar: &Bar| bar.interval.map_or(bar.value, |(_, high)| high.max(bar.value));
+    let longest = chart.bars.iter().map(end).fold(0.0, f64::max);
+    let across = |number: f64| if longest > 0.0 { (number / longest).clamp(0.0, 1.0) * BARS } else { 0.0 };
+    let at = |number: f64| format!("{:.1}", NAMES + across(number));
+    html! {
+        svg.lengths viewBox=(format!("0 0 {WIDTH} {}", TITLE + ROW * chart.bars.len() as f64)) role="img" aria-label=(chart.title) {
+            text.title x="2" y="14" { (chart.title) }
+            @for (row, bar) in chart.bars.iter().enumerate() {
+                @let top = TITLE + row as f64 * ROW;
+                @let middle = top + ROW / 2.0 - 2.0;
+                text x="2" y=(middle + 4.0) { (bar.name) }
+                rect x=(NAMES) y=(top + 2.0) width=(format!("{:.1}", across(bar.value))) height=(ROW - 8.0) rx="2"
+                    fill=(format!("var(--series-{})", bar.series)) {
+                    title { (bar.hint) }
+                }
+                @if let Some((low, high)) = bar.interval {
+                    line x1=(at(low)) x2=(at(high)) y1=(middle) y2=(middle) stroke="var(--text)" stroke-width="1.5" {}
+                    @for end in [low, high] {
+                        line x1=(at(end)) x2=(at(end)) y1=(middle - 5.0) y2=(middle + 5.0) stroke="var(--text)" stroke-width="1.5" {}
+                    }
+                }
+                text x=(NAMES + BARS + 8.0) y=(middle + 4.0) { (bar.figure) }
+            }
+        }
+    }
+}
+
+/// The height of a side in a dot plot, and its margins.
+const SIDE: f64 = 60.0;
+const MARGIN: f64 = 20.0;
+const AXIS: f64 = 600.0;
+
+/// Draws the samples of all sides on one axis.
+fn dots(sides: &[Side]) -> Markup {
+    let samples = || sides.iter().flat_map(|side| side.samples.iter().copied());
+    let extent = (samples().fold(f64::INFINITY, f64::min), samples().fold(f64::NEG_INFINITY, f64::max));
+    let across =
+        |value: f64| format!("{:.1}", MARGIN + table::position(value, extent) * (AXIS - 2.0 * MARGIN));
+    html! {
+        svg viewBox=(format!("0 0 {AXIS} {}", SIDE * sides.len() as f64)) role="img" aria-label="The trials of A and B"
+            style="width:100%;height:auto;max-width:60rem" {
+            @for (row, side) in sides.iter().enumerate() {
+                @let top = row as f64 * SIDE;
+                @let color = format!("var(--series-{row})");
+                text x="2" y=(top + SIDE / 2.0 + 4.0) font-size="12" fill="var(--text)" { (side.name) }
+                @if let Some(median) = side.median {
+                    line x1=(across(median)) x2=(across(median)) y1=(top + 4.0) y2=(top + SIDE - 4.0)
+                        stroke=(color) stroke-width="2" {}
+                }
+                @for (number, value) in side.samples.iter().enumerate() {
+                    @let down = top + 8.0 + (number as f64 + 0.5) / side.samples.len() as f64 * (SIDE - 16.0);
+                    circle cx=(across(*value)) cy=(format!("{down:.1}")) r="2.5" fill=(color) fill-opacity="0.6" {}
+                }
+            }
+        }
+    }
+}
+
+/// The width and height of a row in units of the picture, which is stretched to fit.
+const TIMELINE_WIDE: f64 = 1000.0;
+
+const TIMELINE_TALL: f64 = 24.0;
+
+/// Draws one picture per row, with the axis and a legend below; needs no scripts.
+fn draw_timeline(timeline: &Timeline) -> Markup {
+    let length = timeline.to_ns.saturating_sub(timeline.from_ns).max(1);
+    let across = |at: u64| {
+        (at.saturating_sub(timeline.from_ns) as f64 / length as f64 * TIMELINE_WIDE).clamp(0.0, TIMELINE_WIDE)
+    };
+    html! {
+        figure {
+            div.timeline {
+                @for row in &timeline.rows {
+                    @if row.tone == Tone::Bad {
+                        strong.waits { (row.name) }
+                    } @else {
+                        span.idles[row.tone == Tone::Good] { (row.name) }
+                    }
+                    (strips(timeline, row, across))
+                }
+                span {}
+                div.times {
+                    @for part in 0..=4_u64 { span { (duration((u128::from(length) * u128::from(part) / 4) as u64)) } }
+                }
+            }
+            figcaption {
+                @for kind in StripKind::ALL { @let (class, _, meaning) = kind.look(); span.named { span.key.(class) {} (meaning) } " " }
+                br;
+                (timeline.caption)
+            }
+        }
+    }
+}
+
+fn strips(timeline: &Timeline, row: &TimelineRow, across: impl Fn(u64) -> f64) -> Markup {
+    let seen = |strip: &&Strip| {
+        strip.to_ns > strip.from_ns && strip.to_ns > timeline.from_ns && across(strip.from_ns) < TIMELINE_WIDE
+    };
+    html! {
+        svg viewBox=(format!("0 0 {WIDE} {TALL}")) preserveAspectRatio="none" role="presentation" {
+            @for strip in row.strips.iter().filter(seen) {
+                @let left = across(strip.from_ns);
+                // Short strips must stay visible.
+                @let width = (across(strip.to_ns) - left).max(1.5);
+                rect.(strip.kind.look().0) x=(format!("{left:.1}")) y="3" width=(format!("{width:.1}")) height=(TIMELINE_TALL - 6.0) {
+                    title { (strip.hint) }
+                }
+            }
+            @for at in timeline.marks {
+                @let x = format!("{:.1}", across(at));
+                line x1=(x) x2=(x) y1="0" y2=(TIMELINE_TALL) {}
+            }
+        }
+    }
 }

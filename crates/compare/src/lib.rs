@@ -9,24 +9,57 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod address;
-mod error;
-mod likeness;
 mod metric;
-mod outcome;
 mod saved;
 mod server;
-mod side;
 mod testbed;
-mod trial;
 mod trials;
 
-pub use address::ServerAddress;
-pub use error::CompareError;
+use std::io;
+
 pub use metric::{Metric, needs_one_name, only_rate};
-pub use outcome::Outcome;
 pub use saved::SavedTrials;
-pub use server::ServerCommand;
-pub use side::{Side, SideCommand};
+pub use server::{ServerAddress, ServerCommand};
 pub use testbed::{CpuSplit, Servers};
-pub use trials::Trials;
+pub use trials::{Outcome, Side, SideCommand, Trials};
+
+/// The reason why a comparison has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompareError {
+    /// The flags, commands or files cannot be compared; other ones can.
+    #[error("{0}")]
+    Usage(String),
+    /// No trial and no record of one side was valid.
+    #[error("{0}")]
+    NotValid(String),
+    /// The stop flag was set before the first pair of trials was complete.
+    #[error("interrupted before there was a result")]
+    Interrupted,
+    /// A trial or its server failed for a reason that repeats in every trial.
+    #[error("{0}")]
+    Environment(String),
+    /// The kernel refused a network namespace for a trial.
+    #[error(
+        "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
+         (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+    )]
+    Namespace(#[source] io::Error),
+    /// A system call that the comparison needs failed.
+    #[error("{what}: {error}")]
+    Call {
+        /// The purpose of the call: `cannot start a thread to wait for a trial`.
+        what: String,
+        /// The kernel's error.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl CompareError {
+    /// Returns a function for `map_err` that adds the purpose of a call to its error.
+    pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(io::Error) -> CompareError {
+        let what = what.into();
+        move |error| CompareError::Call { what, error }
+    }
+}

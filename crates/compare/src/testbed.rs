@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use fourtuple_record::format_time;
 use fourtuple_syscalls::{child, netns, schedule};
 
-use crate::address::ServerAddress;
-use crate::error::CompareError;
-use crate::server::{POLL, ServerCommand};
+use crate::CompareError;
+use crate::server::{POLL, ServerAddress, ServerCommand};
 
 /// The servers of both sides, and how trials run beside them.
 #[derive(Debug)]

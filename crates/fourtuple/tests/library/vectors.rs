@@ -1,5 +1,5 @@
 //! The vectors in `bindings/vectors`, with which all languages test their strategies: this test computes each file and compares it with
-//! the file in the tree. `FOURTUPLE_GOLDEN=write` writes the files.
+//! the file in the tree. `FOURTUPLE_WRITE=1` writes the files.
 
 use std::env;
 use std::fmt::Write as _;
@@ -71,14 +71,14 @@ fn compare(name: &str, parameters: &[&str], draw: impl Fn(&mut Rng) -> Drawn) {
     }
     text.push_str("]\n}\n");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../bindings/vectors/{name}.json"));
-    if env::var_os("FOURTUPLE_GOLDEN").is_some_and(|value| value == "write") {
+    if env::var_os("FOURTUPLE_WRITE").is_some() {
         fs::write(&path, &text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
     let stored = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let different = text.lines().zip(stored.lines()).position(|(computed, stored)| computed != stored);
     assert!(
         text == stored,
-        "{} differs from line {:?} on: if the change is intended, run FOURTUPLE_GOLDEN=write cargo test --test library vectors, and \
+        "{} differs from line {:?} on: if the change is intended, run FOURTUPLE_WRITE=1 cargo test --test library vectors, and \
          tell the users of the bindings",
         path.display(),
         different.map(|index| index + 1)

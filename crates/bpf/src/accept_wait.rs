@@ -41,9 +41,7 @@ pub struct AcceptFilter {
     pub process: Option<u32>,
     /// Name of the thread that accepts (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
-    /// Address of the listener.
     pub address: Option<IpAddr>,
-    /// Port of the listener.
     pub port: Option<u16>,
     /// Id of the cgroup (version 2) of the accepting tasks: the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
@@ -120,7 +118,6 @@ pub struct Listener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct WorkerKey {
-    /// Cookie of the listener.
     pub listener: u64,
     /// Thread id in this process's PID namespace if the thread is in it, otherwise in the initial one.
     pub thread: u32,

@@ -291,7 +291,6 @@ pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
     info(program).map(|info| info.recursion_misses)
 }
 
-/// Returns the id of a program.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     info(program).map(|info| info.id)
 }

@@ -44,7 +44,6 @@ pub enum BpfError {
     /// The kernel's verifier rejects the program.
     #[error("BPF_PROG_LOAD: {}: the verifier refuses {program}: {log}", errno_name(source))]
     Refused {
-        /// The program's name.
         program: &'static str,
         /// The error of the first attempt to load.
         source: io::Error,
@@ -61,12 +60,7 @@ pub enum BpfError {
     },
     /// A seat number out of range.
     #[error("seat {seat}: there are {seats}")]
-    NoSuchSeat {
-        /// The requested seat.
-        seat: usize,
-        /// The number of seats.
-        seats: usize,
-    },
+    NoSuchSeat { seat: usize, seats: usize },
     /// A number of seats outside the range of a group.
     #[error("{seats} seats: 1 to {} can be had", crate::SEATS)]
     Seats {
@@ -94,7 +88,6 @@ pub enum BpfError {
     /// An object file of this crate is invalid, which the tests of the crate rule out.
     #[error("the object of {program}: {what}")]
     Object {
-        /// The program's name.
         program: &'static str,
         /// The defect of the object file.
         what: String,

@@ -31,7 +31,6 @@ pub struct Failure {
     pub process: u32,
     /// Network namespace of the socket: inode of `/proc/PID/ns/net`.
     pub namespace: u32,
-    /// The errno.
     pub errno: u16,
     port: u16,
     call: u8,
@@ -148,7 +147,6 @@ pub struct Failed {
     pub failure: Failure,
     /// Name of the thread that failed first.
     pub name: String,
-    /// Number of calls.
     pub calls: u64,
 }
 

@@ -43,7 +43,6 @@ pub struct DestinationFilter {
     pub port: Option<u16>,
 }
 
-/// Settings of the programs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FixPortsSettings {
     /// Share of the range, 0 to 1, up to which connects of a tuple proceed unchanged.
@@ -118,7 +117,6 @@ pub struct FixTupleKey {
     pub namespace: u64,
     source: [u8; 16],
     destination: [u8; 16],
-    /// Port of the destination.
     pub port: u16,
     hole: [u16; 3],
 }
@@ -127,7 +125,6 @@ pub struct FixTupleKey {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FixTuple {
-    /// Connects.
     pub connects: u64,
     /// Connects whose port was drawn.
     pub drawn: u64,
@@ -170,7 +167,6 @@ unsafe impl Pod for Numbers {}
 /// Counters of the programs, over all tuples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FixCounters {
-    /// Calls of connect().
     pub connects: u64,
     /// Connects that proceeded unchanged, by reason.
     pub left: Vec<(LeftAlone, u64)>,
@@ -225,7 +221,6 @@ pub enum LeftAlone {
     Namespace,
     /// At most the given share of the range was in use.
     Below,
-    /// A table was full.
     Table,
     /// No port was free for a connect before this one.
     Full,
@@ -333,12 +328,10 @@ impl Destination {
 }
 
 impl FixTupleKey {
-    /// Returns the source address.
     pub fn source(&self) -> IpAddr {
         address(self.source)
     }
 
-    /// Returns the destination address.
     pub fn destination(&self) -> IpAddr {
         address(self.destination)
     }

@@ -53,7 +53,6 @@ pub struct Stack {
     pub process: u32,
     /// Return addresses in the kernel, innermost first. Empty: the sample is from user space. `None`: the map had no room.
     pub frames: Option<Vec<u64>>,
-    /// Number of samples.
     pub samples: u64,
 }
 

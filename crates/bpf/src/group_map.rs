@@ -36,7 +36,6 @@ const _: () = assert!(mem::offset_of!(State, slot) == 64 && mem::size_of::<State
 pub enum Chooser {
     /// The kernel's hash of the 4-tuple.
     Hash,
-    /// A random number.
     Random,
     /// A big-endian number in the payload. For packets too short to contain the number, it is 0.
     Key {
@@ -67,7 +66,6 @@ pub enum Control {
     },
     /// The TTL or hop limit of the received packet.
     Hops(u8),
-    /// The source port.
     SourcePort(u16),
     /// A number in the payload as in `Bytes`, of a packet received with a TTL or hop limit of 255.
     Neighbour {

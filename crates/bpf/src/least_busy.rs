@@ -56,7 +56,6 @@ pub struct Counters {
     pub accepted: u64,
     /// Requests in progress.
     pub busy: u64,
-    /// Open connections.
     pub open: u64,
 }
 

@@ -25,7 +25,6 @@ pub const NO_PATH: u64 = 0;
 /// A filter of tasks, and where they sleep. A softirq counts as the task that it interrupts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockFilter {
-    /// The tasks that wait.
     pub tasks: TaskFilter,
     /// Start and end address of the function `__lock_sock`. Without them, sleeps are not counted and context switches are not
     /// traced.
@@ -61,7 +60,6 @@ pub struct WaitKey {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Wait {
-    /// Number of waits.
     pub waits: u64,
     /// Total time of the waits, in nanoseconds.
     pub wait_ns: u64,

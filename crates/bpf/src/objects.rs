@@ -13,11 +13,9 @@ use crate::error::BpfError;
 /// object does not soon belong to another object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
-    /// Programs.
     pub programs: BTreeSet<u32>,
     /// Links, which keep programs attached.
     pub links: BTreeSet<u32>,
-    /// Maps.
     pub maps: BTreeSet<u32>,
 }
 

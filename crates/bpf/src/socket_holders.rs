@@ -29,7 +29,6 @@ pub struct Holder {
     pub protocol: u8,
     /// TCP state (include/net/tcp_states.h); UDP uses ESTABLISHED and CLOSE.
     pub state: u8,
-    /// Local address and port.
     pub local: SocketAddr,
 }
 

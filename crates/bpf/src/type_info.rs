@@ -10,7 +10,6 @@ use fourtuple_syscalls::Errno;
 #[derive(Debug)]
 pub(crate) struct TypeInfo {
     bytes: Vec<u8>,
-    /// Start of the strings.
     strings: usize,
     /// Position of each type by its number, which starts at 1.
     types: Vec<u32>,
@@ -66,7 +65,6 @@ impl TypeInfo {
         Some(TypeInfo { bytes, strings, types, named })
     }
 
-    /// Returns the number of a function.
     pub(crate) fn function(&self, name: &str) -> Option<u32> {
         self.find(FUNCTION, name)
     }

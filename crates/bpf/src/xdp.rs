@@ -30,7 +30,6 @@ pub enum ModeRequest {
     /// Native if the driver supports it, otherwise generic. The value reports the actual mode.
     #[default]
     Either,
-    /// Only this mode.
     Only(Mode),
 }
 

@@ -116,7 +116,6 @@ pub(crate) fn up_to<const MAX: u32>(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Parses a seed.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not a seed: expected a whole number from 0 to {}", u64::MAX))

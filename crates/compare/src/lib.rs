@@ -50,7 +50,6 @@ pub enum CompareError {
     Call {
         /// The purpose of the call: `cannot start a thread to wait for a trial`.
         what: String,
-        /// The kernel's error.
         #[source]
         error: io::Error,
     },

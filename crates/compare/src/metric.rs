@@ -18,7 +18,6 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All metrics.
     pub const ALL: [Metric; 6] =
         [Metric::Rate, Metric::Mean, Metric::P50, Metric::P99, Metric::P999, Metric::Cpu];
 
@@ -34,7 +33,6 @@ impl Metric {
         }
     }
 
-    /// Returns the metric with this name.
     pub fn named(name: &str) -> Option<Metric> {
         Metric::ALL.into_iter().find(|metric| metric.name() == name)
     }

@@ -273,7 +273,6 @@ pub struct Outcome {
 /// Maximum time from Ctrl-C until the trial gets SIGINT.
 const STOP_POLL: Duration = Duration::from_millis(20);
 
-/// The outcome of one trial.
 pub(crate) enum TrialOutcome {
     /// The trial was valid.
     Measured {
@@ -410,7 +409,6 @@ pub struct Side {
     pub program: PathBuf,
     /// The arguments of the program, with `--json` and `--quiet`.
     pub arguments: Vec<String>,
-    /// The parsed command.
     pub command: SideCommand,
 }
 

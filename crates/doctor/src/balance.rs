@@ -34,7 +34,6 @@ pub(crate) struct Skew {
     /// In the order of their start.
     pub(crate) workers: Vec<Worker>,
     pub(crate) total: u64,
-    /// Jain's index.
     pub(crate) jain: f64,
     /// `Warning` if the worker with the most connections is busy, `Notice` otherwise.
     pub(crate) severity: Severity,

@@ -17,7 +17,6 @@ pub struct Budget {
     pub total: u32,
     /// Ports of the range that bind() holds, for all tuples.
     pub(crate) held: u32,
-    /// Ports in use.
     pub(crate) in_use: u32,
     /// Sockets in TIME_WAIT, at most `in_use`.
     pub(crate) time_wait: u32,

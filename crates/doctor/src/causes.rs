@@ -35,7 +35,6 @@ impl Noise {
     }
 }
 
-/// A counter of failures.
 #[derive(Debug)]
 pub(crate) struct CounterRow {
     /// `GROUP.NAME` as in the snapshot; `conntrack.NAME` for connection tracking.
@@ -314,7 +313,6 @@ pub(crate) struct Cause {
 pub(crate) enum When {
     /// A rule has a finding if it is the cause.
     Rule(&'static str),
-    /// The snapshot decides.
     Shown(fn(&Snapshot, &FailedCall) -> Judged),
     /// Nothing in a snapshot decides.
     Unknown,

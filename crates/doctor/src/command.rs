@@ -60,7 +60,6 @@ fn is_one_of(arguments: &str, commands: &[&str]) -> bool {
 pub(crate) enum Scope {
     /// The network namespace of the process that runs it.
     Namespace,
-    /// A process, by its number.
     Process,
     /// Files of the host. It is left out if another network namespace is examined.
     Host,

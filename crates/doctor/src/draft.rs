@@ -18,7 +18,6 @@ pub(crate) struct Draft {
     pub(crate) evidence: Vec<String>,
     /// Remedies that act at once.
     pub(crate) now: Vec<Remedy>,
-    /// Remedies that last.
     pub(crate) proper: Vec<Remedy>,
     /// Symptoms that the fault explains, and how much of them.
     pub(crate) explained: Vec<(What, u64)>,
@@ -49,7 +48,6 @@ impl Draft {
         self
     }
 
-    /// Adds a fact.
     pub(crate) fn because(mut self, fact: impl Into<String>) -> Draft {
         self.evidence.push(fact.into());
         self

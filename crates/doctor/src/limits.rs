@@ -27,7 +27,6 @@ pub enum LimitError {
         id: &'static str,
         /// The refused value.
         value: f64,
-        /// The unit of the value.
         unit: &'static str,
     },
 }

@@ -20,7 +20,6 @@ use crate::respond::{Content, respond};
 /// not spin.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// The limits on connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The maximum number of connections at once, at least 1. A further connection closes the oldest one: a scrape takes
@@ -123,7 +122,6 @@ impl Endpoint {
         Ok(Endpoint { address: bound, failures, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Returns the bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -89,7 +89,6 @@ pub fn write_family(
     Ok(())
 }
 
-/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durations {
     /// Lower bound of a step in nanoseconds and number of durations, ascending. A step belongs to the bucket that contains its

@@ -6,10 +6,8 @@ use std::net::IpAddr;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 
-/// Maximum number of destinations.
 const DESTINATIONS: usize = 1_000;
 
-/// Connections by destination.
 #[derive(Debug, Default)]
 pub(crate) struct Connected(HashMap<IpAddr, u64>);
 

@@ -25,7 +25,6 @@ const EXAMINED: usize = 4_096;
 /// Maximum number of released namespaces whose ports are kept for the record: as many as there can be tuples.
 const MAX_RELEASED: usize = 8_192;
 
-/// A network namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     file: OwnedFd,

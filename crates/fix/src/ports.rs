@@ -60,7 +60,6 @@ pub struct PortsProgress {
     pub connects: u64,
     /// Connects per second since the previous progress.
     pub connects_per_s: f64,
-    /// Ports drawn.
     pub drawn: u64,
     /// Connects with an additional source address.
     pub spread: u64,
@@ -79,7 +78,6 @@ pub struct PortsProgress {
 /// The results of a fix, and the limits of their validity.
 #[derive(Clone, Debug)]
 pub struct PortsOutcome {
-    /// Results for the record.
     pub results: FixPortsResults,
     /// Reasons to doubt the results; empty for a valid run.
     pub validity: Vec<Remark>,

@@ -39,7 +39,6 @@ pub enum TargetError {
         root.display()
     )]
     NoChild {
-        /// The process.
         process: u32,
         /// The directory of the root cgroup.
         root: PathBuf,
@@ -49,9 +48,7 @@ pub enum TargetError {
     /// The value of a flag names no cgroup.
     #[error("invalid value '{value}' for '--{flag}': {reason}")]
     Value {
-        /// The name of the flag.
         flag: &'static str,
-        /// The value.
         value: String,
         /// Why it is not accepted, and what is.
         reason: String,

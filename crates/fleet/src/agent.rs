@@ -81,7 +81,6 @@ pub struct Agent {
     pub permissions: Permissions,
     /// Directory for the results of runs.
     pub directory: PathBuf,
-    /// The host, for records.
     pub host: Host,
     /// The program that performs doctor, lab and trace.
     pub program: PathBuf,
@@ -511,7 +510,6 @@ impl State {
 
 /// The outcome of a request.
 enum Performed {
-    /// The reply is there.
     Now(Reply),
     /// A thread makes the reply, and the agent takes other requests meanwhile.
     Later(oneshot::Receiver<Reply>),

@@ -64,16 +64,13 @@ pub struct FleetLoad {
     pub log: bool,
 }
 
-/// Progress of a run.
 #[derive(Clone, Debug)]
 pub struct FleetProgress<'a> {
-    /// Name of the run.
     pub run: &'a str,
     /// Time since the start.
     pub elapsed: Duration,
     /// The last second that all workers have completed.
     pub last: Option<&'a Second>,
-    /// Operations that succeeded.
     pub operations: u64,
     /// Operations that failed.
     pub errors: u64,
@@ -85,9 +82,7 @@ pub struct FleetProgress<'a> {
 
 /// The outcome of a run.
 pub struct FleetOutcome {
-    /// Name of the run.
     pub run: String,
-    /// The merged record.
     pub record: LoadRecord,
     /// The log of histograms, if it was requested.
     pub log: Option<String>,

@@ -21,7 +21,6 @@ pub enum FleetError {
     Credentials {
         /// The file.
         path: PathBuf,
-        /// The error.
         #[source]
         error: io::Error,
     },
@@ -38,7 +37,6 @@ pub enum FleetError {
     Call {
         /// The attempted operation.
         what: &'static str,
-        /// The error.
         #[source]
         error: io::Error,
     },
@@ -53,10 +51,7 @@ pub enum FleetError {
     Request(#[from] RequestError),
     /// The name of an agent is taken.
     #[error("the name {name} is taken by another agent on this NATS: give another one with --name")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
+    NameTaken { name: String },
     /// There are too few agents.
     #[error(
         "{found} of {wanted} workers answered ({names}): start more with fourtuple agent{}",
@@ -67,7 +62,6 @@ pub enum FleetError {
         found: usize,
         /// Number of workers.
         wanted: u32,
-        /// Their names.
         names: String,
     },
     /// Hosts do not fit together, or refuse.
@@ -75,18 +69,12 @@ pub enum FleetError {
     Refused(String),
     /// There is no such run in the stream.
     #[error("there is no run {run} in NATS: its messages are kept for a day")]
-    NoRun {
-        /// The run.
-        run: String,
-    },
+    NoRun { run: String },
     /// NATS was unreachable until the end of the run.
     #[error(
         "NATS was unreachable until the run had ended: fourtuple fleet collect {run} fetches the results"
     )]
-    Gone {
-        /// The run.
-        run: String,
-    },
+    Gone { run: String },
 }
 
 impl FleetError {

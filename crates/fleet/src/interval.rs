@@ -99,7 +99,6 @@ pub struct Counts {
     pub second: u64,
     /// Operations that ended in this second.
     pub operations: u64,
-    /// Connections established.
     pub connections: u64,
     /// Failures by name.
     pub errors: BTreeMap<String, u64>,
@@ -186,13 +185,11 @@ pub enum Content {
 /// A message of a worker.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// The run.
     pub run: String,
     /// The slot of the worker, from 0.
     pub slot: u32,
     /// Number of the message of this worker, from 0.
     pub sequence: u64,
-    /// The content.
     pub content: Content,
 }
 

@@ -29,9 +29,7 @@ pub enum Added {
 pub struct Slot {
     /// Seconds that count, with the percentiles of this worker alone.
     pub seconds: BTreeMap<u64, Second>,
-    /// Operations that succeeded.
     pub operations: u64,
-    /// Connections established.
     pub connections: u64,
     /// Failures by name.
     pub errors: BTreeMap<String, u64>,
@@ -157,7 +155,6 @@ impl Merge {
         }
     }
 
-    /// Adds a message.
     pub fn add(&mut self, message: Message) -> Added {
         if message.run != self.run {
             return Added::Ignored;

@@ -64,10 +64,7 @@ impl FromStr for Permission {
 pub enum NotPermitted {
     /// The command is not in `--allow`.
     #[error("the agent does not perform {command}: start it with --allow {command}")]
-    Command {
-        /// The command.
-        command: &'static str,
-    },
+    Command { command: &'static str },
     /// The target is not in `--allow-target`.
     #[error(
         "the target {target} is outside --allow-target ({accepted}): start the agent with --allow-target {target}"
@@ -75,15 +72,11 @@ pub enum NotPermitted {
     Target {
         /// The address of the target, without its port.
         target: IpAddr,
-        /// The accepted networks.
         accepted: String,
     },
     /// The target is a Unix socket.
     #[error("an agent connects to no unix socket: {path} may belong to a service of its host")]
-    Unix {
-        /// The path.
-        path: String,
-    },
+    Unix { path: String },
 }
 
 /// The commands and targets that an agent accepts.

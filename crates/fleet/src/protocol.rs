@@ -15,7 +15,6 @@ pub const SERVICE: &str = "fourtuple";
 /// The JetStream stream of all runs.
 pub const STREAM: &str = "FOURTUPLE";
 
-/// The subjects of the stream.
 pub const STREAM_SUBJECTS: &str = "fourtuple.run.>";
 
 /// Maximum size of a request in bytes.
@@ -99,15 +98,12 @@ pub struct AgentInfo {
     pub name: String,
     /// Identifier of this process, drawn at random.
     pub instance: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// SHA-256 of the running program.
     pub binary: String,
-    /// Schema of its records.
     pub schema: String,
     /// Accepted commands, with commas.
     pub allow: String,
-    /// Kernel release.
     pub kernel: String,
     /// Number of CPUs.
     pub cpus: u32,
@@ -162,7 +158,6 @@ impl AgentInfo {
 pub struct Envelope {
     /// The place in the session.
     pub ticket: Ticket,
-    /// The request.
     pub request: Request,
 }
 
@@ -172,16 +167,13 @@ pub struct Envelope {
 pub enum Request {
     /// Check a load and this host. The reply is [`Reply::Prepared`].
     Prepare {
-        /// Name of the run.
         run: String,
-        /// Slot of this worker.
         slot: u32,
         /// The load of this slot.
         load: Box<LoadRequest>,
     },
     /// Start the prepared load at a time of the agent's monotonic clock.
     Start {
-        /// Name of the run.
         run: String,
         /// The start, in nanoseconds of the agent's clock.
         at_ns: i64,
@@ -191,15 +183,10 @@ pub enum Request {
         started: String,
     },
     /// Stop the load of a run.
-    Stop {
-        /// Name of the run.
-        run: String,
-    },
+    Stop { run: String },
     /// Publish the messages of a run again (the reply is [`Reply::Done`]) that the agent has on its disk, from a sequence number on.
     Resend {
-        /// Name of the run.
         run: String,
-        /// Slot of the worker.
         slot: u32,
         /// First sequence number.
         from: u64,
@@ -208,7 +195,6 @@ pub enum Request {
     Doctor,
     /// Measure the port search: `fourtuple lab ports`.
     LabPorts {
-        /// Repeats of each strategy.
         repeats: u32,
         /// First port of the range.
         first: u16,
@@ -226,9 +212,7 @@ pub enum Request {
         rate_per_s: Option<f64>,
         /// Lifetime of a connection.
         hold_ns: u64,
-        /// Source addresses.
         sources: u64,
-        /// Destinations.
         destinations: u64,
     },
     /// Start a server: `fourtuple serve`. The reply is [`Reply::Running`] when it is ready. It ends at its deadline, `for_ns`.
@@ -241,7 +225,6 @@ pub enum Request {
     Ask {
         /// Name of the process.
         child: String,
-        /// Whether to stop it.
         stop: bool,
     },
 }
@@ -307,7 +290,6 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Reply {
-    /// The load is prepared.
     Prepared {
         /// The settings as the agent understood them.
         settings: Box<LoadSettings>,
@@ -318,11 +300,9 @@ pub enum Reply {
         /// The host, for the record.
         host: Host,
     },
-    /// The request is done.
     Done,
     /// The record of a command.
     Record {
-        /// The record.
         record: Value,
     },
     /// A command or a server, which is ready, has not ended.
@@ -334,7 +314,6 @@ pub enum Reply {
     },
     /// The agent refuses or failed.
     Refused {
-        /// The reason.
         reason: String,
     },
 }
@@ -342,7 +321,6 @@ pub enum Reply {
 /// The plan of a run, which the coordinator stores before the start: with it another coordinator can collect the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Name of the run.
     pub run: String,
     /// Start, RFC 3339 in UTC.
     pub started: String,
@@ -356,7 +334,6 @@ pub struct Plan {
     pub most_skew_ns: u64,
     /// The host of the coordinator, for the record.
     pub host: Host,
-    /// The workers by slot.
     pub workers: Vec<PlannedWorker>,
 }
 
@@ -381,14 +358,11 @@ pub struct Lost {
     pub second: u64,
 }
 
-/// A worker of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedWorker {
-    /// The agent.
     pub agent: AgentInfo,
     /// Its settings, as it understood them.
     pub settings: LoadSettings,
-    /// Its clock.
     pub clock: ClockEstimate,
 }
 
@@ -481,16 +455,10 @@ pub struct Ticket {
 pub enum SessionError {
     /// The agent did not open the session, or has forgotten it.
     #[error("the agent has no session {session:?}: it is from another agent, or has expired")]
-    Unknown {
-        /// The session.
-        session: String,
-    },
+    Unknown { session: String },
     /// A request with this or a higher number was accepted before.
     #[error("request {sequence} of the session was accepted before: this is a replay")]
-    Replayed {
-        /// The number.
-        sequence: u64,
-    },
+    Replayed { sequence: u64 },
 }
 
 /// The open sessions of an agent.

@@ -37,7 +37,6 @@ pub enum RequestError {
     Field {
         /// The field of the settings.
         field: &'static str,
-        /// Its value.
         value: String,
     },
 }

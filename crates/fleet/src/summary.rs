@@ -37,7 +37,6 @@ pub struct Totals {
 /// The summary of a worker.
 #[derive(Debug)]
 pub struct Summary {
-    /// The run.
     pub run: String,
     /// The slot of the worker, from 0.
     pub slot: u32,
@@ -53,7 +52,6 @@ pub struct Summary {
     pub(crate) buckets: Vec<(u16, u32)>,
 }
 
-/// A second of a summary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SummarySecond {
     /// Number of the second since the start of the run.

@@ -344,7 +344,6 @@ impl Journal {
         Ok(Journal { file })
     }
 
-    /// Adds a message.
     pub(crate) fn add(&mut self, message: &[u8]) -> io::Result<()> {
         let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
         bytes.extend_from_slice(message);

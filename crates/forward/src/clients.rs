@@ -19,7 +19,6 @@ const OF_A_PLANE: u64 = 4;
 /// port of the host, for all addresses, and one descriptor of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimit {
-    /// Maximum number of clients.
     pub clients: usize,
     /// Ephemeral ports of the network namespace: `net.ipv4.ip_local_port_range` without the reserved ports.
     pub ports: usize,

@@ -8,7 +8,6 @@ use crate::bfd::LinkError;
 use crate::handover::HandoverError;
 use crate::plane::PlaneKind;
 
-/// An error of a forwarder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -34,18 +33,12 @@ pub enum ForwardError {
     },
     /// Two links have one address: the kernel would distribute packets over the sockets of both.
     #[error("two links listen at {listen}")]
-    Twice {
-        /// The address.
-        listen: SocketAddr,
-    },
+    Twice { listen: SocketAddr },
     /// Another process has sockets at the address.
     #[error(
         "{listen}: EADDRINUSE: another process has sockets there, and the kernel would spread packets over both"
     )]
-    Taken {
-        /// The address.
-        listen: SocketAddr,
-    },
+    Taken { listen: SocketAddr },
     /// The settings have no link or no plane.
     #[error("links: {links}, planes: {planes}; there must be one of each at least")]
     Nothing {
@@ -92,17 +85,13 @@ pub enum ForwardError {
     /// A plane ended without a request to end.
     #[error("plane {plane} has ended: {why}")]
     Plane {
-        /// The number of the plane.
         plane: usize,
         /// The failed call, or the statement that the thread panicked.
         why: String,
     },
     /// The plane cannot leave: it has ended, or is the last plane.
     #[error("plane {plane} cannot leave: it is not at work, or no other one is")]
-    NoPlane {
-        /// The number of the plane.
-        plane: usize,
-    },
+    NoPlane { plane: usize },
     /// No plane can join: no plane has two sockets of a link to give one away.
     #[error(
         "all planes, {planes} in number, have a socket of each link, and no plane has two: no other one can join"
@@ -117,7 +106,6 @@ pub enum ForwardError {
     /// A system call failed.
     #[error("{call}: {} ({source})", errno_name(source))]
     Call {
-        /// The name of the call.
         call: &'static str,
         /// The error of the call.
         source: io::Error,

@@ -156,7 +156,6 @@ impl Routes {
         !self.prefixes.is_empty()
     }
 
-    /// Returns all next hops.
     pub fn hops(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let prefixes = self.prefixes.iter().map(|(_, hop)| *hop);
         self.default.into_iter().chain(prefixes).chain(self.keys.values().copied())

@@ -373,7 +373,6 @@ impl Targets {
         self.unproven.retain(is_there);
     }
 
-    /// Closes a target.
     pub(crate) fn close(&mut self, index: usize) {
         let Some(target) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.by_key.remove(&target.key);

@@ -14,7 +14,6 @@ use crate::settings::{Link, Peer};
 /// The state and counters of one BFD session.
 #[derive(Clone, Debug)]
 pub struct SessionReport {
-    /// The address of the peer.
     pub peer: IpAddr,
     /// The device that the session is bound to.
     pub device: Option<DeviceName>,

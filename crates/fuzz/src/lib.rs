@@ -33,7 +33,6 @@ mod exit {
 
 pub use saved::mutate;
 
-/// A target function.
 pub type Target = fn(&[u8]);
 
 /// All targets with their names.

@@ -42,7 +42,6 @@ impl Load {
         }
     }
 
-    /// Returns the load with this name.
     pub fn named(name: &str) -> Option<Load> {
         Load::ALL.into_iter().find(|load| load.name() == name)
     }
@@ -53,7 +52,6 @@ impl Load {
 pub struct Accept {
     /// Policies and families.
     pub selection: Selection,
-    /// Loads, in this order.
     pub loads: Vec<Load>,
     /// Number of workers, 1 to 64.
     pub workers: u32,

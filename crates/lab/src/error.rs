@@ -53,7 +53,6 @@ pub enum LabError {
         "the limit on descriptors (RLIMIT_NOFILE) is {limit}; at least {needed} are needed: ulimit -n {needed}"
     )]
     Descriptors {
-        /// The hard limit.
         limit: u64,
         /// The limit that the experiment needs.
         needed: u64,

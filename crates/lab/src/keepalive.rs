@@ -38,7 +38,6 @@ pub struct Keepalive {
     pub pause: Duration,
     /// Requests that wait longer than this count as slow.
     pub slow: Duration,
-    /// Length of one run.
     pub length: Duration,
     /// Number of runs of every cell.
     pub repeats: u32,

@@ -36,7 +36,6 @@ pub use namespace::{Family, Namespace, prepare_process};
 pub struct Watch<'a> {
     /// Set by another thread to end the experiment; results so far are kept.
     pub stop: &'a AtomicBool,
-    /// Receives the progress.
     pub progress: &'a dyn Progress,
 }
 
@@ -46,7 +45,6 @@ impl Watch<'_> {
     }
 }
 
-/// A display of progress.
 pub trait Progress: Sync {
     /// Reports that a part of `total` steps begins.
     fn begin(&self, part: &str, total: u64);

@@ -140,7 +140,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the loopback address.
     pub fn loopback(self) -> IpAddr {
         match self {
             Family::V4 => Ipv4Addr::LOCALHOST.into(),

@@ -223,9 +223,7 @@ pub struct Remedy {
     description: &'static str,
     /// Whether there are more transactions than ports, so that the run goes on after the stall.
     exceeds_ports: bool,
-    /// Source addresses.
     sources: u32,
-    /// Transactions per connection.
     per_connection: u64,
     /// net.ipv4.ip_local_port_range = 1024 65535.
     widens_range: bool,

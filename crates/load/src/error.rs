@@ -12,13 +12,11 @@ pub enum LoadError {
     /// The name of the target does not resolve.
     #[error("{target}: the name does not resolve: {error}")]
     Resolve {
-        /// The target.
         target: String,
         /// The error of the resolver.
         #[source]
         error: io::Error,
     },
-    /// Incompatible settings.
     #[error("{0}")]
     Setting(String),
     /// The source ports could not be prepared.
@@ -39,7 +37,6 @@ pub enum LoadError {
     /// A system call that the run needs has failed.
     #[error("{call}: {} ({error})", errno_name(.error))]
     Call {
-        /// The name of the call.
         call: &'static str,
         /// The error of the call.
         #[source]

@@ -34,7 +34,6 @@ pub struct Prepared {
 
 /// The results of a prepared run.
 pub struct Measured {
-    /// The results.
     pub results: LoadResults,
     /// The remarks that limit the results.
     pub remarks: Vec<Remark>,

@@ -31,14 +31,11 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Time between two checks whether enough ports are in use for a forecast.
 const FORECAST: Duration = Duration::from_millis(5);
 
-/// Progress of a run.
 #[derive(Clone, Debug)]
 pub struct RunProgress {
     /// Time since the start of the run.
     pub elapsed: Duration,
-    /// Operations that succeeded.
     pub operations: u64,
-    /// Connections established.
     pub connections: u64,
     /// Operations that failed.
     pub errors: u64,
@@ -76,7 +73,6 @@ pub struct Outcome {
     pub(crate) strategy: Option<String>,
     /// Whether the caller stopped the run.
     interrupted: bool,
-    /// Number of threads.
     pub(crate) threads: usize,
     /// Predicted time until the ports run out: by the preflight, or from the rate at the beginning of the run.
     pub(crate) predicted_stall: Option<Duration>,

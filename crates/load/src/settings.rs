@@ -77,7 +77,6 @@ pub struct Load {
     pub pinned: bool,
     /// The strategy that chooses source ports.
     pub strategy: Strategy,
-    /// The source addresses.
     pub sources: SourcePool,
     /// The certificates that https accepts.
     pub trust: Trust,
@@ -96,7 +95,6 @@ pub const MAX_CONNECTIONS: u32 = 1_000_000;
 /// Maximum number of held connections.
 pub const MAX_HELD: u32 = 4_000_000;
 
-/// Maximum number of threads.
 pub const MAX_THREADS: u32 = 1024;
 
 /// Maximum length of a request, a response and a body in bytes.

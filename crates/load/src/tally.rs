@@ -370,7 +370,6 @@ pub struct Interval {
     pub second: u64,
     /// Operations that ended in this second.
     pub operations: u64,
-    /// Connections established.
     pub connections: u64,
     /// Failures by name, as in the record.
     pub errors: BTreeMap<String, u64>,

@@ -51,7 +51,6 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Creates an empty histogram.
     pub fn new() -> Histogram {
         let buckets = hdrhistogram::Histogram::new_with_bounds(1, MAX_NS, DIGITS)
             .expect("the bounds are constants that it takes");

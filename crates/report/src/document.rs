@@ -44,7 +44,6 @@ pub(crate) struct Document {
     pub(crate) title: &'static str,
     /// Blocks in order, each with the renderers that show it.
     pub(crate) blocks: Vec<(Medium, Block)>,
-    /// Advice of the record.
     pub(crate) advice: Vec<String>,
     /// Command line that repeats the run.
     pub(crate) command_line: String,
@@ -65,28 +64,44 @@ pub(crate) enum Block {
     Facts(Vec<String>),
     /// Key figures with their names.
     Figures(Vec<(&'static str, String)>),
-    /// A table.
     Table(Table),
     /// One picture per policy with a vertical bar per worker.
-    Ladder { items: Vec<Workers>, caption: String },
-    /// Horizontal bars.
-    Bars { charts: Vec<BarChart>, caption: String },
+    Ladder {
+        items: Vec<Workers>,
+        caption: String,
+    },
+    Bars {
+        charts: Vec<BarChart>,
+        caption: String,
+    },
     /// Samples of several sides on one axis.
-    Dots { sides: Vec<Side>, caption: String },
+    Dots {
+        sides: Vec<Side>,
+        caption: String,
+    },
     /// An interactive chart that the page's scripts draw from the embedded record.
     Chart(Chart),
     /// A heat map: counts by time (columns) and by duration (rows).
-    HeatMap { heat: TraceHeat, caption: &'static str },
+    HeatMap {
+        heat: TraceHeat,
+        caption: &'static str,
+    },
     /// Busy and idle times of each worker.
     Timeline(Timeline),
     /// The conclusion in one sentence, with the figures behind it.
-    Verdict { verdict: String, detail: String },
+    Verdict {
+        verdict: String,
+        detail: String,
+    },
     /// A paragraph.
     Note(Tone, String),
     /// A list of short paragraphs.
     List(Tone, Vec<Named>),
     /// A command to paste, which a renderer does not break into lines, and its effect.
-    Command { command: String, effect: String },
+    Command {
+        command: String,
+        effect: String,
+    },
     /// A warning that the record has no results.
     Nothing,
 }
@@ -158,7 +173,6 @@ pub(crate) struct Timeline {
     pub(crate) caption: String,
 }
 
-/// A row of a timeline.
 pub(crate) struct TimelineRow {
     pub(crate) name: String,
     pub(crate) tone: Tone,

@@ -7,7 +7,6 @@ use inferno::flamegraph::{self, Options, TextTruncateDirection};
 /// The texts around a flame graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Caption<'a> {
-    /// Title of the graph.
     pub title: &'a str,
     /// Host and method of the measurement.
     pub subtitle: &'a str,

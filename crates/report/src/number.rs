@@ -21,7 +21,6 @@ pub(crate) fn interval(low: Option<u64>, high: Option<u64>, to: &str) -> String 
     low.zip(high).map_or(String::new(), |(low, high)| format!("{}{to}{}", duration(low), duration(high)))
 }
 
-/// Formats an optional duration.
 pub(crate) fn maybe_duration(ns: Option<u64>) -> String {
     maybe(ns, duration)
 }
@@ -44,7 +43,6 @@ pub(crate) fn rate(per_s: f64) -> String {
     format!("{}G/s", three_digits(value))
 }
 
-/// Formats an optional count.
 pub(crate) fn maybe_count(value: Option<u64>) -> String {
     maybe(value, count)
 }

@@ -26,12 +26,10 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// Creates a column of text.
     pub(crate) const fn text(title: &'static str, expendable: u8) -> Column {
         Column { title, align: Align::Left, expendable, medium: Medium::Both }
     }
 
-    /// Creates a column of numbers.
     pub(crate) const fn number(title: &'static str, expendable: u8) -> Column {
         Column { title, align: Align::Right, expendable, medium: Medium::Both }
     }

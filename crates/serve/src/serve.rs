@@ -22,7 +22,6 @@ use crate::worker_thread::{DispatcherThread, Source, WorkerThread};
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Serve {
-    /// The protocol.
     pub protocol: Protocol,
     /// The address to listen on. With port 0 the kernel chooses a free port.
     pub listen: Endpoint,
@@ -303,7 +302,6 @@ impl Close {
 pub struct Stall {
     /// Time from the start of the server to the start of the stall.
     pub at: Duration,
-    /// Length of the stall.
     pub length: Duration,
 }
 
@@ -367,7 +365,6 @@ pub enum ServeError {
         setting: &'static str,
         /// The given value.
         value: String,
-        /// The accepted values.
         accepted: String,
     },
     /// The path or the accept policy is not available.
@@ -378,7 +375,6 @@ pub enum ServeError {
     Listen {
         /// The call, or the socket option.
         call: &'static str,
-        /// The address.
         address: String,
         /// The errno.
         source: io::Error,
@@ -390,7 +386,6 @@ pub enum ServeError {
     Worker {
         /// Number of the worker, from 0.
         worker: usize,
-        /// The call that failed.
         call: &'static str,
         /// The errno.
         source: io::Error,

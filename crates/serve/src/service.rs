@@ -23,11 +23,9 @@ pub struct Service {
 pub enum Shape {
     /// A constant time.
     Fixed(Duration),
-    /// Exponential with this mean.
     Exponential(Duration),
     /// Pareto with this mean. The smaller the shape, the heavier the tail; with 2 and less the variance is infinite.
     Pareto {
-        /// The mean.
         mean: Duration,
         /// Above 1: else there is no mean.
         shape: f64,

@@ -414,12 +414,10 @@ fn interest(connection: &Connection) -> Interest {
     if connection.watches_room { both.and(Interest::WRITE) } else { both }
 }
 
-/// An accepted connection.
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
     /// The position in the current request.
     pub(crate) position: Position,
-    /// Number of responses begun.
     pub(crate) responses: u64,
     /// A response that did not fit into the send buffer, and the number of its bytes that were sent.
     sending: Option<(Answer, usize)>,
@@ -462,7 +460,6 @@ impl Connection {
 pub(crate) enum Next {
     /// Wait for the next epoll event.
     Wait,
-    /// Close it.
     Close,
 }
 

@@ -2,7 +2,6 @@
 
 use std::iter;
 
-/// One control message.
 pub(crate) struct ControlMessage<'a> {
     /// The protocol level (cmsg_level).
     pub(crate) level: i32,

@@ -71,11 +71,8 @@ pub fn with_address(address: IpAddr) -> io::Result<Option<u32>> {
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Local {
-    /// The address.
     pub address: IpAddr,
-    /// Length of the prefix.
     pub prefix: u8,
-    /// Index of the device.
     pub index: u32,
     /// Duplicate address detection is not complete, or has found a duplicate (IPv6).
     pub is_tentative: bool,

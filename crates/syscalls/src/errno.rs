@@ -12,7 +12,6 @@ pub struct Errno(i32);
 macro_rules! errnos {
     ($($name:ident)*) => {
         /// The errnos of Linux. EWOULDBLOCK, ENOTSUP and EDEADLOCK are other names of EAGAIN, EOPNOTSUPP and EDEADLK.
-        #[allow(missing_docs, reason = "errno(3) describes them")]
         impl Errno {
             $(pub const $name: Errno = Errno(libc::$name);)*
             /// A number of the kernel's own that bpf(2) returns: the architecture has no trampolines.
@@ -46,7 +45,6 @@ errnos! {
 }
 
 impl Errno {
-    /// Returns the errno with this number.
     pub const fn new(number: i32) -> Errno {
         Errno(number)
     }
@@ -56,7 +54,6 @@ impl Errno {
         error.raw_os_error().map(Errno)
     }
 
-    /// Returns the number.
     pub const fn number(self) -> i32 {
         self.0
     }

@@ -54,7 +54,6 @@ pub enum End {
 /// A change of the state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The process has ended.
     Ended(End),
     /// This signal stopped the process.
     Stopped(i32),
@@ -163,7 +162,6 @@ fn end_with(parent: libc::pid_t) {
 }
 
 impl Process {
-    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.0.cast_unsigned()
     }

@@ -18,7 +18,6 @@ pub struct Answers {
     pub connections: Vec<unix_diag::Connection>,
     /// Clients in the queues of unix_diag.
     pub clients: Vec<(u64, Vec<u32>)>,
-    /// Source addresses of rtnetlink.
     pub sources: Vec<IpAddr>,
     /// Queueing disciplines of rtnetlink.
     pub qdiscs: Vec<qdisc::Qdisc>,
@@ -44,7 +43,6 @@ pub fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     netlink::attribute(attributes, kind)
 }
 
-/// Appends an attribute.
 pub fn put_attribute(attributes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     netlink::put_attribute(attributes, kind, value);
 }

@@ -21,7 +21,6 @@ pub(crate) const HEADER: usize = 20;
 /// A queueing discipline at the root of a device, or at its ingress. Packets of its classes and queues are in its counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qdisc {
-    /// Index of the device.
     pub index: u32,
     /// `pfifo_fast`, `tbf`, `mq`, ...
     pub kind: String,

@@ -20,7 +20,6 @@ pub mod state {
     pub const CLOSE_WAIT: u8 = 8;
     /// The peer closed the connection first, then this host, whose FIN is not yet acknowledged.
     pub const LAST_ACK: u8 = 9;
-    /// Listening.
     pub const LISTEN: u8 = 10;
     /// In a request: TCP sockets that bind() bound to a port, without connect() or listen(). The replies have the state [`CLOSE`].
     /// Linux 6.8; older kernels do not list these sockets.
@@ -32,7 +31,6 @@ pub mod state {
 pub struct Entry {
     /// A constant of [`state`], or another TCP state.
     pub state: u8,
-    /// Local address and port.
     pub local: SocketAddr,
     /// Address and port of the peer.
     pub remote: SocketAddr,
@@ -41,7 +39,6 @@ pub struct Entry {
     pub expires: Option<Duration>,
 }
 
-/// A listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// Local address; the unspecified address stands for all addresses.
@@ -58,7 +55,6 @@ pub struct Listener {
 /// A socket that a SO_REUSEPORT group may contain: a TCP listener, or a UDP socket without a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Transport protocol.
     pub transport: Transport,
     /// Local address; the unspecified address stands for all addresses.
     pub local: SocketAddr,
@@ -73,11 +69,8 @@ pub struct Member {
 /// A filter for sockets; `None` matches all values.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
-    /// Transport protocol.
     pub transport: Transport,
-    /// Local address.
     pub source: Option<IpAddr>,
-    /// Local port.
     pub source_port: Option<u16>,
     /// Address and port of the peer.
     pub destination: SocketAddr,

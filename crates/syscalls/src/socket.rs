@@ -303,7 +303,6 @@ pub fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> io::Result<
 /// The state of a connecting socket, from poll(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Connected.
     Connected,
     /// Failed; SO_ERROR has the reason.
     Failed,

@@ -11,7 +11,6 @@ use crate::socket::Transport;
 /// A request for the sockets of a transport protocol, of both families.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// Transport protocol.
     pub transport: Transport,
     /// A bit `1 << state` for each state of [`sock_diag::state`] to list.
     pub states: u32,

@@ -52,7 +52,6 @@ pub struct Detail {
     pub inode: u32,
     /// Cookie of the socket, which the host never reuses.
     pub cookie: u64,
-    /// The accept queue.
     pub queue: Queue,
 }
 

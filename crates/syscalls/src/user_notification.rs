@@ -79,7 +79,6 @@ pub struct Notification {
     pub id: u64,
     /// The thread that made the call, as numbered in the PID namespace of the listener's process; 0 if not visible there.
     pub thread: u32,
-    /// The call.
     pub call: Call,
     /// The first argument, a descriptor of the thread.
     pub descriptor: RawFd,

@@ -35,9 +35,7 @@ pub struct Accept {
     pub process: Option<u32>,
     /// Name of the thread that calls accept() (comm), at most 15 bytes.
     pub name: Option<String>,
-    /// Address of the listener.
     pub address: Option<IpAddr>,
-    /// Port of the listener.
     pub port: Option<u16>,
     /// Id of the cgroup (version 2) of the process that calls accept(): the inode of its directory.
     pub cgroup: Option<u64>,
@@ -95,7 +93,6 @@ pub struct AcceptSession {
 /// Drops of all listeners of a network namespace.
 #[derive(Clone, Copy, Debug)]
 struct Drops {
-    /// Inode of the namespace.
     namespace: u32,
     /// TcpExt.ListenOverflows: a queue was full.
     overflows: u64,

@@ -53,15 +53,12 @@ impl Protocol {
 /// A trace of connect(): the search for a source port, and the handshake apart from it.
 #[derive(Clone, Debug, Default)]
 pub struct Connect {
-    /// Protocol.
     pub protocol: Protocol,
     /// Process, as numbered in the PID namespace of this process.
     pub process: Option<u32>,
     /// Name of the thread that connects (comm), at most 15 bytes.
     pub name: Option<String>,
-    /// Destination address.
     pub address: Option<IpAddr>,
-    /// Destination port.
     pub port: Option<u16>,
     /// Id of a cgroup (version 2): the inode of its directory.
     pub cgroup: Option<u64>,

@@ -15,7 +15,6 @@ pub enum TraceError {
     /// The requested tier could not be attached.
     #[error("cannot trace connect() with tier {tier}: {error}")]
     Tier {
-        /// Name of the tier.
         tier: &'static str,
         /// Why the tier could not be attached.
         #[source]

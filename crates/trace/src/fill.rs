@@ -32,7 +32,6 @@ pub(crate) struct Question {
     pub(crate) namespace: u32,
     /// A process that was in the namespace.
     pub(crate) process: u32,
-    /// The destination.
     pub(crate) destination: SocketAddr,
 }
 

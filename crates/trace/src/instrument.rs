@@ -71,7 +71,6 @@ pub trait Instrument {
 pub trait Session {
     /// Figures for a live display.
     type Progress;
-    /// Results for the record.
     type Results;
     /// Interval between two calls of [`Session::progress`].
     const PROGRESS_INTERVAL: Duration;
@@ -103,7 +102,6 @@ pub trait Session {
 
 /// Figures for a live display of an instrument.
 pub type Progress<I> = <<I as Instrument>::Session as Session>::Progress;
-/// Results of an instrument.
 pub type Results<I> = <<I as Instrument>::Session as Session>::Results;
 
 /// Stacks for a flame graph: frames joined by `;`, outermost first, with a weight.
@@ -112,7 +110,6 @@ pub type Folded = Vec<(String, u64)>;
 /// The results of a trace and the limits of their validity.
 #[derive(Clone, Debug)]
 pub struct Outcome<R> {
-    /// Results for the record.
     pub results: R,
     /// Reasons to doubt the results; empty for a valid run.
     pub validity: Vec<Remark>,

@@ -53,13 +53,10 @@ pub struct SurveyTimes {
 /// The calls and lock waits of a time window in a network namespace.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Calls of connect().
     pub connects: Seen<Traced>,
-    /// Calls of accept().
     pub accepts: Seen<TracedAccepts>,
     /// Lock waits, of the whole host.
     pub locks: Seen<TracedLocks>,
-    /// Calls that failed.
     pub failures: Seen<Failures>,
 }
 

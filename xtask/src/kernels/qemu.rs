@@ -20,7 +20,6 @@ const FIRST_WORD: &[u8] = b"FOURTUPLE-GUEST kernel";
 
 /// The result of a boot.
 pub(crate) struct Booted {
-    /// The serial log.
     pub(crate) log: String,
     /// Time from the start of qemu until PID 1 had brought the machine up; `None` if the machine did not come up.
     pub(crate) up_after: Option<Duration>,

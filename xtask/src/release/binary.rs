@@ -26,7 +26,6 @@ const MAX_BYTES: u64 = 15 << 20;
 /// The libraries of the C library and the unwinder, which every Debian has.
 const LIBRARIES: &[&str] = &["ld-linux", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
-/// The stripped binary.
 pub(super) struct Binary {
     pub(super) stripped: PathBuf,
     pub(super) symbols: PathBuf,

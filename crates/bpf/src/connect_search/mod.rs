@@ -69,7 +69,6 @@ pub struct ConnectFilter {
     pub name: Option<String>,
     /// Destination.
     pub address: Option<IpAddr>,
-    /// Port of the destination.
     pub port: Option<u16>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,
@@ -110,7 +109,6 @@ pub struct TupleKey {
     address: [u8; 16],
     /// Process id in this process's PID namespace if the process is in it, otherwise in the initial one.
     pub process: u32,
-    /// Port of the destination.
     pub port: u16,
     hole: u16,
 }
@@ -188,7 +186,6 @@ pub struct Totals {
     pub given_port: u64,
     /// Searches during which the task was not running all the time.
     pub switched: u64,
-    /// Failures by errno.
     errnos: [u64; 256],
     /// Searches that found an even port.
     pub even: Times,
@@ -206,7 +203,6 @@ pub struct Totals {
 pub struct Event {
     /// End of the search in nanoseconds since the programs were attached.
     pub at_ns: u64,
-    /// Duration of the search.
     pub search_ns: u64,
     /// Index in [`ConnectSearch::tuples`]. An index past the end means that the table was full.
     pub tuple: u32,

@@ -14,7 +14,6 @@ pub(crate) mod x01_unexplained;
 
 use crate::rule::Rule;
 
-/// All rules, by name.
 pub const ALL: &[Rule] = &[
     accept::A01,
     accept::A02,

@@ -58,7 +58,6 @@ fn higher(time_wait: u64, limit: u64) -> u64 {
     (time_wait.max(limit) * 2).next_power_of_two().max(262_144)
 }
 
-/// Raises the limit.
 pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
     let higher = higher(time_wait, limit);
     let effect =

@@ -30,7 +30,6 @@ pub(super) const RULE: Rule = Rule {
     check,
 };
 
-/// Maximum number of findings.
 const MAX_FINDINGS: usize = 10;
 
 /// Without other rules the account has everything. `diagnose` subtracts what they explain.

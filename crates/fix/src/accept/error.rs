@@ -20,7 +20,6 @@ pub enum AcceptError {
         fourtuple_syscalls::errno_name(source)
     )]
     Namespace {
-        /// The process.
         process: u32,
         /// The error from the kernel.
         source: io::Error,
@@ -52,7 +51,6 @@ pub enum AcceptError {
     HasSelector {
         /// The socket with its process.
         socket: String,
-        /// The program.
         program: String,
     },
     /// A socket is in a map of sockets, or in another use that excludes maps.
@@ -66,7 +64,6 @@ pub enum AcceptError {
          the others would get no connections. Run it in the PID namespace of the host, as root"
     )]
     Unseen {
-        /// Address of the group.
         address: String,
         /// Visible listeners.
         seen: usize,
@@ -99,7 +96,6 @@ pub enum AcceptError {
         fourtuple_syscalls::errno_name(source)
     )]
     Duplicate {
-        /// The process.
         process: u32,
         /// The error from the kernel.
         source: io::Error,

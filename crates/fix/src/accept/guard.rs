@@ -26,7 +26,6 @@ const END: &str = ".";
 pub(super) struct Handle {
     pub(super) process: u32,
     pub(super) descriptor: i32,
-    /// Cookie of the socket.
     pub(super) cookie: u64,
 }
 
@@ -53,7 +52,6 @@ pub(super) struct Attached {
     pub(super) addresses: BTreeSet<(Transport, SocketAddr)>,
 }
 
-/// The guard process.
 pub(super) struct Guard {
     process: Process,
     pipe: PipeWriter,

@@ -540,7 +540,6 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The choices of listeners.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Choices {
     choices: u64,

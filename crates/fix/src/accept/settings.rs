@@ -36,7 +36,6 @@ pub struct Accept {
 pub struct AcceptProgress {
     /// Time since the start.
     pub elapsed: Duration,
-    /// Groups.
     pub groups: usize,
     /// Listeners, or UDP sockets.
     pub listeners: usize,
@@ -44,7 +43,6 @@ pub struct AcceptProgress {
     pub chosen: u64,
     /// Choices per second since the previous progress.
     pub chosen_per_s: f64,
-    /// Open connections.
     pub open: u64,
     /// Packets for which the kernel's hash chose.
     pub left: u64,
@@ -55,7 +53,6 @@ pub struct AcceptProgress {
 /// The results of a fix, and the limits of their validity.
 #[derive(Clone, Debug)]
 pub struct AcceptOutcome {
-    /// Results for the record.
     pub results: FixAcceptResults,
     /// Reasons to doubt the results; empty for a valid run.
     pub validity: Vec<Remark>,

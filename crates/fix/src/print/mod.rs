@@ -31,7 +31,6 @@ pub struct Program {
 }
 
 impl Program {
-    /// All programs.
     pub const ALL: [Program; 9] = [
         Program {
             name: "nginx",
@@ -98,7 +97,6 @@ impl Program {
         },
     ];
 
-    /// Returns the program with this name.
     pub fn named(name: &str) -> Option<Program> {
         Program::ALL.into_iter().find(|program| program.name == name)
     }

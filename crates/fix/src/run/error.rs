@@ -14,7 +14,6 @@ pub enum RunError {
     /// The kernel refused to execute the program.
     #[error("cannot run {program}: {error}")]
     CannotExecute {
-        /// The program.
         program: String,
         /// Why it cannot be executed.
         error: io::Error,
@@ -22,7 +21,6 @@ pub enum RunError {
     /// The way does not fit the program or the host.
     #[error("cannot run the program via {}: {reason}", way.name())]
     Way {
-        /// The way.
         way: Way,
         /// The missing part, and the remedy.
         reason: String,

@@ -21,7 +21,6 @@ const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fourtuple-prelo
 /// Name of the file of the library.
 const LIBRARY_NAME: &str = "fourtuple-preload.so";
 
-/// A directory with the library.
 #[derive(Debug)]
 pub(super) struct LibraryDirectory(pub(super) PathBuf);
 

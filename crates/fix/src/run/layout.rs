@@ -7,7 +7,6 @@ pub(crate) const SEARCH: u32 = 0xffff_0001;
 /// bounds.
 pub(crate) const DEFERRED: u32 = 0x0000_0001;
 
-/// Number of counters.
 pub(crate) const COUNTERS: usize = 16;
 /// Calls of connect() for IP sockets.
 pub(crate) const CONNECTS: usize = 0;

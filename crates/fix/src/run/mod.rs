@@ -58,7 +58,6 @@ const PAST: f64 = 0.25;
 /// Interval of the check whether bind() to port 0 fails on this host, while the program uses such sockets.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A program to run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The program and its arguments.
@@ -74,7 +73,6 @@ pub struct Run {
 pub struct RunOutcome {
     /// How the program ended.
     pub end: End,
-    /// Results for the record.
     pub results: RunResults,
     /// Reasons to doubt the results; empty for a valid run.
     pub validity: Vec<Remark>,

@@ -33,7 +33,6 @@ pub(super) struct Launch<'a> {
     pub(super) counters: &'a Counters,
     pub(super) files: &'a Files,
     pub(super) signals: &'a SignalFd,
-    /// The main process.
     pub(super) main: &'a Pidfd,
 }
 

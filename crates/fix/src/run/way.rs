@@ -21,7 +21,6 @@ impl Way {
     /// library costs less than the supervisor.
     pub const ALL: [Way; 3] = [Way::Cgroup, Way::Preload, Way::Supervise];
 
-    /// Returns the way of a name.
     pub fn named(name: &str) -> Option<Way> {
         Way::ALL.into_iter().find(|way| way.name() == name)
     }
@@ -39,12 +38,10 @@ impl Way {
 /// The ways from which `run` chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ways {
-    /// All.
     #[default]
     All,
     /// The ways that cover sockets which the program has bound before connect().
     Bound,
-    /// This way only.
     Only(Way),
 }
 
@@ -84,7 +81,6 @@ pub enum Notice {
 /// A chosen way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The way.
     pub way: Way,
     /// The ways that come before it and do not fit, with the reason.
     pub passed_over: BTreeMap<String, String>,

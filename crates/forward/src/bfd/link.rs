@@ -38,7 +38,6 @@ pub enum Receive {
     /// The [`Inbox`], with control packets sent from a data socket bound to [`LinkSettings::local`]: the peer sees one 4-tuple.
     /// The session leaves the socket's data alone.
     InBand {
-        /// The data socket.
         socket: Arc<OwnedFd>,
         /// True if only control packets reach the socket (`ControlFilter`) and the session reads it. Otherwise the thread that
         /// reads the socket passes control packets to the [`Inbox`].
@@ -51,7 +50,6 @@ pub enum Receive {
 pub struct LinkSettings {
     /// The local address. With [`Receive::Own`] the session receives at it, and its port is the receiving port.
     pub local: SocketAddr,
-    /// The peer's address.
     pub peer: SocketAddr,
     /// The interface that the session is bound to with SO_BINDTODEVICE (RFC 5881, section 3); `None` leaves the choice to
     /// routing, and is invalid for link-local IPv6 addresses. With [`Receive::Shared`] the port is bound to the same interface.
@@ -375,19 +373,13 @@ impl Drop for Link {
 pub enum LinkError {
     /// The local address and the peer are of different IP versions.
     #[error("{local} cannot reach {peer}: one is IPv4, the other IPv6")]
-    Families {
-        /// The local address.
-        local: IpAddr,
-        /// The peer's address.
-        peer: IpAddr,
-    },
+    Families { local: IpAddr, peer: IpAddr },
     /// Both ends of the link have the same address, so that the session would receive its own packets.
     #[error("{0} is the address of both ends of the link")]
     Itself(IpAddr),
     /// The kernel has no route to the peer, or its route names no local address: ENETUNREACH, ENOENT.
     #[error("which address {peer} would be reached from: {source}")]
     NoRoute {
-        /// The peer.
         peer: IpAddr,
         /// The error from the kernel.
         source: io::Error,
@@ -398,7 +390,6 @@ pub enum LinkError {
     /// The network device does not exist: ENODEV.
     #[error("the network device {device}: {source}")]
     NoDevice {
-        /// The name of the device.
         device: DeviceName,
         /// The error from the kernel.
         source: io::Error,
@@ -422,7 +413,6 @@ pub enum LinkError {
     /// The thread or its waker could not be created.
     #[error("{call}: {source}")]
     Thread {
-        /// The name of the call.
         call: &'static str,
         /// The error from the kernel.
         source: io::Error,
@@ -472,7 +462,6 @@ pub struct LinkReport {
     pub remote_state: State,
     /// Diagnostic in the peer's last packet.
     pub remote_diagnostic: Diagnostic,
-    /// The local discriminator.
     pub local_discriminator: u32,
     /// The peer's discriminator; `None` while it is unknown.
     pub remote_discriminator: Option<u32>,

@@ -407,7 +407,6 @@ impl Discard {
 pub struct Discards([u64; Discard::ALL.len()]);
 
 impl Discards {
-    /// Counts one discarded packet.
     pub fn count(&mut self, why: Discard) {
         self.0[why as usize] += 1;
     }

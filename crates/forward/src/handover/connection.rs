@@ -32,7 +32,6 @@ pub(super) struct PeerConnection {
     pub(super) peer: Peer,
 }
 
-/// One message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) text: String,
@@ -203,7 +202,6 @@ pub(super) struct Offer {
     links: Vec<OfferedLink>,
 }
 
-/// One link of the offer.
 struct OfferedLink {
     /// The requested address, perhaps with port 0.
     listen: SocketAddr,

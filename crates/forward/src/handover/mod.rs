@@ -396,7 +396,6 @@ pub enum HandoverError {
     /// A system call failed.
     #[error("{call} for {}: {} ({source})", path.display(), errno_name(source))]
     Call {
-        /// The name of the call.
         call: &'static str,
         /// The path of the socket.
         path: PathBuf,
@@ -432,7 +431,6 @@ pub enum HandoverError {
         path: PathBuf,
         /// The beginning of the message.
         said: String,
-        /// The expected message.
         expected: &'static str,
     },
     /// The settings of the new process do not fit the sockets of the running process: a restart is needed.

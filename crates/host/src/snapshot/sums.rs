@@ -132,7 +132,6 @@ impl Sums {
         self.states.iter_mut().zip(other.states).for_each(|(sum, number)| *sum += number);
     }
 
-    /// Returns the number of sockets.
     pub(super) fn sockets(&self) -> u32 {
         self.states.iter().sum()
     }

@@ -316,7 +316,6 @@ struct Setup {
 }
 
 impl Change {
-    /// All changes.
     pub const ALL: [Change; 3] = [Change::Reuseport, Change::Sources, Change::FullRange];
 
     /// Returns the name that records use.
@@ -328,7 +327,6 @@ impl Change {
         }
     }
 
-    /// Returns the change with this name.
     pub fn named(name: &str) -> Option<Change> {
         Change::ALL.into_iter().find(|change| change.name() == name)
     }

@@ -37,7 +37,6 @@ const HANDFUL: u64 = 8;
 /// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trial {
-    /// Queries answered.
     pub(super) queries: u64,
     /// Time from the first connect() to the last close().
     pub(super) elapsed: Duration,

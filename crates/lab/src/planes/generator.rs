@@ -273,7 +273,6 @@ const PAUSE: Duration = Duration::from_micros(30);
 /// The sink's progress, as other threads read it.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// Packets that arrived.
     pub(super) packets: AtomicU64,
     /// Time of the last arrival, CLOCK_MONOTONIC.
     pub(super) last_ns: AtomicU64,

@@ -145,7 +145,6 @@ impl NetworkKind {
 pub enum SpreadBy {
     /// The kernel's hash of the 4-tuple.
     Hash,
-    /// A random number.
     Random,
     /// The flow within the 4-tuple.
     Flow,
@@ -172,7 +171,6 @@ impl SpreadBy {
 /// lists, with these values for an empty list: all plane kinds; 1, 2 and 4 planes; 64 bytes; spread by flow; one 4-tuple; no work.
 #[derive(Clone, Debug)]
 pub struct Planes {
-    /// Kinds of planes.
     pub kinds: Vec<PlaneKind>,
     /// Numbers of planes: 1 to 64.
     pub planes: Vec<u32>,

@@ -39,7 +39,6 @@ pub(crate) struct AnsweredRequest {
     pub(crate) first: bool,
 }
 
-/// The results of one client.
 #[derive(Debug, Default)]
 pub(crate) struct ClientResults {
     pub(crate) answered: Vec<AnsweredRequest>,
@@ -47,7 +46,6 @@ pub(crate) struct ClientResults {
     pub(crate) errors: BTreeMap<String, u64>,
 }
 
-/// One client.
 pub(crate) struct Client<'a> {
     place: &'a ServerAddress,
     /// Number of requests after which the client closes its connection; 0: never.
@@ -59,7 +57,6 @@ pub(crate) struct Client<'a> {
     pub(crate) results: ClientResults,
 }
 
-/// A connection.
 struct OpenConnection {
     stream: TcpStream,
     /// Number of requests sent on this connection.
@@ -220,7 +217,6 @@ pub(crate) struct ClientLoad {
     /// Service time of the requests of a further client, the probe, which pauses for [`PROBE_PAUSE`].
     pub(crate) probe: Option<Duration>,
     pub(crate) length: Duration,
-    /// Seed of this repeat.
     pub(crate) seed: u64,
 }
 

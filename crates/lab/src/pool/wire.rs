@@ -8,7 +8,6 @@ const MAX_HEAD_BYTES: usize = 8 * 1024;
 /// Maximum number of headers in a head.
 const MAX_HEADERS: usize = 32;
 
-/// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// Requested service time.
@@ -120,7 +119,6 @@ pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<Response>, Malformed
     }))
 }
 
-/// Returns the value of a header.
 fn value<'h>(headers: &[httparse::Header<'h>], name: &str) -> Option<&'h str> {
     let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
     std::str::from_utf8(header.value).ok().map(str::trim)

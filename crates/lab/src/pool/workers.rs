@@ -270,7 +270,6 @@ fn serve_one(
     if close { Next::Close } else { Next::Keep }
 }
 
-/// Spends the service time.
 fn work(time: Duration, spend: Spend, stop: &AtomicBool) {
     if time.is_zero() {
         return;

@@ -95,7 +95,6 @@ pub(crate) trait Engine {
     /// Waits for events, at most `timeout`.
     fn wait(&mut self, timeout: Duration) -> io::Result<()>;
 
-    /// Returns the next event.
     fn event(&mut self) -> Option<Event>;
 
     /// Returns the first `count` bytes that the slot received last.

@@ -349,14 +349,11 @@ fn no_listener(snapshot: &Snapshot) -> Option<Finding> {
 pub enum Remedy {
     /// All addresses of a network as sources: on loopback each address in 127.0.0.0/8 is local.
     SourceNetwork {
-        /// Address of the network.
         network: Ipv4Addr,
-        /// Prefix length.
         prefix: u8,
     },
     /// This many source addresses, which must first be added to an interface.
     Sources(u64),
-    /// The server closes first.
     CloseServer,
     /// A lower rate, in operations per second.
     Rate(u64),
@@ -370,9 +367,7 @@ pub enum Remedy {
     Wait(Duration),
     /// Fewer open connections.
     Connections(u64),
-    /// Another engine: its name.
     Engine(&'static str),
-    /// More threads.
     Threads(u64),
     /// Another remedy, as an instruction in words.
     Other(String),

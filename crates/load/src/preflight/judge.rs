@@ -32,7 +32,6 @@ pub enum Closer {
 /// The need of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Need {
-    /// The transport.
     pub transport: Transport,
     /// How connections end.
     pub closer: Closer,
@@ -72,7 +71,6 @@ pub enum Severity {
 pub struct Finding {
     /// Name in kebab-case, stable for programs: `ports`, `descriptors`.
     pub id: &'static str,
-    /// The severity.
     pub severity: Severity,
     /// A one-line description with numbers, without the remedy.
     pub message: String,

@@ -22,26 +22,18 @@ pub enum ReadError {
     /// A file of procfs could not be read.
     #[error("cannot read {}: {}", .path.display(), errno_name(.error))]
     File {
-        /// Path of the file.
         path: PathBuf,
-        /// The error.
         #[source]
         error: io::Error,
     },
     /// A file of procfs has unexpected contents.
     #[error("cannot make sense of {}: {content:?}", .path.display())]
-    Malformed {
-        /// Path of the file.
-        path: PathBuf,
-        /// The contents.
-        content: String,
-    },
+    Malformed { path: PathBuf, content: String },
     /// A system call failed.
     #[error("cannot {what}: {}", errno_name(.error))]
     Call {
         /// The attempted operation.
         what: &'static str,
-        /// The error.
         #[source]
         error: io::Error,
     },

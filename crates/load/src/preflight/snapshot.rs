@@ -33,7 +33,6 @@ pub struct Snapshot {
     pub tcp_tw_reuse_delay: Option<Duration>,
     /// Whether net.ipv4.tcp_timestamps is not 0. Without timestamps no TIME_WAIT socket is reused.
     pub tcp_timestamps: bool,
-    /// The limits on descriptors.
     pub descriptors: Descriptors,
     /// net.core.somaxconn, to which listen(2) limits a backlog. `None` if it is not visible: older kernels hide it in a
     /// namespace that belongs to a user namespace (`sysctl_core_net_init`).

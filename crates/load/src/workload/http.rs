@@ -5,13 +5,11 @@ use crate::workload::{ParseOutcome, ProtocolState, Status};
 pub struct HttpRequest {
     /// The method, for example `GET`.
     pub method: String,
-    /// Path and query.
     pub path: String,
     /// The value of the Host header.
     pub authority: String,
     /// Additional headers: name and value.
     pub headers: Vec<(String, String)>,
-    /// The request body.
     pub body: Vec<u8>,
     /// The last request of a connection asks the server to close it (`Connection: close`).
     pub asks_to_close: bool,

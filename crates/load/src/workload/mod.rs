@@ -24,12 +24,7 @@ pub enum Workload {
     /// Opens and closes the connection without sending anything.
     Connect,
     /// Connect, request, response: sends `request` bytes and receives `response` bytes.
-    Crr {
-        /// Bytes of a request.
-        request: usize,
-        /// Bytes of a response.
-        response: usize,
-    },
+    Crr { request: usize, response: usize },
     /// HTTP/1.1.
     Http(HttpRequest),
     /// Sends a datagram and waits for one in return.
@@ -211,7 +206,6 @@ pub(crate) enum ParseOutcome {
     NeedMore,
     /// Bytes must be sent before more can arrive: a step of a TLS handshake.
     Send,
-    /// The response is complete.
     Complete {
         /// The server closes the connection now.
         closing: bool,

@@ -58,7 +58,6 @@ pub struct Conclusion {
     pub ratio: f64,
     /// The 95% interval of the ratio; `None`: too few samples.
     pub interval: Option<(f64, f64)>,
-    /// The verdict.
     pub verdict: Verdict,
 }
 

@@ -132,7 +132,6 @@ fn serve(record: &ServeRecord) -> Vec<Cell> {
     ]
 }
 
-/// Returns the findings of all hosts.
 fn findings(hosts: &[FleetHost]) -> Table {
     let mut rows = Vec::new();
     for host in hosts {

@@ -196,11 +196,9 @@ pub(crate) struct StrategyRow<'a> {
     pub(crate) strategy: &'a str,
     /// Strategy that `auto` chose.
     pub(crate) chosen: Option<&'a str>,
-    /// Number of runs.
     pub(crate) runs: usize,
     /// Connections open at the end.
     pub(crate) connections: u64,
-    /// Dials that failed.
     pub(crate) failed: u64,
     /// Failed dials by errno, over all runs.
     pub(crate) errors: BTreeMap<&'a str, u64>,

@@ -31,14 +31,12 @@ pub enum Outcome {
     Ready,
     /// The operation was cancelled. A cancelled accept may have consumed the wakeup for a connection, which then woke no other waiter.
     Cancelled,
-    /// The operation failed.
     Failed(io::Error),
 }
 
 /// An io_uring instance for the thread that created it.
 pub struct AcceptRing {
     ring: IoUring,
-    /// Operations in progress.
     in_progress: usize,
     /// A submission failed. The queued entry names a descriptor that may be closed by now, so nothing is submitted any
     /// more.

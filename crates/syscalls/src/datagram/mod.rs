@@ -222,7 +222,6 @@ struct Part {
     range: Range<usize>,
 }
 
-/// A message to send.
 struct Message {
     name: Option<RawAddress>,
     /// The source address, of the same family as `name`.

@@ -99,7 +99,6 @@ pub struct OpenOptions {
 pub struct Event {
     /// The slot of the step.
     pub slot: u32,
-    /// The step that completed.
     pub step: Step,
     /// The bytes of [`Step::Receive`], or the error. After an error no operation of the slot is in progress.
     pub result: io::Result<usize>,
@@ -296,7 +295,6 @@ impl Ring {
         }
     }
 
-    /// Returns the next event.
     pub fn event(&mut self) -> Option<Event> {
         loop {
             let completion = self.ring.completion().next()?;

@@ -77,7 +77,6 @@ impl View {
         self.sorted[position(panel)]
     }
 
-    /// Applies a key.
     pub(super) fn key(&mut self, key: KeyEvent) {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             self.is_over = true;

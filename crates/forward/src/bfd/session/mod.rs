@@ -394,7 +394,6 @@ impl Session {
             }
     }
 
-    /// Returns bfd.LocalDiscr.
     pub fn local_discriminator(&self) -> NonZeroU32 {
         self.local_discriminator
     }
@@ -404,7 +403,6 @@ impl Session {
         NonZeroU32::new(self.remote.discriminator)
     }
 
-    /// Returns the requested timers.
     pub fn timers(&self) -> Timers {
         self.timers
     }
@@ -724,7 +722,6 @@ impl Timers {
         Duration::from_micros(self.required_min_rx_us.into())
     }
 
-    /// Returns the detection multiplier.
     pub fn detect_mult(&self) -> u8 {
         self.detect_mult.get()
     }

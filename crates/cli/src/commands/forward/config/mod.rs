@@ -55,7 +55,6 @@ pub(super) struct LinkText {
     pub(super) bfd_multiplier: Option<u32>,
 }
 
-/// A parsed link.
 #[derive(Clone, Debug)]
 pub(super) struct ParsedLink {
     pub(super) link: Link,

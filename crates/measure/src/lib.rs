@@ -8,16 +8,11 @@
 
 pub mod balance;
 mod comparison;
-mod interval;
 mod latency;
-mod log_linear;
 pub mod misplaced;
-mod student;
 mod summary;
 pub mod words;
 
-pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Verdict, compare_saved};
-pub use interval::{Interval, median_interval};
-pub use latency::{Histogram, HistogramLog, MAX_NS, NotAHistogram, log};
-pub use log_linear::LogLinear;
+pub use comparison::{Comparison, Conclusion, FIRST_LOOK, Interval, Verdict, compare_saved, median_interval};
+pub use latency::{Histogram, HistogramLog, LogLinear, MAX_NS, NotAHistogram, log};
 pub use summary::summary;

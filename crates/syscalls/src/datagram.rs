@@ -3,6 +3,7 @@
 //! Forwarding copies no payload: [`Outgoing`] refers to ranges of the received [`Messages`].
 
 use std::io;
+use std::iter;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -11,7 +12,6 @@ use std::ptr;
 
 use crate::address::{self, RawAddress};
 use crate::check;
-use crate::control;
 
 /// Socket option and control message of a send (include/uapi/linux/udp.h): the size of the datagrams that the kernel
 /// cuts.
@@ -182,7 +182,7 @@ impl Batch {
 
 /// Fills in the fields of a datagram from the control messages in `control`, which the kernel wrote.
 pub(crate) fn read_control(control: &[u8], datagram: &mut Datagram<'_>) {
-    for message in control::messages(control) {
+    for message in messages(control) {
         match (message.level, message.kind) {
             (libc::SOL_UDP, UDP_GRO) => {
                 datagram.segment =
@@ -426,5 +426,200 @@ fn put<T: Copy>(
     used + space
 }
 
+pub(crate) struct ControlMessage<'a> {
+    /// The protocol level (cmsg_level).
+    pub(crate) level: i32,
+    /// The type of the message (cmsg_type).
+    pub(crate) kind: i32,
+    /// The data (CMSG_DATA), with the length in cmsg_len.
+    pub(crate) data: &'a [u8],
+}
+
+impl ControlMessage<'_> {
+    /// Returns the first four bytes of the data, or `None` if the data is shorter.
+    pub(crate) fn word(&self) -> Option<[u8; 4]> {
+        self.data.first_chunk().copied()
+    }
+}
+
+/// Size of struct cmsghdr in bytes: cmsg_len (`__kernel_size_t`), cmsg_level, cmsg_type.
+const HEADER: usize = LENGTH + 8;
+const LENGTH: usize = size_of::<usize>();
+
+/// Iterates over the messages in `control`, up to the first message with an impossible length.
+pub(crate) fn messages(mut control: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
+    iter::from_fn(move || {
+        let (length, rest) = control.split_first_chunk::<LENGTH>()?;
+        let (level, rest) = rest.split_first_chunk::<4>()?;
+        let (kind, _) = rest.split_first_chunk::<4>()?;
+        let length = usize::from_ne_bytes(*length);
+        let data = control.get(HEADER..length)?;
+        // CMSG_ALIGN. Padding after the last message is optional.
+        control = control.get(length.next_multiple_of(LENGTH)..).unwrap_or_default();
+        Some(ControlMessage { level: i32::from_ne_bytes(*level), kind: i32::from_ne_bytes(*kind), data })
+    })
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::option;
+
+    fn pair() -> (UdpSocket, UdpSocket) {
+        let one = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        (one, other)
+    }
+
+    fn receive(batch: &mut Batch, socket: &UdpSocket) -> usize {
+        assert!(crate::socket::wait_readable(socket.as_fd(), None).expect("poll"));
+        batch.receive(socket.as_fd()).expect("recvmmsg")
+    }
+
+    #[test]
+    fn received_data_is_forwarded_without_a_copy() {
+        let (sender, router) = pair();
+        let target = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        for text in ["one", "", "three"] {
+            sender.send_to(text.as_bytes(), router.local_addr().unwrap()).expect("send");
+        }
+        let mut batch = Batch::new(8, 2048);
+        assert_eq!(receive(&mut batch, &router), 3);
+        assert_eq!(batch.get(0).unwrap().from(), Some(sender.local_addr().unwrap()));
+        let mut outgoing = Outgoing::new();
+        for (index, datagram) in batch.iter().enumerate() {
+            outgoing.message(Some(target.local_addr().unwrap()), None);
+            outgoing.part(index, 0..datagram.bytes.len());
+        }
+        assert_eq!(outgoing.send(router.as_fd(), &batch, 0).expect("sendmmsg"), 3);
+        let mut there = Batch::new(8, 2048);
+        assert_eq!(receive(&mut there, &target), 3);
+        let texts: Vec<_> = there.iter().map(|datagram| datagram.bytes.to_vec()).collect();
+        assert_eq!(texts, [&b"one"[..], b"", b"three"]);
+        assert!(there.get(3).is_none());
+    }
+
+    #[test]
+    fn one_message_is_split_and_coalesced() {
+        let (sender, receiver) = pair();
+        let (source, _) = pair();
+        let answer = option::set_udp_gro(receiver.as_fd(), true).expect("UDP_GRO");
+        assert_eq!(answer, option::Answer::Done);
+        source.send_to(&[7; 250], sender.local_addr().unwrap()).expect("send");
+        let mut batch = Batch::new(1, 2048);
+        assert_eq!(receive(&mut batch, &sender), 1);
+        let mut outgoing = Outgoing::new();
+        outgoing.message(Some(receiver.local_addr().unwrap()), Some(100));
+        outgoing.part(0, 0..250);
+        assert_eq!(outgoing.size(0), (3, 250));
+        assert_eq!(outgoing.send(sender.as_fd(), &batch, 0).expect("sendmmsg"), 1);
+        let mut there = Batch::new(4, 65_536);
+        let mut bytes = 0;
+        while bytes < 250 {
+            receive(&mut there, &receiver);
+            for datagram in there.iter() {
+                assert!(datagram.segment.is_none_or(|segment| segment == 100), "{datagram:?}");
+                bytes += datagram.bytes.len();
+            }
+        }
+        assert_eq!(bytes, 250);
+    }
+
+    #[test]
+    fn truncated_datagrams_are_marked() {
+        let (sender, receiver) = pair();
+        sender.send_to(&[1; 100], receiver.local_addr().unwrap()).expect("send");
+        let mut batch = Batch::new(1, 60);
+        receive(&mut batch, &receiver);
+        let datagram = batch.get(0).unwrap();
+        assert!(datagram.truncated);
+        assert_eq!(datagram.bytes.len(), 60);
+    }
+
+    #[test]
+    fn the_destination_address_is_reported() {
+        let (sender, _) = pair();
+        let receiver = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
+        let port = receiver.local_addr().unwrap().port();
+        sender.send_to(b"x", ("127.0.0.7", port)).expect("send");
+        let mut batch = Batch::new(1, 60);
+        receive(&mut batch, &receiver);
+        assert_eq!(batch.get(0).unwrap().arrived_at, Some(Ipv4Addr::new(127, 0, 0, 7).into()));
+    }
+
+    #[test]
+    fn a_reply_leaves_from_the_requested_address() {
+        for (bind, to) in [("0.0.0.0:0", "127.0.0.7"), ("[::]:0", "127.0.0.8"), ("[::]:0", "::1")] {
+            // The host has no IPv6.
+            let Ok(receiver) = UdpSocket::bind(bind) else { continue };
+            option::set_packet_info(receiver.as_fd(), true).expect("IP_PKTINFO");
+            let there = SocketAddr::new(to.parse().unwrap(), receiver.local_addr().unwrap().port());
+            let asks = if there.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+            let sender = UdpSocket::bind(asks).expect("bind");
+            sender.send_to(b"question", there).expect("send");
+            let mut batch = Batch::new(1, 60);
+            receive(&mut batch, &receiver);
+            let datagram = batch.get(0).unwrap();
+            let (client, from) = (datagram.from().unwrap(), datagram.answer_from.unwrap());
+            assert_eq!(from, there.ip(), "{bind}");
+            let mut outgoing = Outgoing::new();
+            // With a segment size the message needs a second control message, which must fit too.
+            outgoing.message(Some(client), Some(4));
+            outgoing.from_last(from, client);
+            outgoing.part(0, 0..8);
+            assert_eq!(outgoing.send(receiver.as_fd(), &batch, 0).expect("sendmmsg"), 1);
+            let mut room = [0; 60];
+            for part in ["ques", "tion"] {
+                let (length, from) = sender.recv_from(&mut room).expect("recv");
+                assert_eq!((&room[..length], from), (part.as_bytes(), there), "{bind}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_ttl_of_a_datagram_is_reported() {
+        for (to, bind) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0"), ("127.0.0.1", "[::]:0")] {
+            // The host has no IPv6.
+            let Ok(receiver) = UdpSocket::bind(bind) else { continue };
+            option::set_receive_hops(receiver.as_fd(), true).expect("IP_RECVTTL");
+            let target = (to.parse::<IpAddr>().unwrap(), receiver.local_addr().unwrap().port());
+            let mut batch = Batch::new(1, 60);
+            for hops in [255, 64, 1] {
+                let sender =
+                    UdpSocket::bind((if to == "::1" { "::1" } else { "127.0.0.1" }, 0)).expect("bind");
+                option::set_hops(sender.as_fd(), hops).expect("IP_TTL");
+                sender.send_to(b"x", target).expect("send");
+                receive(&mut batch, &receiver);
+                assert_eq!(batch.get(0).unwrap().hops, Some(hops), "{bind}");
+            }
+        }
+    }
+
+    fn message(length: usize, kind: i32, data: &[u8]) -> Vec<u8> {
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend_from_slice(&1_i32.to_ne_bytes());
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(data);
+        bytes
+    }
+
+    fn kinds(control: &[u8]) -> Vec<(i32, usize)> {
+        messages(control).map(|message| (message.kind, message.data.len())).collect()
+    }
+
+    #[test]
+    fn messages_are_read_up_to_an_impossible_length() {
+        let first = message(HEADER + 4, 7, &[0; 8]);
+        let last = message(HEADER + 4, 8, &[0; 4]);
+        assert_eq!(kinds(&[first.clone(), last].concat()), [(7, 4), (8, 4)]);
+        for length in [0, HEADER - 1, HEADER + 5, usize::MAX] {
+            let wrong = message(length, 9, &[0; 4]);
+            assert_eq!(kinds(&[first.clone(), wrong].concat()), [(7, 4)], "{length}");
+        }
+        assert_eq!(kinds(&first[..HEADER - 1]), []);
+    }
+}

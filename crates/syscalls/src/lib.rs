@@ -17,7 +17,6 @@ mod address;
 pub mod allocator;
 pub mod boot;
 pub mod child;
-mod control;
 pub mod datagram;
 #[cfg(feature = "io-uring")]
 pub mod datagram_ring;

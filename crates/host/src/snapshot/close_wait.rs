@@ -11,8 +11,8 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query};
 
+use crate::snapshot::LISTED;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::reading::LISTED;
 
 /// Silence of the peer from which a socket counts as settled: programs close sooner.
 const SETTLED: Duration = Duration::from_secs(5);

@@ -1,27 +1,22 @@
 //! TCP connections, by source and destination.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
-use fourtuple_record::snapshot::{Connections, EphemeralPorts, SelfConnected, Service, Tuple};
+use fourtuple_record::snapshot::{
+    Connections, EphemeralPorts, HeldPort, Owner, SelfConnected, Service, Source, Tuple,
+};
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
-use crate::snapshot::close_wait;
-use crate::snapshot::fast::Fast;
-use crate::snapshot::held::Held;
-use crate::snapshot::open_sockets;
-use crate::snapshot::port_set::Ports;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::reading::LISTED;
-use crate::snapshot::reading::reason;
-use crate::snapshot::running_fix;
-use crate::snapshot::sources::Sources;
-use crate::snapshot::sums::{Key, Sums, Table};
+use crate::snapshot::sums::{self, Fast, Key, Sums, Table};
+use crate::snapshot::{LISTED, close_wait, reason, running_fix, text};
 
 /// Maximum number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
@@ -171,7 +166,7 @@ impl Pass {
             }
         }
         let ports = self.range.count(self.low).0;
-        open_sockets::add(&mut tuples, ports, &self.query).map_err(failed)?;
+        sums::add(&mut tuples, ports, &self.query).map_err(failed)?;
         running_fix::add(&mut tuples, ports, sockets.root());
         let services = list_services(&self.services, sockets);
         Ok(Connections {
@@ -281,6 +276,132 @@ fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
     listed.collect()
 }
 
+/// A bit for each port.
+#[derive(Debug)]
+pub(super) struct Ports(Box<[u64; 1024]>);
+
+impl Default for Ports {
+    fn default() -> Ports {
+        Ports(Box::new([0; 1024]))
+    }
+}
+
+impl Ports {
+    pub(super) fn insert(&mut self, port: u16) {
+        self.0[usize::from(port >> 6)] |= 1 << (port & 63);
+    }
+
+    pub(super) fn contains(&self, port: u16) -> bool {
+        self.0[usize::from(port >> 6)] >> (port & 63) & 1 == 1
+    }
+
+    /// Returns the number of ports, and the number with this parity.
+    pub(super) fn count(&self, parity: u16) -> (u32, u32) {
+        let mask = if parity & 1 == 0 { 0x5555_5555_5555_5555 } else { 0xaaaa_aaaa_aaaa_aaaa };
+        let sum = |mask: u64| self.0.iter().map(|word| (word & mask).count_ones()).sum();
+        (sum(u64::MAX), sum(mask))
+    }
+}
+
+/// Held ports of the range.
+#[derive(Default)]
+pub(super) struct Held {
+    /// The inode of a socket and the number of sockets, by kind, port and address.
+    sockets: BTreeMap<(&'static str, u16, IpAddr), (u32, u32)>,
+    /// Ports that TCP sockets hold.
+    pub(super) tcp: Ports,
+    /// Ports that TCP sockets without a peer hold that do not listen.
+    pub(super) bound: Ports,
+}
+
+impl Held {
+    pub(super) fn add(&mut self, kind: &'static str, local: SocketAddr, inode: u32) {
+        // Sockets of a SO_REUSEPORT group share a port and an address.
+        let (first, number) = self.sockets.entry((kind, local.port(), local.ip())).or_default();
+        *first = (*first).max(inode);
+        *number += 1;
+        if kind != "udp" {
+            self.tcp.insert(local.port());
+        }
+        if kind == "bound" {
+            self.bound.insert(local.port());
+        }
+    }
+
+    /// Returns the ports in the order of their kinds and numbers, and the number of ports that are not listed. The ports that are only bound
+    /// come first, because no other part of a snapshot has them.
+    pub(super) fn listed(self, sockets: &Sockets) -> (Vec<HeldPort>, u64) {
+        let left_out = self.sockets.len().saturating_sub(LISTED) as u64;
+        let first = self.sockets.into_iter().take(LISTED);
+        let listed = first.map(|((kind, port, address), (inode, number))| HeldPort {
+            port,
+            address,
+            kind: kind.to_owned(),
+            owner: sockets.holder(inode).and_then(|pid| sockets.owner(pid, number)),
+        });
+        (listed.collect(), left_out)
+    }
+}
+
+/// Maximum number of source addresses whose ports are counted. Only transparent proxies have more, the addresses of their clients.
+const COUNTED: usize = 256;
+
+#[derive(Debug, Default)]
+struct OfSource {
+    ports: Ports,
+    destinations: u64,
+    owners: HashMap<u32, u32, Fast>,
+}
+
+/// Ports by source address.
+#[derive(Debug, Default)]
+pub(super) struct Sources(HashMap<Key, OfSource, Fast>);
+
+impl Sources {
+    /// Adds a connection on a port of the range.
+    pub(super) fn add(&mut self, local: SocketAddr) {
+        let key = Key::of_source(local.ip());
+        if self.0.len() < COUNTED {
+            self.0.entry(key).or_default().ports.insert(local.port());
+        } else if let Some(source) = self.0.get_mut(&key) {
+            source.ports.insert(local.port());
+        }
+    }
+
+    /// Returns the sources with the most ports in use, with the destinations and the largest process of each of their tuples. `low`
+    /// is the first port of the range.
+    pub(super) fn listed(mut self, low: u16, tuples: &Table, sockets: &Sockets) -> Vec<Source> {
+        for (key, sums) in &tuples.sums {
+            let Some(source) = self.0.get_mut(&Key::of_source(key.source())) else { continue };
+            let (pid, number) = sums.owner();
+            source.destinations += 1;
+            if pid != 0 {
+                *source.owners.entry(pid).or_default() += number;
+            }
+        }
+        let source = |(key, of_source): (Key, OfSource)| {
+            let mut owners: Vec<Owner> =
+                of_source.owners.iter().filter_map(|(pid, number)| sockets.owner(*pid, *number)).collect();
+            owners.sort_by_key(|owner| (Reverse(owner.sockets), owner.pid));
+            owners.truncate(crate::snapshot::LISTED);
+            let (in_use, low_parity) = of_source.ports.count(low);
+            Source { address: key.source(), in_use, low_parity, destinations: of_source.destinations, owners }
+        };
+        let mut sources: Vec<Source> = self.0.into_iter().map(source).collect();
+        sources.sort_by_key(|source| (Reverse(source.in_use), source.address));
+        sources.truncate(crate::snapshot::LISTED);
+        sources
+    }
+}
+
+pub(super) fn read_ports(root: &Path) -> Result<EphemeralPorts, String> {
+    let range = text(root, "proc/sys/net/ipv4/ip_local_port_range")?;
+    // A kernel without the list reserves nothing.
+    let reserved = text(root, "proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    EphemeralPorts::parse(&range, &reserved)
+        .ok_or_else(|| format!("net.ipv4.ip_local_port_range holds {:?}", range.trim()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
@@ -312,5 +433,13 @@ mod tests {
             assert_eq!(hidden.held, []);
             assert_eq!(hidden.held_udp_hidden.as_deref(), Some("sock_diag(7): EPROTONOSUPPORT"));
         });
+    }
+
+    #[test]
+    fn ports_are_counted_by_parity() {
+        let mut ports = Ports::default();
+        [0, 1, 63, 64, 65, 65_535, 65_535].into_iter().for_each(|port| ports.insert(port));
+        assert_eq!((ports.count(0), ports.count(20_001)), ((6, 2), (6, 4)));
+        assert!(ports.contains(63) && !ports.contains(62));
     }
 }

@@ -11,28 +11,17 @@
 //! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
 //! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
 
-mod addresses;
 mod close_wait;
-mod configured;
 mod connections;
-mod conntrack;
 mod counters;
-mod fast;
-mod held;
 mod listeners;
-mod memory;
-mod open_sockets;
-mod port_set;
-mod ports;
 mod processes;
-mod reading;
 mod running_fix;
-mod sources;
 mod sums;
-mod udp;
-mod unix_sockets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::panic;
@@ -42,17 +31,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{
-    Connections, EphemeralPorts, Listener, Part, Process, Snapshot, UdpSockets, UnixListener,
+    ConfiguredSysctl, Connections, EphemeralPorts, Listener, LocalAddress, Part, Process, Snapshot,
+    TcpMemory, UdpSockets, UnixListener,
 };
-use fourtuple_syscalls::resource;
+use fourtuple_syscalls::{device, procfs, resource, route, sock_diag};
 
 use crate::snapshot::connections::Pass;
-use crate::snapshot::open_sockets::Plain;
 use crate::snapshot::processes::{Sockets, Source};
+use crate::snapshot::sums::Plain;
 use crate::{processors, sysctl};
 
 pub use crate::snapshot::counters::counter_totals;
-pub use crate::snapshot::reading::LISTED;
 
 /// The reason why a reading has no traces: the caller adds them.
 const UNTRACED: &str = "nothing was traced";
@@ -106,7 +95,7 @@ struct Census {
     handshakes: HashMap<SocketAddr, u32>,
     in_use: connections::Before,
     processes: Part<Vec<Process>>,
-    unix: unix_sockets::Connections,
+    unix: listeners::UnixConnections,
     ticks: processes::Before,
     /// Time since the pass before, during which the processes have used their processor time; zero for the first pass.
     since: Duration,
@@ -118,8 +107,8 @@ struct Counted {
     counters: counters::Totals,
     conntrack: BTreeMap<String, u64>,
     listeners: listeners::Before,
-    unix_listeners: unix_sockets::Before,
-    udp: udp::Before,
+    unix_listeners: listeners::UnixBefore,
+    udp: counters::Before,
 }
 
 impl Reader {
@@ -157,7 +146,7 @@ impl Reader {
         let is_first = interval.is_zero();
         let root = &self.root;
         let mut counted = Counted::default();
-        let ports = ports::read(root);
+        let ports = connections::read_ports(root);
         let mut census = match self.census.take() {
             Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
             earlier => {
@@ -177,21 +166,21 @@ impl Reader {
             }
         }
         let connections = census.connections.seen();
-        let unix_listeners = unix_sockets::read(
+        let unix_listeners = listeners::read_unix(
             &census.sockets,
             &census.unix,
             &before.unix_listeners,
             is_first,
             &mut counted.unix_listeners,
         );
-        let udp = udp::read(&census.sockets, &before.udp, is_first, &mut counted.udp);
+        let udp = counters::read_udp(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let mut named =
             named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
         let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
         let used = unix_listeners.iter().flatten().filter(used);
         named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
-        let addresses = addresses::read();
-        let lost_sources = addresses::lost_sources(&connections, &addresses).into();
+        let addresses = read_addresses();
+        let lost_sources = lost_sources(&connections, &addresses).into();
         if census.began == now {
             census.read_processes(root, &named);
         }
@@ -203,7 +192,7 @@ impl Reader {
                 .filter_map(|name| Some((name.to_string(), sysctl(root, name)?)))
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
-            configured: configured::read(root).into(),
+            configured: read_configured(root).into(),
             lost_sources,
             connections: census.connections.clone(),
             listeners: listeners.into(),
@@ -211,8 +200,9 @@ impl Reader {
             udp: udp.into(),
             processes: census.processes_in(interval),
             counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
-            memory: memory::read(root).into(),
-            conntrack: conntrack::read(root, &before.conntrack, is_first, &mut counted.conntrack).into(),
+            memory: read_memory(root).into(),
+            conntrack: counters::read_conntrack(root, &before.conntrack, is_first, &mut counted.conntrack)
+                .into(),
             addresses: addresses.into(),
             traced: Part::Hidden(UNTRACED.to_owned()),
             accepts: Part::Hidden(UNTRACED.to_owned()),
@@ -255,8 +245,8 @@ fn named(
 /// The reason why the kernel does not list them, such as a missing unix_diag.
 pub fn unix_listeners(root: &Path) -> Result<Vec<UnixListener>, String> {
     let sockets = Sockets::read(root, &mut Source::default(), None);
-    let connections = unix_sockets::Connections::read(&sockets, None, Duration::ZERO);
-    unix_sockets::read(&sockets, &connections, &HashMap::new(), true, &mut HashMap::new())
+    let connections = listeners::UnixConnections::read(&sockets, None, Duration::ZERO);
+    listeners::read_unix(&sockets, &connections, &HashMap::new(), true, &mut HashMap::new())
 }
 
 impl Census {
@@ -289,7 +279,7 @@ impl Census {
         });
         let since = earlier.as_ref().map_or(Duration::ZERO, |earlier| began.duration_since(earlier.began));
         let unix = earlier.as_ref().map(|earlier| &earlier.unix);
-        let unix = unix_sockets::Connections::read(&sockets, unix, since);
+        let unix = listeners::UnixConnections::read(&sockets, unix, since);
         let (before, ticks) =
             earlier.map_or_else(Default::default, |earlier| (earlier.in_use, earlier.ticks));
         let mut in_use = connections::Before::default();
@@ -349,5 +339,138 @@ impl Census {
             connections.age_ns = now.duration_since(self.began).as_nanos() as u64;
         }
         self
+    }
+}
+
+/// Maximum number of items of a list in a snapshot; tuples with fewer ports in use are left out.
+pub const LISTED: usize = 100;
+
+/// Reads a file below `root`.
+///
+/// # Errors
+///
+/// The path and the error as text.
+fn text(root: &Path, path: &str) -> Result<String, String> {
+    procfs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
+}
+
+/// Returns the name of an error: `EACCES`.
+fn reason(error: &io::Error) -> String {
+    fourtuple_syscalls::errno_name(error).to_string()
+}
+
+/// Directories of sysctl.d(5) and the file of sysctl.conf(5). /lib is a link to /usr/lib on most hosts and is left out.
+const DIRECTORIES: [&str; 4] = ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d"];
+
+const FILE: &str = "etc/sysctl.conf";
+
+/// Reads the lines. A directory or file that does not exist has none.
+fn read_configured(root: &Path) -> Result<Vec<ConfiguredSysctl>, String> {
+    let mut files = vec![FILE.to_owned()];
+    for directory in DIRECTORIES {
+        let Ok(entries) = fs::read_dir(root.join(directory)) else { continue };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        files.extend(names.filter(|name| name.ends_with(".conf")).map(|name| format!("{directory}/{name}")));
+    }
+    files.sort();
+    let mut lines = Vec::new();
+    for file in files {
+        match fs::read_to_string(root.join(&file)) {
+            Ok(text) => lines.extend(parse(&format!("/{file}"), &text)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(format!("/{file}: {}", reason(&error))),
+        }
+    }
+    lines.truncate(LISTED);
+    Ok(lines)
+}
+
+fn parse(file: &str, text: &str) -> Vec<ConfiguredSysctl> {
+    let lines = text.lines().zip(1..).filter_map(|(line, number)| {
+        // A leading minus sign: an error of this line is ignored.
+        let line = line.trim().trim_start_matches('-');
+        let (name, value) = line.split_once('=')?;
+        let name = name.trim().replace('/', ".");
+        let is_of_the_network = !line.starts_with(['#', ';']) && name.starts_with("net.");
+        is_of_the_network.then(|| ConfiguredSysctl {
+            file: file.to_owned(),
+            line: number,
+            name,
+            value: value.split_whitespace().collect::<Vec<_>>().join(" "),
+        })
+    });
+    lines.collect()
+}
+
+fn read_memory(root: &Path) -> Result<TcpMemory, String> {
+    let sockstat = text(root, "proc/thread-self/net/sockstat")?;
+    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP: "));
+    let line = line.ok_or("/proc/net/sockstat: no line about TCP")?;
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let value = |name: &str| words.chunks_exact(2).find(|pair| pair[0] == name)?[1].parse().ok();
+    let limits = text(root, "proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+    let limits: Vec<u64> = limits.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    Ok(TcpMemory {
+        orphans: value("orphan").unwrap_or(0),
+        time_wait: value("tw").unwrap_or(0),
+        pages: value("mem").unwrap_or(0),
+        limits_pages: <[u64; 3]>::try_from(limits).unwrap_or_default(),
+    })
+}
+
+fn read_addresses() -> Result<Vec<LocalAddress>, String> {
+    let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;
+    let record = |device::Local { address, prefix, index, is_tentative }| LocalAddress {
+        address,
+        prefix,
+        tentative: is_tentative,
+        device: device::name(index).ok(),
+    };
+    Ok(addresses.into_iter().map(record).collect())
+}
+
+/// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
+/// program has closed do not count.
+fn lost_sources(
+    connections: &Result<&Connections, String>,
+    addresses: &Result<Vec<LocalAddress>, String>,
+) -> Result<Vec<IpAddr>, String> {
+    let addresses = addresses.as_ref().map_err(Clone::clone)?;
+    let tuples = &connections.as_ref().map_err(Clone::clone)?.tuples;
+    let is_open = |state: &String| ["established", "syn-sent", "close-wait"].contains(&state.as_str());
+    let open = tuples.iter().filter(|tuple| tuple.states.keys().any(is_open));
+    let sources: BTreeSet<IpAddr> = open.map(|tuple| tuple.source).collect();
+    let mut lost = Vec::new();
+    for source in sources {
+        // An address of a device in a VRF is local without a route in the main table.
+        if source.is_unspecified() || addresses.iter().any(|local| local.address == source) {
+            continue;
+        }
+        let failed = |error: std::io::Error| format!("rtnetlink(7): {}", reason(&error));
+        if route::is_local(source).map_err(failed)? {
+            continue;
+        }
+        // Proxies with IP_TRANSPARENT use the addresses of their clients. Only such hosts pay for this second pass.
+        let is_foreign = sock_diag::has_foreign_source(source);
+        if !is_foreign.map_err(|error| format!("sock_diag(7): {}", reason(&error)))? {
+            lost.push(source);
+        }
+    }
+    Ok(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_set_a_network_sysctl_are_read() {
+        let text =
+            "# net.ipv4.a = 1\nvm.swappiness = 1\n-net/ipv4/tcp_tw_recycle=1\n; x\nnet.ipv4.b =  1\t2\n";
+        let lines = parse("/etc/sysctl.conf", text);
+        let lines: Vec<_> =
+            lines.iter().map(|line| (line.line, line.name.as_str(), line.value.as_str())).collect();
+        assert_eq!(lines, [(3, "net.ipv4.tcp_tw_recycle", "1"), (5, "net.ipv4.b", "1 2")]);
+        assert_eq!(read_configured(Path::new("/nonexistent")), Ok(Vec::new()));
     }
 }

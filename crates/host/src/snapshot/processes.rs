@@ -11,8 +11,8 @@ use fourtuple_record::snapshot::{Owner, Process};
 use fourtuple_syscalls::sock_diag::state;
 
 use crate::cgroup;
-use crate::snapshot::fast::Fast;
-use crate::snapshot::reading::LISTED;
+use crate::snapshot::LISTED;
+use crate::snapshot::sums::Fast;
 
 /// The way in which the processes of sockets are found.
 #[derive(Debug, Default)]

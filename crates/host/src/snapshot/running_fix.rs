@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fourtuple_record::snapshot::{RunningFix, Tuple};
 
-use crate::snapshot::open_sockets::is_large;
+use crate::snapshot::sums::is_large;
 
 /// A running `fix ports`.
 #[derive(Debug, PartialEq)]

@@ -1,17 +1,20 @@
 //! Sums over TCP sockets by source and destination, or by service.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
-use fourtuple_record::snapshot::Owner;
+use fourtuple_bpf::PlainTimeWait;
+use fourtuple_record::snapshot::{IdleTimes, Owner, Tuple};
 use fourtuple_syscalls::sock_diag::state;
-use fourtuple_syscalls::socket_census::Socket;
+use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
-use crate::snapshot::fast::Fast;
+use crate::snapshot::LISTED;
 use crate::snapshot::processes::Sockets;
-use crate::snapshot::reading::LISTED;
 
 /// The part of TIME_WAIT in which the sockets are counted that entered it: 10 of 60 s.
 const RECENT: Duration = Duration::from_secs(10);
@@ -207,4 +210,129 @@ impl Table {
         };
         keys.iter().map(listed).collect()
     }
+}
+
+/// Builds hashers with a random seed, as peers choose addresses and ports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fast(u64);
+
+impl Default for Fast {
+    fn default() -> Fast {
+        Fast(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for Fast {
+    type Hasher = Folded;
+
+    fn build_hasher(&self) -> Folded {
+        Folded(self.0)
+    }
+}
+
+/// A multiplication to 128 bits whose halves are combined, for each integer.
+pub(super) struct Folded(u64);
+
+/// The fraction of the golden ratio, which is odd.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for Folded {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.0 ^ value) * u128::from(FACTOR);
+        self.0 = (product as u64) ^ (product >> 64) as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.wrapping_mul(FACTOR)
+    }
+}
+
+/// Maximum number of tuples whose open sockets are read.
+const MAX_TUPLES: usize = 4;
+
+/// ESTABLISHED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT, LAST_ACK and CLOSING.
+const OPEN: u32 = 1 << state::ESTABLISHED | 1 << 4 | 1 << 5 | 1 << state::CLOSE_WAIT | 1 << 9 | 1 << 11;
+
+/// The TIME_WAIT sockets of connections without TCP timestamps.
+#[derive(Debug, Default)]
+pub(super) enum Plain {
+    /// Not decided yet how they are read.
+    #[default]
+    Undecided,
+    /// By a BPF iterator over TCP sockets.
+    Bpf(PlainTimeWait),
+    /// Not: without the iterator only open sockets of the same tuple tell.
+    Unknown,
+}
+
+impl Plain {
+    /// Returns the number of such sockets by tuple; `None`: unknown.
+    pub(super) fn read(&mut self, root: &Path) -> Option<HashMap<Key, u32, Fast>> {
+        if matches!(self, Plain::Undecided) {
+            let iterator = (root == Path::new("/")).then(PlainTimeWait::load).and_then(Result::ok);
+            *self = iterator.map_or(Plain::Unknown, Plain::Bpf);
+        }
+        let Plain::Bpf(iterator) = self else { return None };
+        let mut found: HashMap<Key, u32, Fast> = HashMap::default();
+        let pass = iterator.each(|local, remote| {
+            *found.entry(Key::of_tuple(local.ip().to_canonical(), remote)).or_default() += 1;
+        });
+        match pass {
+            Ok(()) => Some(found),
+            Err(_) => {
+                *self = Plain::Unknown;
+                None
+            }
+        }
+    }
+}
+
+/// Adds to the tuples with a quarter of `ports` or more, at most [`MAX_TUPLES`], what their open sockets tell.
+pub(super) fn add(tuples: &mut [Tuple], ports: u32, query: &Query) -> io::Result<()> {
+    for tuple in tuples.iter_mut().take(MAX_TUPLES).filter(|tuple| is_large(tuple, ports)) {
+        let peer = Some((tuple.destination.ip(), Some(tuple.destination.port())));
+        let (mut idle, mut open, mut plain) = (Vec::new(), 0_u64, 0_u64);
+        socket_census::each(&Query { states: OPEN, peer, times: true, ..*query }, |socket| {
+            let Some(info) = socket.info.filter(|_| socket.local.ip().to_canonical() == tuple.source) else {
+                return;
+            };
+            open += 1;
+            plain += u64::from(!info.timestamps);
+            if socket.state == state::ESTABLISHED {
+                idle.push(info.idle);
+            }
+        })?;
+        tuple.idle = times(idle);
+        if tuple.time_wait_plain.is_none() {
+            let waiting = tuple.states.get("time-wait").copied().unwrap_or(0);
+            tuple.time_wait_plain = (waiting * plain).checked_div(open).map(|plain| plain as u32);
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a tuple uses a quarter of the ports.
+pub(super) fn is_large(tuple: &Tuple, ports: u32) -> bool {
+    tuple.in_use > 0 && u64::from(tuple.in_use) * 4 >= u64::from(ports)
+}
+
+fn times(mut idle: Vec<Duration>) -> Option<IdleTimes> {
+    idle.sort_unstable();
+    let nanoseconds = |time: &Duration| time.as_nanos() as u64;
+    Some(IdleTimes {
+        median_ns: idle.get(idle.len() / 2).map(nanoseconds)?,
+        longest_ns: idle.last().map(nanoseconds)?,
+    })
 }

@@ -10,22 +10,15 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod accept;
-mod calibrate;
-mod child_cgroup;
-mod connected;
-mod destination;
 mod error;
 mod namespaces;
 mod ports;
 pub mod print;
-mod processes;
-mod ranges;
 mod run;
 mod target;
 mod this_host;
 
 pub use accept::{Accept, AcceptError, AcceptOutcome, AcceptProgress, AcceptTarget};
-pub use destination::{DestinationError, parse_destination};
 pub use error::FixError;
 pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
@@ -33,4 +26,4 @@ pub use fourtuple_bpf::{Chooser, Control};
 pub use ports::{Ports, PortsOutcome, PortsProgress};
 pub use run::{Choice, Notice, Run, RunError, RunOutcome, Way, Ways};
 pub use target::{Programs, Target, TargetError};
-pub use this_host::PrintRequest;
+pub use this_host::{DestinationError, PrintRequest, parse_destination};

@@ -1,6 +1,7 @@
 //! The network namespaces of a cgroup's processes: their port ranges and their routes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
@@ -12,12 +13,9 @@ use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
 use fourtuple_host::sysctl;
-use fourtuple_syscalls::Errno;
-use fourtuple_syscalls::{netns, resource, route, sock_diag};
+use fourtuple_record::snapshot::EphemeralPorts;
+use fourtuple_syscalls::{Errno, netns, resource, route, sock_diag};
 use ipnet::IpNet;
-
-use crate::connected::Connected;
-use crate::ranges;
 
 /// Maximum number of addresses of a prefix that are examined.
 const EXAMINED: usize = 4_096;
@@ -198,7 +196,7 @@ pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
         }
         value => Ok(value.unwrap_or_default()),
     };
-    let ports = ranges::ports(
+    let ports = parse_ports(
         &read("net.ipv4.ip_local_port_range")?,
         &read("net.ipv4.ip_local_reserved_ports")?,
         &read("net.ipv4.tcp_tw_reuse")?,
@@ -247,6 +245,40 @@ fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
+const DESTINATIONS: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Connected(HashMap<IpAddr, u64>);
+
+impl Connected {
+    /// Counts a connection if its local port is in the range: then this host may have opened it.
+    pub(crate) fn add(&mut self, local_port: u16, destination: IpAddr, ports: &NamespacePorts) {
+        if (ports.low..=ports.high).contains(&local_port) && !destination.is_unspecified() {
+            *self.0.entry(destination).or_default() += 1;
+        }
+    }
+
+    /// Returns the destinations, the most frequent first.
+    pub(crate) fn destinations(self) -> Vec<IpAddr> {
+        let mut found: Vec<(IpAddr, u64)> = self.0.into_iter().collect();
+        found.sort_by_key(|(address, count)| (Reverse(*count), *address));
+        found.into_iter().map(|(address, _)| address).take(DESTINATIONS).collect()
+    }
+}
+
+/// Reads net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports and net.ipv4.tcp_tw_reuse. `None` if the range is no
+/// range; a missing list reserves nothing, and without net.ipv4.tcp_tw_reuse no TIME_WAIT socket is reused.
+pub(crate) fn parse_ports(range: &str, reserved: &str, time_wait_reuse: &str) -> Option<NamespacePorts> {
+    let EphemeralPorts { low, high, reserved } = EphemeralPorts::parse(range, reserved)?;
+    let time_wait_reuse = time_wait_reuse.trim().parse().unwrap_or(0);
+    Some(NamespacePorts { low, high, reserved, time_wait_reuse, has_sources: false })
+}
+
+/// Returns the number of ports of the range that are not reserved.
+pub(crate) fn usable(ports: &NamespacePorts) -> u32 {
+    EphemeralPorts { low: ports.low, high: ports.high, reserved: ports.reserved.clone() }.usable()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,5 +300,46 @@ mod tests {
         }
         assert_eq!(namespaces.ports().count(), MAX_RELEASED);
         assert_eq!(namespaces.ports().next().unwrap().0, 3, "the oldest are forgotten");
+    }
+
+    #[test]
+    fn connections_from_the_range_have_destinations() {
+        let ports = NamespacePorts {
+            low: 20_000,
+            high: 20_099,
+            reserved: Vec::new(),
+            time_wait_reuse: 0,
+            has_sources: false,
+        };
+        let mut connected = Connected::default();
+        for (local_port, destination) in [
+            (20_000, "127.0.0.2"),
+            (20_001, "127.0.0.3"),
+            (20_002, "127.0.0.3"),
+            (4_000, "127.0.0.4"),
+            (20_003, "::1"),
+            (20_099, "0.0.0.0"),
+            (20_100, "127.0.0.5"),
+        ] {
+            connected.add(local_port, destination.parse().unwrap(), &ports);
+        }
+        let found: Vec<String> = connected.destinations().iter().map(IpAddr::to_string).collect();
+        assert_eq!(found, ["127.0.0.3", "127.0.0.2", "::1"]);
+    }
+
+    #[test]
+    fn sysctls_are_a_range_without_reserved_ports() {
+        let ports = parse_ports("20000\t20099\n", "8080,20010-20019,20050\n", "2\n").unwrap();
+        assert_eq!((ports.low, ports.high, ports.time_wait_reuse), (20_000, 20_099, 2));
+        assert_eq!(ports.reserved, [(8_080, 8_080), (20_010, 20_019), (20_050, 20_050)]);
+        assert_eq!(usable(&ports), 100 - 11);
+    }
+
+    #[test]
+    fn a_missing_list_reserves_nothing() {
+        let ports = parse_ports("1024 65535", "\n", "").unwrap();
+        assert_eq!((ports.reserved.len(), ports.time_wait_reuse, usable(&ports)), (0, 0, 64_512));
+        assert!(parse_ports("", "", "").is_none());
+        assert!(parse_ports("2 1", "", "").is_none());
     }
 }

@@ -1,15 +1,15 @@
 //! Finds the cgroup of the programs to fix: by its path, a systemd unit, a process or a container.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_host::cgroup;
 use fourtuple_syscalls::fork::{self, Process};
-
-use crate::child_cgroup::ChildCgroup;
-use crate::processes;
 
 /// The programs to fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Programs {
         made.enter(process).map_err(|error| failed(format!("the process cannot be moved: {error}")))?;
         // Processes that start meanwhile are descendants of a process that is moved in the next turn, or of one that is inside.
         for _ in 0..2 {
-            for process in processes::service(process) {
+            for process in service(process) {
                 // The process has ended, or belongs to a user whose processes may not be moved.
                 let _ = made.enter(process);
             }
@@ -275,6 +275,91 @@ fn only(flag: &'static str, name: &str, found: &[Match], absent: &str) -> Result
     }
 }
 
+/// A cgroup that this process has made.
+#[derive(Debug)]
+pub(crate) struct ChildCgroup(pub(crate) PathBuf);
+
+impl ChildCgroup {
+    /// Makes a cgroup below another one.
+    pub(crate) fn create(parent: &Path, name: &str) -> Result<ChildCgroup, String> {
+        let path = parent.join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(ChildCgroup(path)),
+            Err(error) => Err(format!("cannot make the cgroup {}: {error}", path.display())),
+        }
+    }
+
+    /// Moves a process into the cgroup.
+    pub(crate) fn enter(&self, process: u32) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), process.to_string())
+    }
+
+    /// Moves processes that still run to the parent of the cgroup, and removes the cgroup. A cgroup that the program has divided
+    /// stays until its processes have ended.
+    pub(crate) fn remove(&self) {
+        let Some(parent) = self.0.parent() else { return };
+        // A process that has just ended holds its cgroup for a moment, on a slow or busy machine for longer.
+        for _ in 0..500 {
+            let left = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+            for process in left.lines() {
+                let _ = fs::write(parent.join("cgroup.procs"), process);
+            }
+            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Returns all processes that this process sees.
+pub(crate) fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the name of a process, empty if it has ended.
+pub(crate) fn command(process: u32) -> String {
+    fs::read_to_string(format!("/proc/{process}/comm"))
+        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
+}
+
+/// Returns a process and its descendants.
+pub(crate) fn tree(root: u32) -> BTreeSet<u32> {
+    let parents: Vec<(u32, u32)> =
+        processes().filter_map(|process| Some((process, parent(process)?))).collect();
+    let mut found = BTreeSet::from([root]);
+    loop {
+        let before = found.len();
+        let children = parents.iter().filter(|(_, parent)| found.contains(parent));
+        let children: Vec<u32> = children.map(|(process, _)| *process).collect();
+        found.extend(children);
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// Returns the processes of the service of a process: its ancestors with its name, such as the master process of a worker, and all
+/// descendants of these.
+pub(crate) fn service(process: u32) -> BTreeSet<u32> {
+    let name = command(process);
+    let mut root = process;
+    while let Some(above) = parent(root).filter(|above| *above > 1 && command(*above) == name) {
+        root = above;
+    }
+    tree(root)
+}
+
+fn parent(process: u32) -> Option<u32> {
+    parent_in(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// Returns the parent from the text of /proc/PID/stat, whose second field may contain spaces and parentheses.
+fn parent_in(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,5 +398,11 @@ mod tests {
         let chosen: Vec<Option<u32>> = matches.iter().map(|found| found.chosen_by).collect();
         assert_eq!(chosen, [None, is_given.then_some(1000)], "{matches:?}");
         assert_eq!(own[0].chosen_by, None, "the name of the delegated cgroup itself");
+    }
+
+    #[test]
+    fn the_parent_comes_after_the_name() {
+        assert_eq!(parent_in("42 (a b) c) S 7 42 42 0"), Some(7));
+        assert_eq!(parent_in("42"), None);
     }
 }

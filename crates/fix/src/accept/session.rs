@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fourtuple_bpf::fix_accept::{FoundProgram, LISTENERS, MEMBERS, Selection};
+use fourtuple_bpf::fix_accept::{FoundProgram, Heartbeat, LISTENERS, MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
 use fourtuple_syscalls::Errno;
@@ -16,12 +18,9 @@ use fourtuple_syscalls::sock_diag::Member;
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::accept::discover::{self, Scope};
-use crate::accept::error::AcceptError;
-use crate::accept::group::{self, Candidate, Group, Listener, duplicate};
-use crate::accept::guard::{Attached, Guard, Handle};
-use crate::accept::heart::Heart;
-use crate::accept::settings::{Accept, AcceptProgress, AcceptTarget};
-use crate::processes;
+use crate::accept::group::{self, Attached, Candidate, Group, Guard, Handle, Listener, duplicate};
+use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget};
+use crate::target;
 
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
@@ -205,7 +204,7 @@ impl<'a> Session<'a> {
             let inode = inodes.get(&listener.cookie);
             if let Some(found) = inode.and_then(|inode| handles.remove(inode)) {
                 listener.process = discover::worker(&found);
-                listener.command = processes::command(listener.process);
+                listener.command = target::command(listener.process);
                 listener.handles = found;
             }
         }
@@ -248,7 +247,7 @@ impl<'a> Session<'a> {
             });
         };
         let Some(grouped) = candidates.iter().find(|candidate| candidate.found.group.is_some()) else {
-            let command = processes::command(discover::worker(&first.handles));
+            let command = target::command(discover::worker(&first.handles));
             return Err(AcceptError::NoGroup { socket: first.describe(), command });
         };
         let Some(chosen) = candidates.iter().find(|candidate| self.is_for(candidate)) else {
@@ -391,7 +390,7 @@ impl<'a> Session<'a> {
             cookie: candidate.cookie,
             entry,
             process,
-            command: processes::command(process),
+            command: target::command(process),
             handles: candidate.handles.clone(),
             queue: candidate.queue,
         }))
@@ -588,6 +587,41 @@ fn add(sum: &mut (u64, u64), group: &Group) {
 
 fn too_many_listeners() -> AcceptError {
     AcceptError::TooMany(format!("{LISTENERS} listeners"))
+}
+
+/// Ten heartbeats fit into the timeout, so that a busy host does not miss it.
+const INTERVAL: Duration = Duration::from_millis(Heartbeat::TIMEOUT_MS / 10);
+
+/// A thread that sends heartbeats until this value is dropped. A thread of its own, because reading /proc may take long.
+pub(super) struct Heart {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    pub(super) fn start(heartbeat: Heartbeat) -> io::Result<Heart> {
+        heartbeat.beat();
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&stop);
+        let beat = move || {
+            while !flag.load(Ordering::Relaxed) {
+                heartbeat.beat();
+                thread::park_timeout(INTERVAL);
+            }
+        };
+        let thread = thread::Builder::new().name("heartbeat".to_owned()).spawn(beat)?;
+        Ok(Heart { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
 }
 
 #[cfg(test)]

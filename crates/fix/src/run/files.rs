@@ -13,7 +13,7 @@ use std::process;
 use fourtuple_host::cgroup;
 use fourtuple_syscalls::shared;
 
-use crate::child_cgroup::ChildCgroup;
+use crate::target::ChildCgroup;
 
 /// The library that `--via preload` loads into the program.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fourtuple-preload.so"));

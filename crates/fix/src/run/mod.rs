@@ -4,13 +4,9 @@
 //! of the main process, is the parent of the program and answers its calls; the program. If the supervisor ends, the main process lets
 //! the calls proceed; if the main process ends, the supervisor continues.
 
-mod error;
 mod files;
 mod layout;
-mod message;
-mod outcome;
 mod program;
-mod supervise;
 mod supervisor;
 mod way;
 
@@ -19,6 +15,7 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,29 +25,24 @@ use std::time::{Duration, Instant};
 
 use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::{FixPortsSettings, LeftAlone};
-use fourtuple_record::{Remark, RunResults};
-use fourtuple_syscalls::Errno;
+use fourtuple_record::{FixPortsResults, Remark, RunResults};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
-use fourtuple_syscalls::privileges;
 use fourtuple_syscalls::shared::Counters;
-use fourtuple_syscalls::signals::SIGCHLD;
-use fourtuple_syscalls::signals::{self, SignalFd};
+use fourtuple_syscalls::signals::{self, SIGCHLD, SignalFd};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::user_notification::{Inbox, Listener};
+use fourtuple_syscalls::{Errno, privileges};
 
-use crate::FixError;
-use crate::child_cgroup::ChildCgroup;
+use crate::error::FixError;
 use crate::ports::{Ports, PortsOutcome};
-use crate::run::error::at;
 use crate::run::files::{Files, LibraryDirectory, own_cgroup};
-use crate::run::layout::{BOUND, COUNTERS};
-use crate::run::message::{Message, Step};
-use crate::run::program::Program;
-use crate::run::supervisor::Launch;
+use crate::run::layout::{BOUND, COUNTERS, *};
+use crate::run::program::{Program, shown};
+use crate::run::supervisor::{Launch, Message, Step};
+use crate::target::ChildCgroup;
 
-pub use error::RunError;
 pub use way::{Choice, Notice, Way, Ways};
 
 /// Share of a port range from which the way `cgroup` acts, as by default of `fix ports`.
@@ -297,13 +289,9 @@ impl Session<'_> {
             let message = "the supervisor was killed; connects after that proceeded unchanged";
             validity.push(Remark::new("supervisor-ended", message));
         }
-        let observed = outcome::Observed {
-            elapsed,
-            end,
-            avoided: waiting.avoided,
-            fix: fix.map(|outcome| outcome.results),
-        };
-        let results = outcome::results(&self.choice, &self.counters, observed);
+        let observed =
+            Observed { elapsed, end, avoided: waiting.avoided, fix: fix.map(|outcome| outcome.results) };
+        let results = results(&self.choice, &self.counters, observed);
         Ok(RunOutcome { end, results, validity })
     }
 
@@ -476,4 +464,113 @@ struct Waiting {
     left_known: u64,
     /// Whether the supervisor has ended.
     is_alone: bool,
+}
+
+/// The reason why a program could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No file has the name of the program.
+    #[error("cannot run {0}: no such program")]
+    NotFound(String),
+    /// The kernel refused to execute the program.
+    #[error("cannot run {program}: {error}")]
+    CannotExecute {
+        program: String,
+        /// Why it cannot be executed.
+        error: io::Error,
+    },
+    /// The way does not fit the program or the host.
+    #[error("cannot run the program via {}: {reason}", way.name())]
+    Way {
+        way: Way,
+        /// The missing part, and the remedy.
+        reason: String,
+    },
+    /// No way fits the program and the host.
+    #[error("cannot run the program: {0}")]
+    NoWay(String),
+    /// A fix of the cgroup failed.
+    #[error(transparent)]
+    Fix(#[from] FixError),
+    /// A call that a supervised program needs failed.
+    #[error("cannot run the program: {call}: {error}")]
+    Call {
+        /// The call, and what it is for.
+        call: &'static str,
+        /// The error of the call.
+        error: io::Error,
+    },
+}
+
+impl RunError {
+    fn cannot_execute(path: &Path, error: io::Error) -> RunError {
+        RunError::CannotExecute { program: shown(path), error }
+    }
+
+    fn way(way: Way, reason: impl Into<String>) -> RunError {
+        RunError::Way { way, reason: reason.into() }
+    }
+
+    /// Returns the exit code, as of env(1) for programs that do not start: 127 not found, 126 cannot be executed; else 4.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::NotFound(_) => 127,
+            RunError::CannotExecute { error, .. } if error.kind() == io::ErrorKind::NotFound => 127,
+            RunError::CannotExecute { .. } => 126,
+            _ => 4,
+        }
+    }
+}
+
+/// Names the call of an error.
+fn at(call: &'static str) -> impl FnOnce(io::Error) -> RunError {
+    move |error| RunError::Call { call, error }
+}
+
+/// Observations of the main process.
+struct Observed {
+    elapsed: Duration,
+    end: End,
+    avoided: u64,
+    fix: Option<FixPortsResults>,
+}
+
+fn results(choice: &Choice, counters: &Counters, observed: Observed) -> RunResults {
+    let read = |counter: usize| counters.all()[counter].load(Ordering::Relaxed);
+    let is = |way: Way| choice.way == way;
+    let has = |way: Way, number: u64| is(way).then_some(number);
+    let reasons =
+        [("own-range", OWN_RANGE), ("udp", UDP), ("protocol", PROTOCOL), ("no-permission", UNREACHABLE)];
+    let left = reasons.map(|(name, counter)| (name.to_owned(), read(counter)));
+    let (exit_code, signal) = match observed.end {
+        End::Exited(code) => (Some(code as u8), None),
+        End::Killed(signal) => (None, Some(signal as u8)),
+    };
+    let mut results = RunResults {
+        way: choice.way.name().to_owned(),
+        passed_over: choice.passed_over.clone(),
+        elapsed_ns: observed.elapsed.as_nanos() as u64,
+        exit_code,
+        signal,
+        connects: read(CONNECTS),
+        changed: read(SEARCHED),
+        left: left.into_iter().filter(|(_, number)| *number > 0).collect(),
+        bound: (!is(Way::Cgroup)).then(|| read(BOUND)),
+        named: (!is(Way::Cgroup)).then(|| read(NAMED)),
+        connect_ns: has(Way::Preload, read(TIME)),
+        even: has(Way::Preload, read(EVEN)),
+        odd: has(Way::Preload, read(ODD)),
+        unavailable: has(Way::Preload, read(UNAVAILABLE)),
+        avoided: (!is(Way::Cgroup)).then_some(observed.avoided),
+        calls: has(Way::Supervise, read(CALLS)),
+        held_ns: has(Way::Supervise, read(HELD)),
+        ports: None,
+    };
+    if let Some(ports) = observed.fix {
+        results.connects = ports.connects;
+        results.changed = ports.drawn;
+        results.left = ports.left.clone();
+        results.ports = Some(ports);
+    }
+    results
 }

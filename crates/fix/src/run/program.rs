@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use fourtuple_syscalls::privileges;
 
-use crate::run::error::RunError;
+use crate::run::RunError;
 
 /// Maximum number of interpreters that the kernel follows (`BINPRM_MAX_RECURSION`).
 const INTERPRETERS: usize = 5;

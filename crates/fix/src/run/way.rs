@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::run::error::RunError;
+use crate::run::RunError;
 use crate::run::program::{Kind, Program};
 
 /// A way to give the connects of a program free ports.

@@ -37,13 +37,22 @@ pub enum NamespaceError {
         found: Vec<String>,
     },
     /// The file of the namespace was not opened.
-    #[error("open({}): {source}; the namespace of a process of another user needs root", path.display())]
+    #[error("open({}): {source}{}", path.display(), remedy(source))]
     Open {
         /// The file.
         path: PathBuf,
         /// The error of open(2).
         source: io::Error,
     },
+}
+
+/// Returns what to do about an error of open(2), if that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "; the namespace of a process of another user needs root",
+        io::ErrorKind::NotFound => "; `ip netns` lists the names",
+        _ => "",
+    }
 }
 
 impl NamespaceError {
@@ -118,6 +127,16 @@ mod tests {
     use std::process;
 
     use super::*;
+
+    #[test]
+    fn a_remedy_fits_its_error() {
+        let error = |kind: io::ErrorKind| {
+            NamespaceError::Open { path: "/run/netns/a".into(), source: kind.into() }.to_string()
+        };
+        assert!(error(io::ErrorKind::PermissionDenied).ends_with("another user needs root"));
+        assert!(error(io::ErrorKind::NotFound).ends_with("; `ip netns` lists the names"));
+        assert!(!error(io::ErrorKind::InvalidInput).contains(';'));
+    }
 
     #[test]
     fn a_container_is_found_by_the_beginning_of_its_id() {

@@ -524,6 +524,9 @@ fn a_supervisor_with_few_descriptors_answers_each_call() {
 fn a_supervisor_without_descriptors_lets_calls_proceed() {
     in_namespace(|| {
         let test = "run::a_supervisor_without_descriptors_lets_calls_proceed";
+        if Command::new("prlimit").arg("--version").output().is_err() {
+            return fourtuple_testing::skip(test, "programs", "prlimit is not in PATH");
+        }
         let Some(client) = client(test) else { return };
         let (listener, destination) = listener(20_000);
         let listener = TcpListener::from(listener);

@@ -245,9 +245,9 @@ impl Session for AcceptSession {
             let failed = failed.as_ref().ok().map(Vec::as_slice);
             unix.finish(&self.tasks, failed, own_namespace().unwrap_or_default())
         });
-        let narrow = compat::processes(&self.tasks);
-        let unseen = compat::remark(&narrow);
-        let calls = failed.map(|failed| account(failed.iter(), narrow));
+        let of_32_bits = compat::processes(&self.tasks);
+        let unseen = compat::remark(&of_32_bits);
+        let calls = failed.map(|failed| account(failed.iter(), of_32_bits));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);

@@ -15,7 +15,7 @@ use crate::scope::{is_selected, name};
 const MAX_LISTED: usize = 20;
 
 /// The beginning of an ELF file of class ELFCLASS32 (elf(5)). Programs of the x32 ABI have this class too.
-const NARROW: &[u8; 5] = b"\x7fELF\x01";
+const ELF_32_BIT: &[u8; 5] = b"\x7fELF\x01";
 
 /// Returns the processes with a program of 32 bits that a filter selects, the lowest number first. Processes that have ended are missing.
 pub(crate) fn processes(wanted: &TaskFilter) -> Vec<Owner> {
@@ -24,11 +24,11 @@ pub(crate) fn processes(wanted: &TaskFilter) -> Vec<Owner> {
 
 fn processes_in(root: &Path, wanted: &TaskFilter) -> Vec<Owner> {
     let mut found: Vec<Owner> = match wanted.process {
-        Some(process) => narrow(root, process, wanted).into_iter().collect(),
+        Some(process) => of_32_bits(root, process, wanted).into_iter().collect(),
         None => {
             let entries = fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
             let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-            numbers.filter_map(|process| narrow(root, process, wanted)).collect()
+            numbers.filter_map(|process| of_32_bits(root, process, wanted)).collect()
         }
     };
     found.sort_by_key(|owner| owner.pid);
@@ -37,11 +37,11 @@ fn processes_in(root: &Path, wanted: &TaskFilter) -> Vec<Owner> {
 }
 
 /// Returns a process if its program has 32 bits and the filter selects it.
-fn narrow(root: &Path, pid: u32, wanted: &TaskFilter) -> Option<Owner> {
+fn of_32_bits(root: &Path, pid: u32, wanted: &TaskFilter) -> Option<Owner> {
     let process = root.join("proc").join(pid.to_string());
-    let mut head = [0; NARROW.len()];
+    let mut head = [0; ELF_32_BIT.len()];
     File::open(process.join("exe")).ok()?.read_exact(&mut head).ok()?;
-    let is_wanted = head == *NARROW
+    let is_wanted = head == *ELF_32_BIT
         && is_selected(root, pid, wanted)
         && wanted.network.is_none_or(|network| {
             fs::metadata(process.join("ns/net")).is_ok_and(|file| file.ino() as u32 == network)

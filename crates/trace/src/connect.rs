@@ -279,13 +279,13 @@ impl Session for ConnectSession {
         if let (Ok(failed), Protocol::Tcp) = (&failed, self.protocol) {
             correct(&mut results.failed, failed);
         }
-        let narrow = compat::processes(&self.tasks);
-        let unseen = compat::remark(&narrow);
+        let of_32_bits = compat::processes(&self.tasks);
+        let unseen = compat::remark(&of_32_bits);
         let Judgement { mut validity, notes } =
             losses.judge(all_searches(&totals).count() + totals.established);
         let results = TraceConnectResults {
             lost: losses.sum(),
-            calls: failed.map(|failed| account(failed.iter(), narrow)).into(),
+            calls: failed.map(|failed| account(failed.iter(), of_32_bits)).into(),
             notes,
             tier: self.tier.to_owned(),
             tier_reason: self.tier_reason,

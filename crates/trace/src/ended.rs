@@ -31,7 +31,7 @@ pub(crate) fn rows<T, K: Eq + Hash>(
         }
     }
     let processes =
-        |items_: &[usize]| items_.iter().map(|&index| process(&items[index])).collect::<BTreeSet<_>>();
+        |indices: &[usize]| indices.iter().map(|&index| process(&items[index])).collect::<BTreeSet<_>>();
     let mut rows = Vec::new();
     let mut is_merged = vec![false; items.len()];
     for mut merged in same.into_values() {

@@ -18,13 +18,18 @@ pub(crate) fn is_selected(root: &Path, pid: u32, wanted: &TaskFilter) -> bool {
 
 /// Returns the name of a process or thread, by its directory in /proc.
 pub(crate) fn name(task: &Path) -> String {
-    fs::read_to_string(task.join("comm")).unwrap_or_default().trim_end().to_owned()
+    String::from_utf8_lossy(&comm(task)).into_owned()
+}
+
+fn comm(task: &Path) -> Vec<u8> {
+    fs::read(task.join("comm")).unwrap_or_default().trim_ascii_end().to_owned()
 }
 
 fn has_thread(process: &Path, wanted: &str) -> bool {
     let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
-    let wanted: String = wanted.chars().take(15).collect();
-    threads.into_iter().any(|thread| name(&thread.path()) == wanted)
+    // The kernel keeps 15 bytes, which may end within a character.
+    let wanted = &wanted.as_bytes()[..wanted.len().min(15)];
+    threads.into_iter().any(|thread| comm(&thread.path()) == wanted)
 }
 
 /// Returns whether a process is in the cgroup with this inode or below it.

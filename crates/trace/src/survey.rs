@@ -38,7 +38,7 @@ pub struct Survey {
     /// The port searches and accept waits of traces that were replaced because a table was full.
     ended: (LogLinear, LogLinear),
     /// Programs of 32 bits of a network namespace, and when they were looked for.
-    narrow: Option<(Instant, u32, Vec<Owner>)>,
+    of_32_bits: Option<(Instant, u32, Vec<Owner>)>,
 }
 
 /// Durations of all events since the traces were attached, in all network namespaces.
@@ -86,7 +86,7 @@ impl Survey {
             locks: Err(reason.to_owned()),
             failed: Err(reason.to_owned()),
             ended: (LogLinear::default(), LogLinear::default()),
-            narrow: None,
+            of_32_bits: None,
         }
     }
 
@@ -119,9 +119,9 @@ impl Survey {
     /// attached again. Lock waits are of an earlier time if reading them took long.
     pub fn window(&mut self, namespace: u32) -> Window {
         let is_known = |(at, of, _): &(Instant, u32, _)| *of == namespace && at.elapsed() < LOOK_INTERVAL;
-        let known = self.narrow.take().filter(is_known);
-        let (at, _, narrow) = known.unwrap_or_else(|| (Instant::now(), namespace, narrow(namespace)));
-        self.narrow = Some((at, namespace, narrow.clone()));
+        let known = self.of_32_bits.take().filter(is_known);
+        let (at, _, of_32_bits) = known.unwrap_or_else(|| (Instant::now(), namespace, of_32_bits(namespace)));
+        self.of_32_bits = Some((at, namespace, of_32_bits.clone()));
         let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
         let connects = read(&mut self.connect, |connect| {
             let window = connect.window()?;
@@ -144,7 +144,7 @@ impl Survey {
             if session.lost()? > 0 {
                 *session = FailedSession::attach(&TaskFilter::default())?;
             }
-            Ok(failures(namespace, &window, narrow))
+            Ok(failures(namespace, &window, of_32_bits))
         });
         Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)), failures }
     }
@@ -170,7 +170,7 @@ impl Survey {
                 interval_ns: locks.results.elapsed_ns,
                 classes: by_class(locks.results.classes),
             }),
-            failures: failed.map(|failed| failures(namespace, &failed, narrow(namespace))),
+            failures: failed.map(|failed| failures(namespace, &failed, of_32_bits(namespace))),
         }
     }
 }
@@ -239,11 +239,11 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     })
 }
 
-fn failures(namespace: u32, failed: &[Failed], narrow: Vec<Owner>) -> Failures {
-    account(failed.iter().filter(|failed| failed.failure.namespace == namespace), narrow)
+fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failures {
+    account(failed.iter().filter(|failed| failed.failure.namespace == namespace), of_32_bits)
 }
 
 /// Returns the programs of 32 bits of a network namespace.
-fn narrow(namespace: u32) -> Vec<Owner> {
+fn of_32_bits(namespace: u32) -> Vec<Owner> {
     compat::processes(&TaskFilter { network: Some(namespace), ..TaskFilter::default() })
 }

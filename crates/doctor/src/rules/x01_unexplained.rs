@@ -46,7 +46,7 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
         let failures = snapshot.failures.seen().map_err(|reason| {
             format!("{reason}; `fourtuple trace connect --for 10s` counts the calls that fail")
         })?;
-        return match narrow(&failures.processes_32_bit) {
+        return match of_32_bits(&failures.processes_32_bit) {
             Some(reason) => Err(reason),
             None => Ok(Vec::new()),
         };
@@ -59,13 +59,13 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
     }
     let failures = snapshot.failures.seen().ok();
     if let (Some(last), Some(failures)) = (drafts.last_mut(), failures) {
-        last.evidence.extend(narrow(&failures.processes_32_bit));
+        last.evidence.extend(of_32_bits(&failures.processes_32_bit));
     }
     Ok(drafts)
 }
 
 /// Says that the calls of these processes are not in the account.
-fn narrow(processes: &[Owner]) -> Option<String> {
+fn of_32_bits(processes: &[Owner]) -> Option<String> {
     let names: Vec<String> = processes.iter().map(process).collect();
     (!names.is_empty()).then(|| {
         format!("failed calls of programs of 32 bits are not seen ({}); `strace -f -Z -e trace=network -p PID` shows them", names.join(", "))
@@ -154,23 +154,23 @@ mod tests {
 
     #[test]
     fn without_calls_of_32_bit_programs_silence_means_nothing() {
-        let mut narrow = snapshot(Vec::new(), &[("TcpExt.ListenDrops", 0)]);
+        let mut seen = snapshot(Vec::new(), &[("TcpExt.ListenDrops", 0)]);
         let unchecked = |snapshot: &Snapshot| {
             let unchecked = diagnose(snapshot, &Limits::default()).unchecked;
             unchecked.into_iter().find(|rule| rule.id == "X01").map(|rule| rule.reason)
         };
-        assert_eq!(unchecked(&narrow), None);
+        assert_eq!(unchecked(&seen), None);
         let game = Owner { pid: 77, name: "game".to_owned(), sockets: 0 };
-        let Part::Seen(failures) = &mut narrow.failures else { panic!("made above") };
+        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
         failures.processes_32_bit.push(game);
-        let reason = unchecked(&narrow).unwrap();
+        let reason = unchecked(&seen).unwrap();
         assert!(
             reason.starts_with("failed calls of programs of 32 bits are not seen (game[77]); "),
             "{reason}"
         );
-        let Part::Seen(failures) = &mut narrow.failures else { panic!("made above") };
+        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
         failures.calls.push(failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7));
-        let [(_, evidence)] = &found(&narrow)[..] else { panic!("{:?}", found(&narrow)) };
+        let [(_, evidence)] = &found(&seen)[..] else { panic!("{:?}", found(&seen)) };
         assert!(evidence.last().unwrap().contains("(game[77])"), "{evidence:?}");
     }
 

@@ -150,7 +150,7 @@ BindsTo=@service@
 
 [Service]
 ExecStart=@program@ fix ports --unit @service@@flags@
-# The end of the service's cgroup ends the command with exit code 3 (remark cgroup-removed); that is no failure of this unit.
+# The end of the service's cgroup ends the command with exit code 3 (remark cgroup-removed); that is not a failure of this unit.
 Restart=on-failure
 SuccessExitStatus=3
 RestartForceExitStatus=3

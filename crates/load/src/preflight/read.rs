@@ -90,7 +90,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// See [`ReadError`]. A path without a socket is no error: the snapshot has no listener.
+    /// See [`ReadError`]. A path without a socket is not an error: the snapshot has no listener.
     pub fn read_unix(proc: &Path, path: &Path) -> Result<Snapshot, ReadError> {
         let mut snapshot = Snapshot::read_without_ports(proc)?;
         let queue = match unix_diag::listener(path) {

@@ -7,8 +7,8 @@ use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot,
 
 use crate::command::Scope;
 use crate::draft::{Draft, Remedy, What};
-use crate::errno;
 use crate::words::process;
+use fourtuple_record::errno;
 
 /// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
 pub(crate) fn holders(owners: &[Owner]) -> String {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
 
-use crate::errno;
+use fourtuple_record::errno;
 
 /// The events of a healthy host.
 #[derive(Clone, Copy, Debug, PartialEq)]

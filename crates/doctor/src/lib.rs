@@ -15,7 +15,6 @@ mod command;
 mod datagram;
 mod diagnose;
 mod draft;
-mod errno;
 mod explain;
 mod limits;
 mod remedies;

@@ -1,8 +1,8 @@
-//! Names of the errnos that rules know. A snapshot has errnos as text; a constant cannot be misspelt where it is compared.
+//! Names of errnos. Records have errnos as text; a constant cannot be misspelt where one is compared.
 
 macro_rules! errnos {
     ($($name:ident)*) => {
-        $(pub(crate) const $name: &str = stringify!($name);)*
+        $(pub const $name: &str = stringify!($name);)*
 
         #[cfg(test)]
         const ALL: &[&str] = &[$($name),*];

@@ -15,6 +15,7 @@ mod command_line;
 mod compare;
 mod doctor;
 mod ephemeral_ports;
+pub mod errno;
 mod fix_accept;
 mod fix_ports;
 mod fleet;

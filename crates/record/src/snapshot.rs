@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::errno;
+
 pub use crate::ephemeral_ports::{EphemeralPorts, merged};
 
 /// A part of a snapshot that may be impossible to read.
@@ -629,7 +631,7 @@ impl Failures {
         let found_none = |call: &&FailedCall| {
             call.call == "connect"
                 && call.protocol == "tcp"
-                && call.errno == "EADDRNOTAVAIL"
+                && call.errno == errno::EADDRNOTAVAIL
                 && !call.before_search
         };
         let found_none = self.calls.iter().filter(found_none);

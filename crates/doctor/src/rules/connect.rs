@@ -7,6 +7,7 @@ use fourtuple_record::snapshot::{
     FailedCall, LocalAddress, Owner, Part, Snapshot, Source, TracedConnects, Tuple,
 };
 
+use crate::accepting;
 use crate::attribute::{Growth, left_behind, unknown_user, users};
 use crate::budget::{Budget, state};
 use crate::command::Scope;
@@ -16,7 +17,7 @@ use crate::remedies::{
 };
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{caller, count, counted, doing, percent, process, time, tuple};
-use crate::{accepting, errno};
+use fourtuple_record::errno;
 
 pub(super) const P07: Rule = Rule {
     id: "P07",

@@ -6,9 +6,9 @@ use fourtuple_record::snapshot::{Part, Process, Snapshot};
 use crate::accepting::{during, explains_listener, explains_unix, time};
 use crate::command::{Scope, Setting, Step};
 use crate::draft::{Draft, Remedy, What};
-use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, doing, percent};
+use fourtuple_record::errno;
 
 pub(super) const F01: Rule = Rule {
     id: "F01",

@@ -8,10 +8,10 @@ use crate::attribute::processes_to;
 use crate::command::{Scope, Setting};
 use crate::datagram::{Counted, groups, groups as udp_groups};
 use crate::draft::{Draft, Remedy, What};
-use crate::errno;
 use crate::rule::{Checked, Rule, Threshold};
 use crate::symptom::failed_calls;
 use crate::words::{self, count, counted, doing, percent, process};
+use fourtuple_record::errno;
 
 pub(super) const N01: Rule = Rule {
     id: "N01",

@@ -12,13 +12,13 @@ use crate::attribute::{Growth, left_behind};
 use crate::budget::{Budget, is_relieved, state};
 use crate::command::{Cure, Scope};
 use crate::draft::{Draft, Remedy, What};
-use crate::errno;
 use crate::remedies::{
     NODE_PORTS, blocks, drawn_ports, lasting_sysctls, listening_ports, more_ports, more_sources, most_ports,
     node_port_server, printed, running_fix, wider_range,
 };
 use crate::rule::{Checked, Rule, Threshold};
 use crate::words::{count, counted, percent, process, tuple};
+use fourtuple_record::errno;
 
 pub(super) const P01: Rule = Rule {
     id: "P01",

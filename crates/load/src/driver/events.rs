@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fourtuple_record::Slow;
+use fourtuple_record::{Slow, errno};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, is_of_source};
 
@@ -234,7 +234,7 @@ impl<E: Engine> Driver<'_, E> {
 
     fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
         // A UDP socket is open before its peer refuses.
-        let is_refused = failure.name == "ECONNREFUSED";
+        let is_refused = failure.name == errno::ECONNREFUSED;
         self.error(failure);
         self.tally.last_end = now;
         let slot = &mut self.slots[number as usize];
@@ -428,7 +428,7 @@ impl<E: Engine> Driver<'_, E> {
         let is_udp = self.shared.load.transport() == Transport::Udp;
         let mut names = self.tally.errors.keys();
         self.tally.errors.len() == 1
-            && names.all(|name| name == "ECONNREFUSED" || name == "ENOENT")
+            && names.all(|name| name == errno::ECONNREFUSED || name == errno::ENOENT)
             && none(&live.operations)
             && (is_udp || none(&live.connections))
     }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fourtuple_measure::words::{counted, grouped, percent};
-use fourtuple_record::{LoadStatus, Remark, Second, format_time};
+use fourtuple_record::{LoadStatus, Remark, Second, errno, format_time};
 
 use crate::preflight::{Finding, Need, Preflight, Remedy};
 
@@ -278,24 +278,24 @@ fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
 
 /// The meanings of the names of errors.
 const MEANINGS: &[(&str, &str)] = &[
-    ("EADDRNOTAVAIL", "no source port was left"),
-    ("EADDRINUSE", "the source port was taken"),
-    ("EAGAIN", "no source port was left (UDP), or the accept queue of the unix socket was full"),
-    ("ECONNREFUSED", "no socket listens there"),
+    (errno::EADDRNOTAVAIL, "no source port was left"),
+    (errno::EADDRINUSE, "the source port was taken"),
+    (errno::EAGAIN, "no source port was left (UDP), or the accept queue of the unix socket was full"),
+    (errno::ECONNREFUSED, "no socket listens there"),
     (
-        "ECONNRESET",
+        errno::ECONNRESET,
         "the server ended the connection with a reset: it crashed, closed with data unread, or refused at its limit",
     ),
-    ("EPIPE", "the server had closed before the request was sent"),
-    ("ECONNABORTED", "the connection was ended on this host"),
-    ("EHOSTUNREACH", "no way to the host"),
-    ("ENETUNREACH", "no route to the network"),
-    ("ETIMEDOUT", "the kernel gave up: SYNs or data were not acknowledged"),
-    ("EMFILE", "descriptors ran out: raise ulimit -n"),
-    ("ENFILE", "the system's descriptors ran out: raise fs.file-max"),
-    ("ENOBUFS", "the kernel had no memory for it"),
-    ("ENOMEM", "the kernel had no memory for it"),
-    ("EPERM", "a firewall of this host forbade it, or its connection tracking was full"),
+    (errno::EPIPE, "the server had closed before the request was sent"),
+    (errno::ECONNABORTED, "the connection was ended on this host"),
+    (errno::EHOSTUNREACH, "no way to the host"),
+    (errno::ENETUNREACH, "no route to the network"),
+    (errno::ETIMEDOUT, "the kernel gave up: SYNs or data were not acknowledged"),
+    (errno::EMFILE, "descriptors ran out: raise ulimit -n"),
+    (errno::ENFILE, "the system's descriptors ran out: raise fs.file-max"),
+    (errno::ENOBUFS, "the kernel had no memory for it"),
+    (errno::ENOMEM, "the kernel had no memory for it"),
+    (errno::EPERM, "a firewall of this host forbade it, or its connection tracking was full"),
     ("timeout", "no answer within the timeout"),
     ("closed-early", "the server closed before its response was complete"),
     ("malformed", "the response was not what the protocol says"),

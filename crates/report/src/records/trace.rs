@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::{
     Distribution, LockPath, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceConnectRecord,
@@ -318,7 +319,7 @@ fn one_listener(document: &mut Document, listener: &TraceListener) {
     }
     for worker in listener.workers.iter().filter(|worker| worker.failed > 0).take(FAILING) {
         let error = worker.error.as_deref().unwrap_or_default();
-        let explained = if error == "EMFILE" { "; `fourtuple explain F01`" } else { "" };
+        let explained = if error == errno::EMFILE { "; `fourtuple explain F01`" } else { "" };
         let who = match worker.processes {
             0 | 1 => format!("{}[{}]", worker.name, worker.process),
             several => process(worker.process, several, &worker.name),

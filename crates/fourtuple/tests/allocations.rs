@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
+use fourtuple::dial::{DialError, Dialer, Retry, SourcePool, Strategy};
 use fourtuple_syscalls::allocator::{CountingAllocator, allocations};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
@@ -83,9 +83,15 @@ fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
     let dialer = Dialer::to(destination).sources(SourcePool::any()).build().unwrap();
     let mut held = Vec::with_capacity(DIALS as usize + 1);
     let count = allocations_of(|| {
-        let socket = socket::open(Transport::Tcp, destination, false).unwrap();
-        let attempt = dialer.prepare(socket.as_fd()).unwrap();
-        socket::connect(socket.as_fd(), destination).unwrap();
+        let mut socket = socket::open(Transport::Tcp, destination, false).unwrap();
+        let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
+        // Before Linux 6.8 a window may be full although the range is not.
+        while let Err(error) = socket::connect(socket.as_fd(), destination) {
+            if attempt.failed(socket.as_fd(), error).unwrap() == Retry::FreshSocket {
+                socket = socket::open(Transport::Tcp, destination, false).unwrap();
+                attempt.renew(socket.as_fd()).unwrap();
+            }
+        }
         attempt.finish(socket.as_fd()).unwrap();
         held.push(socket);
     });

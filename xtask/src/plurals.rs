@@ -1,5 +1,5 @@
 //! `cargo xtask plurals`: sentences that break at 1, a number of its own before a noun in the plural, as in `"{} ports"`. `words::counted` of
-//! `fourtuple-measure` and `words::doing` of `fourtuple-doctor` count nouns.
+//! `fourtuple-record` and `words::doing` of `fourtuple-observe` count nouns.
 //!
 //! A part of a whole reads well with every number (`1 of 1 ports`), and so do a number after `the`, where the sentence names a plural, a number
 //! with decimals (`1.0 ports`) and a rate.
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use crate::workspace::Workspace;
 
 /// The crates whose strings are sentences for users.
-const CRATES: &[&str] = &["cli", "doctor", "fix", "forward", "lab", "load", "plan", "report", "trace"];
+const CRATES: &[&str] = &["bench", "cli", "fix", "forward", "observe", "report"];
 
 /// The nouns that sentences count.
 const NOUNS: &[&str] = &[

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple_doctor::{Diagnosis, Limits, diagnose};
-use fourtuple_host::snapshot::Reader;
+use fourtuple_observe::doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Host};
 use pyo3::prelude::*;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
 use fourtuple::ports::{Closer, Plan, PortRange, PortSet, WindowSearch};
-use fourtuple_plan::{self as planned, CostSource, Reuse};
+use fourtuple_observe::plan::{self as planned, CostSource, Reuse};
 use pyo3::prelude::*;
 
 use crate::errors;

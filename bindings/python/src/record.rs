@@ -34,7 +34,7 @@ where
 
 /// Returns the host of a record with the named sysctls and probed capabilities.
 pub(crate) fn host(sysctls: &[&str], capabilities: BTreeMap<String, String>) -> Host {
-    Host { capabilities, ..fourtuple_host::read(Path::new("/"), sysctls) }
+    Host { capabilities, ..fourtuple_observe::host::read(Path::new("/"), sysctls) }
 }
 
 /// Converts an error of serialization, which no record causes.

@@ -45,7 +45,7 @@ INLINE u32 highest_bit(u64 value)
 	return bit + (u32)(value >> 1);
 }
 
-/* Returns the bucket of a time, with the same layout as LogLinear of fourtuple-measure. */
+/* Returns the bucket of a time, with the same layout as LogLinear of fourtuple-record. */
 INLINE u32 bucket_of(u64 ns, u32 bits)
 {
 	u32 octave;

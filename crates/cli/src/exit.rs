@@ -5,11 +5,11 @@ use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
 use fourtuple_fix::{AcceptError, FixError, RunError};
 use fourtuple_forward::ForwardError;
-use fourtuple_host::namespace::NamespaceError;
-use fourtuple_lab::LabError;
-use fourtuple_load::LoadError;
+use fourtuple_observe::host::namespace::NamespaceError;
+use fourtuple_bench::lab::LabError;
+use fourtuple_bench::load::LoadError;
 use fourtuple_record::printable;
-use fourtuple_serve::ServeError;
+use fourtuple_bench::serve::ServeError;
 
 /// The exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -190,7 +190,7 @@ fn print_exactly(text: &str) -> anyhow::Result<()> {
 
 /// Returns the host for a record, with these sysctls and capabilities.
 pub(crate) fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
-    let mut host = fourtuple_host::read(Path::new("/"), sysctls);
+    let mut host = fourtuple_observe::host::read(Path::new("/"), sysctls);
     host.capabilities =
         capabilities.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
     host

@@ -1,7 +1,7 @@
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
 
-use fourtuple_lab::Progress;
+use fourtuple_bench::lab::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A progress bar on stderr for each part of an experiment; hidden if stderr is not a terminal.

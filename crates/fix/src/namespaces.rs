@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
-use fourtuple_host::sysctl;
+use fourtuple_observe::host::sysctl;
 use fourtuple_record::snapshot::EphemeralPorts;
 use fourtuple_syscalls::{Errno, netns, resource, route, sock_diag};
 use ipnet::IpNet;

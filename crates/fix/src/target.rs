@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_host::cgroup;
+use fourtuple_observe::host::cgroup;
 use fourtuple_syscalls::fork::{self, Process};
 
 /// The programs to fix.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use fourtuple_bpf::fix_ports::{DestinationFilter, SOURCES};
-use fourtuple_host::sysctl;
+use fourtuple_observe::host::sysctl;
 use fourtuple_syscalls::{route, sock_diag};
 use ipnet::IpNet;
 
@@ -40,7 +40,7 @@ impl Snapshot {
         let read = |name: &str| sysctl(Path::new("/"), name)?.parse::<u32>().ok();
         let ports = namespaces::read_ports().map_err(FixError::Sysctl)?;
         let mut snapshot = Snapshot {
-            kernel: fourtuple_host::read(Path::new("/"), &[]).kernel,
+            kernel: fourtuple_observe::host::read(Path::new("/"), &[]).kernel,
             cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32),
             low: ports.low,
             high: ports.high,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_nats::service::{self, ServiceExt};
 use async_nats::{Client, connection};
-use fourtuple_load::Prepared;
+use fourtuple_bench::load::Prepared;
 use fourtuple_record::{Host, SCHEMA, printable};
 use fourtuple_syscalls::resource;
 use futures_util::StreamExt;

@@ -1,12 +1,12 @@
 //! The messages of a worker during a run: an interval per second, and the end of the run.
 //!
 //! A message is one line of JSON (the header) and the histograms of the interval, as encoded by
-//! [`Histogram::to_bytes`](fourtuple_measure::Histogram::to_bytes).
+//! [`Histogram::to_bytes`](fourtuple_record::measure::Histogram::to_bytes).
 
 use std::collections::BTreeMap;
 
-use fourtuple_load::{Interval, MAX_TIME};
-use fourtuple_measure::Histogram;
+use fourtuple_bench::load::{Interval, MAX_TIME};
+use fourtuple_record::measure::Histogram;
 use fourtuple_record::{LoadRecord, Second};
 use serde::{Deserialize, Serialize};
 

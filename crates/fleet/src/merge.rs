@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fourtuple_measure::{Histogram, HistogramLog, LogLinear};
+use fourtuple_record::measure::{Histogram, HistogramLog, LogLinear};
 use fourtuple_record::{
     Latency, LoadHost, LoadRecord, LoadResults, LoadSettings, Quantile, Record, SCHEMA, Second,
 };

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use fourtuple_load::{Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, Trust, Workload};
+use fourtuple_bench::load::{Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, Trust, Workload};
 use fourtuple_record::LoadSettings;
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,7 @@ impl LoadRequest {
         let invalid = |field, value: &dyn ToString| RequestError::Field { field, value: value.to_string() };
         let narrow = |field, value: u64| u32::try_from(value).map_err(|_| invalid(field, &value));
         let size = |field, value: u64| usize::try_from(value).map_err(|_| invalid(field, &value));
-        let target: fourtuple_load::Target =
+        let target: fourtuple_bench::load::Target =
             settings.target.parse().map_err(|_| invalid("target", &settings.target))?;
         let close = match settings.close.as_str() {
             "client" => Close::Client,
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     fn http() -> Load {
-        let target: fourtuple_load::Target = "https://127.0.0.1:8443/a?b=c".parse().unwrap();
+        let target: fourtuple_bench::load::Target = "https://127.0.0.1:8443/a?b=c".parse().unwrap();
         let request = HttpRequest {
             method: "PUT".into(),
             path: target.path().to_owned(),
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_load_survives_the_request() {
-        let crr: fourtuple_load::Target = "tcp://127.0.0.1:1".parse().unwrap();
+        let crr: fourtuple_bench::load::Target = "tcp://127.0.0.1:1".parse().unwrap();
         let loads = [
             (http(), Some("127.0.0.0/30")),
             (Load::new(crr.clone(), Workload::Crr { request: 5, response: 6 }), None),

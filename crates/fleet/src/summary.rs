@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_measure::LogLinear;
+use fourtuple_record::measure::LogLinear;
 use fourtuple_record::Second;
 use serde::{Deserialize, Serialize};
 

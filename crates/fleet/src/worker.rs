@@ -15,7 +15,7 @@ use async_nats::jetstream::Context;
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::{Client, HeaderMap};
 use bytes::Bytes;
-use fourtuple_load::{Coordination, Interval, Measured, Prepared, RunProgress};
+use fourtuple_bench::load::{Coordination, Interval, Measured, Prepared, RunProgress};
 use fourtuple_record::{Host, LoadRecord, Record, SCHEMA};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -148,7 +148,7 @@ impl Worker {
         Ok(())
     }
 
-    fn end(&self, result: Result<Measured, fourtuple_load::LoadError>, dropped: u64) -> WorkerEnd {
+    fn end(&self, result: Result<Measured, fourtuple_bench::load::LoadError>, dropped: u64) -> WorkerEnd {
         match result {
             Err(error) => WorkerEnd {
                 record: None,

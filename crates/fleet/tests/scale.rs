@@ -18,7 +18,7 @@ use fourtuple_fleet::interval::{Content, Counts, Message, Parts};
 use fourtuple_fleet::merge::{Added, Merge};
 use fourtuple_fleet::protocol::{STREAM, STREAM_SUBJECTS, plan_subject, summary_subject, worker_subject};
 use fourtuple_fleet::summary::Totals;
-use fourtuple_measure::Histogram;
+use fourtuple_record::measure::Histogram;
 use fourtuple_record::LoadRecord;
 use fourtuple_syscalls::resource::thread_cpu_time;
 use fourtuple_testing::in_namespace;

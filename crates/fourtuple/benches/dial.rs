@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::dial::{Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;
-use fourtuple_measure::median_interval;
+use fourtuple_record::measure::median_interval;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option};
 

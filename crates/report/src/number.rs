@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-pub(crate) use fourtuple_measure::words::grouped as count;
+pub(crate) use fourtuple_record::measure::words::grouped as count;
 pub use fourtuple_record::format_duration as duration;
 use fourtuple_record::three_digits;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-pub(crate) use fourtuple_measure::words::counted as plural;
+pub(crate) use fourtuple_record::measure::words::counted as plural;
 pub(crate) use fourtuple_record::{CommandLine, exact_duration as typed};
 
 use crate::number::{NOTHING, count};

@@ -1,6 +1,6 @@
 //! System calls of the init process of a virtual machine: mounts, kernel modules, limits, power off.
 //!
-//! Only `crates/guest` uses them; they need the privileges of PID 1 in the initial namespaces.
+//! Only `guest-init` of `crates/testing` uses them; they need the privileges of PID 1 in the initial namespaces.
 
 use std::ffi::{CStr, CString};
 use std::io;

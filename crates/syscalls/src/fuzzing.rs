@@ -1,4 +1,4 @@
-//! Entry points for the fuzzer (`crates/fuzz`): parsers of the kernel's replies.
+//! Entry points for the fuzzer (`fuzz/`): parsers of the kernel's replies.
 
 use std::io;
 use std::mem;

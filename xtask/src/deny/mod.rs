@@ -199,7 +199,7 @@ mod tests {
         let mut found = manifests(root).unwrap();
         found.sort();
         let expected =
-            ["Cargo.toml", "bindings/python/Cargo.toml", "contrib/adoption/Cargo.toml", "fuzz/Cargo.toml"];
+            ["Cargo.toml", "bindings/c/Cargo.toml", "bindings/python/Cargo.toml", "contrib/adoption/Cargo.toml", "fuzz/Cargo.toml"];
         assert_eq!(found, expected.map(|manifest| root.join(manifest)));
     }
 

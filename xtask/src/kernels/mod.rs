@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: runs the library's tests and a small lab on kernels other than this machine's.
 //!
-//! Boots Debian's packaged kernels under qemu in software emulation, with an initramfs that holds only `crates/guest` as
+//! Boots Debian's packaged kernels under qemu in software emulation, with an initramfs that holds only `guest-init` of `crates/testing` as
 //! PID 1, a few modules, the test programs and the command. KERNELS.md documents the command.
 
 mod modules;

@@ -56,8 +56,8 @@ pub(crate) fn build(
     is_wanted: impl Fn(&str, &str) -> bool,
     release: bool,
 ) -> Result<Programs> {
-    let init = cargo_json(workspace, &["build", "-p", "fourtuple-guest"], release)?;
-    let init = executables(&init, |package, _, is_test| package == "fourtuple-guest" && !is_test)?.pop();
+    let init = cargo_json(workspace, &["build", "-p", "fourtuple-testing", "--bin", "guest-init"], release)?;
+    let init = executables(&init, |package, _, is_test| package == "fourtuple-testing" && !is_test)?.pop();
     let init = init.context("cargo built no guest-init")?;
     let messages = cargo_json(workspace, &["test", "--workspace", "--no-run"], release)?;
     let mut binaries = executables(&messages, |package, _, is_test| package == "fourtuple-cli" && !is_test)?;

@@ -1,4 +1,4 @@
-//! Parses the serial console of the guest. `crates/guest` documents the other end.
+//! Parses the serial console of the guest. `guest-init` of `crates/testing` documents the other end.
 
 const MARK: &str = "FOURTUPLE-GUEST ";
 

@@ -20,7 +20,7 @@ const PRIVATE: &str = "-lm -lpthread -ldl";
 impl Release {
     /// Builds the library and writes its archive. Returns the faults.
     pub(super) fn c_library(&self) -> Result<Vec<String>> {
-        let built = self.build(&["--package", "fourtuple-c", "--lib"])?;
+        let built = self.build(&["--manifest-path", "bindings/c/Cargo.toml", "--lib"])?;
         let tree = self.stage.join("c");
         let libraries = tree.join("lib");
         let shared = format!("libfourtuple.so.{}", self.version);

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_doctor::Diagnosis;
+use fourtuple_observe::doctor::Diagnosis;
 use fourtuple_record::snapshot::{FailedCall, Part, Snapshot};
 use fourtuple_record::{DoctorResults, DoctorSettings, Remark, Saved};
 use time::OffsetDateTime;

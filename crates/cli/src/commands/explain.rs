@@ -1,5 +1,5 @@
 use clap::Args;
-use fourtuple_doctor::{ALL, explain, named};
+use fourtuple_observe::doctor::{ALL, explain, named};
 use fourtuple_report::terminal::{items, paragraphs};
 
 use crate::exit::{Exit, UsageError};

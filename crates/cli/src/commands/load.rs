@@ -6,11 +6,11 @@ use anyhow::Context;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
-use fourtuple_load::{
+use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
     MAX_RATE, MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
-use fourtuple_measure::words::counted;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
 use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};

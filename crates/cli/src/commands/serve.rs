@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
 use fourtuple_record::{Saved, ServeSettings};
-use fourtuple_serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
+use fourtuple_bench::serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
 use fourtuple_syscalls::{Endpoint, resource};
 use time::OffsetDateTime;
 

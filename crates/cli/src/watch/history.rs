@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use fourtuple_doctor::Budget;
+use fourtuple_observe::doctor::Budget;
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 use fourtuple_record::{History, Moment};
 

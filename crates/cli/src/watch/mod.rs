@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::path::Path;
 
-use fourtuple_doctor::{Cure, Diagnosis, Limits, Place, diagnose_at};
+use fourtuple_observe::doctor::{Cure, Diagnosis, Limits, Place, diagnose_at};
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_syscalls::message::own_user;
 

@@ -10,7 +10,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::Args;
-use fourtuple_host::namespace::{self, Target};
+use fourtuple_observe::host::namespace::{self, Target};
 use fourtuple_record::DoctorSettings;
 use fourtuple_syscalls::netns;
 

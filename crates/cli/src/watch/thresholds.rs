@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fourtuple_doctor::Limits;
+use fourtuple_observe::doctor::Limits;
 
 use crate::exit::UsageError;
 use crate::input;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_doctor::Cure;
+use fourtuple_observe::doctor::Cure;
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 

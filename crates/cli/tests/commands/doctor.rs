@@ -364,7 +364,7 @@ fn explain_needs_no_host() {
     assert_eq!(explain("explain p02").stdout, page.stdout);
     let rules = explain("explain").stdout;
     let ids: Vec<&str> = rules.lines().filter_map(|line| line.split_once(' ')).map(|(id, _)| id).collect();
-    assert_eq!(ids.len(), fourtuple_doctor::ALL.len(), "{rules}");
+    assert_eq!(ids.len(), fourtuple_observe::doctor::ALL.len(), "{rules}");
     for id in ids {
         assert_eq!(explain(&format!("explain {id}")).code, 0, "{id}");
     }

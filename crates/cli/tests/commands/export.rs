@@ -113,7 +113,7 @@ fn a_held_port_is_not_available() {
 fn connects_that_find_no_port_are_a_finding() {
     in_namespace(|| {
         let test = "connects_that_find_no_port_are_a_finding";
-        if let Err(reason) = fourtuple_trace::Survey::attach().times().search {
+        if let Err(reason) = fourtuple_observe::trace::Survey::attach().times().search {
             return skip(test, "bpf", &reason);
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
@@ -128,7 +128,7 @@ fn connects_that_find_no_port_are_a_finding() {
         for id in ["A07", "L03", "P07", "P09"] {
             assert!(!unchecked(id), "{id}");
         }
-        let locks = fourtuple_trace::Survey::attach().window(0).locks;
+        let locks = fourtuple_observe::trace::Survey::attach().window(0).locks;
         assert_eq!(unchecked("L01"), locks.is_err(), "{locks:?}");
         let mut open = Vec::new();
         until("P07 is found", || {

@@ -1,7 +1,7 @@
 //! The experiments `lab ports` and `lab time-wait` on the running kernel, with ranges of about a hundred ports.
 
 use crate::program::{list, number, record, text};
-use fourtuple_lab::time_wait::Remedy;
+use fourtuple_bench::lab::time_wait::Remedy;
 use serde_json::Value;
 
 fn runs(test: &str, flags: &str) -> Option<Vec<Value>> {

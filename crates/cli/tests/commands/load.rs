@@ -12,7 +12,7 @@ use crate::program::{
     DEADLINE, Room, Running, fourtuple, fourtuple_at, is_root, list, loaded, number, require_valid, run,
     tcp_sockets, text,
 };
-use fourtuple_serve::{Protocol, Serve, ServeError};
+use fourtuple_bench::serve::{Protocol, Serve, ServeError};
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
@@ -22,7 +22,7 @@ const UNPRIVILEGED: u32 = 65_534;
 
 const CRR: Protocol = Protocol::Crr { request: 1, response: 1 };
 
-fn serve(protocol: Protocol) -> fourtuple_serve::Running {
+fn serve(protocol: Protocol) -> fourtuple_bench::serve::Running {
     let address: SocketAddr = "127.0.0.1:4000".parse().unwrap();
     let begun = Instant::now();
     loop {
@@ -38,7 +38,7 @@ fn serve(protocol: Protocol) -> fourtuple_serve::Running {
     }
 }
 
-fn requests(running: fourtuple_serve::Running) -> u64 {
+fn requests(running: fourtuple_bench::serve::Running) -> u64 {
     running.stop().workers.iter().map(|worker| worker.requests).sum()
 }
 

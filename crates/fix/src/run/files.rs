@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use fourtuple_host::cgroup;
+use fourtuple_observe::host::cgroup;
 use fourtuple_syscalls::shared;
 
 use crate::target::ChildCgroup;

@@ -1,4 +1,4 @@
-//! Entry points for the fuzzer (`crates/fuzz`): the parsers of takeover messages between two processes.
+//! Entry points for the fuzzer (`fuzz/`): the parsers of takeover messages between two processes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;

@@ -13,7 +13,7 @@ use fourtuple::listen::{
     AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, Family, ListenError, ListenerGroup,
     ListenerGroupBuilder, Recycle, Workers,
 };
-use fourtuple_measure::balance;
+use fourtuple_record::measure::balance;
 use fourtuple_syscalls::seccomp;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::threads::until_others_sleep;

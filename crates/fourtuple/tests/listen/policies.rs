@@ -3,7 +3,7 @@ use std::thread;
 use fourtuple::listen::{
     AcceptPolicy, Family, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle, Workers,
 };
-use fourtuple_measure::balance;
+use fourtuple_record::measure::balance;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::threads::until_others_sleep;
 

@@ -5,7 +5,7 @@ use anyhow::Context;
 use clap::Args;
 use fourtuple_fleet::agent::Agent;
 use fourtuple_fleet::permission::{Permission, Permissions};
-use fourtuple_load::SYSCTLS;
+use fourtuple_bench::load::SYSCTLS;
 use fourtuple_syscalls::resource;
 use ipnet::IpNet;
 

@@ -2,7 +2,7 @@ use std::env;
 
 use anyhow::Context;
 use clap::Parser;
-use fourtuple_compare::{ServerCommand, Side, SideCommand};
+use fourtuple_bench::compare::{ServerCommand, Side, SideCommand};
 
 use crate::commands::compare::shell;
 use crate::exit::{self, UsageError};

@@ -1,4 +1,4 @@
-//! `fourtuple compare`: its flags and its output. The engine is the crate `fourtuple-compare`.
+//! `fourtuple compare`: its flags and its output. The engine is the crate `fourtuple-bench`.
 
 pub(crate) mod command_line;
 mod shell;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use fourtuple_compare::{CompareError, CpuSplit, Metric, Outcome, SavedTrials, Servers, Side, Trials};
-use fourtuple_lab::{LabError, Progress};
+use fourtuple_bench::compare::{CompareError, CpuSplit, Metric, Outcome, SavedTrials, Servers, Side, Trials};
+use fourtuple_bench::lab::{LabError, Progress};
 use fourtuple_record::{CompareSettings, Saved};
 use time::OffsetDateTime;
 
@@ -99,7 +99,7 @@ impl Compare {
         trials.check().map_err(with_exit_code)?;
         trials.servers = self.servers(&trials.sides)?;
         if trials.servers.is_some() {
-            fourtuple_lab::prepare_process()?;
+            fourtuple_bench::lab::prepare_process()?;
         }
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use fourtuple_doctor::{Budget, Diagnosis};
-use fourtuple_exposition::{
+use fourtuple_observe::doctor::{Budget, Diagnosis};
+use fourtuple_report::exposition::{
     Collector, DescriptorEncoder, Durations, Kind, Sample, write_durations, write_family,
 };
-use fourtuple_measure::LogLinear;
+use fourtuple_record::measure::LogLinear;
 use fourtuple_record::snapshot::{Connections, Snapshot, Tuple};
-use fourtuple_trace::SurveyTimes;
+use fourtuple_observe::trace::SurveyTimes;
 
 use crate::watch::time_to_exhaustion;
 

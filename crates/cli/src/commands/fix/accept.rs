@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple::spread::{ControlFilter, FlowKey, Selector};
 use fourtuple_fix::{Accept, AcceptProgress, AcceptTarget, Chooser, Control, Selection};
-use fourtuple_measure::words::counted;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::{FixAcceptSettings, Saved};
 use fourtuple_report::duration;
 use indicatif::HumanCount;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_fix::{DestinationFilter, FixError, Ports, PortsProgress, Programs, Target, parse_destination};
-use fourtuple_measure::words::counted;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::{FixPortsSettings, Saved};
 use fourtuple_report::duration;
 use indicatif::HumanCount;

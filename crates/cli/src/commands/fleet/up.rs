@@ -94,7 +94,7 @@ impl UpFlags {
             "there is no nats-server in PATH: apt install nats-server, or see https://nats.io/download",
         )?;
         // First, because a process with several threads cannot enter a user namespace.
-        fourtuple_lab::prepare_process()?;
+        fourtuple_bench::lab::prepare_process()?;
         let stop = stop::flag()?;
         // The listener stays in the namespace of the host, and the threads that serve it are in the namespace of the server.
         let listener = TcpListener::bind(self.listen)

@@ -2,7 +2,7 @@
 
 use fourtuple::spread::{Selector, SlotRule};
 use fourtuple_forward::{ClientLimit, Forward, Reception};
-use fourtuple_measure::words::counted;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::{ForwardBfd, ForwardPlane, Remark};
 
 /// Returns a remark when clients were evicted or refused: replies of next hops to these clients were lost.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::output;
 use anyhow::Context;
-use fourtuple_exposition::{
+use fourtuple_report::exposition::{
     Collector, DescriptorEncoder, Endpoint, Kind, Limits, Number, Registry, Sample, write_family,
 };
 use fourtuple_forward::ClientLimit;
@@ -192,7 +192,7 @@ mod tests {
         *snapshot.counters.lock().unwrap() = (vec![plane], vec![bfd]);
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(snapshot));
-        let text = fourtuple_exposition::text(&registry).unwrap();
+        let text = fourtuple_report::exposition::text(&registry).unwrap();
         for line in [
             "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"overflow\"} 7\n",
             "fourtuple_forward_dropped_replies_total{plane=\"0\",reason=\"queue-full\"} 5\n",

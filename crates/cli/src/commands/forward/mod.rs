@@ -20,7 +20,7 @@ use fourtuple::spread::Selector;
 use fourtuple_forward::{
     ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, SessionReport,
 };
-use fourtuple_measure::balance;
+use fourtuple_record::measure::balance;
 use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved};
 use fourtuple_syscalls::{option, resource, schedule};
 use signal_hook::consts::SIGHUP;

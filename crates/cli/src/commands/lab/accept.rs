@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple::listen::{AcceptPolicy, Family};
-use fourtuple_lab::accept::{Accept, Load};
+use fourtuple_bench::lab::accept::{Accept, Load};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

@@ -3,10 +3,10 @@ use std::time::Duration;
 use fourtuple::dial::Strategy;
 use fourtuple::listen::{self, AcceptPolicy};
 use fourtuple::ports::PortRange;
-use fourtuple_lab::accept::{Accept, Load};
-use fourtuple_lab::pool::{Selection, Spend};
-use fourtuple_lab::time_wait::{Remedy, TimeWait};
-use fourtuple_lab::{LabError, Watch, ports};
+use fourtuple_bench::lab::accept::{Accept, Load};
+use fourtuple_bench::lab::pool::{Selection, Spend};
+use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
+use fourtuple_bench::lab::{LabError, Watch, ports};
 use fourtuple_record::{AcceptResults, LabResults, LabSettings, PortsSettings, Remark, Saved};
 use time::OffsetDateTime;
 

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple::listen::{AcceptPolicy, Family};
-use fourtuple_lab::Watch;
-use fourtuple_lab::keepalive::Keepalive;
-use fourtuple_lab::pool::Mix;
+use fourtuple_bench::lab::Watch;
+use fourtuple_bench::lab::keepalive::Keepalive;
+use fourtuple_bench::lab::pool::Mix;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

@@ -2,7 +2,7 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use clap::Args;
-use fourtuple_lab::locks::{Change, Locks};
+use fourtuple_bench::lab::locks::{Change, Locks};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

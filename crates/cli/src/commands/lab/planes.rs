@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_forward::PlaneKind;
-use fourtuple_lab::planes::{NetworkKind, Planes, SpreadBy};
+use fourtuple_bench::lab::planes::{NetworkKind, Planes, SpreadBy};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use fourtuple::listen::{AcceptPolicy, Family};
-use fourtuple_lab::pool::{Selection, Spend};
+use fourtuple_bench::lab::pool::{Selection, Spend};
 
 use crate::commands::lab::list::without_duplicates;
 use crate::units;

@@ -4,8 +4,8 @@ use clap::Args;
 use fourtuple::capabilities::LocalPortRange;
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
-use fourtuple_compare::needs_one_name;
-use fourtuple_lab::ports;
+use fourtuple_bench::compare::needs_one_name;
+use fourtuple_bench::lab::ports;
 use fourtuple_record::{PortsSettings, Saved};
 use time::OffsetDateTime;
 

@@ -1,5 +1,5 @@
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple_lab::{LabError, Namespace, Watch};
+use fourtuple_bench::lab::{LabError, Namespace, Watch};
 use fourtuple_record::Host;
 
 use crate::exit::Exit;
@@ -24,7 +24,7 @@ pub(super) fn with_watch<R>(
     lab: impl FnOnce(&Watch<'_>, LocalPortRange) -> Result<R, LabError>,
 ) -> anyhow::Result<(R, Host)> {
     // First, because a process with several threads cannot enter a user namespace.
-    fourtuple_lab::prepare_process()?;
+    fourtuple_bench::lab::prepare_process()?;
     let stop = stop::flag()?;
     let bars = Bars::new(output.quiet);
     // The probe opens sockets, so it runs in a network namespace of its own.

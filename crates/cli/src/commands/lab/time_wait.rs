@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple::ports::PortRange;
-use fourtuple_compare::needs_one_name;
-use fourtuple_lab::time_wait::{Remedy, TimeWait};
+use fourtuple_bench::compare::needs_one_name;
+use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

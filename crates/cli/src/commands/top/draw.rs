@@ -1,6 +1,6 @@
 //! Draws the view with ratatui.
 
-use fourtuple_measure::words::counted;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::Severity;
 use fourtuple_record::printable;
 use ratatui::Frame;

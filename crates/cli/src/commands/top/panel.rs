@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use fourtuple_doctor::Budget;
+use fourtuple_observe::doctor::Budget;
 use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
 use fourtuple_report::duration;

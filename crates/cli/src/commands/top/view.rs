@@ -1,6 +1,6 @@
 //! The state of the view, and its changes by keys. Draws nothing.
 
-use fourtuple_doctor::{explain, named};
+use fourtuple_observe::doctor::{explain, named};
 use fourtuple_record::Finding;
 use fourtuple_record::snapshot::Snapshot;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use fourtuple_doctor::causes;
-use fourtuple_host::snapshot::{Reader, counter_totals};
+use fourtuple_observe::doctor::causes;
+use fourtuple_observe::host::snapshot::{Reader, counter_totals};
 use fourtuple_record::snapshot::{Counter, Failures, Part, Snapshot};
 
 use crate::watch::TargetFlags;

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use fourtuple_host::cgroup;
-use fourtuple_trace::{Protocol, Tier};
+use fourtuple_observe::host::cgroup;
+use fourtuple_observe::trace::{Protocol, Tier};
 
 use crate::exit::UsageError;
 use crate::watch::{TargetFlags, network};

@@ -1,0 +1,388 @@
+//! `lab accept`: measures which worker accepts a connection under each accept policy.
+//!
+//! Published: "Why does one NGINX worker take all the load?" and "Keepalives considered harmful" (both Cloudflare). The lab
+//! repeats their test with rising load and their table of open sockets on this kernel.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple::listen::{AcceptPolicy, Family, Recycle};
+use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, Remark};
+use fourtuple_syscalls::resource::monotonic_ns;
+use fourtuple_syscalls::schedule;
+
+use crate::lab::keepalive::client_ports;
+use crate::lab::namespace::Namespace;
+use crate::lab::pool::address::{ListenAddress, ServerAddress};
+use crate::lab::pool::client::{Client, ClientLoad, Measured, nanos};
+use crate::lab::pool::series::{self, Cell, Pair};
+use crate::lab::pool::sums::Label;
+use crate::lab::pool::workers::{BACKLOG, Pool};
+use crate::lab::pool::{Mix, Selection, Spend, in_rust};
+use crate::lab::{LabError, Watch};
+
+/// The arrival process of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Sequential connections, each opened while all workers wait, so that only the kernel chooses the worker.
+    Light,
+    /// Connections from many clients that do not pause: the kernel skips busy workers.
+    Heavy,
+}
+
+impl Load {
+    /// The two loads, light first.
+    pub const ALL: [Load; 2] = [Load::Light, Load::Heavy];
+
+    /// Returns the name that records use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Load::Light => "light",
+            Load::Heavy => "heavy",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Load> {
+        Load::ALL.into_iter().find(|load| load.name() == name)
+    }
+}
+
+/// The settings of the experiment.
+#[derive(Clone, Debug)]
+pub struct Accept {
+    /// Policies and families.
+    pub selection: Selection,
+    pub loads: Vec<Load>,
+    /// Number of workers, 1 to 64.
+    pub workers: u32,
+    /// Connections of a run of light load, 1 to 10000.
+    pub connections: u32,
+    /// Clients of heavy load, 1 to 1024.
+    pub clients: u32,
+    /// Service time of every request.
+    pub work: Duration,
+    /// How a worker spends the service time.
+    pub spend: Spend,
+    /// Requests that wait longer than this count as slow.
+    pub slow: Duration,
+    /// Length of one run of heavy load.
+    pub length: Duration,
+    /// Number of runs of every cell.
+    pub repeats: u32,
+    /// Seed of all random numbers.
+    pub seed: u64,
+}
+
+struct Spec {
+    pair: Pair,
+    load: Load,
+}
+
+impl Accept {
+    /// Checks the settings, without system calls.
+    pub fn check(&self) -> Result<(), LabError> {
+        if !(1..=64).contains(&self.workers) {
+            return Err(LabError::setting("workers", self.workers, "accepted are 1 to 64"));
+        }
+        if !(1..=10_000).contains(&self.connections) {
+            return Err(LabError::setting("connections", self.connections, "accepted are 1 to 10000"));
+        }
+        if !(1..=1024).contains(&self.clients) {
+            return Err(LabError::setting("clients", self.clients, "accepted are 1 to 1024"));
+        }
+        if !(1..=100).contains(&self.repeats) {
+            return Err(LabError::setting("repeats", self.repeats, "accepted are 1 to 100"));
+        }
+        if self.length < Duration::from_millis(10) {
+            return Err(LabError::setting("for", format!("{:?}", self.length), "at least 10ms are needed"));
+        }
+        if self.loads.is_empty() {
+            return Err(LabError::setting("load", "(none)", "at least one is needed"));
+        }
+        self.selection.check()
+    }
+
+    /// Returns the settings as a record keeps them.
+    pub fn settings(&self) -> AcceptSettings {
+        AcceptSettings {
+            workers: self.workers,
+            clients: self.clients,
+            connections: self.connections.into(),
+            families: self.selection.families.iter().map(Family::to_string).collect(),
+            policies: self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
+            close_every: vec![1],
+            load: self.loads.iter().map(|load| load.name().to_owned()).collect(),
+            service: self.spend.name().to_owned(),
+            short_ns: nanos(self.work),
+            long_ns: nanos(self.work),
+            long_share: 0.0,
+            pause_ns: 0,
+            slow_ns: nanos(self.slow),
+            for_ns: nanos(self.length),
+            repeats: self.repeats,
+            backlog: BACKLOG,
+            seed: self.seed,
+            server: None,
+        }
+    }
+
+    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+    /// result.
+    pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        self.check()?;
+        let workers = self.workers as usize;
+        let runnable = self.selection.runnable(workers)?;
+        let skipped = runnable.skipped.into_iter().map(|(pair, why)| series::skipped(pair, 1, why)).collect();
+        let mut cells = Vec::new();
+        for load in &self.loads {
+            for &pair in &runnable.pairs {
+                cells.push(Cell::new(self.label(pair, *load), Spec { pair, load: *load }));
+            }
+        }
+        let length_ms = self.length.as_millis() as u64;
+        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+            Namespace::run(|namespace| {
+                namespace.set_range(client_ports())?;
+                let room = ListenAddress::new(spec.pair.family)?;
+                let pool =
+                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
+                match spec.load {
+                    Load::Light => run(self, spec.pair.policy, pool, watch),
+                    Load::Heavy => self.client_load(repeat).run(pool, watch),
+                }
+            })
+        })?;
+        let mut results = series::results(cells, skipped);
+        results.advice = advice(&results);
+        Ok((results, remarks))
+    }
+
+    fn client_load(&self, repeat: u32) -> ClientLoad {
+        ClientLoad {
+            clients: self.clients,
+            close_every: 1,
+            mix: Mix::all(self.work),
+            pause: Duration::ZERO,
+            probe: None,
+            length: self.length,
+            seed: self.seed ^ u64::from(repeat).rotate_left(48),
+        }
+    }
+
+    fn label(&self, pair: Pair, load: Load) -> Label {
+        Label {
+            policy: pair.policy.to_string(),
+            server: None,
+            family: pair.family,
+            close_every: 1,
+            load: load.name(),
+            workers: self.workers as usize,
+            clients: if load == Load::Light { 1 } else { self.clients },
+            balance_of_accepts: true,
+            slow: self.slow,
+        }
+    }
+}
+
+/// Pause between an answer and the next connection, long enough for the worker to wait again on an idle machine.
+const REST: Duration = Duration::from_millis(1);
+
+/// Maximum pause on a busy machine.
+const MAX_REST: Duration = Duration::from_secs(1);
+
+/// Opens the connections, each with one request, and keeps them open until all are open and counted, for the table of open
+/// sockets. Only a blocking worker's connection is closed at once, since that worker would serve it until the end.
+pub(crate) fn run(
+    accept: &Accept,
+    policy: AcceptPolicy,
+    pool: Pool,
+    watch: &Watch<'_>,
+) -> Result<Measured, LabError> {
+    let _ = schedule::sleep_precisely();
+    let place = ServerAddress::at(pool.endpoint().clone());
+    let close_every = u64::from(policy == AcceptPolicy::Blocking);
+    let mut client = Client::new(&place, close_every, 0);
+    let mut held = Vec::new();
+    let mut measured = Measured { begun_ns: monotonic_ns(), ..Measured::default() };
+    for connection in 0..accept.connections {
+        if watch.stopped() {
+            measured.cut = true;
+            break;
+        }
+        client.request(accept.work, monotonic_ns());
+        held.extend(client.take_connection());
+        let answered = Instant::now();
+        thread::sleep(REST);
+        while !pool.is_waiting() && answered.elapsed() < MAX_REST {
+            thread::sleep(REST);
+        }
+        if connection % 16 == 0 {
+            let share = u64::from(connection) * accept.length.as_millis() as u64;
+            watch.progress.at(share / u64::from(accept.connections));
+        }
+    }
+    measured.load = std::mem::take(&mut client.results.answered);
+    measured.add_errors(std::mem::take(&mut client.results.errors));
+    measured.seats = pool.settled(measured.load.len() as u64, held.len() as u64);
+    drop(held);
+    pool.settled(0, 0);
+    measured.cpu = pool.end()?;
+    Ok(measured)
+}
+
+/// Jain's index below which the first workers have most of the work.
+const LADDER: f64 = 0.75;
+
+/// Jain's index above which differences between workers do not matter.
+const EVEN: f64 = 0.97;
+
+/// Returns advice: what the results show about this kernel, and what to set.
+pub fn advice(results: &AcceptResults) -> Vec<String> {
+    let light: Vec<&AcceptCell> =
+        results.cells.iter().filter(|cell| cell.load == "light" && cell.jain.is_some()).collect();
+    let jain = |cell: &AcceptCell| cell.jain.unwrap_or_default();
+    let mut lines = Vec::new();
+    let exclusive: Vec<&AcceptCell> =
+        light.iter().filter(|cell| cell.policy == "exclusive").copied().collect();
+    let steep: Vec<&AcceptCell> = exclusive.iter().filter(|cell| jain(cell) < LADDER).copied().collect();
+    if let Some(cell) = steep.first() {
+        lines.push(format!(
+            "This kernel distributes connections as a ladder: of the workers that wait with epoll and EPOLLEXCLUSIVE it wakes the \
+             same one first, and the next one only while the first is busy. Over {}, one of {} workers got {:.0}% of the \
+             connections that arrived one by one.",
+            list(steep.iter().map(|cell| cell.family.as_str())),
+            cell.workers,
+            100.0 * most(&cell.accepts),
+        ));
+    } else if let Some(cell) = exclusive.first() {
+        lines.push(format!(
+            "This kernel does not distribute connections as a ladder: workers that wait with epoll and EPOLLEXCLUSIVE share \
+             connections that arrive one by one (Jain's index {:.2}).",
+            jain(cell)
+        ));
+    }
+    let mut even: Vec<&str> = Vec::new();
+    for cell in &light {
+        let all = light.iter().filter(|other| other.policy == cell.policy).all(|other| jain(other) >= EVEN);
+        if all && !even.contains(&cell.policy.as_str()) {
+            even.push(&cell.policy);
+        }
+    }
+    if !even.is_empty() {
+        lines.push(format!(
+            "Policies with an even distribution under light load: {}. An even distribution is not always the shortest wait, which \
+             `fourtuple lab keepalive` measures.",
+            list(even.iter().copied())
+        ));
+    }
+    let one = light.iter().find(|cell| cell.policy == "shared-oneshot" && jain(cell) < LADDER);
+    if one.is_some() {
+        lines.push(
+            "shared-oneshot gives connections that arrive one by one to the worker that began to wait last. Its distribution is \
+             uneven, but no request waits for a busy worker, because connections belong to no worker."
+                .to_owned(),
+        );
+    }
+    let herd = results
+        .cells
+        .iter()
+        .filter(|cell| cell.policy == "plain" && cell.load == "light")
+        .filter_map(|cell| cell.wakeups_per_accept)
+        .fold(0.0_f64, f64::max);
+    if herd >= 2.0 {
+        lines.push(format!(
+            "plain wakes {herd:.1} workers for each connection, and one of them gets it: the other wakeups waste CPU time."
+        ));
+    }
+    if steep.is_empty() || even.is_empty() {
+        return lines;
+    }
+    let policy = if even.contains(&"rotate") { "rotate" } else { even[0] };
+    lines.push(format!(
+        "An even distribution on this kernel: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}). Without the library: \
+         after each accept4() and before the work, remove the listener from the epoll (EPOLL_CTL_DEL) and add it again \
+         (EPOLL_CTL_ADD), which puts the worker at the end of the order.",
+        in_rust(policy)
+    ));
+    lines
+}
+
+/// Returns the largest share, 0 to 1.
+fn most(counts: &[u64]) -> f64 {
+    let sum: u64 = counts.iter().sum();
+    counts.iter().copied().max().unwrap_or_default() as f64 / sum.max(1) as f64
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fourtuple::listen::Family;
+
+    use super::*;
+    use crate::lab::pool::sums::{Label, Sums};
+
+    fn cell(policy: &str, family: Family, accepts: &[u64], jain: f64) -> AcceptCell {
+        let label = Label {
+            policy: policy.to_owned(),
+            server: None,
+            family,
+            close_every: 1,
+            load: "light",
+            workers: accepts.len(),
+            clients: 1,
+            balance_of_accepts: true,
+            slow: Duration::ZERO,
+        };
+        AcceptCell { accepts: accepts.to_vec(), jain: Some(jain), ..Sums::new(label).cell() }
+    }
+
+    fn lines(cells: Vec<AcceptCell>) -> Vec<String> {
+        advice(&AcceptResults { cells, skipped: vec![], timeline: None, break_even: None, advice: vec![] })
+    }
+
+    #[test]
+    fn the_ladder_is_named_with_its_remedy() {
+        let mut plain = cell("plain", Family::Unix, &[20, 28], 0.98);
+        plain.wakeups_per_accept = Some(3.5);
+        let found = lines(vec![
+            cell("exclusive", Family::Unix, &[48, 0], 0.5),
+            cell("exclusive", Family::Tcp4, &[48, 0], 0.5),
+            cell("rotate", Family::Unix, &[24, 24], 1.0),
+            cell("shared-oneshot", Family::Unix, &[0, 48], 0.5),
+            plain,
+        ]);
+        assert!(found[0].contains("Over unix, tcp4, one of 2 workers got 100%"), "{}", found[0]);
+        assert!(
+            found[1].starts_with("Policies with an even distribution under light load: rotate, plain."),
+            "{}",
+            found[1]
+        );
+        assert!(found[2].starts_with("shared-oneshot gives"), "{}", found[2]);
+        assert!(found[3].starts_with("plain wakes 3.5 workers"), "{}", found[3]);
+        assert!(found[4].contains("policy(AcceptPolicy::ROTATE)"), "{}", found[4]);
+    }
+
+    #[test]
+    fn a_kernel_without_the_ladder_needs_no_remedy() {
+        let found = lines(vec![
+            cell("exclusive", Family::Unix, &[24, 24], 1.0),
+            cell("rotate", Family::Unix, &[24, 24], 1.0),
+        ]);
+        assert!(
+            found[0].starts_with("This kernel does not distribute connections as a ladder"),
+            "{}",
+            found[0]
+        );
+        assert_eq!(found.len(), 2, "{found:#?}");
+        assert!(lines(vec![]).is_empty());
+    }
+}

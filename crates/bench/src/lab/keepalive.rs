@@ -1,0 +1,556 @@
+//! `lab keepalive`: measures what a kept connection costs a request that waits for a busy worker, and which remedy helps.
+//!
+//! Published: Cloudflare ("Keepalives considered harmful"): closing the connections between a TLS terminator and its workers
+//! after every request made the 99.9th percentile of the wait a quarter of what it had been.
+
+use std::time::Duration;
+
+use fourtuple::listen::{AcceptPolicy, Family, Recycle};
+use fourtuple::ports::PortRange;
+use fourtuple_record::measure::words::{counted, grouped, percent};
+use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, BreakEven, Remark, format_duration};
+
+use crate::lab::namespace::Namespace;
+use crate::lab::pool::address::{ListenAddress, ServerAddress};
+use crate::lab::pool::client::{ClientLoad, Measured, nanos};
+use crate::lab::pool::series::{self, Cell, Pair};
+use crate::lab::pool::sums::Label;
+use crate::lab::pool::workers::{BACKLOG, Pool};
+use crate::lab::pool::{Mix, Selection, Spend, in_rust};
+use crate::lab::{LabError, Watch};
+
+/// The settings of the experiment.
+#[derive(Clone, Debug)]
+pub struct Keepalive {
+    /// Policies and families; ignored with a `server`.
+    pub selection: Selection,
+    /// Number of workers, 1 to 64. With a `server`: its number of workers, or 0 to count the workers that answers name.
+    pub workers: u32,
+    /// Clients besides the probe, 1 to 1024.
+    pub clients: u32,
+    /// Numbers of requests after which connections are closed, in this order; 0: never.
+    pub close_every: Vec<u64>,
+    /// How workers spend the service time.
+    pub spend: Spend,
+    /// The service times.
+    pub mix: Mix,
+    /// Mean pause of a client after an answer.
+    pub pause: Duration,
+    /// Requests that wait longer than this count as slow.
+    pub slow: Duration,
+    pub length: Duration,
+    /// Number of runs of every cell.
+    pub repeats: u32,
+    /// Seed of service times and pauses.
+    pub seed: u64,
+    /// The URL of an external server. The lab then starts only the clients, and makes no namespace.
+    pub server: Option<String>,
+}
+
+/// A run against the lab's own server.
+struct Spec {
+    pair: Pair,
+    close_every: u64,
+}
+
+impl Keepalive {
+    /// Checks the settings, without system calls.
+    pub fn check(&self) -> Result<(), LabError> {
+        let least = u32::from(self.server.is_none());
+        if !(least..=64).contains(&self.workers) {
+            return Err(LabError::setting("workers", self.workers, format!("accepted are {least} to 64")));
+        }
+        if !(1..=1024).contains(&self.clients) {
+            return Err(LabError::setting("clients", self.clients, "accepted are 1 to 1024"));
+        }
+        if !(1..=100).contains(&self.repeats) {
+            return Err(LabError::setting("repeats", self.repeats, "accepted are 1 to 100"));
+        }
+        if self.length < Duration::from_millis(10) {
+            return Err(LabError::setting("for", format!("{:?}", self.length), "at least 10ms are needed"));
+        }
+        if !(0.0..=1.0).contains(&self.mix.long_share) {
+            return Err(LabError::setting(
+                "long-share",
+                self.mix.long_share,
+                "accepted is a share from 0 to 1",
+            ));
+        }
+        if self.close_every.is_empty() {
+            return Err(LabError::setting("close-every", "(none)", "at least one is needed"));
+        }
+        match &self.server {
+            Some(url) => ServerAddress::of_url(url).map(drop),
+            None => self.selection.check(),
+        }
+    }
+
+    /// Returns the settings as a record keeps them.
+    pub fn settings(&self) -> AcceptSettings {
+        let names = |server: &str| match ServerAddress::of_url(server) {
+            Ok(place) => vec![Family::of(&place.endpoint).to_string()],
+            Err(_) => Vec::new(),
+        };
+        AcceptSettings {
+            workers: self.workers,
+            clients: self.clients,
+            connections: 0,
+            families: match &self.server {
+                Some(server) => names(server),
+                None => self.selection.families.iter().map(Family::to_string).collect(),
+            },
+            policies: match &self.server {
+                Some(_) => vec![EXTERNAL.to_owned()],
+                None => self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
+            },
+            close_every: self.close_every.clone(),
+            load: vec![self.spend.name().to_owned()],
+            service: self.spend.name().to_owned(),
+            short_ns: nanos(self.mix.short),
+            long_ns: nanos(self.mix.long),
+            long_share: self.mix.long_share,
+            pause_ns: nanos(self.pause),
+            slow_ns: nanos(self.slow),
+            for_ns: nanos(self.length),
+            repeats: self.repeats,
+            backlog: BACKLOG,
+            seed: self.seed,
+            server: self.server.clone(),
+        }
+    }
+
+    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+    /// result.
+    pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        self.check()?;
+        let (mut results, remarks) = match &self.server {
+            Some(server) => self.run_there(server, watch)?,
+            None => self.run_here(watch)?,
+        };
+        let mut advice = advice(&results, nanos(self.slow));
+        advice.append(&mut results.advice);
+        results.advice = advice;
+        Ok((results, remarks))
+    }
+
+    fn run_here(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        let workers = self.workers as usize;
+        let runnable = self.selection.runnable(workers)?;
+        let pinned = runnable.pairs.iter().copied().find(|pair| pair.policy.pins_connections());
+        let (mut cells, mut skipped) = (Vec::new(), Vec::new());
+        for (pair, why) in runnable.skipped {
+            skipped.extend(self.close_every.iter().map(|every| series::skipped(pair, *every, why.as_str())));
+        }
+        for pair in runnable.pairs {
+            for &close_every in &self.close_every {
+                match self.starves(pair.policy, close_every) {
+                    Some(why) => skipped.push(series::skipped(pair, close_every, why)),
+                    None => cells.push(Cell::new(
+                        self.label(pair.policy.to_string(), None, pair.family, close_every),
+                        Spec { pair, close_every },
+                    )),
+                }
+            }
+        }
+        for policy in self.selection.policies.iter().filter(|_| self.selection.policies_named) {
+            let is_of = |cell: &Cell<Spec>| cell.spec.pair.policy == *policy;
+            if let (false, Some(why)) = (
+                cells.iter().any(is_of),
+                self.close_every.iter().find_map(|every| self.starves(*policy, *every)),
+            ) {
+                return Err(LabError::setting("policy", policy, why));
+            }
+        }
+        let length_ms = self.length.as_millis() as u64;
+        let mut remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+            Namespace::run(|namespace| {
+                namespace.set_range(client_ports())?;
+                let room = ListenAddress::new(spec.pair.family)?;
+                let pool =
+                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
+                self.client_load(spec.close_every, repeat).run(pool, watch)
+            })
+        })?;
+        let mut results = series::results(cells, skipped);
+        let cut = remarks.iter().any(|remark| ["interrupted", "failed"].contains(&remark.id.as_str()));
+        if let Some(pair) = pinned.filter(|_| !cut) {
+            let (found, remark) = measure_break_even(self, pair, watch);
+            remarks.extend(remark);
+            results.advice.extend(found.map(|found| break_even_advice(pair, &found)));
+            results.break_even = found;
+        }
+        Ok((results, remarks))
+    }
+
+    fn run_there(&self, server: &str, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+        let place = ServerAddress::of_url(server)?;
+        let family = Family::of(&place.endpoint);
+        let mut cells: Vec<Cell<u64>> = self
+            .close_every
+            .iter()
+            .map(|&close_every| {
+                let label = self.label(EXTERNAL.to_owned(), Some(server.to_owned()), family, close_every);
+                Cell::new(label, close_every)
+            })
+            .collect();
+        let length_ms = self.length.as_millis() as u64;
+        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
+            let (measured, connections) = self.client_load(close_every, repeat).run_against(&place, watch)?;
+            drop(connections);
+            Ok::<Measured, LabError>(measured)
+        })?;
+        Ok((series::results(cells, Vec::new()), remarks))
+    }
+
+    fn client_load(&self, close_every: u64, repeat: u32) -> ClientLoad {
+        ClientLoad {
+            clients: self.clients,
+            close_every,
+            mix: self.mix,
+            pause: self.pause,
+            probe: Some(self.mix.short),
+            length: self.length,
+            // All cells of a repeat use the same seed.
+            seed: self.seed ^ u64::from(repeat).rotate_left(48),
+        }
+    }
+
+    fn label(&self, policy: String, server: Option<String>, family: Family, close_every: u64) -> Label {
+        Label {
+            policy,
+            server,
+            family,
+            close_every,
+            load: self.spend.name(),
+            workers: self.workers as usize,
+            clients: self.clients,
+            balance_of_accepts: false,
+            slow: self.slow,
+        }
+    }
+
+    /// Returns the reason if this combination starves some clients for the whole run.
+    fn starves(&self, policy: AcceptPolicy, close_every: u64) -> Option<&'static str> {
+        // The probe is one client more.
+        let more_clients = self.clients >= self.workers;
+        (policy == AcceptPolicy::Blocking && close_every == 0 && more_clients).then_some(
+            "a worker that blocks is its one connection's until that connection ends: with connections that are never \
+             closed, clients beyond the number of workers are never served",
+        )
+    }
+}
+
+/// The policy name recorded for a server that the lab did not start.
+const EXTERNAL: &str = "external";
+
+/// Returns the ephemeral range of clients in the namespace; the server's port is below the range.
+pub(crate) fn client_ports() -> PortRange {
+    PortRange::new(10_000, u16::MAX).expect("not backwards")
+}
+
+/// Minimum number of requests for a decision.
+const MIN_REQUESTS: u64 = 200;
+
+/// Runs the measurement. A failure becomes a remark, so that earlier results are kept.
+fn measure_break_even(
+    keepalive: &Keepalive,
+    pair: Pair,
+    watch: &Watch<'_>,
+) -> (Option<BreakEven>, Option<Remark>) {
+    let title = format!("{} {} break-even", pair.policy, pair.family);
+    watch.progress.begin(&title, keepalive.length.as_millis() as u64);
+    match run(keepalive, pair, watch) {
+        Ok(Some(found)) => (Some(found), None),
+        Ok(None) => {
+            let message = format!("interrupted at {title}: whether closing pays is not known");
+            (None, Some(Remark::new("interrupted", message)))
+        }
+        Err(error) => (None, Some(Remark::new("failed", format!("{title} failed: {error}")))),
+    }
+}
+
+/// Returns `None` if the run was stopped early.
+fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
+    Namespace::run(|namespace| {
+        namespace.set_range(client_ports())?;
+        let room = ListenAddress::new(pair.family)?;
+        let workers = keepalive.workers as usize;
+        let pool = Pool::start(&room.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
+        let group = pool.group().clone();
+        let measured = keepalive.client_load(0, 0).run(pool, watch)?;
+        Ok(group.break_even().filter(|_| !measured.cut).map(|found| BreakEven {
+            fresh_connection_ns: nanos(found.fresh_connection),
+            misplaced_wait_ns: nanos(found.misplaced_wait),
+            requests: found.samples,
+            closes: found.closes,
+        }))
+    })
+}
+
+/// Returns the break-even point in words, and the setting that follows from it.
+fn break_even_advice(pair: Pair, found: &BreakEven) -> String {
+    let time = |ns| format_duration(ns);
+    let Pair { policy, family } = pair;
+    format!(
+        "Break-even of {policy} over {family}: a fresh connection costs {}, and a request on a kept one waits {} for its worker \
+         while another is idle (mean of {}): {}.",
+        time(found.fresh_connection_ns),
+        time(found.misplaced_wait_ns),
+        counted(found.requests, "request"),
+        match (found.closes, found.requests < MIN_REQUESTS) {
+            (true, _) => format!(
+                "closing after each request pays. Workers that find this out by themselves: \
+                 ListenerGroupBuilder::at(endpoint).policy({}).recycle(Recycle::Measured)",
+                in_rust(&policy.to_string())
+            ),
+            (false, true) => "too few to tell whether closing pays; take a longer --for".to_owned(),
+            (false, false) => "keeping connections pays".to_owned(),
+        }
+    )
+}
+
+/// Ratio of two tails from which advice mentions the difference.
+const WORTH_A_WORD: f64 = 1.5;
+
+/// Returns advice: what the results show about this kernel, and what to set. `slow_ns` is the latency from which a request is slow.
+pub fn advice(results: &AcceptResults, slow_ns: u64) -> Vec<String> {
+    let mut lines = Vec::new();
+    for family in families(&results.cells) {
+        let cells: Vec<&AcceptCell> =
+            results.cells.iter().filter(|cell| cell.family == family && cell.operations > 0).collect();
+        lines.extend(of_family(family, &cells, slow_ns));
+    }
+    lines
+}
+
+fn families(cells: &[AcceptCell]) -> Vec<&str> {
+    let mut families: Vec<&str> = Vec::new();
+    for cell in cells {
+        if !families.contains(&cell.family.as_str()) {
+            families.push(&cell.family);
+        }
+    }
+    families
+}
+
+fn of_family(family: &str, cells: &[&AcceptCell], slow_ns: u64) -> Vec<String> {
+    let mut lines = Vec::new();
+    let exclusive: Vec<&AcceptCell> =
+        cells.iter().filter(|cell| cell.policy == "exclusive").copied().collect();
+    if let (Some(kept), Some(closed)) = (most_kept(&exclusive), find(&exclusive, 1)) {
+        let times = ratio(kept.wait_ns.p999, closed.wait_ns.p999);
+        lines.push(if times >= WORTH_A_WORD {
+            format!(
+                "Over {family}, requests on kept connections wait behind busy workers: with exclusive (epoll and EPOLLEXCLUSIVE) \
+                 p99.9 of the wait is {} when connections are {}, and {} when they are closed after every request: \
+                 {times:.1} times. {} of 10,000 requests waited longer than {} on kept connections, {} on new ones.",
+                format_duration(kept.wait_ns.p999),
+                closing(kept.close_every),
+                format_duration(closed.wait_ns.p999),
+                tenth(kept.slow_per_10k),
+                format_duration(slow_ns),
+                tenth(closed.slow_per_10k),
+            )
+        } else {
+            format!(
+                "Over {family}, keeping connections does not make the tail of exclusive longer under this load: p99.9 of the \
+                 wait is {} when they are {}, and {} when they are closed after every request.",
+                format_duration(kept.wait_ns.p999),
+                closing(kept.close_every),
+                format_duration(closed.wait_ns.p999),
+            )
+        });
+    }
+    let best = best_of(cells);
+    let worst = most_kept(&exclusive).or_else(|| cells.iter().max_by_key(|cell| cell.wait_ns.p999).copied());
+    if let (Some(best), Some(worst)) = (best, worst)
+        && (best.policy != worst.policy || best.close_every != worst.close_every)
+    {
+        let times = ratio(worst.wait_ns.p999, best.wait_ns.p999);
+        let cpu = ratio(best.cpu_ns_per_request, worst.cpu_ns_per_request);
+        lines.push(format!(
+            "Best over {family}: {} with connections {}. p99.9 of the wait is {}, {times:.1} times shorter than of {} with \
+             connections {}{}.",
+            name(best),
+            closing(best.close_every),
+            format_duration(best.wait_ns.p999),
+            name(worst),
+            closing(worst.close_every),
+            if cpu > 0.0 { format!(", at {} of its CPU time per request", percent(cpu)) } else { String::new() },
+        ));
+    }
+    let keepers: Vec<&AcceptCell> = cells.iter().filter(|cell| cell.close_every == 0).copied().collect();
+    let free = keepers.iter().filter(|cell| is_free_of_pinning(cell)).min_by_key(|cell| cell.wait_ns.p999);
+    if let Some(free) = free
+        && let Some(closed) =
+            cells.iter().filter(|cell| cell.close_every == 1).min_by_key(|cell| cell.wait_ns.p999)
+        && ratio(free.wait_ns.p999, closed.wait_ns.p999) <= WORTH_A_WORD
+    {
+        lines.push(format!(
+            "Connections can stay open: with {} they belong to no worker until they have a request, and p99.9 of the wait is \
+             {} (closing after every request: {}).",
+            free.policy,
+            format_duration(free.wait_ns.p999),
+            format_duration(closed.wait_ns.p999),
+        ));
+    }
+    if let Some(best) = best.filter(|best| best.server.is_none()) {
+        lines.push(what_to_set(best));
+    }
+    lines
+}
+
+/// Returns the cell with the least CPU time among the cells whose tail is at most 10% longer than the shortest: runs differ by
+/// as much.
+fn best_of<'a>(cells: &[&'a AcceptCell]) -> Option<&'a AcceptCell> {
+    const NEARLY: f64 = 1.1;
+    let shortest = cells.iter().map(|cell| cell.wait_ns.p999).min()?;
+    let near = cells.iter().filter(|cell| cell.wait_ns.p999 as f64 <= NEARLY * shortest as f64);
+    near.min_by_key(|cell| cell.cpu_ns_per_request).copied()
+}
+
+/// Returns the cell that keeps connections longest: a cell that never closes them, else the cell with the most requests per
+/// connection.
+fn most_kept<'a>(cells: &[&'a AcceptCell]) -> Option<&'a AcceptCell> {
+    let kept = cells.iter().filter(|cell| cell.close_every != 1);
+    kept.max_by_key(|cell| if cell.close_every == 0 { u64::MAX } else { cell.close_every }).copied()
+}
+
+fn find<'a>(cells: &[&'a AcceptCell], close_every: u64) -> Option<&'a AcceptCell> {
+    cells.iter().find(|cell| cell.close_every == close_every).copied()
+}
+
+/// Returns whether the policy hands the next request of a connection to an idle worker.
+fn is_free_of_pinning(cell: &AcceptCell) -> bool {
+    ["shared-oneshot", "dispatcher"].contains(&cell.policy.as_str())
+}
+
+fn what_to_set(best: &AcceptCell) -> String {
+    let policy = best.policy.as_str();
+    let closing = match best.close_every {
+        0 => "Leave keep-alive on".to_owned(),
+        1 => "Have the client send \"Connection: close\", or the server close after each answer".to_owned(),
+        every => format!("Close connections after {}", counted(every, "request")),
+    };
+    format!(
+        "How to set it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
+        crate::lab::pool::in_rust(policy)
+    )
+}
+
+fn name(cell: &AcceptCell) -> &str {
+    cell.server.as_deref().unwrap_or(&cell.policy)
+}
+
+/// Returns the words for the number of requests after which a connection is closed.
+fn closing(close_every: u64) -> String {
+    match close_every {
+        0 => "never closed".to_owned(),
+        1 => "closed after every request".to_owned(),
+        every => format!("closed after {}", counted(every, "request")),
+    }
+}
+
+fn ratio(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}
+
+fn tenth(number: f64) -> String {
+    if number < 10.0 { format!("{number:.1}") } else { grouped(number.round() as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple::listen::{AcceptPolicy, Family};
+
+    use super::*;
+    use crate::lab::pool::sums::{Label, Sums};
+
+    #[test]
+    fn break_even_advice_contains_its_figures() {
+        let pair = Pair { policy: AcceptPolicy::ROTATE, family: Family::Tcp4 };
+        let said = |misplaced_wait_ns, requests, closes| {
+            let fresh_connection_ns = 12_200;
+            break_even_advice(pair, &BreakEven { fresh_connection_ns, misplaced_wait_ns, requests, closes })
+        };
+        let closes = said(1_200_000, 2000, true);
+        for part in ["rotate over tcp4", "costs 12.2us", "waits 1.20ms", "mean of 2,000 requests"] {
+            assert!(closes.contains(part), "{part:?} in {closes}");
+        }
+        assert!(closes.ends_with("policy(AcceptPolicy::ROTATE).recycle(Recycle::Measured)."), "{closes}");
+        assert!(said(0, 2000, false).ends_with("keeping connections pays."));
+        assert!(said(9000, 1, false).contains("mean of 1 request): too few"));
+    }
+
+    fn cell(policy: &str, close_every: u64, p999_ms: u64) -> AcceptCell {
+        let label = Label {
+            policy: policy.to_owned(),
+            server: None,
+            family: Family::Unix,
+            close_every,
+            load: "sleep",
+            workers: 8,
+            clients: 24,
+            balance_of_accepts: false,
+            slow: std::time::Duration::from_millis(5),
+        };
+        let mut cell = Sums::new(label).cell();
+        (cell.operations, cell.cpu_ns_per_request) = (1000, 20_000);
+        cell.wait_ns.p999 = p999_ms * 1_000_000;
+        cell
+    }
+
+    fn lines(cells: Vec<AcceptCell>) -> Vec<String> {
+        advice(
+            &AcceptResults { cells, skipped: vec![], timeline: None, break_even: None, advice: vec![] },
+            5_000_000,
+        )
+    }
+
+    #[test]
+    fn advice_names_the_longer_tail_and_its_remedy() {
+        let lines = lines(vec![
+            cell("exclusive", 1, 11),
+            cell("exclusive", 5, 33),
+            cell("exclusive", 0, 34),
+            cell("shared-oneshot", 1, 7),
+            cell("shared-oneshot", 0, 6),
+        ]);
+        assert_eq!(lines.len(), 4, "{lines:#?}");
+        assert!(lines[0].contains("34.0ms when connections are never closed, and 11.0ms"), "{}", lines[0]);
+        assert!(lines[0].contains("3.1 times"), "{}", lines[0]);
+        assert!(lines[1].contains("shared-oneshot with connections never closed"), "{}", lines[1]);
+        assert!(
+            lines[1].contains("5.7 times shorter than of exclusive with connections never closed, at 100%"),
+            "{}",
+            lines[1]
+        );
+        assert!(lines[2].starts_with("Connections can stay open: with shared-oneshot"), "{}", lines[2]);
+        assert!(lines[3].contains("policy(AcceptPolicy::SharedOneshot)"), "{}", lines[3]);
+        assert!(lines[3].ends_with("Leave keep-alive on."), "{}", lines[3]);
+    }
+
+    #[test]
+    fn without_a_gain_there_is_no_recommendation() {
+        let lines = lines(vec![cell("exclusive", 1, 11), cell("exclusive", 0, 12)]);
+        assert!(lines[0].contains("does not make the tail of exclusive longer"), "{}", lines[0]);
+        assert!(!lines.iter().any(|line| line.contains("can stay open")), "{lines:#?}");
+        assert!(
+            advice(
+                &AcceptResults {
+                    cells: vec![],
+                    skipped: vec![],
+                    timeline: None,
+                    break_even: None,
+                    advice: vec![]
+                },
+                1
+            )
+            .is_empty()
+        );
+    }
+}

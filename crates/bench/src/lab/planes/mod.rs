@@ -1,0 +1,407 @@
+//! `lab planes`: measures the gain from more data planes, and the cost of moving a packet.
+//!
+//! Published: "Performance Optimisation using SO_REUSEPORT" (High Performance Network Programming, 2022); the lab repeats its
+//! figure on this kernel: throughput against the number of planes, for two MTUs.
+
+mod advice;
+mod generator;
+mod sums;
+mod trial;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use fourtuple_forward::{Forward, ForwardError, Link, PlaneKind};
+use fourtuple_record::{PlanesResults, PlanesSettings, PlanesSkipped, Remark};
+
+use crate::lab::planes::sums::Sums;
+use crate::lab::{LabError, Namespace, Watch};
+
+pub use advice::advice;
+
+impl Planes {
+    /// Returns the settings as a record keeps them.
+    pub fn settings(&self) -> PlanesSettings {
+        let cells = self.cells(&PlaneKind::ALL);
+        PlanesSettings {
+            every_combination: self.has_lists(),
+            plane: in_order(cells.iter().map(|spec| spec.kind.to_string())),
+            planes: in_order(cells.iter().map(|spec| spec.planes)),
+            bytes: in_order(cells.iter().map(|spec| spec.bytes)),
+            spread: in_order(cells.iter().map(|spec| spec.spread.name().to_owned())),
+            flows: in_order(cells.iter().map(|spec| spec.flows)),
+            work_ns: in_order(cells.iter().map(|spec| spec.work.as_nanos() as u64)),
+            packets: self.packets,
+            repeats: self.repeats,
+            over: self.over.name().to_owned(),
+            seed: self.seed,
+        }
+    }
+
+    /// Runs every cell, each run in namespaces of its own; odd repeats run in the reverse order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if this host lacks a named kind of plane, if a setting is out of range, or if a run fails before
+    /// the first result.
+    pub fn run(&self, watch: &Watch<'_>) -> Result<(PlanesResults, Vec<Remark>), LabError> {
+        self.check()?;
+        let (kinds, skipped) = self.available_kinds()?;
+        let mut cells: Vec<Sums> = self.cells(&kinds).into_iter().map(Sums::new).collect();
+        let mut remarks = self.run_cells(&mut cells, watch)?;
+        remarks.extend(sums::doubts(&cells));
+        let mut random = fastrand::Rng::with_seed(self.seed);
+        let found = sums::results(&cells, &mut random);
+        let planes_help_above_ns = advice::planes_help_above(&found);
+        let mut results = PlanesResults { cells: found, skipped, planes_help_above_ns, advice: Vec::new() };
+        results.advice = advice(&results);
+        Ok((results, remarks))
+    }
+
+    fn run_cells(&self, cells: &mut [Sums], watch: &Watch<'_>) -> Result<Vec<Remark>, LabError> {
+        let mut remarks = Vec::new();
+        'repeats: for repeat in 0..self.repeats {
+            let mut order: Vec<usize> = (0..cells.len()).collect();
+            if repeat % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let spec = cells[index].spec;
+                watch.progress.begin(&spec.title(), self.packets);
+                let result = if watch.stopped() {
+                    Err(LabError::Interrupted)
+                } else {
+                    spec.run(self.packets, self.over, watch)
+                };
+                let kept = cells.iter().any(|cell| cell.runs() > 0);
+                match result {
+                    Ok(passes) if !passes.is_cut() => cells[index].add(repeat, &passes),
+                    Ok(_) | Err(LabError::Interrupted) if kept => {
+                        let title = spec.title();
+                        remarks.push(Remark::new(
+                            "interrupted",
+                            format!("interrupted at {title}: this run and what should follow are missing"),
+                        ));
+                        break 'repeats;
+                    }
+                    Ok(_) => return Err(LabError::Interrupted),
+                    // The results of earlier runs are kept.
+                    Err(error) if kept => {
+                        remarks.push(Remark::new("failed", format!("{} failed: {error}", spec.title())));
+                        break 'repeats;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(remarks)
+    }
+
+    /// Probes the kinds of plane. A kind that the settings name must work; with no kind named, kinds that this kernel lacks or
+    /// does not permit are skipped.
+    fn available_kinds(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
+        let named = !self.kinds.is_empty();
+        let wanted = if named { in_order(self.kinds.iter().copied()) } else { PlaneKind::ALL.to_vec() };
+        let (mut here, mut skipped) = (Vec::new(), Vec::new());
+        for kind in wanted {
+            match probe(kind) {
+                Ok(()) => here.push(kind),
+                Err(LabError::Forward(
+                    error @ (ForwardError::Absent { .. } | ForwardError::NotPermitted { .. }),
+                )) if !named => {
+                    skipped.push(PlanesSkipped { plane: kind.to_string(), why: error.to_string() });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((here, skipped))
+    }
+}
+
+/// The network between the generator, the planes and the sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkKind {
+    /// Pairs of veth devices between three network namespaces.
+    Veth,
+    /// The loopback device of one namespace.
+    Loopback,
+}
+
+impl NetworkKind {
+    /// The two kinds of network.
+    pub const ALL: [NetworkKind; 2] = [NetworkKind::Veth, NetworkKind::Loopback];
+
+    /// Returns the name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            NetworkKind::Veth => "veth",
+            NetworkKind::Loopback => "loopback",
+        }
+    }
+}
+
+/// The selector of the plane that receives a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpreadBy {
+    /// The kernel's hash of the 4-tuple.
+    Hash,
+    Random,
+    /// The flow within the 4-tuple.
+    Flow,
+    /// The processor that handles the packet.
+    Cpu,
+}
+
+impl SpreadBy {
+    /// All selectors.
+    pub const ALL: [SpreadBy; 4] = [SpreadBy::Hash, SpreadBy::Random, SpreadBy::Flow, SpreadBy::Cpu];
+
+    /// Returns the name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            SpreadBy::Hash => "hash",
+            SpreadBy::Random => "random",
+            SpreadBy::Flow => "flow",
+            SpreadBy::Cpu => "cpu",
+        }
+    }
+}
+
+/// The settings of `lab planes`. If all lists are empty, the lab runs a fixed set of cells. Otherwise it runs every combination of the
+/// lists, with these values for an empty list: all plane kinds; 1, 2 and 4 planes; 64 bytes; spread by flow; one 4-tuple; no work.
+#[derive(Clone, Debug)]
+pub struct Planes {
+    pub kinds: Vec<PlaneKind>,
+    /// Numbers of planes: 1 to 64.
+    pub planes: Vec<u32>,
+    /// Payload lengths in bytes: 16 to 9000.
+    pub bytes: Vec<u32>,
+    /// Selectors of the plane.
+    pub spreads: Vec<SpreadBy>,
+    /// Numbers of 4-tuples: 1 to 256.
+    pub flows: Vec<u32>,
+    /// Processor time that a plane spends on each packet besides moving it: up to 1 ms.
+    pub work: Vec<Duration>,
+    /// Packets of one run: 1,000 to 100 million.
+    pub packets: u64,
+    /// Runs of every cell: 1 to 100.
+    pub repeats: u32,
+    /// The network to run over.
+    pub over: NetworkKind,
+    /// Seed of the resampling that gives the confidence intervals.
+    pub seed: u64,
+}
+
+/// The settings of one cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spec {
+    kind: PlaneKind,
+    planes: u32,
+    bytes: u32,
+    spread: SpreadBy,
+    flows: u32,
+    work: Duration,
+}
+
+/// IPv4 and UDP headers.
+const HEADERS: u32 = 28;
+
+impl Spec {
+    /// Returns the smaller of the MTUs 1500 and 3000 that the packet fits into, or else the length of the packet.
+    fn mtu(&self) -> u32 {
+        let needed = self.bytes + HEADERS;
+        [1500, 3000].into_iter().find(|mtu| needed <= *mtu).unwrap_or(needed)
+    }
+
+    fn title(&self) -> String {
+        let Spec { kind, planes, bytes, spread, flows, work } = self;
+        let tuples = if *flows == 1 { "one 4-tuple".to_owned() } else { format!("{flows} 4-tuples") };
+        format!("{kind} x{planes}, {bytes} B, {}, {tuples}, work {work:?}", spread.name())
+    }
+}
+
+impl Planes {
+    /// Checks the ranges of the settings, without a system call.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Setting`]
+    pub fn check(&self) -> Result<(), LabError> {
+        let within = |setting, values: &[u32], low, high| match values
+            .iter()
+            .find(|value| !(low..=high).contains(*value))
+        {
+            Some(value) => Err(LabError::setting(setting, value, format!("accepted are {low} to {high}"))),
+            None => Ok(()),
+        };
+        within("planes", &self.planes, 1, 64)?;
+        within("bytes", &self.bytes, generator::MIN_BYTES, 9000)?;
+        within("flows", &self.flows, 1, 256)?;
+        within("repeats", &[self.repeats], 1, 100)?;
+        if let Some(long) = self.work.iter().find(|work| **work > Duration::from_millis(1)) {
+            return Err(LabError::setting("work", format!("{long:?}"), "accepted is up to 1ms"));
+        }
+        if !(1_000..=100_000_000).contains(&self.packets) {
+            return Err(LabError::setting("packets", self.packets, "accepted are 1000 to 100000000"));
+        }
+        Ok(())
+    }
+}
+
+/// Payloads that fill the MTUs of the published figure: 1500 and 3000.
+const FULL: [u32; 2] = [1472, 2972];
+
+/// Approximate time that the published router spent on a packet besides moving it: 1.3 Gbit/s of 1500 bytes on one plane.
+const AS_PUBLISHED: Duration = Duration::from_micros(6);
+/// CPU time per packet, from none to the time of a route look-up and a signature.
+const WORKS: [Duration; 3] = [Duration::ZERO, AS_PUBLISHED, Duration::from_micros(20)];
+const PLANES: [u32; 3] = [1, 2, 4];
+
+impl Planes {
+    /// Returns whether any list was given.
+    fn has_lists(&self) -> bool {
+        let Planes { kinds, planes, bytes, spreads, flows, work, .. } = self;
+        [kinds.len(), planes.len(), bytes.len(), spreads.len(), flows.len(), work.len()] != [0; 6]
+    }
+
+    /// Returns the cells with these kinds of plane, each once.
+    fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
+        let cells = if self.has_lists() { self.every_combination(kinds) } else { default_cells(kinds) };
+        in_order(cells.into_iter())
+    }
+
+    fn every_combination(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
+        let kinds = if self.kinds.is_empty() { kinds.to_vec() } else { self.kinds.clone() };
+        let (planes, bytes) = (or(&self.planes, &PLANES), or(&self.bytes, &[64]));
+        let (spreads, flows) = (or(&self.spreads, &[SpreadBy::Flow]), or(&self.flows, &[1]));
+        let works = or(&self.work, &[Duration::ZERO]);
+        let mut cells = Vec::new();
+        // Cells that are compared most often run next to each other: packets of one length and work.
+        for &bytes in &bytes {
+            for &work in &works {
+                for &kind in &kinds {
+                    for &spread in &spreads {
+                        for &flows in &flows {
+                            cells.extend(planes.iter().map(|&planes| Spec {
+                                kind,
+                                planes,
+                                bytes,
+                                spread,
+                                flows,
+                                work,
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// Returns the default cells: cost of a packet by plane kind, distribution over planes, gain from planes, and the published figure.
+fn default_cells(kinds: &[PlaneKind]) -> Vec<Spec> {
+    let mut cells = Vec::new();
+    let cell = |kind, planes, bytes| Spec {
+        kind,
+        planes,
+        bytes,
+        spread: SpreadBy::Flow,
+        flows: 1,
+        work: Duration::ZERO,
+    };
+    for bytes in [64, 1400] {
+        cells.extend(kinds.iter().map(|kind| cell(*kind, 1, bytes)));
+    }
+    let batched = PlaneKind::Batched;
+    for flows in [1, 64] {
+        for spread in [SpreadBy::Hash, SpreadBy::Random, SpreadBy::Flow] {
+            cells.push(Spec { spread, flows, ..cell(batched, 4, 64) });
+        }
+    }
+    for work in WORKS {
+        cells.extend(PLANES.iter().map(|planes| Spec { work, ..cell(batched, *planes, 64) }));
+    }
+    for bytes in FULL {
+        let one_by_one = PlaneKind::OneByOne;
+        cells.extend(
+            PLANES.iter().map(|planes| Spec { work: AS_PUBLISHED, ..cell(one_by_one, *planes, bytes) }),
+        );
+    }
+    cells
+}
+
+fn or<T: Copy>(given: &[T], others: &[T]) -> Vec<T> {
+    if given.is_empty() { others.to_vec() } else { given.to_vec() }
+}
+
+/// Removes duplicates, keeping the first of each.
+fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut left = Vec::new();
+    for value in values {
+        if !left.contains(&value) {
+            left.push(value);
+        }
+    }
+    left
+}
+
+/// Starts a forwarder of this kind and ends it, to check that the host supports the kind.
+fn probe(kind: PlaneKind) -> Result<(), LabError> {
+    Namespace::run(|_| {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let link = Link::new(any, SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        Forward { kind, ..Forward::new(link, 1) }.start()?.drain()?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::planes::NetworkKind;
+
+    fn nothing_given() -> Planes {
+        Planes {
+            kinds: Vec::new(),
+            planes: Vec::new(),
+            bytes: Vec::new(),
+            spreads: Vec::new(),
+            flows: Vec::new(),
+            work: Vec::new(),
+            packets: 1000,
+            repeats: 1,
+            over: NetworkKind::Veth,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn default_cells_include_their_reference_cells() {
+        let cells = nothing_given().cells(&PlaneKind::ALL);
+        assert_eq!(cells.len(), in_order(cells.iter().copied()).len(), "no cell occurs twice");
+        for spec in &cells {
+            let of_one = Spec { planes: 1, ..*spec };
+            assert!(cells.contains(&of_one) || spec.spread != SpreadBy::Flow || spec.flows > 1, "{spec:?}");
+        }
+        for mtu in [1500, 3000] {
+            assert!(cells.iter().any(|spec| spec.mtu() == mtu && spec.bytes + 28 == mtu));
+        }
+    }
+
+    #[test]
+    fn lists_are_combined() {
+        let some = Planes { bytes: vec![64, 9000, 64], spreads: SpreadBy::ALL.to_vec(), ..nothing_given() };
+        let kinds = [PlaneKind::Batched, PlaneKind::Offload];
+        assert_eq!(some.cells(&kinds).len(), 2 * 4 * 2 * 3);
+        let one = Planes {
+            kinds: vec![PlaneKind::Offload],
+            planes: vec![10],
+            work: vec![Duration::from_micros(6)],
+            ..nothing_given()
+        };
+        let [cell] = one.cells(&kinds)[..] else { panic!("one combination") };
+        assert_eq!((cell.kind, cell.planes, cell.bytes, cell.mtu()), (PlaneKind::Offload, 10, 64, 1500));
+        assert_eq!(Spec { bytes: 9000, ..cell }.mtu(), 9028);
+    }
+}

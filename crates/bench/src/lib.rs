@@ -1,0 +1,9 @@
+//! Measurements with traffic of our own: [`load`] generates it, [`serve`] answers it, [`lab`] has the experiments on this kernel, and
+//! [`compare`] decides which of two commands is better.
+#![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod compare;
+pub mod lab;
+pub mod load;
+pub mod serve;

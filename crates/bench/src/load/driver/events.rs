@@ -1,0 +1,500 @@
+//! The reaction of a connection to each event of its engine.
+
+use std::borrow::Cow;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fourtuple_record::{Slow, errno};
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{errno_name, is_of_source};
+
+use crate::load::driver::{Driver, FAILED_RETRY, MAX_RETRY, MIN_LOOK_NS, Phase, REFUSED};
+use crate::load::engine::{Engine, Event, Stage};
+use crate::load::origin::Attempt;
+use crate::load::settings::Close;
+use crate::load::tally::MAX_SLOW;
+use crate::load::workload::{Failure, ParseOutcome};
+
+impl<E: Engine> Driver<'_, E> {
+    pub(super) fn handle(&mut self, event: Event, now: u64) -> io::Result<()> {
+        match event {
+            Event::Connected { slot, search_ns } => self.connected(slot, search_ns, now),
+            Event::Received { slot, count } => self.received(slot, count, now),
+            Event::Failed { slot, stage, error } => self.failed(slot, stage, &error, now),
+            Event::Lost { slot } => {
+                self.tally.held_lost += 1;
+                self.slots[slot as usize].phase = Phase::Closed;
+                self.shared.live.open.fetch_sub(1, Ordering::Relaxed);
+                self.close(slot)
+            }
+        }
+    }
+
+    pub(super) fn connected(&mut self, number: u32, search_ns: Option<u64>, now: u64) -> io::Result<()> {
+        self.tally.connections += 1;
+        self.part.connections += 1;
+        let slot = &mut self.slots[number as usize];
+        self.tally.by_destination[slot.to] += 1;
+        slot.local = slot.attempt.take().and_then(Attempt::keep);
+        slot.requested_at = now;
+        slot.search_ns = search_ns;
+        slot.phase = Phase::AwaitingResponse;
+        if let Some(search) = search_ns {
+            self.tally.search.record(search);
+            if let Some(detail) = &mut self.part.detail {
+                detail.search.record(search);
+            }
+        }
+        self.count_handshake(number, now);
+        self.resume(now);
+        let slot = &mut self.slots[number as usize];
+        if slot.holds {
+            slot.phase = Phase::Held;
+            self.opening_held -= 1;
+            self.tally.held += 1;
+            self.shared.live.open.fetch_add(1, Ordering::Relaxed);
+            // A held connection is not an operation.
+            self.active -= 1;
+            return self.engine.watch(number);
+        }
+        if !slot.protocol.outgoing().is_empty() {
+            return Ok(());
+        }
+        // The workload sends nothing: the operation is complete.
+        match self.overdue(number, now) {
+            Some(name) => self.give_up_on(number, name.into(), now),
+            None => self.done(number, false, now),
+        }
+    }
+
+    /// Records the time of the handshake once requests can be sent, if the time of the port search before it is known.
+    fn count_handshake(&mut self, number: u32, now: u64) {
+        let slot = &mut self.slots[number as usize];
+        if slot.handshaking && slot.protocol.established() {
+            slot.handshaking = false;
+            slot.requested_at = now;
+            if let Some(search) = slot.search_ns {
+                let handshake = now.saturating_sub(slot.opened).saturating_sub(search);
+                self.tally.handshake.record(handshake);
+                if let Some(detail) = &mut self.part.detail {
+                    detail.handshake.record(handshake);
+                }
+            }
+        }
+    }
+
+    pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
+        // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
+        if let Some(name) = self.overdue(number, now) {
+            return self.give_up_on(number, name.into(), now);
+        }
+        let slot = &mut self.slots[number as usize];
+        if slot.phase == Phase::Probing {
+            let goes_on = count > 0 && slot.protocol.idle(self.engine.received(number, count));
+            return if goes_on { self.engine.probe(number) } else { self.reconnect(number) };
+        }
+        if slot.phase == Phase::Draining {
+            return if count == 0 {
+                self.ended_by_server(number, now)
+            } else {
+                self.engine.exchange(number, &[])
+            };
+        }
+        let outcome = slot.protocol.receive(self.engine.received(number, count));
+        if !slot.has_first_byte && count > 0 && slot.protocol.answered() {
+            slot.has_first_byte = true;
+            // The request may have been sent after the turn that `now` began.
+            let first_byte = now.saturating_sub(slot.requested_at);
+            self.tally.first_byte.record(first_byte);
+            if let Some(detail) = &mut self.part.detail {
+                detail.first_byte.record(first_byte);
+            }
+        }
+        match outcome {
+            ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
+            ParseOutcome::Send => {
+                self.count_handshake(number, now);
+                self.engine.exchange(number, self.slots[number as usize].protocol.outgoing())
+            }
+            ParseOutcome::Complete { closing, status } => {
+                if let Some(status) = status {
+                    if status.code >= 400 {
+                        self.error(format!("status-{}", status.code).into());
+                    }
+                    self.tally.status(status);
+                }
+                self.done(number, closing, now)
+            }
+            ParseOutcome::ClosedUnanswered if self.may_retry(number) => self.retry_request(number),
+            ParseOutcome::ClosedUnanswered => self.give_up_on(number, "closed-early".into(), now),
+            ParseOutcome::Failed(failure) => self.give_up_on(number, failure, now),
+        }
+    }
+
+    /// Returns whether the request of `number` may be sent again after its connection ended before the first byte of a
+    /// response: yes on a kept connection, which the server may have closed before it read the request (RFC 9112,
+    /// 9.3.1).
+    fn may_retry(&self, number: u32) -> bool {
+        self.slots[number as usize].request > 1 && self.shared.load.workload.may_be_sent_again()
+    }
+
+    /// Sends a request again on a new connection. It is the first request there, so it is not sent a third time.
+    fn retry_request(&mut self, number: u32) -> io::Result<()> {
+        self.tally.retried += 1;
+        self.reconnect(number)
+    }
+
+    /// Counts an operation that succeeded, and closes its connection, keeps it, or waits for the server to close it.
+    pub(super) fn done(&mut self, number: u32, closing: bool, now: u64) -> io::Result<()> {
+        self.count(number, now);
+        let load = self.shared.load;
+        let slot = &mut self.slots[number as usize];
+        // A workload that sends nothing closes each connection at once.
+        let last = slot.request == load.close_every || load.workload.sends_nothing();
+        if (closing || last) && load.close == Close::Server {
+            slot.phase = Phase::Draining;
+            slot.timed_from = now;
+            return self.engine.exchange(number, &[]);
+        }
+        // With `Connection: close` clients do not wait for the FIN of the server; either FIN may be first.
+        if last || closing {
+            self.close(number)?;
+            return self.free(number, now);
+        }
+        slot.phase = Phase::Warm;
+        slot.idle_since = now;
+        self.free(number, now)
+    }
+
+    /// Handles the expected close of a connection by the server.
+    fn ended_by_server(&mut self, number: u32, now: u64) -> io::Result<()> {
+        // The FIN of the server came first, so this side has no TIME_WAIT socket.
+        self.give_back(number);
+        self.close(number)?;
+        self.free(number, now)
+    }
+
+    /// Handles the failure of a call on a connection: tries another port or source, sends the request again, or counts an error.
+    pub(super) fn failed(
+        &mut self,
+        number: u32,
+        stage: Stage,
+        error: &io::Error,
+        now: u64,
+    ) -> io::Result<()> {
+        let slot = &mut self.slots[number as usize];
+        if slot.phase == Phase::Held {
+            // Without its watch, the end of the connection would go unnoticed: it counts as lost.
+            return self.handle(Event::Lost { slot: number }, now);
+        }
+        if slot.phase == Phase::Draining && !slot.cancelled {
+            // A RST instead of a FIN ends the connection too.
+            return self.ended_by_server(number, now);
+        }
+        let is_udp = self.shared.load.transport() == Transport::Udp;
+        if is_port_taken(stage, error, is_udp) {
+            self.engine.close(number)?;
+            let slot = &mut self.slots[number as usize];
+            let again = slot.attempt.as_mut().and_then(Attempt::taken);
+            return match again {
+                Some(request) => self.open_as(number, request),
+                None => {
+                    slot.attempt = None;
+                    self.no_port(number);
+                    Ok(())
+                }
+            };
+        }
+        if let Some(name) = self.overdue(number, now) {
+            return self.give_up_on(number, name.into(), now);
+        }
+        if let Some(call) =
+            failed_call_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened))
+        {
+            let attempt = self.slots[number as usize].attempt.as_mut();
+            let other = attempt.and_then(|attempt| attempt.source_failed(call, copy_of(error)));
+            if let Some(request) = other {
+                self.engine.close(number)?;
+                return self.open_as(number, request);
+            }
+        }
+        let slot = &self.slots[number as usize];
+        if slot.phase == Phase::Probing {
+            // The connection is open: neither data nor FIN has arrived.
+            let is_open = error.kind() == io::ErrorKind::WouldBlock;
+            return if is_open { self.send_request(number, now) } else { self.reconnect(number) };
+        }
+        let is_gone = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+        if is_gone && !slot.has_first_byte && self.may_retry(number) {
+            return self.retry_request(number);
+        }
+        self.give_up_on(number, errno_name(error).into(), now)
+    }
+
+    fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
+        // A UDP socket is open before its peer refuses.
+        let is_refused = failure.name == errno::ECONNREFUSED;
+        self.error(failure);
+        self.tally.last_end = now;
+        let slot = &mut self.slots[number as usize];
+        let was_open = slot.phase != Phase::Opening;
+        slot.attempt = None;
+        self.close(number)?;
+        let slot = &mut self.slots[number as usize];
+        if slot.holds {
+            self.opening_held -= 1;
+            self.active -= 1;
+        }
+        if self.stalled.as_ref().is_some_and(|stalled| stalled.trying == Some(number)) {
+            // The failed connection had a port: ports are free again.
+            self.resume(now);
+        }
+        if self.slots[number as usize].holds {
+            return Ok(());
+        }
+        if (was_open && !is_refused) || self.share.schedule.is_some() {
+            return self.free(number, now);
+        }
+        self.active -= 1;
+        let slot = &mut self.slots[number as usize];
+        let pause = (FAILED_RETRY << slot.failures.min(10)).min(MAX_RETRY);
+        slot.failures += 1;
+        self.pause_until(now + pause.max(self.shared.load.pause.as_nanos() as u64), number);
+        Ok(())
+    }
+
+    /// Returns the port of a closed connection to the dialer, unless it is in TIME_WAIT on this side.
+    pub(super) fn give_back(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        if let Some(local) = slot.local.take() {
+            self.shared.origin.release(slot.to, local);
+        }
+    }
+
+    pub(super) fn close(&mut self, number: u32) -> io::Result<()> {
+        if self.shared.load.close == Close::Reset {
+            self.give_back(number);
+        }
+        let slot = &mut self.slots[number as usize];
+        slot.local = None;
+        slot.phase = Phase::Closed;
+        self.engine.close(number)
+    }
+
+    /// Makes `number` available for the next operation, which begins at once or later.
+    pub(super) fn free(&mut self, number: u32, now: u64) -> io::Result<()> {
+        self.active -= 1;
+        if self.share.schedule.is_some() {
+            let warm = self.slots[number as usize].phase == Phase::Warm;
+            if warm {
+                self.warm.push(number)
+            } else {
+                self.closed.push(number)
+            }
+            return Ok(());
+        }
+        let pause = self.shared.load.pause.as_nanos() as u64;
+        if pause > 0 {
+            self.pause_until(now + pause, number);
+            return Ok(());
+        }
+        if self.ended || !self.ticket() {
+            return Ok(());
+        }
+        self.tally.offered += 1;
+        self.start(number, None)
+    }
+
+    /// Inserts into the queue by time, nearly always at its end, because all pauses except those after a failure have
+    /// the same length.
+    fn pause_until(&mut self, until: u64, number: u32) {
+        let at = self.pausing.partition_point(|(at, _)| *at <= until);
+        self.pausing.insert(at, (until, number));
+    }
+}
+
+/// Returns whether opening a connection failed because its local port, or every local port, is in use: EADDRINUSE of
+/// bind(), EADDRINUSE or EADDRNOTAVAIL of connect(), EAGAIN of connect() on a UDP socket (`inet_autobind`).
+fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
+    match (stage, error.kind()) {
+        (Stage::Bind | Stage::Connect, io::ErrorKind::AddrInUse) => true,
+        (Stage::Connect, io::ErrorKind::AddrNotAvailable) => true,
+        (Stage::Bind | Stage::Connect, io::ErrorKind::WouldBlock) => is_udp,
+        _ => false,
+    }
+}
+
+/// Returns the call that failed if its error may be due to the source address: the address was removed, or no route or rule
+/// lets it reach the destination. `took` is the time since the connection began to open, in nanoseconds.
+fn failed_call_of_source(stage: Stage, error: &io::Error, took: u64) -> Option<&'static str> {
+    match stage {
+        Stage::Bind => Some("bind"),
+        Stage::Connect if is_of_source(error, Duration::from_nanos(took)) => Some("connect"),
+        Stage::Connect | Stage::Exchange => None,
+    }
+}
+
+/// Returns an error with the same errno.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
+}
+
+impl<E: Engine> Driver<'_, E> {
+    /// Counts an operation that succeeded.
+    pub(super) fn count(&mut self, number: u32, now: u64) {
+        let slot = &mut self.slots[number as usize];
+        slot.failures = 0;
+        let total = now - slot.intended.min(now);
+        self.tally.operations += 1;
+        self.tally.last_end = now;
+        self.tally.total.record(total);
+        let second = now / 1_000_000_000;
+        if second != self.second {
+            self.flush(second);
+        }
+        self.part.operations += 1;
+        self.part.total.record(total);
+        if self.shared.load.threshold.is_some_and(|most| u128::from(total) > most.as_nanos()) {
+            self.slow(number, total, now);
+        }
+    }
+
+    pub(super) fn slow(&mut self, number: u32, total: u64, now: u64) {
+        self.tally.slow_count += 1;
+        if self.tally.slow.len() >= MAX_SLOW {
+            return;
+        }
+        let slot = &self.slots[number as usize];
+        let parts = [
+            ("late", slot.started - slot.intended),
+            ("connect", if slot.request == 1 { slot.requested_at.saturating_sub(slot.started) } else { 0 }),
+            ("response", now.saturating_sub(slot.requested_at.max(slot.started))),
+        ];
+        let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
+        self.tally.slow.push(Slow {
+            at_ns: slot.intended,
+            total_ns: total,
+            longest: longest.to_owned(),
+            request: slot.request,
+        });
+    }
+
+    pub(super) fn error(&mut self, Failure { name, detail }: Failure) {
+        if let Some(text) = detail {
+            self.tally.details.entry(name.clone()).or_insert(text);
+        }
+        if let Some(detail) = &mut self.part.detail {
+            *detail.errors.entry(name.clone()).or_default() += 1;
+        }
+        let is_answer =
+            !matches!(name.as_ref(), "timeout" | "unanswered" | "not-closed" | "ETIMEDOUT" | "EADDRNOTAVAIL");
+        self.part.refusals += u64::from(is_answer);
+        self.tally.error(name);
+        self.part.errors += 1;
+    }
+
+    pub(super) fn note_busy(&mut self, busy: bool, now: u64) {
+        match (busy, self.busy_since) {
+            (true, None) => self.busy_since = Some(now),
+            (false, Some(since)) => {
+                self.tally.all_busy += now - since;
+                self.busy_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn tick(&mut self, now: u64) -> io::Result<()> {
+        if now >= self.next_look {
+            self.look_for_late(now)?;
+        }
+        let second = now / 1_000_000_000;
+        if second != self.second {
+            self.flush(second);
+        }
+        self.publish();
+        if now - self.started_from >= REFUSED && self.is_refused() {
+            self.shared.refused.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Returns whether nothing listens at the target: all attempts of this thread were refused, and no thread had another result. A
+    /// UDP socket is open without a peer.
+    fn is_refused(&self) -> bool {
+        let live = self.shared.live;
+        let none = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
+        let is_udp = self.shared.load.transport() == Transport::Udp;
+        let mut names = self.tally.errors.keys();
+        self.tally.errors.len() == 1
+            && names.all(|name| name == errno::ECONNREFUSED || name == errno::ENOENT)
+            && none(&live.operations)
+            && (is_udp || none(&live.connections))
+    }
+
+    /// Returns the error name of the operation of `number` if its timeout has expired.
+    pub(super) fn overdue(&self, number: u32, now: u64) -> Option<Cow<'static, str>> {
+        let slot = &self.slots[number as usize];
+        let took = now.saturating_sub(slot.timed_from);
+        let is_over = slot.cancelled || took > self.operation_limit();
+        is_over.then_some(Cow::Borrowed(match slot.phase {
+            // The response was complete; the FIN of the server did not follow.
+            Phase::Draining => "not-closed",
+            _ if took > self.timeout() => "timeout",
+            _ => "unanswered",
+        }))
+    }
+
+    /// Cancels the operations whose timeout has expired. The next call is due when the next operation can be overdue.
+    fn look_for_late(&mut self, now: u64) -> io::Result<()> {
+        let timeout = self.operation_limit();
+        let mut next = now + timeout;
+        // Held connections have no timeout once they are open, and there may be a million of them.
+        let first = if self.to_hold + self.opening_held == 0 { self.share.hold } else { 0 };
+        for number in first..self.slots.len() as u32 {
+            let slot = &mut self.slots[number as usize];
+            if !slot.phase.is_waiting() {
+                continue;
+            }
+            let deadline = slot.timed_from + timeout;
+            next = next.min(deadline);
+            if now > deadline {
+                // Between two steps of a chain there is nothing to cancel: the next call cancels again.
+                slot.cancelled = true;
+                self.engine.cancel(number)?;
+            }
+        }
+        self.next_look = next.max(now + MIN_LOOK_NS);
+        Ok(())
+    }
+
+    /// Publishes the counts of the current second. `next` is the second that begins.
+    pub(super) fn flush(&mut self, next: u64) {
+        self.part.in_flight = u64::from(self.active);
+        self.shared.board.add(self.share.number, self.second, &self.part, next);
+        self.part.clear();
+        self.second = next;
+    }
+
+    pub(super) fn publish(&mut self) {
+        let errors = self.tally.errors.values().sum::<u64>();
+        let now = (self.tally.operations, self.tally.connections, errors);
+        let live = self.shared.live;
+        live.operations.fetch_add(now.0 - self.published.0, Ordering::Relaxed);
+        live.connections.fetch_add(now.1 - self.published.1, Ordering::Relaxed);
+        live.errors.fetch_add(now.2 - self.published.2, Ordering::Relaxed);
+        self.published = now;
+    }
+
+    /// Counts the operations that are still in progress at the end of the run as errors.
+    pub(super) fn abandon(&mut self, now: u64) {
+        for number in 0..self.slots.len() as u32 {
+            let phase = self.slots[number as usize].phase;
+            if phase.is_waiting() && phase != Phase::Draining {
+                let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
+                self.error(name.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+use std::io;
+
+use fourtuple::dial::BuildError;
+use fourtuple_syscalls::errno_name;
+
+use crate::load::preflight::ReadError;
+
+/// The reason why a run did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The name of the target does not resolve.
+    #[error("{target}: the name does not resolve: {error}")]
+    Resolve {
+        target: String,
+        /// The error of the resolver.
+        #[source]
+        error: io::Error,
+    },
+    #[error("{0}")]
+    Setting(String),
+    /// The source ports could not be prepared.
+    #[error(transparent)]
+    Dialer(#[from] BuildError),
+    /// The requested engine does not work on this host.
+    #[error("the engine uring does not work here: {0}; use --engine epoll")]
+    Engine(String),
+    /// A thread of the run cannot be created.
+    #[error("cannot create a thread: {}; raise RLIMIT_NPROC (ulimit -u) or the pids.max of the cgroup", errno_name(.0))]
+    Thread(#[source] io::Error),
+    /// TLS cannot be set up.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// The resources of this host cannot be read.
+    #[error(transparent)]
+    Preflight(#[from] ReadError),
+    /// A system call that the run needs has failed.
+    #[error("{call}: {} ({error})", errno_name(.error))]
+    Call {
+        call: &'static str,
+        /// The error of the call.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl LoadError {
+    pub(crate) fn call(call: &'static str) -> impl FnOnce(io::Error) -> LoadError {
+        move |error| LoadError::Call { call, error }
+    }
+}

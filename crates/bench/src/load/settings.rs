@@ -1,0 +1,319 @@
+//! A run as requested, and the checks of its settings.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use fourtuple::dial::{SourcePool, Strategy};
+use fourtuple_record::measure::words::counted;
+use fourtuple_syscalls::Endpoint;
+use fourtuple_syscalls::socket::Transport;
+
+use crate::load::arrival::Arrival;
+use crate::load::engine::EngineChoice;
+use crate::load::error::LoadError;
+use crate::load::target::{HostAddresses, Scheme, Target};
+use crate::load::workload::{TlsSetup, Trust, Workload};
+
+/// The side that closes a connection first, and how it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// The client, with FIN, as applications do. The client has the TIME_WAIT socket.
+    Client,
+    /// The client, with RST. Neither side has a TIME_WAIT socket. Applications do not close like this.
+    Reset,
+    /// The server: the client waits for its FIN. The server has the TIME_WAIT socket.
+    Server,
+}
+
+impl Close {
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Close::Client => "client",
+            Close::Reset => "rst",
+            Close::Server => "server",
+        }
+    }
+}
+
+/// The settings of a run.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The server under load.
+    pub target: Target,
+    /// Addresses of the target's host, instead of the resolver's.
+    pub resolve: Option<HostAddresses>,
+    /// Connections go to all addresses of the name in turn. Otherwise the first that answers a probe is loaded.
+    pub all_addresses: bool,
+    /// The operations of a connection.
+    pub workload: Workload,
+    /// When operations begin: closed loop, or an arrival process with a rate.
+    pub arrival: Arrival,
+    /// Maximum number of open connections, besides the held ones.
+    pub connections: u32,
+    /// Pause between two operations of a connection, in a closed loop.
+    pub pause: Duration,
+    /// Number of requests after which a connection is closed; 0 means never.
+    pub close_every: u64,
+    /// The side that closes, and how.
+    pub close: Close,
+    /// Number of connections that the run opens first and keeps open.
+    pub hold: u32,
+    /// Number of operations after which the run ends.
+    pub operations: Option<u64>,
+    /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or
+    /// `timeout` if this is shorter.
+    pub length: Option<Duration>,
+    /// Maximum time of an operation; a longer one fails with `timeout`.
+    pub timeout: Duration,
+    /// Time from which on an operation is listed as slow.
+    pub threshold: Option<Duration>,
+    /// The engine: io_uring or epoll.
+    pub engine: EngineChoice,
+    /// Number of threads that generate load.
+    pub threads: usize,
+    /// Pins each thread to a CPU.
+    pub pinned: bool,
+    /// The strategy that chooses source ports.
+    pub strategy: Strategy,
+    pub sources: SourcePool,
+    /// The certificates that https accepts.
+    pub trust: Trust,
+    /// Sends the last ACK of the handshake as a segment of its own. Otherwise TCP_QUICKACK is off and the ACK goes with the
+    /// request, if one follows at once: one segment less per connection.
+    pub separate_ack: bool,
+    /// Seed of the random arrival process.
+    pub seed: u64,
+    /// Whether the run records a log of histograms.
+    pub log: bool,
+}
+
+/// Maximum number of connections besides the held ones.
+pub const MAX_CONNECTIONS: u32 = 1_000_000;
+
+/// Maximum number of held connections.
+pub const MAX_HELD: u32 = 4_000_000;
+
+pub const MAX_THREADS: u32 = 1024;
+
+/// Maximum length of a request, a response and a body in bytes.
+pub const MAX_BYTES: u32 = 16 << 20;
+
+/// Maximum length of the requests of all connections together, each of which has its own, in bytes.
+const MAX_ALL_BYTES: u64 = 1 << 30;
+
+/// Maximum rate of an open loop, per second.
+pub const MAX_RATE: f64 = 1e9;
+
+/// Maximum number of operations, and of requests on a connection.
+pub const MAX_COUNT: u64 = 1_000_000_000_000;
+
+/// Maximum of each time: further ones are mistakes, and sums of two of them fit every clock.
+pub const MAX_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+
+impl Load {
+    /// Returns a closed loop of one thread with 64 connections, and the other settings as the command line has them by default,
+    /// without an end.
+    pub fn new(target: Target, workload: Workload) -> Load {
+        Load {
+            target,
+            resolve: None,
+            all_addresses: false,
+            arrival: Arrival::Closed,
+            connections: 64,
+            pause: Duration::ZERO,
+            close_every: if workload.keeps_connections() { 0 } else { 1 },
+            workload,
+            close: Close::Client,
+            hold: 0,
+            operations: None,
+            length: None,
+            timeout: Duration::from_secs(10),
+            threshold: None,
+            engine: EngineChoice::Auto,
+            threads: 1,
+            pinned: false,
+            strategy: Strategy::Auto,
+            sources: SourcePool::any(),
+            trust: Trust::System,
+            separate_ack: false,
+            seed: 1,
+            log: false,
+        }
+    }
+
+    /// Returns the addresses of the target that the sources can reach, at least one.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Resolve`], [`LoadError::Setting`]
+    pub fn resolve(&self) -> Result<Vec<Endpoint>, LoadError> {
+        let failed = |error| LoadError::Resolve { target: self.target.to_string(), error };
+        let mut found = self.target.addresses(self.resolve.as_ref()).map_err(failed)?;
+        let other_family = |endpoint: &Endpoint| {
+            let address = endpoint.inet()?;
+            let sources = self.sources.addresses();
+            sources
+                .iter()
+                .find(|source| source.is_ipv4() != address.is_ipv4())
+                .map(|source| (*source, address))
+        };
+        let refused = found.first().and_then(other_family);
+        found.retain(|endpoint| other_family(endpoint).is_none());
+        match refused {
+            Some((source, address)) if found.is_empty() => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': {source} cannot reach {address}: one is IPv4, the other IPv6"
+            ))),
+            _ => Ok(found),
+        }
+    }
+
+    /// Returns the transport: UDP for the workload udp, TCP (or a unix stream) otherwise.
+    pub fn transport(&self) -> Transport {
+        match self.workload {
+            Workload::Udp { .. } => Transport::Udp,
+            _ => Transport::Tcp,
+        }
+    }
+
+    /// Checks that each setting is within its range: a request to an agent has passed no command line.
+    fn check_ranges(&self) -> Result<(), LoadError> {
+        let (request, response) = self.workload.sizes();
+        let (bytes, count) = (MAX_BYTES.into(), MAX_COUNT);
+        let times = [Some(self.pause), Some(self.timeout), self.length, self.threshold];
+        let [pause, timeout, length, threshold] = times.map(|time| time.unwrap_or_default().as_secs());
+        let seconds = MAX_TIME.as_secs();
+        for (flag, value, most) in [
+            ("connections", self.connections.into(), u64::from(MAX_CONNECTIONS)),
+            ("hold", self.hold.into(), MAX_HELD.into()),
+            ("threads", self.threads as u64, MAX_THREADS.into()),
+            ("request", request as u64, bytes),
+            ("response", response as u64, bytes),
+            ("operations", self.operations.unwrap_or(0), count),
+            ("close-every", self.close_every, count),
+        ] {
+            if value > most {
+                return Err(LoadError::Setting(format!(
+                    "invalid value '{value}' for '--{flag}': expected at most {most}"
+                )));
+            }
+        }
+        for (flag, value) in
+            [("pause", pause), ("timeout", timeout), ("for", length), ("threshold", threshold)]
+        {
+            if value > seconds {
+                return Err(LoadError::Setting(format!(
+                    "invalid value '{value}s' for '--{flag}': expected at most {seconds}s"
+                )));
+            }
+        }
+        let slots = u64::from(self.connections) + u64::from(self.hold);
+        if slots * request as u64 > MAX_ALL_BYTES {
+            return Err(LoadError::Setting(format!(
+                "{} with requests of {} {} more than {MAX_ALL_BYTES} bytes of memory: \
+                 expected fewer --connections, or shorter requests",
+                counted(slots, "connection"),
+                counted(request as u64, "byte"),
+                if slots == 1 { "takes" } else { "take" }
+            )));
+        }
+        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
+        if self.threads == 0 {
+            return refuse("invalid value '0' for '--threads': expected at least 1");
+        } else if self.timeout.is_zero() || self.length.is_some_and(|length| length.is_zero()) {
+            return refuse("invalid value '0s' for '--timeout' or '--for': expected a time above 0");
+        } else if self.operations == Some(0) {
+            return refuse("invalid value '0' for '--operations': expected at least 1");
+        }
+        match (self.arrival, &self.workload) {
+            (Arrival::Even(rate) | Arrival::Poisson(rate), _) if !(rate > 0.0 && rate <= MAX_RATE) => {
+                Err(LoadError::Setting(format!(
+                    "invalid value '{rate}' for '--rate': expected a rate above 0, up to 1e9/s"
+                )))
+            }
+            (_, Workload::Http(request)) => request.check().map_err(LoadError::Setting),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the settings are within their ranges and compatible. Makes no system call.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`]
+    pub fn check(&self) -> Result<(), LoadError> {
+        self.check_ranges()?;
+        let refuse = |why: &str| Err(LoadError::Setting(why.to_owned()));
+        let scheme = self.target.scheme();
+        if !self.workload.schemes().contains(&scheme) {
+            let (name, target, needs) = (self.workload.name(), &self.target, Workload::needs());
+            return Err(LoadError::Setting(format!(
+                "the workload {name} does not go with {target}: {needs}"
+            )));
+        }
+        if let Some(given) = self.resolve.as_ref().filter(|given| !given.is_of(&self.target)) {
+            return Err(LoadError::Setting(format!(
+                "'--resolve {given}' names another host than the target {}",
+                self.target
+            )));
+        }
+        let sends_nothing = self.workload.sends_nothing();
+        if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
+            return refuse("no connections: expected at least 1 for --connections, or --hold alone");
+        } else if self.connections == 0 && self.operations.is_some() {
+            return refuse(
+                "--operations counts what is done beside --hold, and there is nothing: expected --connections",
+            );
+        } else if self.close != Close::Client && self.close_every == 0 && !sends_nothing {
+            return refuse(
+                "--close says how connections are closed, and with --close-every never none is: say --close-every 1",
+            );
+        } else if self.close == Close::Server && sends_nothing {
+            return refuse("nothing is said in the workload connect, so that no server knows when to close");
+        } else if self.close == Close::Server && self.transport() == Transport::Udp {
+            return refuse("a UDP server closes no connection: expected --close client");
+        } else if self.close == Close::Reset && scheme == Scheme::Unix {
+            return refuse("there is no RST over a unix socket: expected --close client or server");
+        } else if self.all_addresses && scheme == Scheme::Unix {
+            return refuse("a unix socket has one address");
+        } else if !self.sources.addresses().is_empty() && scheme == Scheme::Unix {
+            return refuse("a unix socket has no source addresses");
+        }
+        Ok(())
+    }
+
+    /// Checks that this host has the source addresses and the certificate files. [`Load::run`] does the same; a caller that
+    /// checks before the preflight gets this error instead of findings.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Setting`], [`LoadError::Tls`]
+    pub fn check_here(&self) -> Result<(), LoadError> {
+        self.require_local_sources()?;
+        self.tls().map(drop)
+    }
+
+    pub(crate) fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
+        match self.target.scheme() {
+            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Checks that each source is an address of this host. Later, EADDRNOTAVAIL could also mean that its ports are exhausted.
+    pub(crate) fn require_local_sources(&self) -> Result<(), LoadError> {
+        let is_foreign = |source: &&IpAddr| {
+            // Each address in 127.0.0.0/8 is local.
+            !matches!(source, IpAddr::V4(source) if source.is_loopback())
+                && UdpSocket::bind((**source, 0))
+                    .is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+        };
+        match self.sources.addresses().iter().find(is_foreign) {
+            Some(source) => Err(LoadError::Setting(format!(
+                "invalid value '{source}' for '--source': expected addresses of this host, and this is none"
+            ))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! HTTP/1.1 and 1.0 (RFC 9112), as far as a server with one resource needs it.
+
+use httparse::{EMPTY_HEADER, Request, Status};
+
+use crate::serve::decoder::{Answer, Decoder, Position, Step};
+
+/// Maximum length of a head in bytes; a longer head gets 431.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Maximum number of headers; more headers get 431.
+const MAX_HEADERS: usize = 100;
+
+/// The prepared responses.
+pub(crate) struct Http {
+    keep: Response,
+    close: Response,
+    /// For HTTP/1.0, whose connections end unless both sides say otherwise.
+    keep_alive: Response,
+}
+
+struct Response {
+    bytes: Vec<u8>,
+    /// Offset of the body.
+    head: usize,
+}
+
+impl Response {
+    fn head(&self) -> &[u8] {
+        &self.bytes[..self.head]
+    }
+}
+
+impl Http {
+    pub(super) fn new(body: usize) -> Http {
+        let response = |connection: &str| {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {body}\r\n{connection}\r\n"
+            );
+            let length = head.len();
+            let mut bytes = head.into_bytes();
+            bytes.resize(length + body, b'x');
+            Response { bytes, head: length }
+        };
+        Http {
+            keep: response(""),
+            close: response("Connection: close\r\n"),
+            keep_alive: response("Connection: keep-alive\r\n"),
+        }
+    }
+}
+
+impl Decoder for Http {
+    fn bytes(&self, answer: Answer) -> &[u8] {
+        match answer {
+            Answer::Keep => &self.keep.bytes,
+            Answer::Close => &self.close.bytes,
+            Answer::KeepAlive => &self.keep_alive.bytes,
+            Answer::HeadKeep => self.keep.head(),
+            Answer::HeadClose => self.close.head(),
+            Answer::HeadKeepAlive => self.keep_alive.head(),
+            Answer::Continue => b"HTTP/1.1 100 Continue\r\n\r\n",
+            Answer::BadRequest => {
+                b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+            Answer::LengthRequired => {
+                b"HTTP/1.1 411 Length Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+            Answer::HeaderTooLarge => {
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            }
+        }
+    }
+
+    fn next(&self, position: &mut Position, bytes: &[u8], last: bool) -> Step {
+        match *position {
+            Position::Body { left, answer } => {
+                if (bytes.len() as u64) < left {
+                    *position = Position::Body { left: left - bytes.len() as u64, answer };
+                    return Step { used: bytes.len(), answer: None };
+                }
+                *position = Position::Between;
+                Step { used: left as usize, answer: Some(answer) }
+            }
+            Position::Between => head(position, bytes, last),
+        }
+    }
+}
+
+/// Decodes the head of a request.
+fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+    let mut request = Request::new(&mut headers);
+    let refuse = |answer| Step { used: bytes.len(), answer: Some(answer) };
+    // The parser never sees more than the longest head: the response must not depend on how many bytes have arrived.
+    let used = match request.parse(&bytes[..bytes.len().min(MAX_HEAD_BYTES)]) {
+        Ok(Status::Complete(used)) => used,
+        Ok(Status::Partial) if bytes.len() <= MAX_HEAD_BYTES => return Step { used: 0, answer: None },
+        Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
+        Err(_) => return refuse(Answer::BadRequest),
+    };
+    let length = match body_length(&request) {
+        Ok(length) => length,
+        Err(answer) => return refuse(answer),
+    };
+    let is_old = request.version == Some(0);
+    let hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host")).count();
+    // A request of HTTP/1.1 has exactly one Host, an older one at most one (RFC 9112, 3.2).
+    if hosts > 1 || (hosts == 0 && !is_old) {
+        return refuse(Answer::BadRequest);
+    }
+    let stays = !is_old || has(&request, "connection", "keep-alive");
+    let closes = last || !stays || has(&request, "connection", "close");
+    let answer = match (request.method == Some("HEAD"), closes, is_old) {
+        (false, true, _) => Answer::Close,
+        (false, false, false) => Answer::Keep,
+        (false, false, true) => Answer::KeepAlive,
+        (true, true, _) => Answer::HeadClose,
+        (true, false, false) => Answer::HeadKeep,
+        (true, false, true) => Answer::HeadKeepAlive,
+    };
+    let here = bytes.len() - used;
+    if length == 0 {
+        return Step { used, answer: Some(answer) };
+    }
+    *position = Position::Body { left: length, answer };
+    // A client that waits for 100 gets it, unless the body has begun to arrive (RFC 9110, 10.1.1).
+    let waits = here == 0 && request.version == Some(1) && has(&request, "expect", "100-continue");
+    if waits {
+        return Step { used, answer: Some(Answer::Continue) };
+    }
+    if here as u64 >= length {
+        *position = Position::Between;
+        return Step { used: used + length as usize, answer: Some(answer) };
+    }
+    *position = Position::Body { left: length - here as u64, answer };
+    Step { used: bytes.len(), answer: None }
+}
+
+/// Returns whether a header with a comma-separated list contains `word`.
+fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
+    request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).any(|header| {
+        header
+            .value
+            .split(|byte| *byte == b',')
+            .any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+    })
+}
+
+/// Returns Content-Length, 0 by default, or the response that refuses the request: chunked bodies are not supported, and two
+/// different lengths are an attack (RFC 9112, 6.3).
+fn body_length(request: &Request<'_, '_>) -> Result<u64, Answer> {
+    let mut length = None;
+    for header in request.headers.iter() {
+        if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            return Err(Answer::LengthRequired);
+        }
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let digits = header.value.trim_ascii();
+            let said = str::from_utf8(digits)
+                .ok()
+                .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+                .and_then(|text| text.parse::<u64>().ok())
+                .ok_or(Answer::BadRequest)?;
+            if length.is_some_and(|length| length != said) {
+                return Err(Answer::BadRequest);
+            }
+            length = Some(said);
+        }
+    }
+    Ok(length.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first(text: &str) -> Step {
+        Http::new(2).next(&mut Position::Between, text.as_bytes(), false)
+    }
+
+    fn answer(text: &str) -> Option<Answer> {
+        first(text).answer
+    }
+
+    #[test]
+    fn version_and_header_decide_whether_to_close() {
+        for (text, wanted) in [
+            ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::Keep),
+            ("GET / HTTP/1.1\r\nHost: x\r\nconnection: keep-alive, Close\r\n\r\n", Answer::Close),
+            ("GET / HTTP/1.0\r\n\r\n", Answer::Close),
+            ("GET / HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", Answer::KeepAlive),
+            ("HEAD / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", Answer::HeadKeepAlive),
+            ("GET / HTTP/1.0\r\nConnection: keep-alive, close\r\n\r\n", Answer::Close),
+            ("HEAD / HTTP/1.1\r\nHost: x\r\n\r\n", Answer::HeadKeep),
+            ("HEAD / HTTP/1.0\r\n\r\n", Answer::HeadClose),
+        ] {
+            assert_eq!(answer(text), Some(wanted), "{text:?}");
+        }
+        for request in
+            ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"]
+        {
+            let last = Http::new(2).next(&mut Position::Between, request.as_bytes(), true);
+            assert_eq!(last.answer, Some(Answer::Close), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_may_be_split_at_any_byte() {
+        let text =
+            "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbodyGET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        let http = Http::new(2);
+        for cut in 0..=text.len() {
+            let (mut position, mut kept, mut answers) = (Position::Between, Vec::new(), Vec::new());
+            for part in [&text[..cut], &text[cut..]] {
+                kept.extend_from_slice(part.as_bytes());
+                loop {
+                    let step = http.next(&mut position, &kept, false);
+                    kept.drain(..step.used);
+                    match step.answer {
+                        Some(answer) => answers.push(answer),
+                        None => break,
+                    }
+                }
+            }
+            assert_eq!((answers, kept.len()), (vec![Answer::Keep; 2], 0), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn invalid_requests_get_their_status() {
+        for text in [
+            "nonsense\r\n\r\n",
+            "GET / HTTP/3.0\r\n\r\n",
+            "GET / HTTP/1.1\r\nNoHost: x\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n",
+            "GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        ] {
+            assert_eq!(answer(text), Some(Answer::BadRequest), "{text:?}");
+        }
+        let chunked = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+        assert_eq!(answer(chunked), Some(Answer::LengthRequired));
+    }
+
+    #[test]
+    fn heads_end_at_16_kib_and_100_headers() {
+        let head =
+            |length: usize| format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(length - 32));
+        assert_eq!(first(&head(16 * 1024)), Step { used: 16 * 1024, answer: Some(Answer::Keep) });
+        assert_eq!(answer(&head(16 * 1024 + 1)), Some(Answer::HeaderTooLarge));
+        let unended = head(16 * 1024 + 4);
+        assert_eq!(answer(&unended[..16 * 1024]), None, "it may still end");
+        assert_eq!(answer(&unended[..16 * 1024 + 1]), Some(Answer::HeaderTooLarge));
+        let many = format!("GET / HTTP/1.1\r\nHost: x\r\n{}\r\n", "A: b\r\n".repeat(101));
+        assert_eq!(answer(&many), Some(Answer::HeaderTooLarge));
+    }
+
+    #[test]
+    fn expect_gets_100_before_the_body() {
+        let http = Http::new(2);
+        let head = "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
+        let mut position = Position::Between;
+        let step = http.next(&mut position, head.as_bytes(), false);
+        assert_eq!(step, Step { used: head.len(), answer: Some(Answer::Continue) });
+        assert_eq!(http.next(&mut position, b"abc", false), Step { used: 3, answer: Some(Answer::Keep) });
+        assert_eq!(answer(&format!("{head}abc")), Some(Answer::Keep), "it did not wait");
+    }
+
+    #[test]
+    fn responses_have_a_content_length() {
+        let http = Http::new(5);
+        let text = |answer| String::from_utf8(http.bytes(answer).to_vec()).unwrap();
+        assert!(text(Answer::Keep).ends_with("Content-Length: 5\r\n\r\nxxxxx"));
+        assert!(text(Answer::HeadClose).ends_with("Content-Length: 5\r\nConnection: close\r\n\r\n"));
+        assert!(text(Answer::KeepAlive).ends_with("Connection: keep-alive\r\n\r\nxxxxx"));
+        assert!(text(Answer::HeadKeepAlive).ends_with("Connection: keep-alive\r\n\r\n"));
+        for (answer, status) in
+            [(Answer::BadRequest, "400"), (Answer::LengthRequired, "411"), (Answer::HeaderTooLarge, "431")]
+        {
+            assert!(text(answer).starts_with(&format!("HTTP/1.1 {status} ")) && answer.ends());
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! `load` against hostile peers.
+
+use std::io::{self, Read as _, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use Outcome::{Done, DoneAgain, Fail, Status};
+use fourtuple_bench::load::{Arrival, EngineChoice, Load, Workload};
+use fourtuple_syscalls::option;
+use fourtuple_testing::{each_in_namespace, in_namespace};
+
+use crate::hostile::peers::Act::{Drip, Flood, HalfClose, Read, Reset, Send, Wait};
+use crate::run::{self, ENGINES, RunOutcome, get, load, run, until};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const HALF: &str = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok";
+const REST: &str = "HTTP/1.1 200 OK\r\n\r\n";
+const CHUNKS: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+/// The expected outcome of all operations of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// All succeed, and no request is sent twice.
+    Done,
+    /// All succeed; a request that the peer did not read may be sent again.
+    DoneAgain,
+    /// All fail with this error.
+    Fail(&'static str),
+    /// All get a response whose status is counted under this name; a request may be sent again.
+    Status(&'static str),
+}
+
+const PEERS: &[(&str, &[Act], Outcome)] = &[
+    // Peers that send without end.
+    ("drip of a whole response", &[Read, Drip(WHOLE)], Fail("timeout")),
+    ("drip of a head", &[Read, Drip("HTTP/1.1 200 OK\r\nX-A: ")], Fail("timeout")),
+    (
+        "endless body of a length",
+        &[Read, Send("HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"), Flood("x")],
+        Fail("timeout"),
+    ),
+    ("endless body without a length", &[Read, Send(REST), Flood("x")], Fail("timeout")),
+    ("endless chunks", &[Read, Send(CHUNKS), Flood("1\r\nx\r\n")], Fail("timeout")),
+    ("endless interim responses", &[Read, Flood("HTTP/1.1 100 Continue\r\n\r\n")], Fail("timeout")),
+    ("endless head", &[Read, Send("HTTP/1.1 200 OK\r\nX-A: "), Flood("x")], Fail("malformed")),
+    ("endless headers", &[Read, Send("HTTP/1.1 200 OK\r\n"), Flood("X: y\r\n")], Fail("malformed")),
+    ("endless size of a chunk", &[Read, Send(CHUNKS), Flood("0")], Fail("malformed")),
+    ("nothing at all", &[Read, Wait(10_000)], Fail("timeout")),
+    // Cases with a FIN at each point.
+    ("close before the request", &[], Fail("closed-early or ECONNRESET or EPIPE")),
+    ("close after the request", &[Read], Fail("closed-early")),
+    ("close in the status line", &[Read, Send("HTTP/1.1 2")], Fail("closed-early")),
+    ("close in the head", &[Read, Send("HTTP/1.1 200 OK\r\nContent-Le")], Fail("closed-early")),
+    ("close in the body", &[Read, Send(HALF)], Fail("closed-early")),
+    ("close in a chunk", &[Read, Send(CHUNKS), Send("5\r\nab")], Fail("closed-early")),
+    ("close before the last chunk", &[Read, Send(CHUNKS), Send("2\r\nab\r\n")], Fail("closed-early")),
+    ("close after an interim response", &[Read, Send("HTTP/1.1 103 Early\r\n\r\n")], Fail("closed-early")),
+    ("close as the end of the body", &[Read, Send(REST), Send("text")], Done),
+    // The peer closes one direction only; the opposite direction stays open.
+    ("half-close without a response", &[Read, HalfClose], Fail("closed-early")),
+    ("half-close in the body", &[Read, Send(HALF), HalfClose], Fail("closed-early")),
+    ("half-close as the end of the body", &[Read, Send(REST), Send("text"), HalfClose], Done),
+    ("half-close after a whole response", &[Read, Send(WHOLE), HalfClose], DoneAgain),
+    // Cases with a RST at each point.
+    ("reset before the request", &[Reset], Fail("closed-early or ECONNRESET or EPIPE")),
+    ("reset after the request", &[Read, Reset], Fail("ECONNRESET")),
+    ("reset in the head", &[Read, Send("HTTP/1.1 200 OK\r\nContent-Le"), Reset], Fail("ECONNRESET")),
+    ("reset in the body", &[Read, Send(HALF), Reset], Fail("ECONNRESET")),
+    ("reset as the end of the body", &[Read, Send(REST), Reset], Fail("ECONNRESET")),
+    // A kept connection that ends without a response.
+    ("close after a whole response", &[Read, Send(WHOLE)], DoneAgain),
+    ("reset after a whole response", &[Read, Send(WHOLE), Reset], DoneAgain),
+    ("close after two", &[Read, Send(WHOLE), Read, Send(WHOLE)], DoneAgain),
+    // Cases of status lines.
+    ("another protocol", &[Read, Send("SSH-2.0-OpenSSH_9.2\r\n")], Fail("malformed")),
+    ("no status", &[Read, Send("HTTP/1.1 OK\r\n\r\n")], Fail("malformed")),
+    ("status 000", &[Read, Send("HTTP/1.1 000 Nothing\r\nContent-Length: 0\r\n\r\n")], Fail("malformed")),
+    ("status 999", &[Read, Send("HTTP/1.1 999 Much\r\nContent-Length: 0\r\n\r\n")], Status("status-999")),
+    ("another version", &[Read, Send("HTTP/2 200 OK\r\n\r\n")], Fail("malformed")),
+    ("more than the response", &[Read, Send("HTTP/1.1 204 No\r\n\r\nmore")], Fail("malformed")),
+];
+
+const OPERATIONS: u64 = 12;
+
+fn against(engine: EngineChoice, name: &str, address: std::net::SocketAddr) -> Load {
+    let target = format!("http://{address}/");
+    let mut load = load(engine, &target, get(&target));
+    (load.connections, load.operations) = (3, Some(OPERATIONS));
+    let ends_by_timeout = PEERS.iter().any(|(peer, _, outcome)| *peer == name && *outcome == Fail("timeout"));
+    if ends_by_timeout {
+        load.timeout = 600 * MILLISECOND;
+    }
+    load
+}
+
+/// Checks that each operation has the expected outcome.
+fn require(name: &str, outcome: Outcome, ran: &RunOutcome) {
+    let (done, failed) = (ran.results.operations, ran.results.errors.values().sum::<u64>());
+    match outcome {
+        Done | DoneAgain => assert_eq!((done, failed), (OPERATIONS, 0), "{name}: {ran:#?}"),
+        Fail(names) => {
+            assert_eq!((done, failed), (0, OPERATIONS), "{name}: {ran:#?}");
+            assert!(
+                ran.errors().iter().all(|error| names.split(" or ").any(|one| one == *error)),
+                "{name}: {ran:#?}"
+            );
+        }
+        Status(status) => assert_eq!((done, ran.error(status)), (OPERATIONS, OPERATIONS), "{name}: {ran:#?}"),
+    }
+    if matches!(outcome, Done | Fail(_)) {
+        assert_eq!(ran.results.retried, 0, "{name}: {ran:#?}");
+    }
+}
+
+#[test]
+fn every_engine_counts_what_the_peer_logged() {
+    in_namespace(|| {
+        let cases = PEERS.iter().flat_map(|peer| ENGINES.into_iter().map(move |engine| (peer, engine)));
+        each_in_namespace(cases, |(&(name, script, outcome), engine)| {
+            // Captured output, which is shown if the test fails.
+            eprintln!("{name} with {engine:?}");
+            let (address, log) = peer(script);
+            let load = against(engine, name, address);
+            let Some(ran) = run("hostile::peers", &load) else { return };
+            require(name, outcome, &ran);
+            if !matches!(script.first(), Some(Read)) {
+                // connect() may or may not succeed before the peer closes the connection.
+                return;
+            }
+            until(|| log.requests() >= OPERATIONS);
+            assert_eq!(
+                (log.requests(), log.connections()),
+                (OPERATIONS, ran.results.connections),
+                "{name} with {engine:?}: {ran:#?}"
+            );
+        });
+    });
+}
+
+/// The peer reads the second request of a connection and closes the connection without a response.
+const UNANSWERED: &[Act] = &[Read, Send(WHOLE), Read];
+
+#[test]
+fn a_request_on_a_closed_connection_is_sent_again_once() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let (address, log) = peer(UNANSWERED);
+            let load = against(engine, "", address);
+            let Some(ran) = run("hostile::again", &load) else { continue };
+            let results = &ran.results;
+            assert_eq!((results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+            assert!(results.retried >= OPERATIONS - 3, "all but the first of three connections: {ran:#?}");
+            until(|| log.requests() >= OPERATIONS + results.retried);
+            assert_eq!(log.requests(), OPERATIONS + results.retried, "{ran:#?}");
+            assert_eq!((log.connections(), results.connections), (3 + results.retried, 3 + results.retried));
+        }
+    });
+}
+
+#[test]
+fn a_request_that_is_not_idempotent_is_not_sent_again() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let (address, log) = peer(UNANSWERED);
+            let mut load = against(engine, "", address);
+            let Workload::Http(request) = &mut load.workload else { unreachable!() };
+            request.method = "POST".into();
+            let Some(ran) = run("hostile::post", &load) else { continue };
+            let results = &ran.results;
+            assert_eq!((results.retried, ran.errors()), (0, vec!["closed-early"]), "{ran:#?}");
+            assert_eq!(results.operations + ran.error("closed-early"), OPERATIONS);
+            until(|| log.requests() >= OPERATIONS);
+            assert_eq!((log.requests(), log.connections()), (OPERATIONS, results.connections), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_was_closed_while_idle_is_not_used() {
+    const IDLE: &[(&str, &[Act])] = &[
+        ("closed", &[Read, Send(WHOLE)]),
+        ("half-closed", &[Read, Send(WHOLE), HalfClose]),
+        (
+            "told why",
+            &[
+                Read,
+                Send(WHOLE),
+                Wait(200),
+                Send("HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"),
+            ],
+        ),
+    ];
+    in_namespace(|| {
+        let cases = IDLE.iter().flat_map(|peer| ENGINES.into_iter().map(move |engine| (peer, engine)));
+        each_in_namespace(cases, |(&(name, script), engine)| {
+            let (address, log) = peer(script);
+            let mut load = against(engine, "", address);
+            // Long enough for a peer that waits for a CPU before it closes.
+            (load.pause, load.operations) = (2500 * MILLISECOND, Some(6));
+            // A request sent too early would have to be sent again, which is not permitted for this request.
+            let Workload::Http(request) = &mut load.workload else { unreachable!() };
+            request.method = "POST".into();
+            let Some(ran) = run("hostile::idle", &load) else { return };
+            assert_eq!((ran.results.operations, ran.errors()), (6, vec![]), "{name}: {ran:#?}");
+            assert_eq!((ran.results.retried, ran.results.connections), (0, 6), "{name}: {ran:#?}");
+            assert_eq!((log.requests(), log.connections()), (6, 6), "{name}: {ran:#?}");
+        });
+    });
+}
+
+#[test]
+fn an_idle_connection_that_is_still_open_is_reused() {
+    const OPEN: &[Act] = &[Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE)];
+    in_namespace(|| {
+        for engine in ENGINES {
+            let (address, log) = peer(OPEN);
+            let mut load = against(engine, "", address);
+            load.pause = 20 * MILLISECOND;
+            let Some(ran) = run("hostile::open", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+            assert_eq!((ran.results.retried, log.requests()), (0, OPERATIONS), "{ran:#?}");
+            assert_eq!(ran.results.connections, log.connections());
+            assert!(ran.results.connections < OPERATIONS, "they were used again: {ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_run_ends_though_bytes_keep_coming() {
+    const FLOOD: &[Act] = &[Read, Send(REST), Flood("x")];
+    in_namespace(|| {
+        for engine in ENGINES {
+            let (address, _) = peer(FLOOD);
+            let mut load = against(engine, "", address);
+            // The run ends by --for: no operation has reached its timeout.
+            (load.operations, load.length) = (None, Some(300 * MILLISECOND));
+            let Some(ran) = run("hostile::length", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
+            // The run ends by the stop flag.
+            let (address, log) = peer(FLOOD);
+            let mut load = against(engine, "", address);
+            load.operations = None;
+            let flag = AtomicBool::new(false);
+            let ran = thread::scope(|scope| {
+                scope.spawn(|| {
+                    until(|| log.requests() == 3);
+                    flag.store(true, Ordering::Relaxed);
+                });
+                run::run_until("hostile::stop", &load, &flag)
+            })
+            .unwrap();
+            assert_eq!(ran.remarks()[0], "interrupted");
+            assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn an_impossible_rate_does_not_lengthen_the_run() {
+    in_namespace(|| {
+        let (address, _) = peer(&[Read, Wait(10_000)]);
+        for engine in ENGINES {
+            let mut load = against(engine, "", address);
+            load.arrival = Arrival::Poisson(1e9);
+            (load.operations, load.length, load.timeout) = (None, Some(500 * MILLISECOND), 100 * MILLISECOND);
+            let Some(ran) = run("hostile::rate", &load) else { continue };
+            assert_eq!(ran.results.operations, 0, "{ran:#?}");
+            assert_eq!(ran.errors(), ["timeout"], "{ran:#?}");
+            assert!(ran.remarks().contains(&"offered-rate-not-reached"), "{ran:#?}");
+        }
+    });
+}
+
+/// A step of a peer on one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    /// Reads a request to the end of its head, and logs it.
+    Read,
+    Send(&'static str),
+    /// Sends byte by byte, 50 ms apart.
+    Drip(&'static str),
+    /// Sends the same bytes repeatedly until the client closes.
+    Flood(&'static str),
+    /// Sends nothing for this many milliseconds.
+    Wait(u64),
+    /// Sends FIN, and reads on until the client closes.
+    HalfClose,
+    /// Sends RST.
+    Reset,
+}
+
+/// Maximum length of a flood: a run that never ends then fails its test.
+const MAX_FLOOD: Duration = Duration::from_secs(150);
+
+/// The counts of a peer.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    connections: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl Log {
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts a peer that executes `script` on each connection and then closes it.
+pub(crate) fn peer(script: &'static [Act]) -> (SocketAddr, Arc<Log>) {
+    let log = Arc::new(Log::default());
+    let counted = Arc::clone(&log);
+    let address = run::answer(move |stream| {
+        counted.connections.fetch_add(1, Ordering::Relaxed);
+        script.iter().try_for_each(|act| play(*act, &stream, &counted))
+    });
+    (address, log)
+}
+
+fn play(act: Act, mut stream: &TcpStream, log: &Log) -> io::Result<()> {
+    match act {
+        Act::Read => {
+            read_head(stream)?;
+            log.requests.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+        Act::Send(text) => stream.write_all(text.as_bytes()),
+        Act::Drip(text) => text.bytes().try_for_each(|byte| {
+            thread::sleep(Duration::from_millis(50));
+            stream.write_all(&[byte])
+        }),
+        Act::Flood(text) => {
+            let (piece, begun) = (text.repeat(65_536 / text.len()), Instant::now());
+            while begun.elapsed() < MAX_FLOOD {
+                stream.write_all(piece.as_bytes())?;
+            }
+            Ok(())
+        }
+        Act::Wait(milliseconds) => {
+            thread::sleep(Duration::from_millis(milliseconds));
+            Ok(())
+        }
+        Act::HalfClose => {
+            stream.shutdown(Shutdown::Write)?;
+            stream.read_to_end(&mut Vec::new()).map(drop)
+        }
+        // The RST goes out when the connection is closed, at the end of the script.
+        Act::Reset => option::set_reset_on_close(stream.as_fd()),
+    }
+}
+
+/// Reads to the empty line; requests of these tests have no body, and are not pipelined.
+fn read_head(mut stream: &TcpStream) -> io::Result<()> {
+    let mut head = Vec::new();
+    let mut room = [0; 2000];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut room)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => head.extend_from_slice(&room[..count]),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! The servers of `serve` over sockets.
+
+mod client;
+mod crr;
+mod http;
+mod other;

@@ -1,0 +1,419 @@
+//! Listeners, their SO_REUSEPORT groups and their processes, as several rules see them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot, UnixListener};
+
+use crate::doctor::command::Scope;
+use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::words::process;
+use fourtuple_record::errno;
+
+/// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
+pub(crate) fn holders(owners: &[Owner]) -> String {
+    match owners {
+        [] => "a process that is not visible".to_owned(),
+        [only] => process(only),
+        [first, rest @ ..] => format!("{} and {} more", process(first), rest.len()),
+    }
+}
+
+/// Returns the processes that accept from a listener: `nginx[813] and 3 more`.
+pub(crate) fn acceptors(snapshot: &Snapshot, listener: &Listener) -> String {
+    holders(&workers_of(snapshot, &listener.owners, accepted(snapshot, listener)))
+}
+
+/// Returns the processes that hold connections at the port of a listener.
+fn accepted<'a>(snapshot: &'a Snapshot, listener: &Listener) -> &'a [Owner] {
+    let services = snapshot.connections.seen().map(|all| all.services.as_slice()).unwrap_or_default();
+    let service = services.iter().find(|service| service.port == listener.address.port());
+    service.map(|service| service.workers.as_slice()).unwrap_or_default()
+}
+
+/// Returns the processes that accept from a unix listener.
+pub(crate) fn unix_acceptors(snapshot: &Snapshot, listener: &UnixListener) -> String {
+    holders(&workers_of(snapshot, &listener.owners, &listener.workers))
+}
+
+/// Returns the processes that hold a listener, without a master that holds it for its workers only. A child that was not there at the first
+/// reading may be about to execute another program: it does not count as a worker. `accepted`: the processes that hold accepted connections.
+fn workers_of(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Vec<Owner> {
+    masters_and_workers(snapshot, owners, accepted).1
+}
+
+/// Servers whose masters never accept.
+const PREFORK: [&str; 5] = ["apache2", "gunicorn", "httpd", "nginx", "php-fpm"];
+
+/// Returns the masters among the processes that hold a listener, and the others.
+fn masters_and_workers(
+    snapshot: &Snapshot,
+    owners: &[Owner],
+    accepted: &[Owner],
+) -> (Vec<Owner>, Vec<Owner>) {
+    let has_accepted = |pid: u32| accepted.iter().any(|worker| worker.pid == pid && worker.sockets > 0);
+    // Gunicorn calls its processes `gunicorn: master` and `gunicorn: worker`.
+    let program = |owner: &Owner| owner.name.split([':', ' ']).next().map(str::to_owned);
+    let is_worker_of = |owner: &Owner, master: &Owner| {
+        let process = process_of(snapshot, owner.pid);
+        program(owner) == program(master)
+            && process.is_some_and(|process| process.parent == master.pid && process.cpu_ns.is_some())
+    };
+    let is_master = |master: &&Owner| {
+        let mut workers = owners.iter().filter(|owner| is_worker_of(owner, master));
+        let accepting = workers.clone().any(|worker| has_accepted(worker.pid));
+        // Of two processes that have accepted nothing, one may be a helper of the other.
+        let least = usize::from(!PREFORK.iter().any(|name| master.name.starts_with(name)));
+        !has_accepted(master.pid) && (accepting || workers.nth(least).is_some())
+    };
+    owners.iter().cloned().partition(|owner| is_master(&owner))
+}
+
+/// Returns a sentence about the master of the processes that accept: the process to restart or to reload.
+fn master(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Option<String> {
+    let (masters, _) = masters_and_workers(snapshot, owners, accepted);
+    let master = process(masters.first()?);
+    Some(format!(
+        "{master} is the master of these processes: it has their settings, and does not accept itself"
+    ))
+}
+
+/// Returns a duration with a unit that suits it: `120 ms`, `10.0 s`.
+pub(crate) fn time(ns: u64) -> String {
+    match ns {
+        0..1_000_000 => format!("{} us", ns / 1000),
+        1_000_000..1_000_000_000 => format!("{} ms", ns / 1_000_000),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+/// Returns whether the accept queue takes no more connections: `sk_acceptq_is_full`, which admits one more than the backlog.
+pub(crate) fn is_full(waiting: u32, backlog: u32) -> bool {
+    waiting > backlog
+}
+
+/// Returns the events of a counter during the interval, 0 for a counter that the kernel lacks.
+pub(crate) fn during(snapshot: &Snapshot, counter: &str) -> u64 {
+    snapshot.counter(counter).map_or(0, |counter| counter.during)
+}
+
+/// Returns the most SYNs and last ACKs that a listener can have dropped during the interval. Its sk_drops has more events than drops: SYNs
+/// that are sent again, RSTs of handshakes, the last ACKs that TCP_DEFER_ACCEPT ignores, and a dropped last ACK twice (tcp_check_req,
+/// discard_and_relse). TcpExt.ListenDrops counts drops only, of all listeners of the namespace (tcp_listendrop).
+pub(crate) fn drops(snapshot: &Snapshot, listener: &Listener) -> u64 {
+    listener.drops.map_or(0, |drops| drops.during.min(during(snapshot, "TcpExt.ListenDrops")))
+}
+
+/// Returns the handshakes in progress that a listener takes (`inet_csk_reqsk_queue_is_full`); without SYN cookies the kernel keeps a quarter of
+/// net.ipv4.tcp_max_syn_backlog for clients that it knows (`tcp_conn_request`).
+pub(crate) fn handshakes_allowed(snapshot: &Snapshot, listener: &Listener) -> u64 {
+    let has_cookies = snapshot.number("net.ipv4.tcp_syncookies") != Ok(0);
+    match snapshot.number("net.ipv4.tcp_max_syn_backlog") {
+        Ok(most) if !has_cookies => (most - most / 4).min(listener.backlog.into()),
+        _ => listener.backlog.into(),
+    }
+}
+
+/// Returns the drops of the interval that are neither overflows of an accept queue nor of a full SYN queue.
+pub(crate) fn other_drops(snapshot: &Snapshot) -> u64 {
+    let counted = |name| during(snapshot, name);
+    let known = counted("TcpExt.ListenOverflows") + counted("TcpExt.TCPReqQFullDrop");
+    counted("TcpExt.ListenDrops").saturating_sub(known)
+}
+
+/// Returns the listener whose handshakes in progress are the cause of [`other_drops`]: SYN cookies are off, and the kernel drops SYNs of clients
+/// that it does not know.
+pub(crate) fn flooded(snapshot: &Snapshot) -> Option<&Listener> {
+    let is_full = |listener: &&Listener| {
+        // Handshakes end between the last drop and the reading.
+        u64::from(listener.handshakes) * 10 >= handshakes_allowed(snapshot, listener) * 9
+    };
+    let is_possible = snapshot.number("net.ipv4.tcp_syncookies") == Ok(0) && other_drops(snapshot) > 0;
+    let listeners = snapshot.listeners.seen().ok()?.iter().filter(|_| is_possible);
+    listeners
+        .filter(|listener| listener.handshakes > 0)
+        .filter(is_full)
+        .max_by_key(|listener| listener.handshakes)
+}
+
+/// Returns the connections in the accept queue that were there at the first reading, as a lower bound.
+pub(crate) fn kept_waiting(snapshot: &Snapshot, listener: &Listener) -> u64 {
+    // The queue is served in order: with fewer arrivals than connections in the queue, the others were there at the first reading.
+    let both = u64::from(listener.waiting.min(listener.waiting_before));
+    let opens = snapshot.counter("Tcp.PassiveOpens").map(|opens| opens.during);
+    opens.map_or(0, |opens| both.saturating_sub(opens)).max(listener.standing.into())
+}
+
+/// Declares what a listener that drops explains: its drops, its queue, and the SYNs that clients of this host send again.
+pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    // A kernel that does not tell the drops of a listener has the sums only.
+    let amount = if listener.drops.is_some() { drops(snapshot, listener) } else { u64::MAX };
+    let address = Some(listener.address.to_string());
+    draft
+        .explains_up_to(What::Counter("TcpExt.ListenOverflows"), amount)
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), amount)
+        .explains(What::Drops(listener.cookie))
+        .explains(What::Queue(listener.cookie))
+        .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::Counter("Tcp.AttemptFails"))
+        .explains(What::Calls { call: "connect", errno: errno::ETIMEDOUT, process: None, address })
+}
+
+/// Declares what a unix listener with a full queue explains: its queue, and the calls of connect() that failed.
+pub(crate) fn explains_unix(draft: Draft, listener: &UnixListener) -> Draft {
+    let address = Some(called(listener));
+    draft.explains(What::Queue(listener.cookie)).explains(What::Calls {
+        call: "connect",
+        errno: errno::EAGAIN,
+        process: None,
+        address,
+    })
+}
+
+/// Returns the path of a listener as failed calls have it.
+fn called(listener: &UnixListener) -> String {
+    listener.path.escape_debug().to_string()
+}
+
+/// Returns the calls of connect() to a unix listener that found its queue full (`unix_stream_connect` of a non-blocking socket).
+pub(crate) fn refused<'a>(
+    snapshot: &'a Snapshot,
+    listener: &UnixListener,
+) -> impl Iterator<Item = &'a FailedCall> {
+    let path = called(listener);
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    calls.filter(move |call| {
+        call.protocol == "unix"
+            && call.call == "connect"
+            && call.errno == errno::EAGAIN
+            && call.address.as_ref() == Some(&path)
+    })
+}
+
+/// Returns `up to ` if the drops of the interval may be of another listener.
+pub(crate) fn up_to(snapshot: &Snapshot) -> &'static str {
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let number = listeners.iter().filter(|listener| drops(snapshot, listener) > 0).count();
+    if number > 1 { "up to " } else { "" }
+}
+
+/// Returns the process with this ID.
+pub(crate) fn process_of(snapshot: &Snapshot, pid: u32) -> Option<&Process> {
+    snapshot.processes.seen().ok()?.iter().find(|process| process.pid == pid)
+}
+
+/// Returns the first of the processes that a signal has stopped.
+pub(crate) fn stopped<'a>(snapshot: &Snapshot, owners: &'a [Owner]) -> Option<&'a Owner> {
+    owners.iter().find(|owner| process_of(snapshot, owner.pid).is_some_and(|process| process.state == 'T'))
+}
+
+/// Returns the SO_REUSEPORT groups: the listeners of each address that has several.
+pub(crate) fn groups<'a>(listeners: impl IntoIterator<Item = &'a Listener>) -> Vec<Vec<&'a Listener>> {
+    let mut groups: BTreeMap<(SocketAddr, u32), Vec<&Listener>> = BTreeMap::new();
+    for listener in listeners {
+        groups.entry((listener.address, listener.interface)).or_default().push(listener);
+    }
+    groups.into_values().filter(|group| group.len() > 1).collect()
+}
+
+/// Returns a name of a listener that no other listener has.
+pub(crate) fn subject(listener: &Listener) -> String {
+    format!("{} (socket {:#x})", listener.address, listener.cookie)
+}
+
+/// Returns whether a member of a group has a queue that does not shrink while the queues of the others are short.
+pub(crate) fn lags(member: &Listener, group: &[&Listener]) -> bool {
+    let others = group.iter().filter(|other| other.cookie != member.cookie);
+    let longest = others.map(|other| other.waiting).max().unwrap_or(0);
+    member.waiting_before > 0 && member.waiting >= member.waiting_before && longest <= member.waiting / 8
+}
+
+/// Time by which the processes of an old generation are older than the processes of the new one.
+const GENERATION_NS: u64 = 1_000_000_000;
+
+/// Returns whether the processes of a lagging member began before all processes of the other members: an old generation of the server.
+pub(crate) fn is_left_behind(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> bool {
+    let starts = |listener: &Listener| -> Vec<u64> {
+        let processes = listener.owners.iter().filter_map(|owner| process_of(snapshot, owner.pid));
+        processes.map(|process| process.started_ns).collect()
+    };
+    let others = group.iter().filter(|other| other.cookie != member.cookie);
+    let oldest = others.flat_map(|other| starts(other)).min();
+    let youngest = starts(member).into_iter().max();
+    let is_older = youngest.zip(oldest).is_some_and(|(own, other)| own + GENERATION_NS <= other);
+    is_older && lags(member, group)
+}
+
+/// Adds what helps a listener whose accept queue is too short or is emptied too slowly.
+pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    let port = listener.address.port();
+    let server = acceptors(snapshot, listener);
+    let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
+    let is_cut = u64::from(listener.backlog) >= somaxconn;
+    let draft = draft.because_if(master(snapshot, &listener.owners, accepted(snapshot, listener)));
+    let mut draft = continued(draft, snapshot, &listener.owners);
+    draft = draft.now(Remedy::own(
+        format!("trace accept --port {port} --for 10s"),
+        "shows how long connections wait, and which worker accepts how many",
+    ));
+    if is_cut {
+        draft = draft.now(
+            Remedy::sysctl(
+                "net.core.somaxconn",
+                (somaxconn * 8).max(4096).to_string(),
+                format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit"),
+            )
+            .unproven(),
+        );
+    }
+    with_settings(draft, &listener.owners, &server)
+}
+
+/// Adds what helps a unix listener whose accept queue is full.
+pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
+    let server = unix_acceptors(snapshot, listener);
+    let draft = draft.because_if(master(snapshot, &listener.owners, &listener.workers));
+    let mut draft = continued(draft, snapshot, &listener.owners);
+    let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
+    if u64::from(listener.backlog) >= somaxconn {
+        let longer = (somaxconn * 8).max(4096).to_string();
+        let effect =
+            format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
+        draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
+    }
+    with_settings(draft, &listener.owners, &server)
+}
+
+/// Adds the command that continues a stopped process.
+fn continued(draft: Draft, snapshot: &Snapshot, owners: &[Owner]) -> Draft {
+    let Some(owner) = stopped(snapshot, owners) else { return draft };
+    draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(Remedy::privileged(
+        Scope::Process,
+        format!("kill -CONT {}", owner.pid),
+        "lets the process accept again",
+    ))
+}
+
+/// Adds the settings of the server that empty an accept queue faster or make it longer.
+fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
+    let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
+    let workers = settings.map_or("more workers", |settings| settings.workers);
+    let backlog = settings.map_or("a greater argument of listen()", |settings| settings.backlog);
+    draft
+        .proper(Remedy::advice(
+            format!("{server}: {workers}, or no blocking work in the thread that calls accept()"),
+            "a queue that is emptied as fast as it fills",
+        ))
+        .proper(Remedy::advice(
+            format!("{server}: {backlog}; the kernel cuts it to net.core.somaxconn, and it needs a restart"),
+            "room for bursts, not for overload",
+        ))
+}
+
+/// The settings of a server for its accept queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// The start of the name of its processes (comm).
+    name: &'static str,
+    /// The setting of the backlog of listen().
+    pub(crate) backlog: &'static str,
+    /// The setting for more accepts, or more connections, at a time.
+    workers: &'static str,
+}
+
+/// From the documentation of each server. A name that starts with another one comes before it.
+const SETTINGS: [Settings; 22] = [
+    Settings::new("nginx", "`backlog=N` of `listen` (511 by default)", "more `worker_processes`"),
+    Settings::new(
+        "haproxy",
+        "`backlog N` of the frontend (`maxconn` by default)",
+        "a greater `nbthread`, and `maxconn`",
+    ),
+    Settings::new(
+        "redis",
+        "`tcp-backlog N` of redis.conf (511)",
+        "fewer slow commands: one thread serves all clients",
+    ),
+    Settings::new(
+        "valkey",
+        "`tcp-backlog N` of valkey.conf (511)",
+        "fewer slow commands: one thread serves all clients",
+    ),
+    Settings::new("gunicorn", "`--backlog N` (2,048)", "more `--workers` or `--threads`"),
+    Settings::new("uvicorn", "`--backlog N` (2,048)", "more `--workers`"),
+    Settings::new("uwsgi", "`listen = N` (100)", "more `processes` or `threads`"),
+    Settings::new("apache2", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
+    Settings::new("httpd", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
+    Settings::new("php-fpm", "`listen.backlog = N` of the pool (511)", "a greater `pm.max_children`"),
+    Settings::new("lighttpd", "`server.listen-backlog = N` (1,024)", "a greater `server.max-connections`"),
+    Settings::new("varnish", "the parameter `listen_depth` (1,024)", "greater `thread_pool_max`"),
+    Settings::new(
+        "squid",
+        "more `workers` (squid takes the backlog from its descriptor limit)",
+        "more `workers`",
+    ),
+    Settings::new(
+        "envoy",
+        "`tcp_backlog_size` of the listener (net.core.somaxconn)",
+        "a greater `--concurrency`",
+    ),
+    Settings::new("pgbouncer", "`listen_backlog = N` (128)", "more processes with `so_reuseport = 1`"),
+    Settings::new("mysqld", "`back_log = N`", "fewer new connections: a pool in the client"),
+    Settings::new("mariadbd", "`back_log = N`", "fewer new connections: a pool in the client"),
+    Settings::new("memcached", "`-b N` (1,024)", "a greater `-t`"),
+    Settings::new("puma", "`backlog=N` in the address of `bind` (1,024)", "more `workers` or `threads`"),
+    Settings::new("node", "`server.listen({ port, backlog: N })` (511)", "more processes (`node:cluster`)"),
+    Settings::new(
+        "java",
+        "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)",
+        "more threads that accept",
+    ),
+    Settings::new("python", "`listen(N)`, in asyncio `backlog=N` (100)", "more processes"),
+];
+
+impl Settings {
+    const fn new(name: &'static str, backlog: &'static str, workers: &'static str) -> Settings {
+        Settings { name, backlog, workers }
+    }
+
+    /// Returns the settings of a server that is known by the name of its process.
+    pub(crate) fn of(process: &str) -> Option<Settings> {
+        SETTINGS.into_iter().find(|settings| process.starts_with(settings.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fourtuple_record::snapshot::Part;
+
+    use super::*;
+
+    #[test]
+    fn the_master_of_one_idle_worker_is_known_by_its_name() {
+        let judged = |name: &str| {
+            let owner = |pid| Owner { pid, name: name.to_owned(), sockets: 1 };
+            let process = |pid, parent| Process {
+                pid,
+                parent,
+                name: name.to_owned(),
+                cpu_ns: Some(0),
+                ..Process::default()
+            };
+            let processes = Part::Seen(vec![process(70, 1), process(71, 70)]);
+            let snapshot = Snapshot { processes, ..Snapshot::default() };
+            let (masters, workers) = masters_and_workers(&snapshot, &[owner(70), owner(71)], &[]);
+            [masters, workers].map(|owners| owners.iter().map(|owner| owner.pid).collect::<Vec<_>>())
+        };
+        assert_eq!(judged("php-fpm8.2"), [vec![70], vec![71]]);
+        assert_eq!(judged("server"), [vec![], vec![70, 71]]);
+    }
+
+    #[test]
+    fn servers_are_known_by_their_processes() {
+        let backlog = |process| Settings::of(process).map(|settings| settings.backlog);
+        assert!(backlog("redis-server").unwrap().contains("tcp-backlog"));
+        assert!(backlog("php-fpm8.2").unwrap().contains("listen.backlog"));
+        assert!(backlog("python3").unwrap().contains("listen(N)"));
+        assert_eq!(backlog("myserver"), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! The processes of tuples and sources whose sockets belong to no process.
+
+use std::net::{IpAddr, SocketAddr};
+
+use fourtuple_record::snapshot::{Owner, Part, Snapshot, Source, Tuple};
+
+use crate::doctor::accepting::process_of;
+use crate::doctor::budget::{Budget, state};
+use crate::doctor::words::{caller, count, counted, process, rate, time};
+
+/// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
+/// destination, and sources without a process those that [`users`] names, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT
+/// sockets belong to no process, so that a tuple full of them has none.
+pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
+    let connections = snapshot.connections.seen().ok()?;
+    let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(snapshot, tuple).is_empty();
+    let is_used = |source: &Source| !source.owners.is_empty() || users(snapshot, source.address).is_empty();
+    if connections.tuples.iter().all(is_known) && connections.sources.iter().all(is_used) {
+        return None;
+    }
+    let mut attributed = snapshot.clone();
+    if let Part::Seen(connections) = &mut attributed.connections {
+        for tuple in connections.tuples.iter_mut().filter(|tuple| tuple.owners.is_empty()) {
+            tuple.owners = callers(snapshot, tuple);
+        }
+        for source in connections.sources.iter_mut().filter(|source| source.owners.is_empty()) {
+            source.owners = users(snapshot, source.address).into_iter().map(|(owner, _)| owner).collect();
+        }
+    }
+    Some(attributed)
+}
+
+/// Adds a process with 0 sockets, unless it is there.
+fn add(known: &mut Vec<(Owner, String)>, owner: Owner, how: String) {
+    if !known.iter().any(|(known, _)| is_same(known, &owner)) {
+        known.push((Owner { sockets: 0, ..owner }, how));
+    }
+}
+
+/// Returns whether two owners are one process, or the short processes of one name.
+fn is_same(one: &Owner, other: &Owner) -> bool {
+    one.pid == other.pid && (one.pid != 0 || one.name == other.name)
+}
+
+/// Returns the processes that use a source address whose sockets are all in TIME_WAIT, and how that is known: their bind() to it failed, or they
+/// called connect() to a destination of its connections, first those that did so from a port of bind().
+pub(crate) fn users(snapshot: &Snapshot, source: IpAddr) -> Vec<(Owner, String)> {
+    let mut known = Vec::new();
+    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    let is_bound = |address: &String| address.parse().is_ok_and(|address: SocketAddr| address.ip() == source);
+    for call in calls.filter(|call| call.call == "bind" && call.address.as_ref().is_some_and(is_bound)) {
+        let how = format!(
+            "{} of bind() to {source} failed with {} during the trace",
+            counted(call.failed, "call"),
+            call.errno
+        );
+        add(&mut known, caller(&call.owner, call.processes), how);
+    }
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let of_source: Vec<SocketAddr> =
+        tuples.iter().filter(|tuple| tuple.source == source).map(|tuple| tuple.destination).collect();
+    let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
+    let mut connects: Vec<_> =
+        connects.iter().filter(|connects| of_source.contains(&connects.destination)).collect();
+    connects.sort_by_key(|connects| connects.given_port == 0);
+    for connects in connects {
+        let how = format!("it called connect() to {} during the trace", connects.destination);
+        add(&mut known, caller(&connects.owner, connects.processes), how);
+    }
+    known
+}
+
+/// Returns why the process of a source address is not known, and the processes that may be it, with what speaks for each: sockets bound to the
+/// address, connections to its destinations from another address, or that no other process has sockets of TCP.
+pub(crate) fn unknown_user(snapshot: &Snapshot, source: IpAddr) -> (String, Vec<(Owner, String)>) {
+    let Ok(connections) = snapshot.connections.seen() else { return Default::default() };
+    let of_source = || connections.tuples.iter().filter(|tuple| tuple.source == source);
+    let is_left_behind =
+        of_source().all(|tuple| state(tuple, "time-wait") == tuple.states.values().sum::<u64>());
+    let calls = match (snapshot.traced.seen(), snapshot.failures.seen()) {
+        (Ok(_), Ok(_)) => "the trace saw no connect() and no failed bind() for it".to_owned(),
+        (Err(reason), _) | (_, Err(reason)) => format!("calls were not traced ({reason})"),
+    };
+    let sockets = match (is_left_behind, connections.processes_hidden) {
+        (true, _) => "its sockets are in TIME_WAIT, which belong to no process",
+        (false, 0) => "no visible process holds its sockets",
+        (false, _) => "the processes of other users are not visible",
+    };
+    let why = format!("the process that uses {source} is not known: {sockets}, and {calls}");
+    let mut known = Vec::new();
+    let held = connections.held.iter().filter(|held| held.address == source);
+    for (owner, held) in held.filter_map(|held| Some((held.owner.clone()?, held))) {
+        add(&mut known, owner, format!("it holds {source}:{}", held.port));
+    }
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    for listener in listeners.iter().filter(|listener| listener.address.ip() == source) {
+        for owner in &listener.owners {
+            add(&mut known, owner.clone(), format!("it listens at {}", listener.address));
+        }
+    }
+    for destination in of_source().map(|tuple| tuple.destination) {
+        let others = connections.tuples.iter();
+        let others = others.filter(|other| other.destination == destination && other.source != source);
+        for (owner, other) in others.flat_map(|other| other.owners.iter().map(move |owner| (owner, other))) {
+            let sockets = counted(owner.sockets.into(), "connection");
+            add(
+                &mut known,
+                owner.clone(),
+                format!("it has {sockets} from {} to {destination}", other.source),
+            );
+        }
+    }
+    if known.is_empty() && connections.processes_hidden == 0 {
+        let all = listeners.iter().flat_map(|listener| &listener.owners);
+        let all = all.chain(connections.tuples.iter().flat_map(|tuple| &tuple.owners));
+        let all = all.chain(connections.services.iter().flat_map(|service| &service.workers));
+        let mut all = all.chain(connections.held.iter().filter_map(|held| held.owner.as_ref()));
+        if let Some(first) = all.next().filter(|first| first.pid != 0)
+            && all.all(|owner| owner.pid == first.pid)
+        {
+            let how = "no other process of this network namespace has sockets of TCP".to_owned();
+            add(&mut known, first.clone(), how);
+        }
+    }
+    (why, known)
+}
+
+/// Returns the processes of this namespace that have to do with a destination, and how that is known: open connections, then calls that a trace saw.
+pub(crate) fn processes_to(snapshot: &Snapshot, destination: SocketAddr) -> Vec<(Owner, String)> {
+    let mut known = Vec::new();
+    let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let tuples = tuples.iter().filter(|tuple| tuple.destination == destination);
+    for owner in tuples.flat_map(|tuple| &tuple.owners).filter(|owner| owner.sockets > 0) {
+        add(
+            &mut known,
+            owner.clone(),
+            format!("it has {} to {destination}", counted(owner.sockets.into(), "connection")),
+        );
+    }
+    for connects in snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects) {
+        if connects.destination == destination {
+            let how = format!("it called connect() to {destination} during the trace");
+            add(&mut known, caller(&connects.owner, connects.processes), how);
+        }
+    }
+    let address = destination.to_string();
+    for call in snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls) {
+        if call.address.as_ref() == Some(&address) && matches!(call.call.as_str(), "connect" | "send") {
+            let how = format!(
+                "{} of {}() to {destination} failed with {} during the trace",
+                counted(call.failed, "call"),
+                call.call,
+                call.errno
+            );
+            add(&mut known, caller(&call.owner, call.processes), how);
+        }
+    }
+    known
+}
+
+/// Returns the processes that called connect() to the destination of a tuple, the one with the most calls first.
+fn callers(snapshot: &Snapshot, tuple: &Tuple) -> Vec<Owner> {
+    let connects = snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects);
+    let connects =
+        connects.map(|connects| (caller(&connects.owner, connects.processes), connects.destination));
+    let failed = snapshot.failures.seen().into_iter().flat_map(|failures| failures.without_port());
+    let failed = failed.map(|(call, destination)| (caller(&call.owner, call.processes), destination));
+    let mut owners: Vec<Owner> = Vec::new();
+    for (owner, destination) in connects.chain(failed) {
+        if destination == tuple.destination && !owners.iter().any(|known| is_same(known, &owner)) {
+            owners.push(Owner { sockets: 0, ..owner });
+        }
+    }
+    owners
+}
+
+/// Returns a sentence about a tuple whose sockets are all in TIME_WAIT: that they belong to no process, and which processes have to do
+/// with its destination. `None` for other tuples.
+pub(crate) fn left_behind(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> {
+    let sockets: u64 = tuple.states.values().sum();
+    if sockets == 0 || state(tuple, "time-wait") < sockets {
+        return None;
+    }
+    let destination = tuple.destination;
+    let mut known: Vec<String> = Vec::new();
+    if let Some(caller) = tuple.owners.first() {
+        known.push(format!("{} called connect() to {destination} during the trace", process(caller)));
+    }
+    let others = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
+    let others =
+        others.iter().filter(|other| other.destination == destination && other.source != tuple.source);
+    let others =
+        others.filter_map(|other| Some((other.owners.first().filter(|its| its.sockets > 0)?, other)));
+    known.extend(others.take(2).map(|(owner, other)| {
+        let sockets = counted(owner.sockets.into(), "connection");
+        format!("{} has {sockets} from {} to {destination}", process(owner), other.source)
+    }));
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let serves = |address: &SocketAddr| {
+        *address == destination
+            || address.port() == destination.port()
+                && address.ip().is_unspecified()
+                && is_local(snapshot, tuple)
+    };
+    let server = listeners.iter().find(|listener| serves(&listener.address));
+    known.extend(
+        server
+            .and_then(|listener| listener.owners.first())
+            .map(|owner| format!("{} listens at {destination}, on this host", process(owner))),
+    );
+    if tuple.owners.is_empty() && known.is_empty() {
+        known.push(format!("no visible process has a connection to {destination} now"));
+    }
+    let known = known.join("; ");
+    Some(format!("all of the sockets are in TIME_WAIT, which belong to no process; {known}"))
+}
+
+/// Open connections whose number grows, or has grown until no port was left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    /// Half of the connections have been idle for this time or longer, in seconds: they seem to be a leak. `None`: they are used.
+    pub(crate) idle_s: Option<f64>,
+    /// More connections per second: now, or on average if no port is left for more.
+    pub(crate) per_s: f64,
+    /// Descriptors that the process has left, and its limit; `None`: not known or without a limit.
+    pub(crate) descriptors: Option<(u64, u64)>,
+}
+
+/// Connections that have been idle for less may be used again.
+const MIN_IDLE_S: f64 = 5.0;
+
+impl Growth {
+    /// Returns the growth of a tuple whose ports nearly all are in ESTABLISHED. It is a leak if half of them have been idle for
+    /// [`MIN_IDLE_S`] or longer: a pool whose connections are used, or whose size is constant, is none.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Option<Growth> {
+        let idle = tuple.idle?;
+        let is_open = state(tuple, "established") * 10 >= u64::from(tuple.in_use) * 9;
+        let grows = budget.growth_per_s.is_some_and(|growth| growth > 0.0);
+        if !is_open || !(grows || budget.is_full()) {
+            return None;
+        }
+        let idle_s = Some(idle.median_ns as f64 / 1e9).filter(|idle_s| *idle_s >= MIN_IDLE_S);
+        let mean = f64::from(tuple.in_use) / (idle.longest_ns as f64 / 1e9);
+        let per_s = budget.growth_per_s.filter(|growth| *growth > 0.0).unwrap_or(mean);
+        let process = tuple.owners.first().and_then(|owner| process_of(snapshot, owner.pid));
+        let descriptors = process.and_then(|process| {
+            let limit = process.descriptor_limit?;
+            Some((limit.saturating_sub(process.descriptors.into()), limit))
+        });
+        Some(Growth { idle_s, per_s, descriptors })
+    }
+
+    /// Returns what the idle times mean, if the connections seem to be a leak.
+    pub(crate) fn leak(&self) -> Option<String> {
+        let idle = time(self.idle_s?);
+        Some(format!("seems to leak connections: half of them have carried no data for {idle} or longer"))
+    }
+
+    /// Returns how long more ports last, and why: `12 s at 165/s`.
+    pub(crate) fn lasts(&self, ports: u32) -> String {
+        let time = |number: f64| time(number / self.per_s);
+        let at = rate(self.per_s);
+        match self.descriptors {
+            Some((left, limit)) if left < ports.into() => format!(
+                "{} at {at}: then the process has no descriptor left of {} (RLIMIT_NOFILE, EMFILE)",
+                time(left as f64),
+                count(limit)
+            ),
+            _ => format!("{} at {at}", time(ports.into())),
+        }
+    }
+}
+
+/// Returns whether the peer of a tuple is this host.
+pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
+    let destination = tuple.destination.ip();
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    destination.is_loopback() || addresses.iter().any(|local| local.address == destination)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fourtuple_record::snapshot::{Connections, FailedCall, Failures};
+
+    use super::*;
+
+    fn tuple(port: u16, owners: Vec<Owner>) -> Tuple {
+        Tuple {
+            source: [10, 0, 0, 1].into(),
+            destination: ([10, 0, 0, 2], port).into(),
+            in_use: 100,
+            low_parity: 50,
+            states: BTreeMap::from([("time-wait".to_owned(), 100)]),
+            closes_per_s: 0.0,
+            closed_last_s: 0,
+            growth_per_s: 0.0,
+            time_wait_plain: None,
+            idle: None,
+            fix: None,
+            owners,
+        }
+    }
+
+    #[test]
+    fn callers_of_connect_own_a_tuple_without_a_process() {
+        let owner = |pid| Owner { pid, name: "nginx".to_owned(), sockets: 7 };
+        let failed = |pid, port| FailedCall {
+            call: "connect".to_owned(),
+            errno: "EADDRNOTAVAIL".to_owned(),
+            protocol: "tcp".to_owned(),
+            owner: owner(pid),
+            processes: 1,
+            address: Some(format!("10.0.0.2:{port}")),
+            failed: 3,
+            ..FailedCall::default()
+        };
+        let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
+        let calls = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
+        let mut snapshot = Snapshot {
+            connections: Part::Seen(Connections { tuples, ..Connections::default() }),
+            ..Snapshot::default()
+        };
+        assert_eq!(with_callers(&snapshot), None, "nothing was traced");
+        snapshot.failures = Part::Seen(Failures { calls, ..Failures::default() });
+        let attributed = with_callers(&snapshot).unwrap();
+        let owners = |index: usize| {
+            let owners = &attributed.connections.seen().unwrap().tuples[index].owners;
+            owners.iter().map(|owner| (owner.pid, owner.sockets)).collect::<Vec<_>>()
+        };
+        assert_eq!((owners(0), owners(1), owners(2)), (vec![(1, 0), (2, 0)], vec![(3, 7)], vec![]));
+        let known = processes_to(&snapshot, ([10, 0, 0, 2], 81).into());
+        let how: Vec<_> = known.iter().map(|(owner, how)| (owner.pid, how.as_str())).collect();
+        let failed = "3 calls of connect() to 10.0.0.2:81 failed with EADDRNOTAVAIL during the trace";
+        assert_eq!(how, [(3, "it has 7 connections to 10.0.0.2:81"), (1, failed)]);
+    }
+}

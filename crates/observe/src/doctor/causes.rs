@@ -1,0 +1,882 @@
+//! The meaning of failures: one row for each counter of failures, and one for each errno of a call. Sources: man pages of the calls,
+//! Documentation/networking/snmp_counter.rst, and the kernel functions that are named.
+
+use std::net::{IpAddr, SocketAddr};
+
+use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
+
+use fourtuple_record::errno;
+
+/// The events of a healthy host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Noise {
+    /// No event is normal.
+    Nothing,
+    /// As many events per second are normal.
+    PerSecond(f64),
+    /// As many percent of the connections that were opened in the interval are normal, and 5 events per second of fewer connections.
+    OfOpens(u64),
+}
+
+impl Noise {
+    /// Returns whether there are more events than a healthy host has.
+    pub(crate) fn is_exceeded(self, snapshot: &Snapshot, events: u64) -> bool {
+        let seconds = (snapshot.interval_ns as f64 / 1e9).max(1.0);
+        let rate = events as f64 / seconds;
+        match self {
+            Noise::Nothing => events > 0,
+            Noise::PerSecond(normal) => rate > normal,
+            Noise::OfOpens(percent) => {
+                let during = |name| snapshot.counter(name).map_or(0, |counter| counter.during);
+                let opens = during("Tcp.ActiveOpens") + during("Tcp.PassiveOpens");
+                rate > 5.0 && events * 100 > opens * percent
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct CounterRow {
+    /// `GROUP.NAME` as in the snapshot; `conntrack.NAME` for connection tracking.
+    pub(crate) name: &'static str,
+    pub(crate) noise: Noise,
+    /// The event that the kernel counts.
+    pub(crate) means: &'static str,
+}
+
+impl CounterRow {
+    /// Returns the counter, `None` if it was not read or the kernel lacks it.
+    pub(crate) fn read(&self, snapshot: &Snapshot) -> Option<Counter> {
+        match self.name.strip_prefix("conntrack.") {
+            Some(name) => snapshot.conntrack.seen().ok()?.counters.get(name).copied(),
+            None => snapshot.counter(self.name).ok(),
+        }
+    }
+}
+
+const fn row(name: &'static str, noise: Noise, means: &'static str) -> CounterRow {
+    CounterRow { name, noise, means }
+}
+
+use Noise::{Nothing, OfOpens, PerSecond};
+
+/// Counters of failures. Left out are counters that honest traffic raises, such as Tcp.EstabResets and TcpExt.TCPAbortOnData (programs that
+/// close with data unread) and Tcp.RetransSegs, and sums of others, such as Udp.InErrors.
+pub(crate) const COUNTERS: &[CounterRow] = &[
+    row(
+        "TcpExt.ListenOverflows",
+        Nothing,
+        "an accept queue was full (tcp_conn_request, tcp_v4_syn_recv_sock)",
+    ),
+    row(
+        "TcpExt.ListenDrops",
+        Nothing,
+        "a listener dropped a SYN or a last ACK (tcp_listendrop): a full queue, no memory, or no route back",
+    ),
+    row(
+        "TcpExt.TCPReqQFullDrop",
+        Nothing,
+        "the SYN queue was full, and the SYN was dropped (tcp_syn_flood_action)",
+    ),
+    row("TcpExt.TCPReqQFullDoCookies", Nothing, "the SYN queue was full, and the SYN got a cookie"),
+    row(
+        "TcpExt.SyncookiesFailed",
+        PerSecond(10.0),
+        "an ACK had no valid SYN cookie: an old connection, a scan, or a cookie of another host behind the same address",
+    ),
+    row(
+        "TcpExt.TCPTimeWaitOverflow",
+        Nothing,
+        "a connection skipped TIME_WAIT: net.ipv4.tcp_max_tw_buckets was reached",
+    ),
+    row(
+        "TcpExt.TCPMigrateReqFailure",
+        Nothing,
+        "a connection of a closed listener could not be moved (inet_csk_listen_stop)",
+    ),
+    row(
+        "TcpExt.TCPAbortOnMemory",
+        Nothing,
+        "a connection was reset: too many orphans, or no memory for TCP (tcp_check_oom)",
+    ),
+    row("TcpExt.TCPMemoryPressures", Nothing, "TCP entered memory pressure: net.ipv4.tcp_mem, second value"),
+    row(
+        "TcpExt.TCPAbortOnTimeout",
+        PerSecond(5.0),
+        "a connection ended because the peer did not answer (tcp_write_err): tcp_retries2, keepalive or TCP_USER_TIMEOUT",
+    ),
+    row("TcpExt.TCPAbortFailed", PerSecond(5.0), "a RST could not be sent: no memory, or no route"),
+    row(
+        "TcpExt.TCPBacklogDrop",
+        PerSecond(5.0),
+        "a packet met a full backlog of its socket, while the process held the socket (tcp_add_backlog)",
+    ),
+    row(
+        "TcpExt.TCPRcvQDrop",
+        PerSecond(1.0),
+        "a packet met a full receive queue (tcp_data_queue): the process does not read, or TCP has no memory",
+    ),
+    row(
+        "TcpExt.TCPZeroWindowDrop",
+        PerSecond(5.0),
+        "a packet arrived although the window was closed: the process does not read",
+    ),
+    row(
+        "TcpExt.RcvPruned",
+        PerSecond(1.0),
+        "packets were thrown away because the receive buffer was full (tcp_prune_queue)",
+    ),
+    row("TcpExt.TCPOFODrop", PerSecond(5.0), "an out-of-order packet had no place in the receive buffer"),
+    row(
+        "TcpExt.PFMemallocDrop",
+        Nothing,
+        "a packet was dropped because the host has no memory left but the reserve",
+    ),
+    row(
+        "TcpExt.TCPWqueueTooBig",
+        PerSecond(1.0),
+        "a send queue was too long to be split for a retransmission (tcp_fragment)",
+    ),
+    row(
+        "TcpExt.TCPRetransFail",
+        PerSecond(5.0),
+        "a packet could not be sent again: no route, a full queue of the device, or a firewall",
+    ),
+    row(
+        "TcpExt.TCPSynRetrans",
+        OfOpens(10),
+        "a SYN or SYN-ACK was sent again: the peer or a firewall did not answer, or a listener dropped the packet",
+    ),
+    row(
+        "Tcp.AttemptFails",
+        OfOpens(20),
+        "a handshake ended without a connection: refused, reset, or not answered",
+    ),
+    row(
+        "TcpExt.PAWSActive",
+        PerSecond(1.0),
+        "a SYN-ACK had a wrong timestamp (PAWS): another host answers from the address",
+    ),
+    row(
+        "TcpExt.PAWSEstab",
+        PerSecond(5.0),
+        "a packet had an older timestamp than its predecessor (PAWS): several hosts behind one address, or reordering",
+    ),
+    row(
+        "TcpExt.TCPMD5NotFound",
+        PerSecond(1.0),
+        "a packet had no MD5 signature, and the socket expects one (TCP_MD5SIG)",
+    ),
+    row(
+        "TcpExt.TCPMD5Unexpected",
+        PerSecond(1.0),
+        "a packet had an MD5 signature, and the socket expects none",
+    ),
+    row("TcpExt.TCPMD5Failure", PerSecond(1.0), "a packet had a wrong MD5 signature: the keys differ"),
+    row("TcpExt.TCPMinTTLDrop", PerSecond(1.0), "a packet had a lower TTL than IP_MINTTL demands"),
+    row(
+        "TcpExt.IPReversePathFilter",
+        PerSecond(5.0),
+        "a packet came from a device that does not lead back to its source (net.ipv4.conf.*.rp_filter)",
+    ),
+    row("TcpExt.TCPFastOpenListenOverflow", Nothing, "the queue of TCP Fast Open was full"),
+    row(
+        "TcpExt.TCPFastOpenActiveFail",
+        PerSecond(1.0),
+        "TCP Fast Open was refused or lost; the SYN was sent again without data",
+    ),
+    row("Tcp.InErrs", PerSecond(1.0), "a TCP packet was malformed or had a wrong checksum"),
+    row("Udp.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket"),
+    row("Udp6.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket"),
+    row(
+        "Udp.SndbufErrors",
+        PerSecond(1.0),
+        "a datagram was not sent: the send buffer or the queue of the device was full",
+    ),
+    row(
+        "Udp6.SndbufErrors",
+        PerSecond(1.0),
+        "a datagram was not sent: the send buffer or the queue of the device was full",
+    ),
+    row("Udp.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached"),
+    row("Udp6.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached"),
+    row("Udp.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum"),
+    row("Udp6.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum"),
+    row(
+        "Udp.NoPorts",
+        PerSecond(50.0),
+        "a datagram came for a port without a socket; the sender gets ICMP port unreachable",
+    ),
+    row(
+        "Udp6.NoPorts",
+        PerSecond(50.0),
+        "a datagram came for a port without a socket; the sender gets ICMPv6 port unreachable",
+    ),
+    row("Ip.InHdrErrors", PerSecond(1.0), "an IP header was malformed, or its TTL was used up"),
+    row("Ip6.InHdrErrors", PerSecond(1.0), "an IPv6 header was malformed, or its hop limit was used up"),
+    row("Ip.InDiscards", PerSecond(1.0), "a packet was dropped before it was delivered: no memory"),
+    row(
+        "Ip6.InDiscards",
+        PerSecond(5.0),
+        "a packet was dropped before it was delivered: no memory, or a policy of IPsec",
+    ),
+    row("Ip.OutDiscards", PerSecond(1.0), "a packet was not sent: no memory, or a full queue of the device"),
+    row("Ip6.OutDiscards", PerSecond(5.0), "a packet was not sent: no memory, or a full queue of the device"),
+    row("Ip.OutNoRoutes", PerSecond(5.0), "no route led to the destination (`ip route get ADDRESS`)"),
+    // getaddrinfo(3) asks for a route to each IPv6 address that it sorts.
+    row("Ip6.OutNoRoutes", PerSecond(50.0), "no route led to the destination (`ip -6 route get ADDRESS`)"),
+    row(
+        "Ip.ReasmFails",
+        PerSecond(1.0),
+        "fragments could not be joined: one was lost, or net.ipv4.ipfrag_high_thresh was reached",
+    ),
+    row(
+        "Ip6.ReasmFails",
+        PerSecond(1.0),
+        "fragments could not be joined: one was lost, or net.ipv6.ip6frag_high_thresh was reached",
+    ),
+    row("Ip.FragFails", PerSecond(5.0), "a packet was larger than the MTU and must not be fragmented"),
+    row("Ip6.FragFails", PerSecond(5.0), "a packet was larger than the MTU"),
+    row("IpExt.InCsumErrors", PerSecond(1.0), "an IP header had a wrong checksum"),
+    row("IpExt.InTruncatedPkts", PerSecond(1.0), "a packet was shorter than its header says"),
+    row(
+        "softnet.dropped",
+        Nothing,
+        "a packet met a full queue of a processor (net.core.netdev_max_backlog); counted for the whole host",
+    ),
+    row(
+        "softnet.flow_limit_count",
+        PerSecond(1.0),
+        "a processor dropped packets of its largest flow (net.core.flow_limit_cpu_bitmap); counted for the whole host",
+    ),
+    row(
+        "conntrack.drop",
+        Nothing,
+        "connection tracking dropped a packet: a full table, no memory, or a collision",
+    ),
+    row("conntrack.early_drop", Nothing, "connection tracking evicted an entry because the table was full"),
+    row(
+        "conntrack.insert_failed",
+        Nothing,
+        "a new connection had the same tuple as another one: the packet was dropped",
+    ),
+    row(
+        "conntrack.error",
+        PerSecond(5.0),
+        "connection tracking met an ICMP error that belongs to no connection",
+    ),
+    row("conntrack.chaintoolong", Nothing, "a chain of the hash table was too long for a new entry"),
+];
+
+/// Returns why a queueing discipline of this kind drops packets.
+pub(crate) fn drops_of_qdisc(kind: &str) -> &'static str {
+    match kind {
+        "mq" | "mqprio" | "pfifo_fast" | "pfifo" | "bfifo" | "pfifo_head_drop" | "prio" | "multiq" => {
+            "the queue of the device was full: the device is slower than the senders, or its queue is too short for their bursts \
+             (`ip link set dev DEVICE txqueuelen PACKETS`, or the limit of the queueing discipline)"
+        }
+        "tbf" | "htb" | "hfsc" | "cbs" | "ets" | "drr" | "qfq" => {
+            "a shaper was full: the senders exceed its rate, or its limit is too low for their bursts (`tc -s qdisc`, `tc -s class`)"
+        }
+        "codel" | "fq_codel" | "cake" | "pie" | "fq_pie" | "red" | "sfb" | "choke" | "fq" | "sfq" => {
+            "the queue management signals that senders are faster than the device or the shaper; or the limit of the queue was reached \
+             (`tc -s qdisc`: drop_overlimit, flows_plimit)"
+        }
+        "ingress" | "clsact" => {
+            "a filter or a policer drops packets (`tc -s filter show dev DEVICE ingress`, and egress)"
+        }
+        "netem" => "netem drops packets on purpose, or its limit was reached",
+        _ => "the queue of the device was full, or its queueing discipline drops on purpose (`tc -s qdisc`)",
+    }
+}
+
+/// The judgement of a snapshot about a cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judged {
+    /// The snapshot shows it.
+    Yes,
+    /// The snapshot excludes it.
+    No,
+    /// The snapshot does not decide.
+    Perhaps,
+}
+
+/// A cause of an errno.
+#[derive(Debug)]
+pub(crate) struct Cause {
+    pub(crate) text: &'static str,
+    pub(crate) when: When,
+}
+
+/// How a cause is recognised.
+#[derive(Debug)]
+pub(crate) enum When {
+    /// A rule has a finding if it is the cause.
+    Rule(&'static str),
+    Shown(fn(&Snapshot, &FailedCall) -> Judged),
+    /// Nothing in a snapshot decides.
+    Unknown,
+}
+
+/// The meaning of an errno of a call.
+#[derive(Debug)]
+pub(crate) struct CallRow {
+    pub(crate) call: &'static str,
+    pub(crate) errno: &'static str,
+    /// `""`: every protocol.
+    pub(crate) protocol: &'static str,
+    /// Calls per second; `None`: honest programs have any number of them.
+    pub(crate) noise: Option<Noise>,
+    pub(crate) causes: &'static [Cause],
+}
+
+const fn failure(call: &'static str, errno: &'static str, noise: Noise, causes: &'static [Cause]) -> CallRow {
+    CallRow { call, errno, protocol: "", noise: Some(noise), causes }
+}
+
+const fn honest(call: &'static str, errno: &'static str, protocol: &'static str) -> CallRow {
+    CallRow { call, errno, protocol, noise: None, causes: &[] }
+}
+
+const fn rule(id: &'static str, text: &'static str) -> Cause {
+    Cause { text, when: When::Rule(id) }
+}
+
+const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str) -> Cause {
+    Cause { text, when: When::Shown(judge) }
+}
+
+const fn perhaps(text: &'static str) -> Cause {
+    Cause { text, when: When::Unknown }
+}
+
+/// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
+/// ipv6(7), unix(7), and the functions that are named.
+pub(crate) const CALLS: &[CallRow] = &[
+    // getaddrinfo(3) connects UDP sockets to sort addresses.
+    honest("connect", errno::ENETUNREACH, "udp"),
+    honest("connect", errno::EADDRNOTAVAIL, "udp"),
+    // Programs ask for services that need not be there, such as nscd.
+    honest("connect", errno::ENOENT, "unix"),
+    failure(
+        "connect",
+        errno::EADDRNOTAVAIL,
+        Nothing,
+        &[
+            shown(
+                ipv6_is_off,
+                "the host has no IPv6 address to connect from (net.ipv6.conf.*.disable_ipv6, or a device without an address)",
+            ),
+            rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
+            rule("P06", "the ports of the range are held by bind()"),
+            rule(
+                "P07",
+                "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
+            ),
+            shown(is_tentative, TENTATIVE),
+            shown(
+                before_search,
+                "no source address can be used: the address of the socket is gone, or no device has one",
+            ),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::ECONNREFUSED,
+        PerSecond(2.0),
+        &[
+            shown(lacks_listener, "no socket listens at the address on this host"),
+            shown(is_rejected_here, REJECTED),
+            perhaps("no socket listens at the address, or a firewall resets connections to it"),
+            rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::ETIMEDOUT,
+        Nothing,
+        &[
+            rule("A01", "the accept queue of the server is full"),
+            rule("A03", "the listener drops SYNs"),
+            rule("N01", "the table of connection tracking is full"),
+            shown(is_tentative, TENTATIVE),
+            perhaps("the host is down, or a firewall drops the packets"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EHOSTUNREACH,
+        Nothing,
+        &[
+            shown(is_tentative, TENTATIVE),
+            perhaps(
+                "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
+            ),
+            rule("P11", "the source address is not an address of this host"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::ENETUNREACH,
+        PerSecond(1.0),
+        &[
+            shown(ipv6_is_off, "the host has no IPv6 address, and hence no route"),
+            shown(is_rejected_here, REJECTED),
+            perhaps("there is no route to the address (`ip route get ADDRESS`)"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EAGAIN,
+        Nothing,
+        &[
+            rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
+            perhaps(
+                "the accept queue of the Unix listener is full (unix_stream_connect), or all UDP ports of the range are in use (udp_lib_get_port)",
+            ),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EADDRINUSE,
+        Nothing,
+        &[
+            rule("P01", "all ports of the range are in use for this source"),
+            perhaps("the socket is bound to a port, and another connection has the same addresses and ports"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EINVAL,
+        Nothing,
+        &[
+            shown(
+                is_link_local,
+                "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
+            ),
+            perhaps("the socket listens, or its state does not allow connect()"),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EACCES,
+        Nothing,
+        &[
+            shown(is_rejected_here, REJECTED),
+            perhaps(
+                "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
+                 a security module, or no write permission for the Unix socket",
+            ),
+        ],
+    ),
+    failure(
+        "connect",
+        errno::EPERM,
+        Nothing,
+        &[perhaps(
+            "a local firewall rule (output chain), or a BPF program of the cgroup (BPF_CGROUP_INET4_CONNECT)",
+        )],
+    ),
+    failure(
+        "connect",
+        errno::ECONNRESET,
+        PerSecond(2.0),
+        &[perhaps("the peer reset the connection during the handshake")],
+    ),
+    honest("connect", errno::EISCONN, ""),
+    honest("connect", errno::EALREADY, ""),
+    failure(
+        "bind",
+        errno::EADDRNOTAVAIL,
+        Nothing,
+        &[
+            rule(
+                "P11",
+                "the address is not an address of this host (`ip address`; net.ipv4.ip_nonlocal_bind permits it)",
+            ),
+            shown(
+                is_tentative_itself,
+                "the IPv6 address is tentative: duplicate address detection is not complete, or has found a duplicate (`ip -6 address show`)",
+            ),
+            perhaps("the IPv6 address needs a zone, or was tentative (duplicate address detection)"),
+        ],
+    ),
+    failure(
+        "bind",
+        errno::EADDRINUSE,
+        Nothing,
+        &[
+            rule("P08", "bind() to port 0 found no port: the range is used up"),
+            shown(has_listener, "another socket listens at the address"),
+            perhaps(
+                "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
+            ),
+        ],
+    ),
+    failure(
+        "bind",
+        errno::EACCES,
+        Nothing,
+        &[perhaps(
+            "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, a security module, or a directory without permission",
+        )],
+    ),
+    failure("bind", errno::EPERM, Nothing, &[perhaps("a BPF program of the cgroup, or a security module")]),
+    failure(
+        "bind",
+        errno::EINVAL,
+        PerSecond(2.0),
+        &[perhaps("the socket is bound already, or a link-local address lacks its zone")],
+    ),
+    failure(
+        "listen",
+        errno::EADDRINUSE,
+        Nothing,
+        &[
+            shown(has_listener, "another socket listens at the address"),
+            perhaps("another socket listens at the address, or no port of the range is free"),
+        ],
+    ),
+    failure(
+        "accept",
+        errno::EMFILE,
+        Nothing,
+        &[
+            rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
+            perhaps(
+                "the process had RLIMIT_NOFILE descriptors open when it called accept() (`prlimit --pid PID`)",
+            ),
+        ],
+    ),
+    failure("accept", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
+    // A client that gives up before accept() does not count against the server.
+    failure(
+        "accept",
+        errno::ECONNABORTED,
+        PerSecond(10.0),
+        &[perhaps("clients close the connection before accept()")],
+    ),
+    // A thread closes or shuts down the listener for which another one waits.
+    honest("accept", errno::EINVAL, ""),
+    honest("accept", errno::EBADF, ""),
+    failure(
+        "socket",
+        errno::EMFILE,
+        Nothing,
+        &[
+            rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
+            perhaps(
+                "the process had RLIMIT_NOFILE descriptors open when it called socket() (`prlimit --pid PID`)",
+            ),
+        ],
+    ),
+    failure("socket", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
+    failure(
+        "socket",
+        errno::EPERM,
+        PerSecond(1.0),
+        &[perhaps("a BPF program of the cgroup, or a raw socket without CAP_NET_RAW")],
+    ),
+    failure(
+        "socket",
+        errno::EACCES,
+        PerSecond(1.0),
+        &[perhaps("a security module, or a raw socket without CAP_NET_RAW")],
+    ),
+    // Programs try families and protocols that a kernel need not have.
+    honest("socket", "", ""),
+    failure(
+        "send",
+        errno::EPERM,
+        PerSecond(0.5),
+        &[
+            rule("N01", "the table of connection tracking is full"),
+            rule("N02", "connections collide in connection tracking"),
+            perhaps("a local firewall rule (output chain) drops the packet"),
+        ],
+    ),
+    failure(
+        "send",
+        errno::ENOBUFS,
+        PerSecond(0.5),
+        &[
+            shown(has_full_queue, "the queue of a device is full (`tc -s qdisc`)"),
+            perhaps("there is no memory, or the device refuses packets"),
+        ],
+    ),
+    failure(
+        "send",
+        errno::ENETUNREACH,
+        PerSecond(1.0),
+        &[perhaps("there is no route to the address (`ip route get ADDRESS`)")],
+    ),
+    failure(
+        "send",
+        errno::EHOSTUNREACH,
+        PerSecond(1.0),
+        &[perhaps("no host answers for the address, or a router or firewall refuses it")],
+    ),
+    failure(
+        "send",
+        errno::EADDRNOTAVAIL,
+        PerSecond(0.5),
+        &[perhaps("no port of the range is free, or the source address is gone")],
+    ),
+    failure(
+        "send",
+        errno::ECONNREFUSED,
+        PerSecond(2.0),
+        &[perhaps("an earlier datagram came back as ICMP port unreachable: no socket has the port")],
+    ),
+    failure(
+        "send",
+        errno::EMSGSIZE,
+        PerSecond(2.0),
+        &[perhaps("the datagram is larger than the MTU of the path, or than 65,507 bytes")],
+    ),
+    failure("send", errno::EAGAIN, PerSecond(0.5), &[perhaps("no UDP port of the range is free")]),
+    failure(
+        "recv",
+        errno::ECONNREFUSED,
+        PerSecond(2.0),
+        &[perhaps(
+            "the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",
+        )],
+    ),
+    failure(
+        "recv",
+        errno::ETIMEDOUT,
+        PerSecond(1.0),
+        &[perhaps("the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2")],
+    ),
+    failure(
+        "recv",
+        errno::EHOSTUNREACH,
+        PerSecond(1.0),
+        &[perhaps("a router answered that the peer cannot be reached")],
+    ),
+    // Peers reset connections, and programs close them while data is on the way.
+    honest("send", errno::ECONNRESET, ""),
+    honest("send", errno::EPIPE, ""),
+    honest("recv", errno::ECONNRESET, ""),
+    honest("recv", errno::EPIPE, ""),
+    honest("send", errno::ENOTCONN, ""),
+    honest("recv", errno::ENOTCONN, ""),
+    honest("send", errno::EBADF, ""),
+    honest("recv", errno::EBADF, ""),
+    honest("recv", errno::EINVAL, ""),
+    // Probes of libraries: an address of a family that the socket has not.
+    honest("connect", errno::EAFNOSUPPORT, ""),
+    honest("connect", errno::EBADF, ""),
+    failure(
+        "",
+        errno::ENOMEM,
+        Nothing,
+        &[
+            rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
+            perhaps("the kernel has no memory for sockets, or the memory cgroup is full"),
+        ],
+    ),
+    failure(
+        "",
+        errno::ENOBUFS,
+        Nothing,
+        &[
+            rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
+            perhaps("the kernel has no memory for sockets, or the memory cgroup is full"),
+        ],
+    ),
+    failure("", "", PerSecond(2.0), &[perhaps("see the man page of the call")]),
+];
+
+/// Returns what the errno of a call means.
+pub(crate) fn row_of(call: &FailedCall) -> &'static CallRow {
+    let matches = |own: &str, of: &str| own.is_empty() || own == of;
+    let row = CALLS.iter().find(|row| {
+        matches(row.call, &call.call)
+            && matches(row.errno, &call.errno)
+            && matches(row.protocol, &call.protocol)
+    });
+    row.unwrap_or(&CALLS[CALLS.len() - 1])
+}
+
+/// Returns the causes of the errno of a call in a snapshot, as clauses: the cause if the snapshot shows it, otherwise possible causes. No rule
+/// excludes one.
+pub fn causes(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
+    judged(snapshot, call, &[])
+}
+
+/// Returns the causes: what the snapshot shows, or what is possible and what is excluded. `checked`: rules without a finding about the call.
+pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Vec<String> {
+    let judge = |cause: &Cause| match cause.when {
+        When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
+        When::Rule(_) | When::Unknown => Judged::Perhaps,
+        When::Shown(judge) => judge(snapshot, call),
+    };
+    let causes = row_of(call).causes;
+    let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
+    if let Some(cause) = with(Judged::Yes).next() {
+        return vec![format!("the cause here: {}", cause.text)];
+    }
+    let possible = with(Judged::Perhaps).map(|cause| format!("possible: {}", cause.text));
+    let excluded = with(Judged::No).filter_map(|cause| match cause.when {
+        When::Rule(id) => Some(format!("excluded by {id}: {}", cause.text)),
+        _ => None,
+    });
+    possible.chain(excluded).collect()
+}
+
+/// Returns whether the calls are more than noise.
+pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> bool {
+    let Some(noise) = row_of(call).noise else { return false };
+    // Netlink and packet sockets have errnos of their own meaning.
+    call.protocol != "other" && noise.is_exceeded(snapshot, call.failed) && !is_fallback(snapshot, call)
+}
+
+/// Returns whether the process connects to another address of the same port instead, as programs do with the addresses of a name.
+fn is_fallback(snapshot: &Snapshot, call: &FailedCall) -> bool {
+    let Some(address) = address(call).filter(|_| call.call == "connect") else { return false };
+    let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
+    connects.iter().any(|other| {
+        other.owner.name == call.owner.name
+            && other.destination.port() == address.port()
+            && other.destination.ip() != address.ip()
+            && other.destination.is_ipv4() != address.is_ipv4()
+            && other.searches + other.given_port >= call.failed
+    })
+}
+
+fn address(call: &FailedCall) -> Option<SocketAddr> {
+    call.address.as_ref()?.parse().ok()
+}
+
+fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let Some(SocketAddr::V6(destination)) = address(call) else { return Judged::No };
+    let Ok(addresses) = snapshot.addresses.seen() else { return Judged::Perhaps };
+    let is_usable = |local: &IpAddr| match local {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(local) => local.is_loopback() == destination.ip().is_loopback(),
+    };
+    if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
+}
+
+const TENTATIVE: &str = "each IPv6 address of the devices is tentative: duplicate address detection is not complete, or has found a duplicate \
+                         (`ip -6 address show`); the source then is ::1, or there is none";
+const REJECTED: &str = "a firewall rule of this host rejects the packet (output chain: `nft list ruleset`, `iptables-save`): this host sent as many \
+                        ICMP messages \"destination unreachable\" to itself";
+
+/// Returns whether no IPv6 address can be the source of packets to another host, because all are tentative.
+fn is_tentative(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let Some(SocketAddr::V6(to)) = address(call).filter(|to| !to.ip().is_loopback()) else {
+        return Judged::No;
+    };
+    let is_near = |local: &LocalAddress| match local.address {
+        IpAddr::V4(_) => false,
+        // A link-local address is not a source for a global one.
+        IpAddr::V6(own) => {
+            !own.is_loopback() && own.is_unicast_link_local() == to.ip().is_unicast_link_local()
+        }
+    };
+    let Ok(addresses) = snapshot.addresses.seen() else { return Judged::Perhaps };
+    let mut near = addresses.iter().filter(|local| is_near(local)).peekable();
+    if near.peek().is_some() && near.all(|local| local.tentative) { Judged::Yes } else { Judged::No }
+}
+
+fn is_tentative_itself(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let is_it = |local: &LocalAddress| {
+        local.tentative && address(call).is_some_and(|address| address.ip() == local.address)
+    };
+    if addresses.iter().any(is_it) { Judged::Yes } else { Judged::No }
+}
+
+/// Returns whether this host answered the calls itself with ICMP, after their SYN. A neighbour that does not answer raises the same counters,
+/// with EHOSTUNREACH; a refusal may be a RST at the same time.
+fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let Some(to) = address(call).filter(|_| call.protocol == "tcp" && !call.before_search) else {
+        return Judged::No;
+    };
+    let group = if to.is_ipv4() { "Icmp" } else { "Icmp6" };
+    let during =
+        |name: &str| snapshot.counter(&format!("{group}.{name}")).map_or(0, |counter| counter.during);
+    match during("OutDestUnreachs").min(during("InDestUnreachs")) {
+        messages if messages < call.failed => Judged::No,
+        _ if call.errno == errno::ECONNREFUSED => Judged::Perhaps,
+        _ => Judged::Yes,
+    }
+}
+
+/// Returns whether a queueing discipline dropped packets.
+fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
+    let mut counters = snapshot.counters.seen().into_iter().flatten();
+    let has_drops = counters
+        .any(|(name, drops)| name.starts_with("qdisc.") && name.ends_with(".drops") && drops.during > 0);
+    if has_drops { Judged::Yes } else { Judged::No }
+}
+
+/// Returns whether the call had not searched for a port yet.
+fn before_search(_: &Snapshot, call: &FailedCall) -> Judged {
+    if call.before_search { Judged::Yes } else { Judged::No }
+}
+
+fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
+    match address(call) {
+        Some(SocketAddr::V6(to)) if to.ip().is_unicast_link_local() && to.scope_id() == 0 => Judged::Yes,
+        _ => Judged::No,
+    }
+}
+
+/// Returns whether a listener of this host serves the address; `None`: not known.
+fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
+    let address = address(call)?;
+    let listeners = snapshot.listeners.seen().ok()?;
+    let serves = |own: &SocketAddr| {
+        own.port() == address.port() && (own.ip() == address.ip() || own.ip().is_unspecified())
+    };
+    Some(listeners.iter().any(|listener| serves(&listener.address)))
+}
+
+fn lacks_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
+    let is_local = address(call)
+        .is_some_and(|to| to.ip().is_loopback() || addresses.iter().any(|local| local.address == to.ip()));
+    match listens(snapshot, call) {
+        Some(false) if is_local && call.protocol == "tcp" => Judged::Yes,
+        _ => Judged::No,
+    }
+}
+
+fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match listens(snapshot, call) {
+        Some(true) if call.protocol == "tcp" => Judged::Yes,
+        _ => Judged::No,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_can_be_reached_and_names_rules() {
+        for (index, row) in CALLS.iter().enumerate() {
+            let earlier = CALLS[..index].iter().any(|other| {
+                (other.call.is_empty() || other.call == row.call)
+                    && (other.errno.is_empty() || other.errno == row.errno)
+                    && (other.protocol.is_empty() || other.protocol == row.protocol)
+            });
+            assert!(!earlier, "{} {} is hidden by an earlier row", row.call, row.errno);
+            for cause in row.causes {
+                if let When::Rule(id) = cause.when {
+                    assert!(crate::doctor::rules::named(id).is_some(), "{id}");
+                }
+            }
+        }
+        assert!(
+            COUNTERS
+                .iter()
+                .enumerate()
+                .all(|(index, row)| { COUNTERS[..index].iter().all(|other| other.name != row.name) })
+        );
+    }
+}

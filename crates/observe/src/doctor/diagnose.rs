@@ -1,0 +1,208 @@
+//! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
+
+use fourtuple_record::snapshot::{Owner, Snapshot};
+use fourtuple_record::{Advice, Finding, Proof, Severity, Unchecked};
+
+use crate::doctor::accepting::subject;
+use crate::doctor::attribute::with_callers;
+use crate::doctor::command::Place;
+use crate::doctor::draft::{Action, Draft, Remedy};
+use crate::doctor::limits::Limits;
+use crate::doctor::rule::Rule;
+use crate::doctor::rules::ALL;
+use crate::doctor::rules::x01_unexplained::unexplained;
+use crate::doctor::symptom::{Account, Unexplained};
+use crate::doctor::words::{process, tuple};
+
+/// The findings of all rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diagnosis {
+    /// Findings, the most severe first; findings of equal severity in the order of cause and effect, then of the rules. Findings of X01,
+    /// failures without a known cause, come last.
+    pub findings: Vec<Finding>,
+    /// Rules that were checked, by id.
+    pub checked: Vec<String>,
+    /// Rules that could not be checked.
+    pub unchecked: Vec<Unchecked>,
+    /// Symptoms that no finding of another rule explains, in the order of the account. X01 has findings about the first of them.
+    pub unexplained: Vec<Unexplained>,
+}
+
+/// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
+/// does not empty its accept queue, and a search is long because of the ports that it passes over. The closest cause is the first.
+const CAUSES: [&str; 9] = ["F01", "B03", "B04", "A06", "P04", "P01", "P02", "P08", "P06"];
+
+/// The rule that reports what the findings of all others leave unexplained.
+const UNEXPLAINED: &str = "X01";
+
+/// Applies all rules to a snapshot. The commands are for root of the examined network namespace.
+pub fn diagnose(snapshot: &Snapshot, limits: &Limits) -> Diagnosis {
+    diagnose_at(snapshot, limits, &Place::default())
+}
+
+/// Applies all rules to a snapshot. The commands can be pasted at this place.
+pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> Diagnosis {
+    let attributed = with_callers(snapshot);
+    let snapshot = attributed.as_ref().unwrap_or(snapshot);
+    let mut diagnosis = Diagnosis::default();
+    let mut account = Account::of(snapshot);
+    // X01 is the last rule.
+    for rule in ALL {
+        let limit = limits.of(rule);
+        let drafts = match rule.id {
+            UNEXPLAINED => unexplained(snapshot, &account, &diagnosis.checked),
+            _ => (rule.check)(snapshot, limit),
+        };
+        match drafts {
+            Ok(drafts) => {
+                diagnosis.checked.push(rule.id.to_owned());
+                for (what, amount) in drafts.iter().flat_map(|draft| &draft.explained) {
+                    account.explain(rule.id, what, *amount);
+                }
+                let findings = drafts.into_iter().map(|draft| finding(rule, limit, snapshot, place, draft));
+                diagnosis.findings.extend(findings);
+            }
+            Err(reason) => diagnosis.unchecked.push(Unchecked {
+                id: rule.id.to_owned(),
+                title: rule.title.to_owned(),
+                reason: place.sentence(&reason),
+            }),
+        }
+    }
+    diagnosis.unexplained = account.unexplained();
+    absorb_failures(&mut diagnosis.findings, snapshot);
+    absorb_effects(&mut diagnosis.findings, snapshot);
+    // A stable sort keeps the order of the rules.
+    diagnosis
+        .findings
+        .sort_by_key(|finding| (finding.id == UNEXPLAINED, finding.severity, cause(&finding.id)));
+    diagnosis
+}
+
+/// Returns the place of a rule among the causes; all other rules come after them.
+fn cause(id: &str) -> usize {
+    CAUSES.iter().position(|cause| *cause == id).unwrap_or(CAUSES.len())
+}
+
+/// Rules whose findings explain findings of other rules about the same listener, the closest cause first: what a full queue drops, and how
+/// long connections wait in it.
+const EFFECTS: [(&str, &[&str]); 4] = [
+    ("F01", &["A01", "A02", "A07"]),
+    ("B03", &["A01", "A02", "A07"]),
+    ("B04", &["A01", "A02", "A07"]),
+    ("A01", &["A02", "A07"]),
+];
+
+/// Makes the effects of a fault of a listener facts of its cause: one finding for one fault.
+fn absorb_effects(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    // F01 names a process, the other rules name a listener.
+    let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let unix = unix.iter().map(|listener| (listener.path.clone(), &listener.owners));
+    let owners: Vec<(String, &Vec<Owner>)> =
+        listeners.iter().map(|listener| (subject(listener), &listener.owners)).chain(unix).collect();
+    let holds = |holder: &str, held: &str| {
+        let found = owners.iter().find(|(subject, _)| subject == held);
+        found.is_some_and(|(_, owners)| matches!(&owners[..], [only] if process(only) == holder))
+    };
+    for (id, effects) in EFFECTS {
+        // A process that has descriptors left accepts.
+        let is_cause =
+            |finding: &&Finding| finding.id == id && (id != "F01" || finding.severity == Severity::Critical);
+        let causes: Vec<String> =
+            findings.iter().filter(is_cause).map(|finding| finding.subject.clone()).collect();
+        for subject in causes {
+            let is_effect = |finding: &mut Finding| {
+                let is_same = finding.subject == subject || id == "F01" && holds(&subject, &finding.subject);
+                is_same && effects.contains(&finding.id.as_str())
+            };
+            let absorbed: Vec<Finding> = findings.extract_if(.., is_effect).collect();
+            let cause = findings.iter_mut().find(|finding| finding.id == id && finding.subject == subject);
+            let cause = cause.expect("a rule is not among its own effects");
+            for effect in absorbed {
+                cause.severity = cause.severity.min(effect.severity);
+                cause.evidence.push(effect.verdict);
+            }
+        }
+    }
+}
+
+/// Makes failed calls of connect() (P07) a fact of the exhausted tuple (P01), instead of a finding with the same remedies, if the program
+/// that failed is the program that has the ports.
+fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+    let tuples =
+        snapshot.connections.seen().map(|connections| connections.tuples.as_slice()).unwrap_or_default();
+    let explains = |exhausted: &Finding, failure: &Finding| {
+        let own = tuples.iter().find(|own| tuple(own) == exhausted.subject);
+        exhausted.id == "P01"
+            && own.is_some_and(|own| {
+                let subject = |owner: &Owner| format!("{} → {}", process(owner), own.destination);
+                own.owners.iter().any(|owner| subject(owner) == failure.subject)
+            })
+    };
+    let failures: Vec<Finding> = findings.extract_if(.., |finding| finding.id == "P07").collect();
+    for failure in failures {
+        match findings.iter_mut().find(|exhausted| explains(exhausted, &failure)) {
+            Some(exhausted) => {
+                exhausted.severity = exhausted.severity.min(failure.severity);
+                exhausted.evidence.insert(0, failure.verdict);
+            }
+            None => findings.push(failure),
+        }
+    }
+}
+
+fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Finding {
+    let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
+    let helps = |remedy: &Remedy| match &remedy.change {
+        None => true,
+        Some(change) => {
+            let mut changed = snapshot.clone();
+            change(&mut changed);
+            let again = (rule.check)(&changed, limit);
+            again.is_ok_and(|drafts| {
+                drafts.iter().all(|draft| draft.subject != subject || draft.severity > severity)
+            })
+        }
+    };
+    let advice = |remedies: Vec<Remedy>| {
+        remedies.into_iter().filter(helps).filter_map(|remedy| rendered(remedy, snapshot, place)).collect()
+    };
+    let (now, proper) = (advice(now), advice(proper));
+    let verdict = place.sentence(&verdict);
+    let evidence = evidence.iter().map(|fact| place.sentence(fact)).collect();
+    Finding { id: rule.id.to_owned(), severity, subject, verdict, evidence, now, proper }
+}
+
+/// Returns a remedy as text, or `None` if its command has no meaning at this place, or no effect on this kernel.
+fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Advice> {
+    let Remedy { action, effect, condition, change, is_tested, cure } = remedy;
+    let tried = cure.and_then(|cure| (place.try_cure)(cure));
+    if tried == Some(false) {
+        return None;
+    }
+    let is_tested = is_tested || tried.is_some();
+    let proof = match (is_tested, change.is_some()) {
+        (true, _) => Proof::Test,
+        (false, true) => Proof::Calculation,
+        (false, false) => Proof::None,
+    };
+    let (action, rendered) = match action {
+        Action::Words(words) => (place.sentence(&words), None),
+        Action::Steps(steps) => {
+            let rendered = place.render(&steps, snapshot)?;
+            (rendered.command.clone(), Some(rendered))
+        }
+    };
+    Some(Advice {
+        action,
+        is_command: rendered.is_some(),
+        effect: place.sentence(&effect),
+        condition: condition.map(|condition| place.sentence(&condition)),
+        proof,
+        needs_root: rendered.as_ref().is_some_and(|rendered| rendered.needs_root),
+        until: rendered.as_ref().and_then(|rendered| rendered.until.clone()),
+        undo: rendered.as_ref().and_then(|rendered| rendered.undo.clone()),
+        lasting: rendered.and_then(|rendered| rendered.lasting),
+    })
+}

@@ -1,0 +1,216 @@
+//! A finding as a rule writes it, before its remedies are checked.
+
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::Snapshot;
+
+use crate::doctor::command::{Content, Cure, Scope, Setting, Step};
+
+/// The effect of a remedy on a snapshot.
+pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
+
+/// A finding whose remedies are not checked yet.
+pub(crate) struct Draft {
+    pub(crate) severity: Severity,
+    /// The subject of the finding; different for each finding of a rule.
+    pub(crate) subject: String,
+    /// The fault in one line, with its figures.
+    pub(crate) verdict: String,
+    pub(crate) evidence: Vec<String>,
+    /// Remedies that act at once.
+    pub(crate) now: Vec<Remedy>,
+    pub(crate) proper: Vec<Remedy>,
+    /// Symptoms that the fault explains, and how much of them.
+    pub(crate) explained: Vec<(What, u64)>,
+}
+
+impl Draft {
+    /// Creates a finding without remedies.
+    pub(crate) fn new(severity: Severity, subject: impl Into<String>, verdict: impl Into<String>) -> Draft {
+        Draft {
+            severity,
+            subject: subject.into(),
+            verdict: verdict.into(),
+            evidence: Vec::new(),
+            now: Vec::new(),
+            proper: Vec::new(),
+            explained: Vec::new(),
+        }
+    }
+
+    /// Declares that the fault explains a symptom entirely, so that X01 does not report it.
+    pub(crate) fn explains(self, what: What) -> Draft {
+        self.explains_up_to(what, u64::MAX)
+    }
+
+    /// Declares that the fault explains at most this many events of a symptom.
+    pub(crate) fn explains_up_to(mut self, what: What, amount: u64) -> Draft {
+        self.explained.push((what, amount));
+        self
+    }
+
+    pub(crate) fn because(mut self, fact: impl Into<String>) -> Draft {
+        self.evidence.push(fact.into());
+        self
+    }
+
+    /// Adds a fact if it is known.
+    pub(crate) fn because_if(self, fact: Option<String>) -> Draft {
+        match fact {
+            Some(fact) => self.because(fact),
+            None => self,
+        }
+    }
+
+    /// Adds what helps at once.
+    pub(crate) fn now(mut self, remedy: Remedy) -> Draft {
+        self.now.push(remedy);
+        self
+    }
+
+    /// Adds what lasts.
+    pub(crate) fn proper(mut self, remedy: Remedy) -> Draft {
+        self.proper.push(remedy);
+        self
+    }
+}
+
+/// A symptom, as a rule names it in `Draft::explains`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A counter of failures (`causes::COUNTERS`), such as `TcpExt.ListenOverflows` or `conntrack.drop`.
+    Counter(&'static str),
+    /// Failed calls; `None` stands for every process, or every address.
+    Calls { call: &'static str, errno: &'static str, process: Option<u32>, address: Option<String> },
+    /// sk_drops of a listener or a UDP socket, by cookie.
+    Drops(u64),
+    /// Connections that wait for accept() and were there at the first reading, by cookie of the listener.
+    Queue(u64),
+    /// Ports that a tuple takes, as it is displayed.
+    Growth(String),
+}
+
+impl What {
+    /// Failed calls of every process and every address.
+    pub(crate) fn calls(call: &'static str, errno: &'static str) -> What {
+        What::Calls { call, errno, process: None, address: None }
+    }
+}
+
+/// A command or a change.
+pub(crate) struct Remedy {
+    pub(crate) action: Action,
+    pub(crate) effect: String,
+    /// A condition or a step before, in words.
+    pub(crate) condition: Option<String>,
+    /// The effect on the snapshot; `None`: the effect cannot be computed. With a change the remedy is shown only if the finding then
+    /// disappears or is less severe.
+    pub(crate) change: Option<Change>,
+    /// Whether a probe has tried the effect on this kernel.
+    pub(crate) is_tested: bool,
+    /// What can be tried on this kernel before the remedy is shown.
+    pub(crate) cure: Option<Cure>,
+}
+
+/// The action of a remedy.
+pub(crate) enum Action {
+    /// A change of a program, or of another host.
+    Words(String),
+    /// A command, step by step.
+    Steps(Vec<Step>),
+}
+
+impl Remedy {
+    fn new(action: Action, effect: impl Into<String>) -> Remedy {
+        Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false, cure: None }
+    }
+
+    /// A change that is not a command: of a program, or of another host.
+    pub(crate) fn advice(action: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::new(Action::Words(action.into()), effect)
+    }
+
+    /// A command of several steps.
+    pub(crate) fn steps(steps: Vec<Step>, effect: impl Into<String>) -> Remedy {
+        Remedy::new(Action::Steps(steps), effect)
+    }
+
+    /// This program with these arguments.
+    pub(crate) fn own(arguments: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Own(arguments.into())], effect)
+    }
+
+    /// Another program, for root.
+    pub(crate) fn privileged(scope: Scope, line: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Other { line: line.into(), scope, needs_root: true }], effect)
+    }
+
+    /// Another program, for any user.
+    pub(crate) fn other(scope: Scope, line: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Other { line: line.into(), scope, needs_root: false }], effect)
+    }
+
+    /// Writes a file of /etc/sysctl.d and sets its sysctls.
+    pub(crate) fn kept(file: &str, content: Content, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Keep { file: file.to_owned(), content }], effect)
+    }
+
+    /// Sets a sysctl, both in the snapshot and on the host.
+    pub(crate) fn sysctl(name: &'static str, value: impl Into<String>, effect: impl Into<String>) -> Remedy {
+        Remedy::sysctls(vec![Setting::new(name, value)], effect)
+    }
+
+    /// Sets sysctls, both in the snapshot and on the host.
+    pub(crate) fn sysctls(settings: Vec<Setting>, effect: impl Into<String>) -> Remedy {
+        Remedy::steps(vec![Step::Set(settings.clone())], effect).with(move |snapshot| {
+            settings.iter().for_each(|Setting { name, value, .. }| set_sysctl(snapshot, name, value));
+        })
+    }
+
+    /// The effect on a snapshot.
+    pub(crate) fn with(self, change: impl Fn(&mut Snapshot) + 'static) -> Remedy {
+        Remedy { change: Some(Box::new(change)), ..self }
+    }
+
+    /// The effect is not in a snapshot.
+    pub(crate) fn unproven(self) -> Remedy {
+        Remedy { change: None, ..self }
+    }
+
+    /// A condition, if there is one.
+    pub(crate) fn provided(self, condition: Option<String>) -> Remedy {
+        Remedy { condition, ..self }
+    }
+
+    /// A probe has tried the effect on this kernel, if so.
+    pub(crate) fn tested(self, is_tested: bool) -> Remedy {
+        Remedy { is_tested, ..self }
+    }
+
+    /// The effect can be tried on this kernel. A remedy that then has none is not shown.
+    pub(crate) fn tried(self, cure: Cure) -> Remedy {
+        Remedy { cure: Some(cure), ..self }
+    }
+}
+
+/// Sets a sysctl in a snapshot, with the parts of the snapshot that depend on it.
+pub(crate) fn set_sysctl(snapshot: &mut Snapshot, name: &str, value: &str) {
+    use fourtuple_record::snapshot::Part;
+    snapshot.sysctls.insert(name.to_owned(), value.to_owned());
+    let Part::Seen(ports) = &mut snapshot.ports else { return };
+    match name {
+        "net.ipv4.ip_local_port_range" => {
+            let mut bounds = value.split_whitespace().filter_map(|bound| bound.parse().ok());
+            if let (Some(low), Some(high)) = (bounds.next(), bounds.next()) {
+                (ports.low, ports.high) = (low, high);
+            }
+        }
+        "net.ipv4.ip_local_reserved_ports" => {
+            let block = |text: &str| {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+            };
+            ports.reserved = value.split(',').filter_map(block).collect();
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,32 @@
+//! Rules that find faults in a [`Snapshot`](fourtuple_record::snapshot::Snapshot).
+//!
+//! The rules of a family are a file in `rules`. A rule has what the rule looks for, where its figures come from, its threshold, its explanation, and a function
+//! from a snapshot to findings. The module reads nothing itself.
+#![warn(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod accepting;
+mod attribute;
+mod balance;
+mod budget;
+mod causes;
+mod command;
+mod datagram;
+mod diagnose;
+mod draft;
+mod explain;
+mod limits;
+mod remedies;
+mod rule;
+mod rules;
+mod symptom;
+mod words;
+
+pub use budget::Budget;
+pub use causes::causes;
+pub use command::{Cure, Place};
+pub use diagnose::{Diagnosis, diagnose, diagnose_at};
+pub use explain::explain;
+pub use limits::{LimitError, Limits};
+pub use rule::{Rule, Threshold};
+pub use rules::{ALL, named};
+pub use symptom::Unexplained;

@@ -1,0 +1,533 @@
+//! The thresholds of the rules and what they say at them, on snapshots that no host has to make.
+
+use std::collections::BTreeMap;
+
+use fourtuple_record::snapshot::{
+    Connections, Conntrack, Counter, EphemeralPorts, Listener, LockWaits, Owner, Part, Process, Snapshot,
+    Source, TcpMemory, Traced, TracedAccepts, TracedLocks, Tuple, UnixListener,
+};
+
+use crate::doctor::draft::{Action, Draft, Remedy};
+use crate::doctor::rules::named;
+
+/// Checks a rule. `wanted`: parts of the only finding, a part after `!` is not in it; empty: no finding.
+#[track_caller]
+fn expect(id: &str, limit: f64, snapshot: &Snapshot, wanted: &[&str]) {
+    let found = (named(id).expect("a rule").check)(snapshot, limit).expect("checked");
+    let found: Vec<String> = found.iter().map(text).collect();
+    assert_eq!(found.len(), usize::from(!wanted.is_empty()), "{id}: {found:#?}");
+    for part in wanted {
+        let (part, is_there) = part.strip_prefix('!').map_or((*part, true), |part| (part, false));
+        assert_eq!(found[0].contains(part), is_there, "{id}: {part:?} in {}", found[0]);
+    }
+}
+
+fn text(draft: &Draft) -> String {
+    let remedy = |remedy: &Remedy| match &remedy.action {
+        Action::Words(words) => words.clone(),
+        Action::Steps(steps) => format!("{steps:?}"),
+    };
+    let remedies = draft.now.iter().chain(&draft.proper).map(remedy).collect::<Vec<_>>();
+    format!(
+        "{:?} {}\n{}\n{}\n{:?}",
+        draft.severity,
+        draft.verdict,
+        draft.evidence.join("\n"),
+        remedies.join("\n"),
+        draft.explained
+    )
+}
+
+/// Returns a snapshot of half a second with these sysctls and these changes of counters.
+fn snapshot(sysctls: &[(&str, u64)], counters: &[(&str, u64)]) -> Snapshot {
+    let counter = |(name, during): &(&str, u64)| ((*name).to_owned(), Counter { total: 9, during: *during });
+    Snapshot {
+        interval_ns: 500_000_000,
+        processors: 2,
+        sysctls: sysctls.iter().map(|(name, value)| ((*name).to_owned(), value.to_string())).collect(),
+        counters: Part::Seen(counters.iter().map(counter).collect()),
+        processes: Part::Seen(Vec::new()),
+        unix_listeners: Part::Seen(Vec::new()),
+        ..Snapshot::default()
+    }
+}
+
+fn owner(pid: u32, sockets: u32) -> Owner {
+    Owner { pid, name: "server".to_owned(), sockets }
+}
+
+/// Returns a listener of the process with this number.
+fn listener(pid: u32, [waiting_before, waiting, backlog]: [u32; 3], handshakes: u32, drops: u64) -> Listener {
+    Listener {
+        address: "127.0.0.1:4000".parse().unwrap(),
+        interface: 0,
+        cookie: pid.into(),
+        waiting,
+        waiting_before,
+        standing: 0,
+        given_up: 0,
+        waited_ns: 0,
+        backlog,
+        handshakes,
+        drops: Some(Counter { total: drops, during: drops }),
+        owners: vec![owner(pid, 1)],
+    }
+}
+
+fn with(mut snapshot: Snapshot, listeners: &[Listener]) -> Snapshot {
+    snapshot.listeners = Part::Seen(listeners.to_vec());
+    snapshot
+}
+
+#[test]
+fn accept_queues_at_their_limits() {
+    let of = |queue, drops| {
+        let counters = [("TcpExt.ListenDrops", drops), ("TcpExt.ListenOverflows", drops)];
+        with(snapshot(&[("net.core.somaxconn", 4096)], &counters), &[listener(7, queue, 0, drops)])
+    };
+    // 20 more in half a second; 160 connections fit.
+    let grows = ["Warning", "the queue grows by 40/s and is full in 3 s", "!dropped"];
+    expect("A01", 10.0, &of([20, 40, 159], 0), &grows);
+    expect("A01", 10.0, &of([40, 40, 159], 0), &["fills", "!grows"]);
+    expect("A01", 10.0, &of([40, 20, 159], 0), &["fills", "!grows"]);
+    expect(
+        "A01",
+        10.0,
+        &of([4, 9, 8], 2),
+        &["Critical", "; 2 SYNs and ACKs were dropped in 500 ms", "!grows"],
+    );
+    expect("A01", 0.0, &of([0, 9, 20], 0), &[]);
+    expect("A02", 0.0, &of([0, 0, 8], 0), &[]);
+    expect("A02", 2.0, &of([0, 0, 8], 1), &[]);
+    expect("A02", 2.0, &of([0, 0, 8], 2), &["dropped 2 SYNs and ACKs"]);
+}
+
+#[test]
+fn drops_name_the_listeners_that_dropped() {
+    let counters = [("TcpExt.ListenDrops", 3), ("TcpExt.ListenOverflows", 0)];
+    let quiet = Listener { address: "127.0.0.1:4001".parse().unwrap(), ..listener(8, [0; 3], 0, 0) };
+    let mut both = with(snapshot(&[], &counters), &[listener(7, [0, 0, 8], 0, 3), quiet]);
+    both.memory = Part::Seen(TcpMemory::default());
+    expect("A03", 1.0, &both, &["127.0.0.1:4000 dropped 3", "!127.0.0.1:4001 dropped", "!TCP memory"]);
+    both.memory = Part::Seen(TcpMemory { limits_pages: [1, 2, 3], ..TcpMemory::default() });
+    expect("A03", 3.0, &both, &["TCP memory: 0 pages, pressure from 2 on"]);
+    expect("A03", 4.0, &both, &[]);
+}
+
+#[test]
+fn a_backlog_that_was_cut_matters_when_it_is_used() {
+    let of = |queue, overflows, drops| {
+        let counters = [("TcpExt.ListenDrops", drops), ("TcpExt.ListenOverflows", overflows)];
+        with(snapshot(&[("net.core.somaxconn", 8)], &counters), &[listener(7, queue, 0, drops)])
+    };
+    for (queue, overflows, drops, is_found) in [
+        ([4, 4, 8], 0, 0, true),
+        ([3, 4, 8], 0, 0, false),
+        ([0, 0, 8], 2, 2, true),
+        ([0, 0, 8], 0, 2, false),
+        ([0, 0, 8], 2, 0, false),
+        ([4, 4, 9], 2, 2, false),
+    ] {
+        let wanted: &[&str] = if is_found { &["cut it", "\"4096\""] } else { &[] };
+        expect("A04", 50.0, &of(queue, overflows, drops), wanted);
+        let [waiting_before, waiting, backlog] = queue;
+        let path = "@web".to_owned();
+        let owners = vec![owner(7, 1)];
+        let mut unix = with(snapshot(&[("net.core.somaxconn", 8)], &[]), &[]);
+        unix.unix_listeners = Part::Seen(vec![UnixListener {
+            path,
+            cookie: 1,
+            waiting,
+            waiting_before,
+            backlog,
+            owners,
+            ..UnixListener::default()
+        }]);
+        expect("A04", 50.0, &unix, if overflows == 0 { wanted } else { &[] });
+        if waiting == 0 {
+            expect("A04", 0.0, &unix, &[]);
+        }
+    }
+    expect("A04", 0.0, &of([0, 0, 8], 0, 0), &[]);
+}
+
+#[test]
+fn syn_queues_at_their_limits() {
+    let of = |cookies, [dropped, answered, sent]: [u64; 3], handshakes| {
+        let counters = [
+            ("TcpExt.TCPReqQFullDrop", dropped),
+            ("TcpExt.TCPReqQFullDoCookies", answered),
+            ("TcpExt.SyncookiesSent", sent),
+        ];
+        let sysctls = [("net.ipv4.tcp_syncookies", cookies), ("net.ipv4.tcp_max_syn_backlog", 4096)];
+        with(snapshot(&sysctls, &counters), &[listener(7, [0, 0, 100], handshakes, 0)])
+    };
+    expect("A05", 75.0, &of(0, [5, 0, 0], 0), &["Critical 5 SYNs were dropped in 500 ms"]);
+    // A queue that is full besides is the same fault.
+    expect(
+        "A05",
+        75.0,
+        &of(0, [5, 0, 0], 100),
+        &["Critical 5 SYNs were dropped", "100 handshakes in progress"],
+    );
+    expect("A05", 75.0, &of(0, [0, 0, 3], 0), &[]);
+    expect(
+        "A05",
+        75.0,
+        &of(1, [0, 0, 3], 0),
+        &["Warning", "3 SYNs got a cookie instead of a place", ", 0 dropped"],
+    );
+    expect(
+        "A05",
+        75.0,
+        &of(1, [1, 2, 0], 0),
+        &["Warning", "2 SYNs got a cookie instead of a place", ", 1 dropped"],
+    );
+    expect("A05", 75.0, &of(2, [0, 0, 3], 0), &["Notice", "3 SYNs got a cookie in 500 ms without need"]);
+    expect("A05", 75.0, &of(2, [0, 0, 0], 0), &[]);
+    expect("A05", 75.0, &of(1, [0; 3], 75), &["Warning 75 handshakes are in progress", "which takes 100"]);
+    expect("A05", 75.0, &of(1, [0; 3], 74), &[]);
+    expect("A05", 10.0, &of(1, [0; 3], 15), &[]);
+    expect("A05", 10.0, &of(1, [0; 3], 16), &["16 handshakes are in progress"]);
+}
+
+#[test]
+fn the_longest_queue_of_a_long_wait_has_connections() {
+    let mut waits = with(snapshot(&[], &[]), &[listener(7, [0, 0, 8], 0, 0)]);
+    waits.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
+    expect("A07", 200.0, &waits, &["1% of 100 connections waited 200 ms or longer", "!longest accept queue"]);
+    expect("A07", 201.0, &waits, &[]);
+    waits.listeners = Part::Seen(vec![listener(7, [0, 2, 8], 0, 0)]);
+    expect("A07", 200.0, &waits, &["(server[7]) has the longest accept queue: 2 connections"]);
+}
+
+#[test]
+fn an_old_generation_is_stuck_only_where_migration_is_on() {
+    let process = |pid: u32, started_ns| Process { pid, started_ns, state: 'S', ..Process::default() };
+    for (migrates, wanted) in [(0, &[][..]), (1, &["Warning 1 of 2 listeners", "20 connections wait"])] {
+        let listeners = [listener(7, [20, 20, 100], 0, 0), listener(8, [0, 2, 100], 0, 0)];
+        let mut group = with(snapshot(&[("net.ipv4.tcp_migrate_req", migrates)], &[]), &listeners);
+        group.processes = Part::Seen(vec![process(7, 0), process(8, 5_000_000_000)]);
+        expect("B03", 20.0, &group, wanted);
+        expect("B03", 21.0, &group, &[]);
+    }
+}
+
+#[test]
+fn descriptors_at_their_limits() {
+    let of = |descriptors, descriptor_ceiling, highest| {
+        let limit = Some(100);
+        let process = Process {
+            pid: 7,
+            descriptors,
+            descriptor_limit: limit,
+            descriptor_ceiling,
+            ..Process::default()
+        };
+        let listeners =
+            [listener(7, [0, 0, 8], 0, 0), Listener { owners: Vec::new(), ..listener(8, [0; 3], 0, 0) }];
+        let mut snapshot = with(snapshot(&[("fs.nr_open", highest)], &[]), &listeners);
+        snapshot.processes = Part::Seen(vec![process]);
+        snapshot
+    };
+    expect("F01", 90.0, &of(89, None, 1_000), &[]);
+    expect(
+        "F01",
+        90.0,
+        &of(90, None, 1_000),
+        &["Warning", "90%", "--nofile=400:\"", "Queue(7)", "!Queue(8)"],
+    );
+    expect(
+        "F01",
+        90.0,
+        &of(100, Some(100), 1_000),
+        &["Critical", "--nofile=400:400\"", "the hard limit is 100"],
+    );
+    expect("F01", 90.0, &of(99, Some(150), 1_000), &["Warning", "--nofile=150:\"", "LimitNOFILE=150"]);
+    expect("F01", 90.0, &of(99, None, 300), &["--nofile=300:\"", "!fs.nr_open"]);
+    expect("F01", 90.0, &of(99, None, 100), &["--nofile=400:\"", "fs.nr_open"]);
+}
+
+#[test]
+fn memory_and_orphans_at_their_limits() {
+    let of = |pages, limits_pages, orphans, aborts| {
+        let mut snapshot =
+            snapshot(&[("net.ipv4.tcp_max_orphans", 1_000)], &[("TcpExt.TCPAbortOnMemory", aborts)]);
+        snapshot.memory = Part::Seen(TcpMemory { pages, limits_pages, orphans, ..TcpMemory::default() });
+        snapshot
+    };
+    let limits = [100, 200, 300];
+    expect("F02", 90.0, &of(199, limits, 899, 1), &[]);
+    expect("F02", 90.0, &of(200, limits, 0, 1), &["Warning TCP sockets use 200 pages", "66%"]);
+    expect("F02", 90.0, &of(270, limits, 0, 0), &["Critical TCP sockets use 270 pages", "200 400 600"]);
+    expect(
+        "F02",
+        90.0,
+        &of(0, [0, 0, 300], 900, 0),
+        &["Warning 900 of 1,000 orphaned", "0 resets", "\"2000\""],
+    );
+    expect("F02", 90.0, &of(0, limits, 900, 1), &["Critical 900 of 1,000 orphaned", "1 reset "]);
+    let is_unchecked = |snapshot: &Snapshot| (named("F02").unwrap().check)(snapshot, 90.0).is_err();
+    let mut hidden = of(0, limits, 0, 0);
+    assert!(!is_unchecked(&hidden) && is_unchecked(&of(0, [0; 3], 0, 0)));
+    hidden.sysctls.clear();
+    assert!(is_unchecked(&hidden));
+}
+
+#[test]
+fn each_class_of_locks_has_its_change() {
+    for (class, change) in [
+        ("listener", "a listener for each worker"),
+        ("accept queue", "a listener for each worker"),
+        ("ehash", "kept-alive connections"),
+        ("time-wait", "kept-alive connections"),
+        ("bhash", "a port range for each worker"),
+        ("socket owner", "one thread for each connection"),
+        ("neighbour", "look at the call paths"),
+    ] {
+        let mut locked = snapshot(&[], &[]);
+        // 10% of two processors.
+        let waits = LockWaits { waits: 4, waited_ns: 100_000_000 };
+        let classes = BTreeMap::from([(class.to_owned(), waits)]);
+        locked.locks = Part::Seen(TracedLocks { interval_ns: 500_000_000, classes });
+        expect("L01", 10.0, &locked, &["10% of the CPU time", "4 waits, 100 ms", "mean wait 25 ms", change]);
+        expect("L01", 10.1, &locked, &[]);
+    }
+}
+
+#[test]
+fn searches_at_their_limits() {
+    let of = |searches, mean_ns: u64, search_p99_ns| {
+        let mut snapshot = snapshot(&[], &[]);
+        let (connects, search_ns) = (Vec::new(), searches * mean_ns);
+        snapshot.traced = Part::Seen(Traced { connects, search_p99_ns, searches, search_ns });
+        snapshot
+    };
+    // 100 searches of 500 us are 5% of half a second of two processors, and 10% of one.
+    expect(
+        "L03",
+        5.0,
+        &of(100, 500_000, None),
+        &["5% of the CPU time", "100 searches, 500 us each", "!1% of"],
+    );
+    expect("L03", 5.1, &of(100, 500_000, None), &[]);
+    let slow = ["searches 0.5 ms", "of 100 searches, mean 0.05 ms", "take 1% of one processor"];
+    expect("P09", 500.0, &of(100, 50_000, Some(500_000)), &slow);
+    expect("P09", 500.0, &of(99, 50_000, Some(500_000)), &[]);
+    expect("P09", 500.0, &of(100, 50_000, Some(499_999)), &[]);
+    expect("P09", 500.0, &of(100, 49_999, Some(500_000)), &[]);
+}
+
+#[test]
+fn conntrack_at_its_limit() {
+    let of = |entries, drop, early_drop, insert_failed| {
+        let names = [("drop", drop), ("early_drop", early_drop), ("insert_failed", insert_failed)];
+        let counter = |(name, during): (&str, u64)| (name.to_owned(), Counter { total: 9, during });
+        let counters = names.map(counter).into();
+        let mut snapshot = snapshot(&[], &[]);
+        snapshot.conntrack =
+            Part::Seen(Conntrack { count: entries, limit: 1_000, counters, translated: None });
+        snapshot
+    };
+    expect("N01", 90.0, &of(899, 5, 5, 0), &[]);
+    expect("N01", 90.0, &of(900, 0, 0, 0), &["Warning 900 of 1,000 entries", "90%", "!dropped", "\"2000\""]);
+    // Collisions count as drops.
+    expect("N01", 90.0, &of(900, 5, 0, 5), &["Warning", "!dropped"]);
+    expect("N01", 90.0, &of(900, 7, 0, 5), &["Critical", "; 2 packets of new connections dropped and 0 "]);
+    expect("N01", 90.0, &of(900, 0, 3, 0), &["Critical", "; 0 packets", "and 3 entries evicted"]);
+}
+
+/// Returns 10.0.0.1 → 10.0.0.2:80 with sockets in ESTABLISHED and in TIME_WAIT, each at a port of its own.
+fn tuple(established: u32, time_wait: u32) -> Tuple {
+    let states = [("established", established), ("time-wait", time_wait)];
+    Tuple {
+        source: [10, 0, 0, 1].into(),
+        destination: "10.0.0.2:80".parse().unwrap(),
+        in_use: established + time_wait,
+        low_parity: 0,
+        states: states.map(|(name, sockets)| (name.to_owned(), sockets.into())).into(),
+        closes_per_s: 0.0,
+        closed_last_s: 0,
+        growth_per_s: 0.0,
+        time_wait_plain: None,
+        idle: None,
+        fix: None,
+        owners: Vec::new(),
+    }
+}
+
+/// Returns a snapshot with a range of 1,000 ports, of which some are reserved, and with these tuples.
+fn connected(reserved: &[(u16, u16)], tuples: Vec<Tuple>) -> Snapshot {
+    let mut snapshot =
+        with(snapshot(&[("net.ipv4.tcp_tw_reuse", 0), ("net.ipv4.tcp_timestamps", 1)], &[]), &[]);
+    snapshot.ports = Part::Seen(EphemeralPorts { low: 20_000, high: 20_999, reserved: reserved.to_vec() });
+    snapshot.connections = Part::Seen(Connections { tuples, ..Connections::default() });
+    snapshot
+}
+
+#[test]
+fn ports_at_their_limits() {
+    let of = |tuple: Tuple| connected(&[], vec![tuple]);
+    expect("P01", 90.0, &of(tuple(899, 0)), &[]);
+    expect("P01", 90.0, &of(tuple(900, 0)), &["Warning", "900 of 1,000 ports", "!hold", "!per second"]);
+    expect("P01", 90.0, &of(tuple(1_000, 0)), &["Critical", "the next connect() fails"]);
+    let grown = |growth_per_s| of(Tuple { growth_per_s, owners: vec![owner(7, 900)], ..tuple(900, 0) });
+    expect(
+        "P01",
+        90.0,
+        &grown(1.0),
+        &["1 more port per second", "server[7] has 900 of the", "!trace connect"],
+    );
+    expect("P01", 90.0, &grown(0.9), &["!per second"]);
+    // Less than half of the range is not a reason to widen it.
+    expect("P03", 1_001.0, &of(tuple(499, 0)), &[]);
+    expect("P03", 1_000.0, &of(tuple(500, 0)), &[]);
+    expect(
+        "P03",
+        1_001.0,
+        &of(tuple(500, 0)),
+        &["Notice", "1,000 usable ports; 10.0.0.1 → 10.0.0.2:80 uses 500"],
+    );
+    expect("P03", 1_001.0, &of(tuple(1_000, 0)), &["Warning", "uses 1,000 of them"]);
+    let closing = Tuple { closes_per_s: 20.0, growth_per_s: 20.0, ..tuple(50, 250) };
+    expect("P03", 1_001.0, &of(closing), &["Warning", "needs 1,250 at its rate of 20 closes/s and 60 s"]);
+    let two = connected(&[], vec![tuple(600, 0), Tuple { source: [10, 0, 0, 9].into(), ..tuple(600, 0) }]);
+    expect("P03", 1_001.0, &two, &["10.0.0.1 → 10.0.0.2:80 uses 600"]);
+}
+
+#[test]
+fn reserved_ports_at_their_limits() {
+    // 250 of 1,000 ports are reserved, and blocks that end or begin outside of the range.
+    let reserved = [(19_990, 20_099), (20_850, 21_010)];
+    let of = |in_use| connected(&reserved, vec![tuple(in_use, 0)]);
+    let inside = ["Notice", "251 of the 1,000 ports of the range are reserved (25%)", "uses 400 of the 749"];
+    expect("P04", 25.0, &connected(&[(20_000, 20_250)], vec![tuple(400, 0)]), &inside);
+    expect("P04", 25.2, &connected(&[(20_000, 20_250)], vec![tuple(400, 0)]), &[]);
+    expect("P04", 0.0, &connected(&[], vec![tuple(400, 0)]), &[]);
+    expect("P04", 25.0, &connected(&[(20_000, 20_249)], vec![tuple(187, 0)]), &[]);
+    let kept = "\"19990-19999,21000-21010\"";
+    expect("P04", 25.0, &of(674), &["Notice", kept]);
+    expect("P04", 25.0, &of(675), &["Warning", "reserved inside of the range: 19990-20099,20850-21010"]);
+    expect("P04", 25.0, &of(750), &["Critical"]);
+    // Without the reservation the ports would be short too.
+    let few = connected(&[(20_000, 20_059)], vec![tuple(940, 0)]);
+    expect("P04", 5.0, &few, &["Warning", "uses 940 of the 940"]);
+}
+
+#[test]
+fn sockets_bound_first_at_their_limits() {
+    let of = |in_use, low_parity, tuples| {
+        let mut snapshot = connected(&[], tuples);
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("made above") };
+        let address = [10, 0, 0, 1].into();
+        connections.sources =
+            vec![Source { address, in_use, low_parity, destinations: 2, owners: vec![owner(7, 3)] }];
+        snapshot
+    };
+    expect("P08", 20.0, &of(200, 10, Vec::new()), &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n"]);
+    expect("P08", 20.0, &of(200, 11, Vec::new()), &["Notice", "no two"][..0]);
+    expect("P08", 20.0, &of(199, 0, Vec::new()), &[]);
+    expect("P08", 0.0, &of(19, 0, Vec::new()), &[]);
+    expect("P08", 0.0, &of(20, 0, Vec::new()), &["20 of 20 ports are odd"]);
+    expect("P08", 20.0, &of(799, 0, Vec::new()), &["Notice"]);
+    expect("P08", 20.0, &of(800, 0, Vec::new()), &["Warning", "!the next bind()"]);
+    expect("P08", 20.0, &of(1_000, 0, Vec::new()), &["Critical", "the next bind() to this address"]);
+    // Two destinations with 100 ports each would share 20 of 1,000.
+    let two = |ports| {
+        vec![tuple(ports, 0), Tuple { destination: "10.0.0.3:80".parse().unwrap(), ..tuple(ports, 0) }]
+    };
+    expect("P08", 10.0, &of(200, 100, two(100)), &["no two destinations share a port"]);
+    expect("P08", 10.0, &of(199, 100, two(100)), &["no two destinations share a port"]);
+    expect("P08", 10.0, &of(198, 100, two(100)), &[]);
+    expect("P08", 10.0, &of(140, 70, two(70)), &[]);
+    expect("P08", 10.0, &of(142, 71, two(71)), &["no two destinations share a port"]);
+}
+
+#[test]
+fn growth_and_shares_at_their_limits() {
+    let of = |growth_per_s, established| {
+        connected(
+            &[],
+            vec![Tuple { growth_per_s, owners: vec![owner(7, established)], ..tuple(established, 0) }],
+        )
+    };
+    expect("P10", 600.0, &of(1.0, 500), &["uses 500 of 1,000 ports", "about 8 min", "opens 1.0/s more"]);
+    expect("P10", 600.0, &of(1.0, 499), &[]);
+    expect("P10", 499.0, &of(1.0, 500), &[]);
+    expect("P10", 600.0, &of(0.0, 500), &[]);
+    expect("P10", 600.0, &of(1.0, 899), &["about 101 s"]);
+    expect("P10", 600.0, &of(1.0, 900), &[]);
+    expect("P10", 600.0, &of(1.0, 1_001), &[]);
+    let shared = |sockets: &[u32], established| {
+        let owners = (1..).zip(sockets).map(|(pid, sockets)| owner(pid, *sockets)).collect();
+        connected(&[], vec![Tuple { owners, ..tuple(established, 100) }])
+    };
+    expect(
+        "P12",
+        50.0,
+        &shared(&[200, 200], 400),
+        &["2 processes share the 1,000 ports", "50% are", "!more;"],
+    );
+    expect("P12", 50.0, &shared(&[300, 33], 400), &["!", "x"][..0]);
+    expect("P12", 50.0, &shared(&[270, 30], 400), &["server[1] 270, server[2] 30"]);
+    expect("P12", 50.0, &shared(&[200, 199], 399), &[]);
+    // Inherited descriptors count twice.
+    expect("P12", 50.0, &shared(&[220, 220], 400), &["2 processes share"]);
+    expect("P12", 50.0, &shared(&[221, 220], 400), &[]);
+    expect("P12", 50.0, &shared(&[100, 100, 100, 100], 400), &["server[3] 100 and 1 more;"]);
+    expect("P12", 50.0, &shared(&[100, 100, 100], 400), &["server[3] 100;"]);
+    expect("P12", 50.0, &shared(&[], 400), &[]);
+}
+
+#[test]
+fn time_wait_at_its_limits() {
+    let of = |time_wait, overflow: Counter| {
+        let mut snapshot = snapshot(&[("net.ipv4.tcp_max_tw_buckets", 1_000)], &[]);
+        let counters = BTreeMap::from([("TcpExt.TCPTimeWaitOverflow".to_owned(), overflow)]);
+        snapshot.counters = Part::Seen(counters);
+        snapshot.memory = Part::Seen(TcpMemory { time_wait, ..TcpMemory::default() });
+        snapshot
+    };
+    let none = Counter::default();
+    expect("T01", 80.0, &of(799, none), &[]);
+    expect("T01", 0.0, &of(0, none), &[]);
+    expect(
+        "T01",
+        80.0,
+        &of(800, none),
+        &["Warning 800 sockets are in TIME_WAIT, 80% of the 1,000", "\"262144\""],
+    );
+    expect("T01", 80.0, &of(200_000, none), &["\"524288\""]);
+    let past = Counter { total: 5, during: 0 };
+    let now = Counter { total: 5, during: 3 };
+    expect("T02", 0.0, &of(1_000, none), &[]);
+    expect("T02", 0.0, &of(499, past), &[]);
+    expect(
+        "T02",
+        0.0,
+        &of(500, past),
+        &["Notice 5 connections skipped TIME_WAIT so far", "with 500 sockets in"],
+    );
+    expect("T02", 0.0, &of(1_000, past), &["Notice"]);
+    expect("T02", 0.0, &of(999, now), &["Notice 3 connections skipped TIME_WAIT in 0.5 s"]);
+    expect("T02", 0.0, &of(1_000, now), &["Warning 3 connections skipped TIME_WAIT in 0.5 s"]);
+    let waiting = |established, time_wait, delay: Option<u64>| {
+        let mut snapshot = connected(&[], vec![tuple(established, time_wait)]);
+        if let Some(delay) = delay {
+            snapshot.sysctls.insert("net.ipv4.tcp_tw_reuse".to_owned(), "1".to_owned());
+            snapshot.sysctls.insert("net.ipv4.tcp_tw_reuse_delay".to_owned(), delay.to_string());
+        }
+        snapshot
+    };
+    expect(
+        "T03",
+        50.0,
+        &waiting(249, 251, None),
+        &["Notice", "is 0 (never)", "25% of its ports in TIME_WAIT"],
+    );
+    expect("T03", 50.0, &waiting(250, 250, None), &[]);
+    expect("T03", 50.0, &waiting(248, 251, None), &[]);
+    expect("T03", 50.0, &waiting(0, 900, None), &["Warning", "90% of its ports in TIME_WAIT"]);
+    expect("T03", 0.0, &waiting(0, 900, Some(1_000)), &[]);
+    expect("T03", 0.0, &waiting(0, 900, Some(1_001)), &["tcp_tw_reuse_delay is 1.001 s"]);
+}

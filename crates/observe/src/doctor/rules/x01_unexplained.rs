@@ -1,0 +1,301 @@
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{Owner, Snapshot};
+
+use crate::doctor::accepting::time;
+use crate::doctor::causes::{COUNTERS, drops_of_qdisc, judged};
+use crate::doctor::draft::{Draft, Remedy};
+use crate::doctor::rule::{Checked, Rule};
+use crate::doctor::symptom::{Account, Item, Symptom};
+use crate::doctor::words::{count, counted, process};
+
+pub(super) const RULE: Rule = Rule {
+    id: "X01",
+    title: "failures that no other rule explains",
+    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat and stat/nf_conntrack; drops of queueing disciplines (tc(8)); sock_diag(7); the tracepoint at the \
+             end of system calls (raw_syscalls:sys_exit)",
+    threshold: None,
+    explanation: &[
+        "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
+         listen(), connect(), accept(), send() and recv() that returned an error, drops of sockets and of queueing disciplines, connections that wait for accept() all the \
+         time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
+         is a finding of this rule, after all others.",
+        "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
+         peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
+         a healthy host.",
+        "The evidence has the causes that this errno of this call can have in the kernel, what the snapshot excludes, and what it shows. An \
+         error of a non-blocking connect() counts when the program reads it by SO_ERROR. Operations of io_uring count without their address, if the tracepoint \
+         io_uring_complete has them (6.18 has, 6.12 has not); calls of 32-bit programs are not seen, and while one runs, the rule without a finding counts as not checked.",
+        "What helps: to look at the causes that remain. `fourtuple trace connect` and `fourtuple trace accept` show the same account for longer.",
+    ],
+    check,
+};
+
+const MAX_FINDINGS: usize = 10;
+
+/// Without other rules the account has everything. `diagnose` subtracts what they explain.
+fn check(snapshot: &Snapshot, _: f64) -> Checked {
+    unexplained(snapshot, &Account::of(snapshot), &[])
+}
+
+/// Returns a finding for each symptom of which something remains. `checked`: the rules that were checked.
+pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &[String]) -> Checked {
+    let rest: Vec<&Item<'_>> = account.items.iter().filter(|item| item.rest > 0).collect();
+    if rest.is_empty() {
+        // Silence means something only if the calls were seen.
+        snapshot.counters.seen()?;
+        let failures = snapshot.failures.seen().map_err(|reason| {
+            format!("{reason}; `fourtuple trace connect --for 10s` counts the calls that fail")
+        })?;
+        return match of_32_bits(&failures.processes_32_bit) {
+            Some(reason) => Err(reason),
+            None => Ok(Vec::new()),
+        };
+    }
+    let mut drafts: Vec<Draft> =
+        rest.iter().take(MAX_FINDINGS).map(|item| draft(snapshot, item, checked)).collect();
+    if let (Some(last), more @ 1..) = (drafts.last_mut(), rest.len().saturating_sub(MAX_FINDINGS)) {
+        let further: Vec<String> = rest[MAX_FINDINGS..].iter().take(5).map(|item| item.sentence()).collect();
+        last.evidence.push(format!("{}: {}", counted(more as u64, "further symptom"), further.join("; ")));
+    }
+    let failures = snapshot.failures.seen().ok();
+    if let (Some(last), Some(failures)) = (drafts.last_mut(), failures) {
+        last.evidence.extend(of_32_bits(&failures.processes_32_bit));
+    }
+    Ok(drafts)
+}
+
+/// Says that the calls of these processes are not in the account.
+fn of_32_bits(processes: &[Owner]) -> Option<String> {
+    let names: Vec<String> = processes.iter().map(process).collect();
+    (!names.is_empty()).then(|| {
+        format!("failed calls of programs of 32 bits are not seen ({}); `strace -f -Z -e trace=network -p PID` shows them", names.join(", "))
+    })
+}
+
+fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
+    let severity = match item.symptom {
+        Symptom::Counter { .. } | Symptom::Qdisc { .. } => Severity::Notice,
+        _ => Severity::Warning,
+    };
+    let verdict = format!("unexplained: {} in {}", item.sentence(), time(snapshot.interval_ns));
+    let mut draft = Draft::new(severity, item.subject(), verdict);
+    if item.rest < item.amount {
+        let by = item.by.join(", ");
+        draft = draft.because(format!(
+            "{by} explains {} of {}",
+            count(item.amount - item.rest),
+            count(item.amount)
+        ));
+    }
+    match &item.symptom {
+        Symptom::Calls(call) => judged(snapshot, call, checked).into_iter().fold(draft, Draft::because),
+        Symptom::Counter { name, counter } => {
+            let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
+            draft
+                .because_if(means)
+                .because(format!("{} since the namespace was created", count(counter.total)))
+        }
+        Symptom::Qdisc { kind, drops, packets, .. } => draft
+            .because(drops_of_qdisc(kind))
+            .because(format!("{} passed it in the same time", counted(*packets, "packet")))
+            .because(format!("{} dropped since it was set up", counted(drops.total, "packet"))),
+        Symptom::Queue { port: Some(port), .. } => draft
+            .now(Remedy::own(format!("trace accept --port {port} --for 10s"), "shows which worker accepts")),
+        Symptom::Growth { seconds, .. } => {
+            draft.because(format!("at this rate the last port is taken in {seconds} s"))
+        }
+        Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use fourtuple_record::snapshot::{
+        Connections, Counter, EphemeralPorts, FailedCall, Failures, LocalAddress, Owner, Part, Traced,
+        TracedConnects, Tuple,
+    };
+
+    use super::*;
+    use crate::doctor::{Diagnosis, Limits, diagnose};
+
+    fn failed(call: &str, errno: &str, protocol: &str, address: &str, failed: u64) -> FailedCall {
+        FailedCall {
+            call: call.to_owned(),
+            errno: errno.to_owned(),
+            protocol: protocol.to_owned(),
+            owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: failed as u32 },
+            processes: 1,
+            address: Some(address.to_owned()),
+            before_search: address.starts_with("[::1]"),
+            failed,
+            ..FailedCall::default()
+        }
+    }
+
+    fn snapshot(calls: Vec<FailedCall>, counters: &[(&str, u64)]) -> Snapshot {
+        let counter =
+            |(name, during): &(&str, u64)| ((*name).to_owned(), Counter { total: 7, during: *during });
+        Snapshot {
+            interval_ns: 2_000_000_000,
+            failures: Part::Seen(Failures { calls, ..Failures::default() }),
+            counters: Part::Seen(counters.iter().map(counter).collect()),
+            ..Snapshot::default()
+        }
+    }
+
+    fn found(snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
+        let Diagnosis { findings, .. } = diagnose(snapshot, &Limits::default());
+        let own = findings.into_iter().filter(|finding| finding.id == "X01");
+        own.map(|finding| (finding.verdict, finding.evidence)).collect()
+    }
+
+    #[test]
+    fn without_calls_of_32_bit_programs_silence_means_nothing() {
+        let mut seen = snapshot(Vec::new(), &[("TcpExt.ListenDrops", 0)]);
+        let unchecked = |snapshot: &Snapshot| {
+            let unchecked = diagnose(snapshot, &Limits::default()).unchecked;
+            unchecked.into_iter().find(|rule| rule.id == "X01").map(|rule| rule.reason)
+        };
+        assert_eq!(unchecked(&seen), None);
+        let game = Owner { pid: 77, name: "game".to_owned(), sockets: 0 };
+        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
+        failures.processes_32_bit.push(game);
+        let reason = unchecked(&seen).unwrap();
+        assert!(
+            reason.starts_with("failed calls of programs of 32 bits are not seen (game[77]); "),
+            "{reason}"
+        );
+        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
+        failures.calls.push(failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7));
+        let [(_, evidence)] = &found(&seen)[..] else { panic!("{:?}", found(&seen)) };
+        assert!(evidence.last().unwrap().contains("(game[77])"), "{evidence:?}");
+    }
+
+    #[test]
+    fn a_failure_without_a_rule_is_named_with_its_causes() {
+        let mut snapshot = snapshot(vec![failed("connect", "EADDRNOTAVAIL", "tcp", "[::1]:6432", 320)], &[]);
+        let of = found(&snapshot);
+        let expected =
+            "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
+        assert_eq!(of[0].0, expected);
+        assert!(of[0].1[0].starts_with("the cause here: no source address"), "{of:?}");
+        let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false, device: None };
+        snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
+        assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
+        snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);
+        assert!(found(&snapshot)[0].1[0].starts_with("the cause here: no source address"));
+    }
+
+    #[test]
+    fn a_rule_without_a_finding_excludes_its_cause() {
+        let mut snapshot = snapshot(vec![failed("connect", "ETIMEDOUT", "tcp", "10.0.0.2:80", 3)], &[]);
+        snapshot.listeners = Part::Seen(Vec::new());
+        snapshot.unix_listeners = Part::Seen(Vec::new());
+        let evidence = &found(&snapshot)[0].1;
+        assert!(evidence.iter().any(|fact| fact.starts_with("possible: the host is down")), "{evidence:?}");
+        assert!(evidence.iter().any(|fact| fact.starts_with("excluded by A01: ")), "{evidence:?}");
+    }
+
+    #[test]
+    fn findings_take_what_they_explain() {
+        let mut snapshot = snapshot(
+            vec![
+                failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 300),
+                failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7),
+            ],
+            &[("TcpExt.ListenOverflows", 4)],
+        );
+        snapshot.ports = Part::Seen(EphemeralPorts { low: 32_768, high: 32_867, reserved: Vec::new() });
+        snapshot.connections = Part::Seen(Connections {
+            tuples: vec![Tuple {
+                source: [10, 0, 0, 1].into(),
+                destination: ([10, 0, 0, 2], 80).into(),
+                in_use: 100,
+                low_parity: 50,
+                states: BTreeMap::from([("established".to_owned(), 100)]),
+                closes_per_s: 0.0,
+                closed_last_s: 0,
+                growth_per_s: 0.0,
+                time_wait_plain: None,
+                idle: None,
+                fix: None,
+                owners: Vec::new(),
+            }],
+            ..Connections::default()
+        });
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        let ids: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.id.as_str()).collect();
+        assert!(ids.starts_with(&["P01"]) && ids.ends_with(&["X01", "X01"]), "{ids:?}");
+        let of = found(&snapshot);
+        assert!(of[0].0.contains("7 connect()") && of[0].0.contains("10.0.0.3:80"), "{of:?}");
+        assert!(of[1].0.contains("TcpExt.ListenOverflows grew by 4"), "{of:?}");
+    }
+
+    #[test]
+    fn drops_of_a_queue_are_one_finding_with_their_counters() {
+        let counters = [
+            ("qdisc.eth0.7.tbf.drops", 490),
+            ("qdisc.eth0.7.tbf.packets", 10),
+            ("Ip.OutDiscards", 490),
+            ("Udp.SndbufErrors", 490),
+        ];
+        let of = found(&snapshot(Vec::new(), &counters));
+        assert_eq!(of.len(), 1, "{of:?}");
+        let expected = "unexplained: the queueing discipline tbf of eth0.7 dropped 490 packets in 2.0 s";
+        assert_eq!(of[0].0, expected);
+        assert!(of[0].1[0].starts_with("a shaper was full"), "{of:?}");
+        // A queue that is full now and then.
+        for few in [
+            [("qdisc.eth0.fq.drops", 90), ("qdisc.eth0.fq.packets", 9_000)],
+            [("qdisc.eth0.fq.drops", 9), ("qdisc.eth0.fq.packets", 9)],
+        ] {
+            assert_eq!(found(&snapshot(Vec::new(), &few)), Vec::new());
+        }
+    }
+
+    #[test]
+    fn honest_errors_are_silent() {
+        let calls = vec![
+            failed("connect", "ENETUNREACH", "udp", "[2001:db8::1]:53", 400),
+            failed("connect", "ENOENT", "unix", "/var/run/nscd/socket", 50),
+            failed("recv", "ECONNRESET", "tcp", "10.0.0.2:80", 900),
+            failed("socket", "EAFNOSUPPORT", "tcp", "", 9),
+            failed("connect", "ECONNREFUSED", "tcp", "10.0.0.2:80", 2),
+            failed("bind", "EADDRINUSE", "other", "", 9),
+        ];
+        let counters = [("Tcp.EstabResets", 900), ("Udp.NoPorts", 9), ("TcpExt.TCPSynRetrans", 3)];
+        let mut snapshot = snapshot(calls, &counters);
+        assert_eq!(found(&snapshot), Vec::new());
+        // A name with an IPv6 and an IPv4 address, of which only the latter has a server.
+        snapshot.failures = Part::Seen(Failures {
+            calls: vec![failed("connect", "ECONNREFUSED", "tcp", "[::1]:80", 500)],
+            ..Failures::default()
+        });
+        assert_eq!(found(&snapshot).len(), 1);
+        snapshot.traced = Part::Seen(Traced {
+            connects: vec![TracedConnects {
+                processes: 1,
+                owner: Owner { pid: 812, name: "pgbouncer".to_owned(), sockets: 500 },
+                destination: ([127, 0, 0, 1], 80).into(),
+                searches: 500,
+                search_mean_ns: 1,
+                search_p99_ns: 1,
+                given_port: 0,
+            }],
+            ..Traced::default()
+        });
+        assert_eq!(found(&snapshot), Vec::new());
+    }
+
+    #[test]
+    fn silence_without_a_trace_is_not_checked() {
+        let mut snapshot = snapshot(Vec::new(), &[]);
+        snapshot.failures = Part::Hidden("--no-trace".to_owned());
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        let unchecked = diagnosis.unchecked.iter().find(|unchecked| unchecked.id == "X01").unwrap();
+        assert!(unchecked.reason.starts_with("--no-trace; "), "{}", unchecked.reason);
+    }
+}

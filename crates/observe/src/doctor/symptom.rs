@@ -1,0 +1,285 @@
+//! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
+//! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
+
+use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, UdpSocketView};
+
+use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
+use crate::doctor::budget::Budget;
+use crate::doctor::causes::{COUNTERS, Noise, is_failure_of_interest};
+use crate::doctor::datagram::Counted;
+use crate::doctor::draft::What;
+use crate::doctor::words::{count, counted};
+
+/// A symptom in a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Symptom<'a> {
+    Counter {
+        name: &'static str,
+        counter: Counter,
+    },
+    /// Drops of a queueing discipline that passed on some packets.
+    Qdisc {
+        device: &'a str,
+        kind: &'a str,
+        drops: Counter,
+        packets: u64,
+    },
+    Calls(&'a FailedCall),
+    Drops {
+        cookie: u64,
+        socket: String,
+    },
+    /// The queue of a listener at an address; without a port it is a unix listener.
+    Queue {
+        cookie: u64,
+        address: String,
+        port: Option<u16>,
+        owners: &'a [Owner],
+    },
+    Growth {
+        tuple: String,
+        seconds: u64,
+    },
+}
+
+/// A symptom with its events, and what no finding explains.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Item<'a> {
+    pub(crate) symptom: Symptom<'a>,
+    /// Events during the interval.
+    pub(crate) amount: u64,
+    /// Events that no finding explains.
+    pub(crate) rest: u64,
+    /// Rules whose findings explain events.
+    pub(crate) by: Vec<&'static str>,
+}
+
+/// A symptom, and the events that no finding explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unexplained {
+    /// The kind, without process and address: `connect EADDRNOTAVAIL`, `TcpExt.ListenOverflows`, `qdisc eth0 tbf`, `accept queue`.
+    pub symptom: String,
+    /// Name of the process; empty if the kernel does not tell it.
+    pub process: String,
+    /// Events during the interval.
+    pub events: u64,
+    /// The symptom in one line, with process, address and number of events.
+    pub sentence: String,
+}
+
+/// All symptoms of a snapshot that are above the noise of a healthy host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Account<'a> {
+    pub(crate) items: Vec<Item<'a>>,
+}
+
+/// Time until the last port below which growth is a symptom. Connections that a program opens at its start grow, too.
+const SOON_S: f64 = 60.0;
+
+impl<'a> Account<'a> {
+    /// Collects the symptoms of a snapshot. A part that was not read has none.
+    pub(crate) fn of(snapshot: &'a Snapshot) -> Account<'a> {
+        let mut account = Account::default();
+        if let Ok(failures) = snapshot.failures.seen() {
+            for call in failures.calls.iter().filter(|call| is_failure_of_interest(snapshot, call)) {
+                account.add(Symptom::Calls(call), call.failed);
+            }
+        }
+        for row in COUNTERS {
+            let Some(counter) = row.read(snapshot) else { continue };
+            if row.noise.is_exceeded(snapshot, counter.during) {
+                account.add(Symptom::Counter { name: row.name, counter }, counter.during);
+            }
+        }
+        account.add_qdiscs(snapshot);
+        account.add_sockets(snapshot);
+        account.add_growth(snapshot);
+        account
+    }
+
+    /// Adds drops that are more than 5 a second and 1% of the packets: a queue that is full now and then tells senders of TCP to slow down.
+    fn add_qdiscs(&mut self, snapshot: &'a Snapshot) {
+        for (name, &drops) in snapshot.counters.seen().into_iter().flatten() {
+            let words = || name.strip_prefix("qdisc.")?.strip_suffix(".drops")?.rsplit_once('.');
+            let Some((device, kind)) = words() else { continue };
+            let packets = snapshot.counter(&format!("qdisc.{device}.{kind}.packets"));
+            let packets = packets.map_or(0, |packets| packets.during);
+            if !Noise::PerSecond(5.0).is_exceeded(snapshot, drops.during) || drops.during * 99 <= packets {
+                continue;
+            }
+            self.add(Symptom::Qdisc { device, kind, drops, packets }, drops.during);
+            // The same packets, where they were sent.
+            for counter in ["Ip.OutDiscards", "Ip6.OutDiscards", "Udp.SndbufErrors", "Udp6.SndbufErrors"] {
+                self.explain("X01", &What::Counter(counter), drops.during);
+            }
+        }
+    }
+
+    fn add_sockets(&mut self, snapshot: &'a Snapshot) {
+        for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
+            let socket = || format!("the listener {} of {}", listener.address, acceptors(snapshot, listener));
+            self.add(Symptom::Drops { cookie: listener.cookie, socket: socket() }, drops(snapshot, listener));
+            if snapshot.interval_ns >= 1_000_000_000 {
+                let queue = Symptom::Queue {
+                    cookie: listener.cookie,
+                    address: listener.address.to_string(),
+                    port: Some(listener.address.port()),
+                    owners: &listener.owners,
+                };
+                self.add(queue, kept_waiting(snapshot, listener));
+            }
+        }
+        let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+        for listener in unix.iter().filter(|_| snapshot.interval_ns >= 1_000_000_000) {
+            let (cookie, address) = (listener.cookie, listener.path.clone());
+            let owners = &listener.owners;
+            self.add(Symptom::Queue { cookie, address, port: None, owners }, listener.standing.into());
+        }
+        let sockets = snapshot.udp.seen().map(|udp| udp.sockets.as_slice()).unwrap_or_default();
+        let during = |socket: &UdpSocketView| socket.drops.map_or(0, |drops| drops.during);
+        if sockets.iter().map(during).sum::<u64>() <= Counted::of(snapshot).refused() {
+            return;
+        }
+        for socket in sockets {
+            let name = format!("the UDP socket {} of {}", socket.local, holders(&socket.owners));
+            self.add(Symptom::Drops { cookie: socket.cookie, socket: name }, during(socket));
+        }
+    }
+
+    fn add_growth(&mut self, snapshot: &'a Snapshot) {
+        let Ok(connections) = snapshot.connections.seen() else { return };
+        for tuple in &connections.tuples {
+            let Ok(budget) = Budget::of(snapshot, tuple) else { continue };
+            let left = f64::from(budget.total.saturating_sub(budget.taken()));
+            let seconds = left / tuple.growth_per_s;
+            if tuple.growth_per_s > 1.0 && seconds < SOON_S {
+                let ports = tuple.growth_per_s * snapshot.interval_ns as f64 / 1e9;
+                let growth = Symptom::Growth { tuple: tuple.to_string(), seconds: seconds as u64 };
+                self.add(growth, ports as u64);
+            }
+        }
+    }
+
+    fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
+        if amount > 0 {
+            self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
+        }
+    }
+
+    /// Returns the symptoms of which something remains.
+    pub(crate) fn unexplained(&self) -> Vec<Unexplained> {
+        let rest = self.items.iter().filter(|item| item.rest > 0);
+        let unexplained = |item: &Item<'_>| Unexplained {
+            symptom: item.kind(),
+            process: item.process().to_owned(),
+            events: item.rest,
+            sentence: item.sentence(),
+        };
+        rest.map(unexplained).collect()
+    }
+
+    /// Subtracts what a finding explains.
+    pub(crate) fn explain(&mut self, rule: &'static str, what: &What, amount: u64) {
+        let mut left = amount;
+        for item in self.items.iter_mut().filter(|item| includes(what, &item.symptom)) {
+            let explained = item.rest.min(left);
+            if explained > 0 && !item.by.contains(&rule) {
+                item.by.push(rule);
+            }
+            item.rest -= explained;
+            left -= if left == u64::MAX { 0 } else { explained };
+        }
+    }
+}
+
+impl Item<'_> {
+    /// Returns the symptom in one line, with the events that no finding explains.
+    pub(crate) fn sentence(&self) -> String {
+        let rest = self.rest;
+        match &self.symptom {
+            Symptom::Calls(call) => failed_calls(call, rest),
+            Symptom::Counter { name, .. } => format!("{name} grew by {}", count(rest)),
+            Symptom::Qdisc { device, kind, .. } => {
+                format!("the queueing discipline {kind} of {device} dropped {}", counted(rest, "packet"))
+            }
+            Symptom::Drops { socket, .. } => format!("{socket} dropped {}", counted(rest, "packet")),
+            Symptom::Queue { address, owners, .. } => format!(
+                "{} at {address} of {} waited for accept() all the time",
+                counted(rest, "connection"),
+                holders(owners)
+            ),
+            Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
+        }
+    }
+
+    /// Returns the kind of the symptom, which processes and addresses share.
+    fn kind(&self) -> String {
+        match &self.symptom {
+            Symptom::Calls(call) => format!("{} {}", call.call, call.errno),
+            Symptom::Counter { name, .. } => (*name).to_owned(),
+            Symptom::Qdisc { device, kind, .. } => format!("qdisc {device} {kind}"),
+            Symptom::Drops { .. } => "drops of sockets".to_owned(),
+            Symptom::Queue { .. } => "accept queue".to_owned(),
+            Symptom::Growth { .. } => "ports run out".to_owned(),
+        }
+    }
+
+    fn process(&self) -> &str {
+        match &self.symptom {
+            Symptom::Calls(call) => &call.owner.name,
+            Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
+            _ => "",
+        }
+    }
+
+    /// Returns a name that no other symptom of the snapshot has.
+    pub(crate) fn subject(&self) -> String {
+        match &self.symptom {
+            Symptom::Calls(call) => format!(
+                "{} {} {} {}",
+                call.call,
+                call.errno,
+                call.owner,
+                call.address.as_deref().unwrap_or("")
+            ),
+            Symptom::Counter { name, .. } => (*name).to_owned(),
+            Symptom::Qdisc { device, kind, .. } => format!("drops of {kind} of {device}"),
+            Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
+            Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
+            Symptom::Growth { tuple, .. } => tuple.clone(),
+        }
+    }
+}
+
+/// Returns `320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL`.
+pub(crate) fn failed_calls(call: &FailedCall, number: u64) -> String {
+    let process = match call.processes {
+        0 | 1 => call.owner.to_string(),
+        several => format!("{} ({})", call.owner.name, counted(several.into(), "process")),
+    };
+    let preposition = match call.call.as_str() {
+        "connect" | "send" | "bind" => "to",
+        "recv" => "from",
+        _ => "at",
+    };
+    let address =
+        call.address.as_ref().map_or_else(String::new, |address| format!(" {preposition} {address}"));
+    format!("{} {}() of {process}{address} failed with {}", count(number), call.call, call.errno)
+}
+
+/// Returns whether a rule means this symptom.
+fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
+    match (what, symptom) {
+        (What::Counter(name), Symptom::Counter { name: counted, .. }) => name == counted,
+        (What::Calls { call, errno, process, address }, Symptom::Calls(failed)) => {
+            failed.call == *call
+                && failed.errno == *errno
+                && process.is_none_or(|process| process == failed.owner.pid)
+                && address.as_ref().is_none_or(|address| failed.address.as_ref() == Some(address))
+        }
+        (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
+        | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
+        (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
+        _ => false,
+    }
+}

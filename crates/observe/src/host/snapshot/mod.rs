@@ -1,0 +1,476 @@
+//! Reads a network namespace into a snapshot, the input of the rules of `doctor`.
+//!
+//! A [`Reader`] reads the calling thread's namespace. Each part of the snapshot is a file here; a part that cannot be read does not
+//! prevent the reading of other parts.
+//!
+//! The kernel lists the TCP sockets of both families in one walk over its hash table (TCPDIAG_GETSOCK). Each socket is added to its source
+//! and destination, or to its service if its local port is a listener's, and is not kept: memory grows with the number of tuples. A second
+//! thread finds the processes meanwhile, by a BPF iterator over their descriptors or, without permission for BPF or in a PID namespace, in
+//! /proc/PID/fd. The iterator misses a socket whose only reference is io_uring or a message in flight.
+//!
+//! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
+//! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
+
+mod close_wait;
+mod connections;
+mod counters;
+mod listeners;
+mod processes;
+mod running_fix;
+mod sums;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_record::snapshot::{
+    ConfiguredSysctl, Connections, EphemeralPorts, Listener, LocalAddress, Part, Process, Snapshot,
+    TcpMemory, UdpSockets, UnixListener,
+};
+use fourtuple_syscalls::{device, procfs, resource, route, sock_diag};
+
+use crate::host::snapshot::connections::Pass;
+use crate::host::snapshot::processes::{Sockets, Source};
+use crate::host::snapshot::sums::Plain;
+use crate::host::{processors, sysctl};
+
+pub use crate::host::snapshot::counters::counter_totals;
+
+/// The reason why a reading has no traces: the caller adds them.
+const UNTRACED: &str = "nothing was traced";
+
+/// Sysctls that rules read.
+const SYSCTLS: &[&str] = &[
+    "fs.nr_open",
+    "net.core.rmem_default",
+    "net.core.rmem_max",
+    "net.core.somaxconn",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_nonlocal_bind",
+    "net.ipv4.tcp_abort_on_overflow",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_max_orphans",
+    "net.ipv4.tcp_max_syn_backlog",
+    "net.ipv4.tcp_max_tw_buckets",
+    "net.ipv4.tcp_migrate_req",
+    "net.ipv4.tcp_orphan_retries",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_timestamps",
+    "net.ipv4.tcp_tw_recycle",
+    "net.ipv4.tcp_tw_reuse",
+    "net.ipv4.tcp_tw_reuse_delay",
+    "net.netfilter.nf_conntrack_tcp_timeout_time_wait",
+];
+
+/// Reads snapshots of the calling thread's network namespace.
+#[derive(Debug)]
+pub struct Reader {
+    root: PathBuf,
+    peer: Option<(IpAddr, Option<u16>)>,
+    /// Maximum share of a processor that the census may use.
+    share: Option<f64>,
+    source: Source,
+    plain: Plain,
+    census: Option<Census>,
+    previous: Option<(Instant, Counted)>,
+}
+
+/// The sockets of a reading.
+#[derive(Debug)]
+struct Census {
+    began: Instant,
+    /// Processor time of the pass.
+    used: Duration,
+    sockets: Sockets,
+    connections: Part<Connections>,
+    /// Handshakes in progress, by the address and port of this side.
+    handshakes: HashMap<SocketAddr, u32>,
+    in_use: connections::Before,
+    processes: Part<Vec<Process>>,
+    unix: listeners::UnixConnections,
+    ticks: processes::Before,
+    /// Time since the pass before, during which the processes have used their processor time; zero for the first pass.
+    since: Duration,
+}
+
+/// Counts to be compared with the next reading.
+#[derive(Debug, Default)]
+struct Counted {
+    counters: counters::Totals,
+    conntrack: BTreeMap<String, u64>,
+    listeners: listeners::Before,
+    unix_listeners: listeners::UnixBefore,
+    udp: counters::Before,
+}
+
+impl Reader {
+    /// Creates a reader. `root` is `/`, or a directory with copies of files of /proc in tests.
+    pub fn new(root: &Path) -> Reader {
+        Reader {
+            root: root.to_owned(),
+            peer: None,
+            share: None,
+            source: Source::default(),
+            plain: Plain::default(),
+            census: None,
+            previous: None,
+        }
+    }
+
+    /// Returns the reader with a filter: connections with this peer only; without a port, with any port of the address.
+    #[must_use]
+    pub fn only(self, peer: IpAddr, port: Option<u16>) -> Reader {
+        Reader { peer: Some((peer, port)), ..self }
+    }
+
+    /// Limits the share of a processor that the pass over all sockets and processes uses, for readings at short intervals: 0.01 is 1%. A
+    /// reading within this limit repeats the connections and the processes of an earlier pass, whose age is in [`Connections::age_ns`].
+    #[must_use]
+    pub fn limited_to(self, share: f64) -> Reader {
+        Reader { share: Some(share), ..self }
+    }
+
+    /// Reads the namespace. All events and rates of the snapshot are those since the previous reading; the first reading has none.
+    pub fn read(&mut self) -> Snapshot {
+        let now = Instant::now();
+        let (began, before) = self.previous.take().unwrap_or_else(|| (now, Counted::default()));
+        let interval = now.duration_since(began);
+        let is_first = interval.is_zero();
+        let root = &self.root;
+        let mut counted = Counted::default();
+        let ports = connections::read_ports(root);
+        let mut census = match self.census.take() {
+            Some(census) if self.share.is_some_and(|share| census.is_recent(now, share)) => census.aged(now),
+            earlier => {
+                let ways = (&mut self.source, &mut self.plain);
+                Census::read(root, ways, self.peer, ports.as_ref().ok(), now, earlier)
+            }
+        };
+        let mut listeners =
+            listeners::read(&census.sockets, &before.listeners, is_first, &mut counted.listeners);
+        if let Ok(listeners) = &mut listeners {
+            listeners::add_handshakes(listeners, &census.handshakes);
+            // A pass that is repeated says nothing of the queues of now.
+            if census.began == now {
+                let start = resource::thread_cpu_time();
+                listeners::add_waits(listeners, now, interval);
+                census.used += resource::thread_cpu_time().saturating_sub(start);
+            }
+        }
+        let connections = census.connections.seen();
+        let unix_listeners = listeners::read_unix(
+            &census.sockets,
+            &census.unix,
+            &before.unix_listeners,
+            is_first,
+            &mut counted.unix_listeners,
+        );
+        let udp = counters::read_udp(&census.sockets, &before.udp, is_first, &mut counted.udp);
+        let mut named =
+            named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
+        let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
+        let used = unix_listeners.iter().flatten().filter(used);
+        named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
+        let addresses = read_addresses();
+        let lost_sources = lost_sources(&connections, &addresses).into();
+        if census.began == now {
+            census.read_processes(root, &named);
+        }
+        let snapshot = Snapshot {
+            processors: processors(root),
+            interval_ns: interval.as_nanos() as u64,
+            sysctls: SYSCTLS
+                .iter()
+                .filter_map(|name| Some((name.to_string(), sysctl(root, name)?)))
+                .collect(),
+            search: Part::Hidden("the search was not probed".to_owned()),
+            configured: read_configured(root).into(),
+            lost_sources,
+            connections: census.connections.clone(),
+            listeners: listeners.into(),
+            unix_listeners: unix_listeners.into(),
+            udp: udp.into(),
+            processes: census.processes_in(interval),
+            counters: counters::read(root, &before.counters, is_first, &mut counted.counters).into(),
+            memory: read_memory(root).into(),
+            conntrack: counters::read_conntrack(root, &before.conntrack, is_first, &mut counted.conntrack)
+                .into(),
+            addresses: addresses.into(),
+            traced: Part::Hidden(UNTRACED.to_owned()),
+            accepts: Part::Hidden(UNTRACED.to_owned()),
+            locks: Part::Hidden(UNTRACED.to_owned()),
+            failures: Part::Hidden(UNTRACED.to_owned()),
+            ports: ports.into(),
+        };
+        self.previous = Some((now, counted));
+        self.census = Some(census);
+        snapshot
+    }
+}
+
+/// Returns the processes that hold listeners, accepted connections, sockets in CLOSE_WAIT, or UDP sockets of the snapshot.
+fn named(
+    listeners: Option<&[Listener]>,
+    connections: Option<&Connections>,
+    udp: Option<&UdpSockets>,
+) -> BTreeSet<u32> {
+    let listeners = listeners.into_iter().flatten().flat_map(|listener| &listener.owners);
+    let workers = connections.into_iter().flat_map(|connections| &connections.services);
+    let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
+    let leaking = connections.into_iter().flat_map(|connections| {
+        let unix = connections.unix_close_wait.iter().map(|leak| &leak.owner);
+        connections.close_wait.iter().map(|leak| &leak.owner).chain(unix)
+    });
+    // Of tuples that may run out of ports.
+    let near = connections.into_iter().flat_map(|connections| &connections.tuples);
+    let near = near.filter(|tuple| tuple.idle.is_some()).filter_map(|tuple| tuple.owners.first());
+    let owners =
+        near.chain(listeners).chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
+    owners.map(|owner| owner.pid).collect()
+}
+
+/// Reads the listening unix sockets of the calling thread's network namespace with their processes, and no other socket. Nothing is known
+/// of an earlier reading.
+///
+/// # Errors
+///
+/// The reason why the kernel does not list them, such as a missing unix_diag.
+pub fn unix_listeners(root: &Path) -> Result<Vec<UnixListener>, String> {
+    let sockets = Sockets::read(root, &mut Source::default(), None);
+    let connections = listeners::UnixConnections::read(&sockets, None, Duration::ZERO);
+    listeners::read_unix(&sockets, &connections, &HashMap::new(), true, &mut HashMap::new())
+}
+
+impl Census {
+    fn read(
+        root: &Path,
+        (source, plain): (&mut Source, &mut Plain),
+        peer: Option<(IpAddr, Option<u16>)>,
+        ports: Option<&EphemeralPorts>,
+        began: Instant,
+        earlier: Option<Census>,
+    ) -> Census {
+        let start = resource::thread_cpu_time();
+        let source = Mutex::new(source);
+        let before = earlier.as_ref().map(|earlier| &earlier.sockets);
+        let find = || {
+            let start = resource::thread_cpu_time();
+            let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+            (Sockets::read(root, &mut source, before), resource::thread_cpu_time().saturating_sub(start))
+        };
+        // The passes over descriptors and over the tables of sockets take about as long as each other.
+        let (pass, sockets, used) = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("processes".to_owned()).spawn_scoped(scope, find);
+            let pass = Pass::read(ports, peer);
+            match thread.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok((sockets, used))) => (pass, sockets, used),
+                Ok(Err(panic)) => panic::resume_unwind(panic),
+                // RLIMIT_NPROC or pids.max.
+                Err(_) => (pass, find().0, Duration::ZERO),
+            }
+        });
+        let since = earlier.as_ref().map_or(Duration::ZERO, |earlier| began.duration_since(earlier.began));
+        let unix = earlier.as_ref().map(|earlier| &earlier.unix);
+        let unix = listeners::UnixConnections::read(&sockets, unix, since);
+        let (before, ticks) =
+            earlier.map_or_else(Default::default, |earlier| (earlier.in_use, earlier.ticks));
+        let mut in_use = connections::Before::default();
+        let mut handshakes = HashMap::new();
+        let connections = pass.and_then(|mut pass| {
+            handshakes = mem::take(&mut pass.handshakes);
+            let plain = pass.has_time_wait().then(|| plain.read(root)).flatten();
+            let connections = pass.finish(&sockets, &before, since, &mut in_use, plain.as_ref())?;
+            Ok(Connections { unix_close_wait: unix.close_wait.clone(), ..connections })
+        });
+        Census {
+            began,
+            used: used + resource::thread_cpu_time().saturating_sub(start),
+            sockets,
+            connections: connections.into(),
+            handshakes,
+            in_use,
+            unix,
+            processes: Part::Hidden("not read".to_owned()),
+            ticks,
+            since,
+        }
+    }
+
+    /// Reads the processes with sockets, as a part of this pass.
+    fn read_processes(&mut self, root: &Path, named: &BTreeSet<u32>) {
+        let start = resource::thread_cpu_time();
+        let (mut ticks, is_first) = (processes::Before::default(), self.since.is_zero());
+        let processes = processes::read(root, &self.sockets, named, &self.ticks, is_first, &mut ticks);
+        self.processes = processes.into();
+        self.ticks = ticks;
+        self.used += resource::thread_cpu_time().saturating_sub(start);
+    }
+
+    /// Returns the processes with the processor time that they would have used in this interval.
+    fn processes_in(&self, interval: Duration) -> Part<Vec<Process>> {
+        let mut processes = self.processes.clone();
+        if let Part::Seen(processes) = &mut processes
+            && interval != self.since
+            && !self.since.is_zero()
+        {
+            let share = interval.as_secs_f64() / self.since.as_secs_f64();
+            for cpu_ns in processes.iter_mut().filter_map(|process| process.cpu_ns.as_mut()) {
+                *cpu_ns = (*cpu_ns as f64 * share) as u64;
+            }
+        }
+        processes
+    }
+
+    /// Returns whether another pass now would use more than this share of a processor.
+    fn is_recent(&self, now: Instant, share: f64) -> bool {
+        now.duration_since(self.began).mul_f64(share) < self.used
+    }
+
+    fn aged(mut self, now: Instant) -> Census {
+        if let Part::Seen(connections) = &mut self.connections {
+            connections.age_ns = now.duration_since(self.began).as_nanos() as u64;
+        }
+        self
+    }
+}
+
+/// Maximum number of items of a list in a snapshot; tuples with fewer ports in use are left out.
+pub const LISTED: usize = 100;
+
+/// Reads a file below `root`.
+///
+/// # Errors
+///
+/// The path and the error as text.
+fn text(root: &Path, path: &str) -> Result<String, String> {
+    procfs::read_to_string(root.join(path)).map_err(|error| format!("/{path}: {}", reason(&error)))
+}
+
+/// Returns the name of an error: `EACCES`.
+fn reason(error: &io::Error) -> String {
+    fourtuple_syscalls::errno_name(error).to_string()
+}
+
+/// Directories of sysctl.d(5) and the file of sysctl.conf(5). /lib is a link to /usr/lib on most hosts and is left out.
+const DIRECTORIES: [&str; 4] = ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d"];
+
+const FILE: &str = "etc/sysctl.conf";
+
+/// Reads the lines. A directory or file that does not exist has none.
+fn read_configured(root: &Path) -> Result<Vec<ConfiguredSysctl>, String> {
+    let mut files = vec![FILE.to_owned()];
+    for directory in DIRECTORIES {
+        let Ok(entries) = fs::read_dir(root.join(directory)) else { continue };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        files.extend(names.filter(|name| name.ends_with(".conf")).map(|name| format!("{directory}/{name}")));
+    }
+    files.sort();
+    let mut lines = Vec::new();
+    for file in files {
+        match fs::read_to_string(root.join(&file)) {
+            Ok(text) => lines.extend(parse(&format!("/{file}"), &text)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(format!("/{file}: {}", reason(&error))),
+        }
+    }
+    lines.truncate(LISTED);
+    Ok(lines)
+}
+
+fn parse(file: &str, text: &str) -> Vec<ConfiguredSysctl> {
+    let lines = text.lines().zip(1..).filter_map(|(line, number)| {
+        // A leading minus sign: an error of this line is ignored.
+        let line = line.trim().trim_start_matches('-');
+        let (name, value) = line.split_once('=')?;
+        let name = name.trim().replace('/', ".");
+        let is_of_the_network = !line.starts_with(['#', ';']) && name.starts_with("net.");
+        is_of_the_network.then(|| ConfiguredSysctl {
+            file: file.to_owned(),
+            line: number,
+            name,
+            value: value.split_whitespace().collect::<Vec<_>>().join(" "),
+        })
+    });
+    lines.collect()
+}
+
+fn read_memory(root: &Path) -> Result<TcpMemory, String> {
+    let sockstat = text(root, "proc/thread-self/net/sockstat")?;
+    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP: "));
+    let line = line.ok_or("/proc/net/sockstat: no line about TCP")?;
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let value = |name: &str| words.chunks_exact(2).find(|pair| pair[0] == name)?[1].parse().ok();
+    let limits = text(root, "proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+    let limits: Vec<u64> = limits.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    Ok(TcpMemory {
+        orphans: value("orphan").unwrap_or(0),
+        time_wait: value("tw").unwrap_or(0),
+        pages: value("mem").unwrap_or(0),
+        limits_pages: <[u64; 3]>::try_from(limits).unwrap_or_default(),
+    })
+}
+
+fn read_addresses() -> Result<Vec<LocalAddress>, String> {
+    let addresses = device::addresses().map_err(|error| format!("rtnetlink(7): {}", reason(&error)))?;
+    let record = |device::Local { address, prefix, index, is_tentative }| LocalAddress {
+        address,
+        prefix,
+        tentative: is_tentative,
+        device: device::name(index).ok(),
+    };
+    Ok(addresses.into_iter().map(record).collect())
+}
+
+/// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
+/// program has closed do not count.
+fn lost_sources(
+    connections: &Result<&Connections, String>,
+    addresses: &Result<Vec<LocalAddress>, String>,
+) -> Result<Vec<IpAddr>, String> {
+    let addresses = addresses.as_ref().map_err(Clone::clone)?;
+    let tuples = &connections.as_ref().map_err(Clone::clone)?.tuples;
+    let is_open = |state: &String| ["established", "syn-sent", "close-wait"].contains(&state.as_str());
+    let open = tuples.iter().filter(|tuple| tuple.states.keys().any(is_open));
+    let sources: BTreeSet<IpAddr> = open.map(|tuple| tuple.source).collect();
+    let mut lost = Vec::new();
+    for source in sources {
+        // An address of a device in a VRF is local without a route in the main table.
+        if source.is_unspecified() || addresses.iter().any(|local| local.address == source) {
+            continue;
+        }
+        let failed = |error: std::io::Error| format!("rtnetlink(7): {}", reason(&error));
+        if route::is_local(source).map_err(failed)? {
+            continue;
+        }
+        // Proxies with IP_TRANSPARENT use the addresses of their clients. Only such hosts pay for this second pass.
+        let is_foreign = sock_diag::has_foreign_source(source);
+        if !is_foreign.map_err(|error| format!("sock_diag(7): {}", reason(&error)))? {
+            lost.push(source);
+        }
+    }
+    Ok(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_set_a_network_sysctl_are_read() {
+        let text =
+            "# net.ipv4.a = 1\nvm.swappiness = 1\n-net/ipv4/tcp_tw_recycle=1\n; x\nnet.ipv4.b =  1\t2\n";
+        let lines = parse("/etc/sysctl.conf", text);
+        let lines: Vec<_> =
+            lines.iter().map(|line| (line.line, line.name.as_str(), line.value.as_str())).collect();
+        assert_eq!(lines, [(3, "net.ipv4.tcp_tw_recycle", "1"), (5, "net.ipv4.b", "1 2")]);
+        assert_eq!(read_configured(Path::new("/nonexistent")), Ok(Vec::new()));
+    }
+}

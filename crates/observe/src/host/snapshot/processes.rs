@@ -1,0 +1,420 @@
+//! The processes that hold sockets.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use fourtuple_bpf::SocketHolders;
+use fourtuple_record::snapshot::{Owner, Process};
+use fourtuple_syscalls::sock_diag::state;
+
+use crate::host::cgroup;
+use crate::host::snapshot::LISTED;
+use crate::host::snapshot::sums::Fast;
+
+/// The way in which the processes of sockets are found.
+#[derive(Debug, Default)]
+pub(super) enum Source {
+    /// Not decided yet.
+    #[default]
+    Undecided,
+    /// A BPF iterator over the descriptors of all processes.
+    Bpf(SocketHolders),
+    /// /proc/PID/fd.
+    Proc,
+}
+
+/// A TCP socket that is bound to a port and has no peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    pub(super) local: SocketAddr,
+    pub(super) inode: u32,
+}
+
+/// The processes that hold each socket.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    root: PathBuf,
+    /// Place of the processes of a socket in `pids`, by its inode: start and length.
+    places: HashMap<u32, (u32, u32), Fast>,
+    pids: Vec<u32>,
+    /// Sockets that are only bound; `None`: not seen in this way.
+    pub(super) bound: Option<Vec<Bound>>,
+    /// Processes whose descriptors could not be read.
+    pub(super) hidden: u32,
+}
+
+impl Sockets {
+    /// Reads the descriptors of all processes. `earlier`: the sockets of the reading before.
+    pub(super) fn read(root: &Path, source: &mut Source, earlier: Option<&Sockets>) -> Sockets {
+        let mut sockets = Sockets::find(root, source);
+        sockets.order(earlier);
+        sockets
+    }
+
+    fn find(root: &Path, source: &mut Source) -> Sockets {
+        if matches!(source, Source::Undecided) {
+            // Another root has files of /proc only.
+            let iterator = (root == Path::new("/")).then(SocketHolders::load).and_then(Result::ok);
+            *source = iterator.map_or(Source::Proc, Source::Bpf);
+        }
+        if let Source::Bpf(iterator) = source {
+            match Sockets::read_iterator(root, iterator) {
+                Ok(sockets) => return sockets,
+                Err(_) => *source = Source::Proc,
+            }
+        }
+        Sockets::read_files(root)
+    }
+
+    fn read_iterator(root: &Path, iterator: &mut SocketHolders) -> Result<Sockets, fourtuple_bpf::BpfError> {
+        const TCP: u8 = 6;
+        let (mut pairs, mut bound) = (Vec::new(), Vec::new());
+        iterator.each(|holder| {
+            pairs.push((holder.inode, holder.process));
+            if holder.state == state::CLOSE && holder.protocol == TCP && holder.local.port() != 0 {
+                bound.push(Bound { local: holder.local, inode: holder.inode });
+            }
+        })?;
+        // Several descriptors may be of the same socket.
+        bound.sort_unstable_by_key(|bound| bound.inode);
+        bound.dedup_by_key(|bound| bound.inode);
+        Ok(Sockets { bound: Some(bound), ..Sockets::of_pairs(root, pairs) })
+    }
+
+    fn read_files(root: &Path) -> Sockets {
+        let mut pairs = Vec::new();
+        let mut hidden = 0;
+        for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let directory = entry.path();
+            let Ok(descriptors) = fs::read_dir(directory.join("fd")) else {
+                // A process that has ended in the meantime is not hidden.
+                hidden += u32::from(directory.exists());
+                continue;
+            };
+            for descriptor in descriptors.flatten() {
+                let Ok(target) = fs::read_link(descriptor.path()) else { continue };
+                let inode = target.to_str().and_then(|text| text.strip_prefix("socket:["));
+                let inode = inode.and_then(|text| text.strip_suffix(']')).and_then(|text| text.parse().ok());
+                pairs.extend(inode.map(|inode: u32| (inode, pid)));
+            }
+        }
+        Sockets { hidden, ..Sockets::of_pairs(root, pairs) }
+    }
+
+    /// Takes pairs of inode and process.
+    fn of_pairs(root: &Path, mut pairs: Vec<(u32, u32)>) -> Sockets {
+        pairs.sort_unstable();
+        pairs.dedup();
+        let mut places = HashMap::with_capacity_and_hasher(pairs.len(), Fast::default());
+        for (at, (inode, _)) in pairs.iter().enumerate() {
+            places.entry(*inode).or_insert((at as u32, 0)).1 += 1;
+        }
+        let pids = pairs.iter().map(|(_, pid)| *pid).collect();
+        Sockets { root: root.to_owned(), places, pids, bound: None, hidden: 0 }
+    }
+
+    /// Sorts the processes that share a socket: a process that held it in the reading before comes first, then the process that started first. A child
+    /// has copies of all descriptors of its parent between fork() and execve(), and it may have the lower number.
+    fn order(&mut self, earlier: Option<&Sockets>) {
+        let mut ages: HashMap<u32, (u64, usize)> = HashMap::new();
+        let shared: Vec<(u32, (u32, u32))> = self
+            .places
+            .iter()
+            .map(|(inode, place)| (*inode, *place))
+            .filter(|(_, (_, length))| *length > 1)
+            .collect();
+        for (_, (start, length)) in &shared {
+            let pids = &self.pids[*start as usize..(start + length) as usize];
+            for pid in pids {
+                ages.entry(*pid).or_insert_with(|| age(&self.root, *pid));
+            }
+        }
+        for (inode, (start, length)) in shared {
+            let before = earlier.map_or(&[][..], |earlier| earlier.holders(inode));
+            self.pids[start as usize..(start + length) as usize]
+                .sort_unstable_by_key(|pid| (!before.contains(pid), ages[pid], *pid));
+        }
+    }
+
+    /// Returns the processes that hold a socket; the first is to be named for it.
+    pub(super) fn holders(&self, inode: u32) -> &[u32] {
+        if inode == 0 {
+            return &[];
+        }
+        let place = self.places.get(&inode);
+        place.map_or(&[], |(start, length)| &self.pids[*start as usize..(start + length) as usize])
+    }
+
+    /// Returns all processes that hold sockets.
+    fn processes(&self) -> BTreeSet<u32> {
+        self.pids.iter().copied().collect()
+    }
+
+    /// Returns the process that is to be named for a socket.
+    pub(super) fn holder(&self, inode: u32) -> Option<u32> {
+        self.holders(inode).first().copied()
+    }
+
+    /// Returns a process with a number of sockets, or `None` if it has ended: no advice may name it.
+    pub(super) fn owner(&self, pid: u32, sockets: u32) -> Option<Owner> {
+        Some(Owner { pid, name: name(&self.root, pid)?, sockets })
+    }
+
+    /// Returns the processes that hold a socket, each with this socket.
+    pub(super) fn owners(&self, inode: u32) -> Vec<Owner> {
+        self.holders(inode).iter().filter_map(|pid| self.owner(*pid, 1)).collect()
+    }
+
+    /// Returns the directory that has /proc.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns how the processes were found: `bpf` or `proc`.
+    pub(super) fn found_by(&self) -> &'static str {
+        if self.bound.is_some() { "bpf" } else { "proc" }
+    }
+}
+
+/// Returns the name of a process, which is never empty; `None` if the process has ended. Process 0 stands for processes that are not visible.
+fn name(root: &Path, pid: u32) -> Option<String> {
+    if pid == 0 {
+        return Some(String::new());
+    }
+    let directory = root.join(format!("proc/{pid}"));
+    let comm = fs::read_to_string(directory.join("comm"));
+    let is_hidden = || directory.exists() || !root.join("proc/self").exists();
+    match comm {
+        Ok(comm) if !comm.trim_end().is_empty() => Some(comm.trim_end().to_owned()),
+        Err(_) if !is_hidden() => None,
+        // A program may delete its name, and /proc may be absent.
+        _ => Some("unknown".to_owned()),
+    }
+}
+
+/// Returns the time of the start of a process in ticks, and how many of its ancestors started in the same tick: a process comes after its
+/// parent. A process that has ended is the youngest.
+fn age(root: &Path, pid: u32) -> (u64, usize) {
+    const MAX_ANCESTORS: usize = 16;
+    let Some(own) = Stat::read(root, pid) else { return (u64::MAX, 0) };
+    let mut parent = Stat::read(root, own.parent);
+    let mut ancestors = 0;
+    while let Some(found) = parent.filter(|parent| parent.started == own.started && ancestors < MAX_ANCESTORS)
+    {
+        ancestors += 1;
+        parent = Stat::read(root, found.parent);
+    }
+    (own.started, ancestors)
+}
+
+/// Fields of /proc/PID/stat.
+struct Stat {
+    state: char,
+    parent: u32,
+    group: u32,
+    /// Processor time, in ticks.
+    cpu: u64,
+    /// Time of the start, in ticks.
+    started: u64,
+}
+
+impl Stat {
+    fn read(root: &Path, pid: u32) -> Option<Stat> {
+        let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
+        // The name is in parentheses and may contain any character.
+        let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        Some(Stat {
+            state: fields.first()?.chars().next()?,
+            parent: number(1)? as u32,
+            group: number(2)? as u32,
+            cpu: number(11)? + number(12)?,
+            started: number(19)?,
+        })
+    }
+}
+
+/// CPU time of each process in ticks, by process ID and time of its start.
+pub(super) type Before = HashMap<(u32, u64), u64>;
+
+/// Maximum number of processes that are read.
+const READ: usize = 4096;
+/// A tick of /proc/PID/stat: USER_HZ is 100 on all architectures of Linux that programs see.
+const TICK_NS: u64 = 10_000_000;
+
+/// Reads the processes in `named`, and the processes of the namespace with sockets that have used the largest share of their descriptors.
+pub(super) fn read(
+    root: &Path,
+    sockets: &Sockets,
+    named: &BTreeSet<u32>,
+    before: &Before,
+    is_first: bool,
+    now: &mut Before,
+) -> Result<Vec<Process>, String> {
+    let here = fs::read_link(root.join("proc/thread-self/ns/net")).ok();
+    let is_here = |pid: u32| {
+        let there = fs::read_link(root.join(format!("proc/{pid}/ns/net"))).ok();
+        here.is_none() || there.is_none() || here == there
+    };
+    let holders = sockets.processes();
+    let others = holders.iter().copied().filter(|pid| !named.contains(pid));
+    let mut processes: Vec<Process> = named
+        .iter()
+        .copied()
+        .chain(others.filter(|pid| is_here(*pid)))
+        .take(READ)
+        .filter_map(|pid| process(root, pid, sockets, before, is_first, now))
+        .collect();
+    for process in processes.iter_mut().filter(|process| named.contains(&process.pid)) {
+        add_origin(root, process);
+    }
+    if processes.is_empty() && !holders.is_empty() {
+        return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
+    }
+    let share = |process: &Process| {
+        u64::from(process.descriptors) * 1000 / process.descriptor_limit.unwrap_or(u64::MAX).max(1)
+    };
+    processes
+        .sort_by_key(|process| (Reverse(named.contains(&process.pid)), Reverse(share(process)), process.pid));
+    let kept = named.len().min(READ) + LISTED;
+    processes.truncate(kept);
+    Ok(processes)
+}
+
+fn process(
+    root: &Path,
+    pid: u32,
+    sockets: &Sockets,
+    before: &Before,
+    is_first: bool,
+    now: &mut Before,
+) -> Option<Process> {
+    let Stat { state, parent, group, cpu, started } = Stat::read(root, pid)?;
+    now.insert((pid, started), cpu);
+    let cpu_before = before.get(&(pid, started)).copied();
+    let limits = fs::read_to_string(root.join(format!("proc/{pid}/limits"))).ok()?;
+    let [limit, ceiling] = open_files(&limits)?;
+    Some(Process {
+        pid,
+        name: sockets.owner(pid, 0)?.name,
+        descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))),
+        descriptor_limit: limit,
+        descriptor_ceiling: ceiling,
+        parent,
+        parent_name: None,
+        executable: None,
+        cgroup: None,
+        group,
+        state,
+        started_ns: started * TICK_NS,
+        cpu_ns: cpu_before.filter(|_| !is_first).map(|before| cpu.saturating_sub(before) * TICK_NS),
+    })
+}
+
+/// Adds what tells instances of a service from copies that were left behind.
+fn add_origin(root: &Path, process: &mut Process) {
+    let directory = root.join(format!("proc/{}", process.pid));
+    let cgroup = fs::read_to_string(directory.join("cgroup")).ok();
+    process.cgroup = cgroup.and_then(|text| cgroup::unified(&text).map(str::to_owned));
+    process.executable =
+        fs::read_link(directory.join("exe")).ok().map(|path| path.to_string_lossy().into_owned());
+    process.parent_name = Some(process.parent).filter(|pid| *pid != 0).and_then(|pid| name(root, pid));
+}
+
+/// Returns the number of entries of /proc/PID/fd. The directory has this number as its size since Linux 6.2; before, its size is 0.
+fn descriptors(path: &Path) -> u32 {
+    match fs::metadata(path).map_or(0, |directory| directory.len()) {
+        0 => fs::read_dir(path).map_or(0, |entries| entries.count() as u32),
+        size => size as u32,
+    }
+}
+
+/// Returns the soft and the hard limit of the line about open files; `None` stands for unlimited.
+fn open_files(limits: &str) -> Option<[Option<u64>; 2]> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let mut values = line.split_whitespace().map(|word| word.parse().ok());
+    Some([values.next()?, values.next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, process};
+
+    use super::*;
+
+    #[test]
+    fn limits_may_be_unlimited() {
+        let limits = "Max processes  7  8  processes\nMax open files            1024                 unlimited            files\n";
+        assert_eq!(open_files(limits), Some([Some(1024), None]));
+        assert_eq!(open_files("Max processes 7 8 processes\n"), None);
+    }
+    /// Writes /proc/PID/stat and /proc/PID/comm below a new directory.
+    fn with_processes(test: &str, processes: &[(u32, &str, u32, u64)]) -> PathBuf {
+        let root = env::temp_dir().join(format!("fourtuple-processes-{test}-{}", process::id()));
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        for (pid, name, parent, started) in processes {
+            let directory = root.join(format!("proc/{pid}"));
+            fs::create_dir_all(&directory).unwrap();
+            let zeros = "0 ".repeat(17);
+            fs::write(directory.join("stat"), format!("{pid} ({name}) S {parent} {zeros}{started} 0"))
+                .unwrap();
+            fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn of_parent_and_children_the_parent_is_named() {
+        let root = with_processes(
+            "parent",
+            &[
+                (201, "child", 30_001, 90),
+                (202, "child", 201, 90),
+                (30_001, "proxy", 1, 90),
+                (7, "late", 1, 91),
+            ],
+        );
+        let shared = [7, 201, 202, 30_001, 9].map(|pid| (1, pid));
+        let find = |pairs: &[(u32, u32)], earlier: Option<&Sockets>| {
+            let mut sockets = Sockets::of_pairs(&root, pairs.to_vec());
+            sockets.order(earlier);
+            sockets
+        };
+        let sockets = find(&shared, None);
+        assert_eq!(sockets.holders(1), [30_001, 201, 202, 7, 9]);
+        let names: Vec<_> = sockets.owners(1).into_iter().map(|owner| owner.name).collect();
+        assert_eq!(names, ["proxy", "child", "child", "late"], "9 has ended");
+        let earlier = find(&[(1, 7)], None);
+        assert_eq!(find(&shared, Some(&earlier)).holder(1), Some(7), "it held the socket before");
+        let another = find(&[(2, 7)], None);
+        assert_eq!(find(&shared, Some(&another)).holder(1), Some(30_001), "it held another socket before");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_origin_of_a_process_is_read() {
+        let root = with_processes("origin", &[(5, "server", 6, 1), (6, "systemd", 0, 1)]);
+        let directory = root.join("proc/5");
+        fs::write(directory.join("cgroup"), "1:cpu:/x\n0::/system.slice/web.service\n").unwrap();
+        std::os::unix::fs::symlink("/usr/sbin/server (deleted)", directory.join("exe")).unwrap();
+        let mut process = Process { pid: 5, parent: 6, ..Process::default() };
+        add_origin(&root, &mut process);
+        let Process { parent_name, executable, cgroup, .. } = process;
+        let found = [parent_name, executable, cgroup].map(Option::unwrap);
+        assert_eq!(found, ["systemd", "/usr/sbin/server (deleted)", "/system.slice/web.service"]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn no_name_is_empty() {
+        let root = with_processes("names", &[(5, "", 1, 1)]);
+        assert_eq!(name(&root, 5).as_deref(), Some("unknown"), "the program deleted its name");
+        assert_eq!(name(&root, 6), None, "it has ended");
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(name(&root, 6).as_deref(), Some("unknown"), "there is no /proc");
+    }
+}

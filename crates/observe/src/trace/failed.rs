@@ -1,0 +1,149 @@
+//! System calls on sockets that fail: the account that `doctor`, `top`, `export` and the traces show.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use fourtuple_bpf::FailedCalls;
+use fourtuple_bpf::failed_calls::{Failed, Failure, Progress};
+use fourtuple_bpf::filter::TaskFilter;
+use fourtuple_record::snapshot::{FailedCall, Failures, Owner};
+use fourtuple_syscalls::Errno;
+
+use crate::trace::ended::{self, is_alive};
+use crate::trace::error::TraceError;
+
+/// Maximum number of rows in a record.
+const MAX_ROWS: usize = 100;
+
+/// A running count of failed calls.
+#[derive(Debug)]
+pub(crate) struct FailedSession {
+    calls: FailedCalls,
+    /// The counts at the end of the previous window.
+    earlier: HashMap<Failure, u64>,
+}
+
+impl FailedSession {
+    pub(crate) fn attach(filter: &TaskFilter) -> Result<FailedSession, TraceError> {
+        let calls = FailedCalls::attach(filter).map_err(TraceError::Failed)?;
+        Ok(FailedSession { calls, earlier: HashMap::new() })
+    }
+
+    /// Returns the failures since the previous window.
+    pub(crate) fn window(&mut self) -> Result<Vec<Failed>, TraceError> {
+        let all = self.calls.failures().map_err(TraceError::Failed)?;
+        let earlier = std::mem::take(&mut self.earlier);
+        self.earlier = all.iter().map(|failed| (failed.failure, failed.calls)).collect();
+        let since = all.into_iter().map(|failed| {
+            let before = earlier.get(&failed.failure).copied().unwrap_or(0);
+            Failed { calls: failed.calls - before, ..failed }
+        });
+        Ok(since.filter(|failed| failed.calls > 0).collect())
+    }
+
+    /// Returns the calls that were not counted because the table is full.
+    pub(crate) fn lost(&self) -> Result<u64, TraceError> {
+        self.calls.lost().map_err(TraceError::Failed)
+    }
+
+    /// Detaches the programs and returns the failures since the previous window whose address matches; without an address and a port to
+    /// match, all of them.
+    pub(crate) fn end(&mut self, ip: Option<IpAddr>, port: Option<u16>) -> Result<Vec<Failed>, TraceError> {
+        self.calls.detach();
+        let mut failed = self.window()?;
+        failed.retain(|failed| {
+            let address = failed.failure.address();
+            ip.is_none_or(|ip| address.is_some_and(|address| address.ip() == ip))
+                && port.is_none_or(|port| address.is_some_and(|address| address.port() == port))
+        });
+        Ok(failed)
+    }
+}
+
+/// Returns the rows of a record, most calls first, and the processes whose calls are missing. Many processes of one name that have ended
+/// are one row.
+pub(crate) fn account<'a>(
+    failed: impl Iterator<Item = &'a Failed>,
+    processes_32_bit: Vec<Owner>,
+) -> Failures {
+    Failures { processes_32_bit, ..rows(failed, is_alive) }
+}
+
+fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> bool) -> Failures {
+    // Failures that differ in what a row does not have, such as the state of the socket.
+    let mut rows: BTreeMap<(String, u32), FailedCall> = BTreeMap::new();
+    for failed in failed {
+        let call = row(failed);
+        let process = failed.failure.process;
+        let FailedCall { call: name, errno, protocol, address, before_search, namespace, .. } = &call;
+        let kind =
+            format!("{name} {errno} {protocol} {address:?} {before_search} {namespace} {}", call.owner.name);
+        let known = rows.entry((kind, process)).or_insert_with(|| FailedCall { failed: 0, ..call });
+        known.failed += failed.calls;
+    }
+    let calls: Vec<((String, u32), FailedCall)> = rows.into_iter().collect();
+    let rows =
+        ended::rows(&calls, |((kind, _), _)| Some(kind.clone()), |((_, process), _)| *process, is_alive);
+    let sum = |row: ended::Row| {
+        let of_row = || row.items.iter().map(|&index| &calls[index].1);
+        let most = of_row().max_by_key(|call| call.failed).cloned().unwrap_or_default();
+        let failed = of_row().map(|call| call.failed).sum();
+        FailedCall { processes: row.processes, failed, ..most }
+    };
+    let mut merged: Vec<FailedCall> = rows.into_iter().map(sum).collect();
+    merged.sort_by(|a, b| {
+        (Reverse(a.failed), &a.owner.name, a.owner.pid).cmp(&(Reverse(b.failed), &b.owner.name, b.owner.pid))
+    });
+    for call in &mut merged {
+        call.owner.sockets = u32::try_from(call.failed).unwrap_or(u32::MAX);
+    }
+    let left_out = merged.iter().skip(MAX_ROWS).map(|call| call.failed).sum();
+    merged.truncate(MAX_ROWS);
+    Failures { calls: merged, left_out, processes_32_bit: Vec::new() }
+}
+
+fn row(failed: &Failed) -> FailedCall {
+    let failure = &failed.failure;
+    let address = failure.address().map(|address| address.to_string());
+    FailedCall {
+        call: failure.call().to_owned(),
+        errno: errno(failure).to_string(),
+        protocol: failure.protocol().to_owned(),
+        owner: Owner { pid: failure.process, name: failed.name.clone(), sockets: 0 },
+        processes: 1,
+        address: address.or_else(|| failure.path()),
+        before_search: failure.call() == "connect"
+            && failure.protocol() == "tcp"
+            && failure.progress() == Progress::BeforeSyn,
+        failed: failed.calls,
+        namespace: failure.namespace,
+        causes: Vec::new(),
+    }
+}
+
+fn errno(failure: &Failure) -> Errno {
+    Errno::new(i32::from(failure.errno))
+}
+
+/// Corrects the failed attempts of a trace of TCP, by errno, which count sockets that were in SYN_SENT: adds calls that failed
+/// before, and gives attempts whose errno the program has read before it closed the socket this errno.
+pub(crate) fn correct(by_errno: &mut BTreeMap<String, u64>, failed: &[Failed]) {
+    let is_connect =
+        |failed: &&Failed| failed.failure.call() == "connect" && failed.failure.protocol() == "tcp";
+    for failed in failed.iter().filter(is_connect) {
+        let name = errno(&failed.failure).to_string();
+        match failed.failure.progress() {
+            Progress::AfterSyn => {}
+            Progress::BeforeSyn => *by_errno.entry(name).or_default() += failed.calls,
+            Progress::InSynSent => {
+                // A socket that is still open has not been counted as closed.
+                let closed = by_errno.get("closed").copied().unwrap_or(0);
+                let moved = closed.min(failed.calls);
+                by_errno.insert("closed".to_owned(), closed - moved);
+                *by_errno.entry(name).or_default() += failed.calls;
+            }
+        }
+    }
+    by_errno.retain(|_, number| *number > 0);
+}

@@ -1,0 +1,268 @@
+//! The counters of a trace of connect() equal the counts of the dialing program.
+
+mod traced;
+
+use std::cell::RefCell;
+use std::fs;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fourtuple::dial::{DialError, Dialer, Strategy};
+use fourtuple_bpf::BpfError;
+use fourtuple_record::Remark;
+use fourtuple_record::snapshot::Part;
+use fourtuple_syscalls::ring::{OpenOptions, Ring};
+use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{Endpoint, Errno};
+use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
+use fourtuple_observe::trace::{Connect, Instrument, TraceError};
+use traced::{count, has_missed, to, traced, tuple, until_none_missed};
+
+const PORTS: u16 = 600;
+
+/// A program of 32 bits for x86 that waits: an ELF header, a program header, and pause() by `int 0x80` in a loop.
+const NARROW: &[u8] = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x03\0\x01\0\0\0\x54\x80\x04\x08\x34\0\0\0\0\0\0\0\0\0\0\0\x34\0\x20\0\x01\0\x28\0\0\0\0\0\
+    \x01\0\0\0\0\0\0\0\0\x80\x04\x08\0\x80\x04\x08\x5d\0\0\0\x5d\0\0\0\x05\0\0\0\0\x10\0\0\
+    \xb8\x1d\0\0\0\xcd\x80\xeb\xf7";
+
+#[test]
+fn a_program_of_32_bits_in_scope_is_named() {
+    let test = "connect::a_program_of_32_bits_in_scope_is_named";
+    let path = std::env::temp_dir().join(format!("fourtuple-narrow-{}", process::id()));
+    fs::write(&path, NARROW).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let started = Command::new(&path).spawn();
+    let mut narrow = match started {
+        Ok(narrow) => narrow,
+        Err(error) => return skip(test, "ia32", &error.to_string()),
+    };
+    let ran = traced(test, &Connect { process: Some(narrow.id()), ..Connect::default() }, || ());
+    narrow.kill().unwrap();
+    narrow.wait().unwrap();
+    fs::remove_file(&path).unwrap();
+    let Some(((), outcome)) = ran else { return };
+    let message =
+        format!("system calls of programs of 32 bits are not seen: fourtuple-narro[{}]", narrow.id());
+    let is_named = outcome.validity.contains(&Remark::new("calls-unseen", message));
+    assert!(is_named, "{:?}", outcome.validity);
+    let Part::Seen(calls) = &outcome.results.calls else { panic!("{:?}", outcome.results.calls) };
+    let [owner] = &calls.processes_32_bit[..] else { panic!("{calls:?}") };
+    assert_eq!((owner.pid, owner.name.as_str()), (narrow.id(), "fourtuple-narro"));
+}
+
+fn small_range() {
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
+}
+
+/// Counts of a program that dials one destination.
+#[derive(Debug, Default)]
+struct Known {
+    even: u64,
+    odd: u64,
+    ports: Vec<u16>,
+    /// Calls of connect() that returned EADDRNOTAVAIL.
+    refused: u64,
+}
+
+/// Takes every port of the range and then dials in vain `beyond` times.
+fn fill(strategy: Strategy, destination: SocketAddr, beyond: u64) -> Known {
+    let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+    let (mut known, mut streams) = (Known::default(), Vec::new());
+    let mut dials = 0;
+    while dials < beyond {
+        match dialer.dial() {
+            Ok((stream, report)) => {
+                let port = stream.local_addr().unwrap().port();
+                if port % 2 == 0 {
+                    known.even += 1
+                } else {
+                    known.odd += 1
+                }
+                known.ports.push(port);
+                known.refused += u64::from(report.attempts) - 1;
+                streams.push(stream);
+            }
+            Err(DialError::PortsExhausted { .. }) => {
+                dials += 1;
+                // These strategies do not retry, so a failed dial is one call of connect().
+                known.refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    known
+}
+
+fn agrees(test: &str, strategy: Strategy, address: &'static str) {
+    small_range();
+    let (_listener, destination) = listener(address, 4096);
+    let Some((known, outcome)) = traced(test, &to(destination), || fill(strategy, destination, 3)) else {
+        return;
+    };
+    if has_missed(&outcome) {
+        // A new listener, towards which all ports are free.
+        return agrees(test, strategy, address);
+    }
+    let results = outcome.results;
+    assert_eq!(known.even + known.odd, u64::from(PORTS), "{known:?}");
+    assert_eq!(outcome.validity, [], "{results:?}");
+    let tuple = tuple(&results, destination);
+    assert_eq!((tuple.even, tuple.odd), (known.even, known.odd), "{tuple:?}");
+    assert_eq!((results.searches, results.lost), (u64::from(PORTS), 0));
+    assert_eq!(count(results.search_ns.even), known.even);
+    assert_eq!(count(results.search_ns.odd), known.odd);
+    assert_eq!(count(results.handshake_ns), u64::from(PORTS));
+    assert_eq!(results.histogram.iter().map(|step| step.even + step.odd).sum::<u64>(), u64::from(PORTS));
+    let heat = &results.heat;
+    assert_eq!(heat.columns.iter().flatten().sum::<u64>(), u64::from(PORTS), "{heat:?}");
+    assert!((1..=120).contains(&heat.columns.len()), "{heat:?}");
+    assert!(heat.columns.iter().all(|column| column.len() == heat.from_ns.len()), "{heat:?}");
+    assert_eq!((tuple.established, tuple.given_port), (u64::from(PORTS), 0));
+    // Every failure has its errno.
+    assert!(known.refused >= 3);
+    assert_eq!(
+        results.failed.clone().into_iter().collect::<Vec<_>>(),
+        [("EADDRNOTAVAIL".to_owned(), known.refused)]
+    );
+    assert_eq!((tuple.failed, tuple.no_port), (known.refused, known.refused));
+    // Each sample has a port that the program got.
+    assert!(!results.samples.is_empty());
+    for sample in &results.samples {
+        assert!(sample.source_port.is_none_or(|port| known.ports.contains(&port)), "{sample:?}");
+        assert_eq!(sample.tuple, Some(0));
+    }
+}
+
+#[test]
+fn the_search_of_the_kernel_is_counted() {
+    in_namespace(|| agrees("the_search_of_the_kernel_is_counted", Strategy::KernelDefault, "127.0.0.1"));
+}
+
+#[test]
+fn the_search_of_full_range_is_counted() {
+    in_namespace(|| agrees("the_search_of_full_range_is_counted", Strategy::FullRange, "127.0.0.2"));
+}
+
+#[test]
+fn the_search_over_ipv6_is_counted() {
+    in_namespace(|| agrees("the_search_over_ipv6_is_counted", Strategy::KernelDefault, "::1"));
+}
+
+#[test]
+fn without_a_thread_the_ports_in_use_are_unknown() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.4", 4096);
+        let stop = AtomicBool::new(false);
+        let (trace, connected) = (to(destination), RefCell::new(None));
+        let attached = || {
+            connected.replace(Some(connect(destination)));
+            seccomp::refuse(Facility::Threads).unwrap();
+            stop.store(true, Ordering::Relaxed);
+        };
+        let outcome = match trace.run(&stop, attached, |_| ()) {
+            Err(TraceError::Bpf(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }))) => {
+                return skip("without_a_thread_the_ports_in_use_are_unknown", "bpf", &error.to_string());
+            }
+            outcome => outcome.unwrap(),
+        };
+        let remark = outcome.validity.iter().find(|remark| remark.id == "fill-unseen");
+        let message = "the number of ports in use is unknown: no thread could be started: EAGAIN";
+        assert_eq!(remark.map(|remark| remark.message.as_str()), Some(message), "{:?}", outcome.validity);
+    });
+}
+
+#[test]
+fn without_sock_diag_the_ports_in_use_are_unknown() {
+    in_namespace(|| {
+        let test = "without_sock_diag_the_ports_in_use_are_unknown";
+        let (_listener, destination) = listener("127.0.0.3", 4096);
+        // Holds for the threads of the trace, which this thread starts.
+        seccomp::refuse(Facility::SocketDiag).unwrap();
+        let once = || until_none_missed(|| traced(test, &to(destination), || connect(destination)));
+        let Some((_stream, outcome)) = once() else { return };
+        let [remark] = &outcome.validity[..] else { panic!("{:?}", outcome.validity) };
+        assert_eq!(remark.id, "fill-unseen");
+        let unknown = "is unknown: the kernel does not list its sockets (sock_diag: EPROTONOSUPPORT)";
+        assert!(remark.message.contains(unknown), "{remark:?}");
+        let tuple = tuple(&outcome.results, destination);
+        assert_eq!((tuple.established, tuple.in_use, tuple.fill), (1, None, None), "{tuple:?}");
+    });
+}
+
+/// connect() that fails before it searches for a port, and errors of non-blocking connects that the program reads by SO_ERROR.
+#[test]
+fn each_failed_call_has_the_errno_of_the_program() {
+    in_namespace(|| {
+        let test = "each_failed_call_has_the_errno_of_the_program";
+        set_sysctl("net.ipv6.conf.lo.disable_ipv6", "1");
+        let refused: SocketAddr = "127.0.0.5:9".parse().unwrap();
+        let absent: SocketAddr = "[::1]:6432".parse().unwrap();
+        let program = || {
+            for _ in 0..5 {
+                let error = TcpStream::connect(absent).unwrap_err();
+                assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL));
+            }
+            for _ in 0..3 {
+                // A non-blocking connect(), poll() and SO_ERROR.
+                TcpStream::connect_timeout(&refused, Duration::from_secs(60)).unwrap_err();
+            }
+        };
+        let own = Connect { process: Some(std::process::id()), ..Connect::default() };
+        let Some(((), outcome)) = traced(test, &own, program) else { return };
+        let calls = &outcome.results.calls.seen().unwrap().calls;
+        let of = |address: SocketAddr| {
+            let call = calls.iter().find(|call| call.address == Some(address.to_string()));
+            let call = call.unwrap_or_else(|| panic!("{address}: {calls:#?}"));
+            (call.errno.as_str(), call.failed, call.before_search)
+        };
+        assert_eq!(of(absent), ("EADDRNOTAVAIL", 5, true));
+        assert_eq!(of(refused), ("ECONNREFUSED", 3, false));
+        // Other tests of this process fail as well; the sums have at least these.
+        assert!(outcome.results.failed["EADDRNOTAVAIL"] >= 5 && outcome.results.failed["ECONNREFUSED"] >= 3);
+    });
+}
+
+/// The account has the calls of all protocols, and operations of io_uring without their address.
+#[test]
+fn failed_operations_of_io_uring_are_in_the_account() {
+    let test = "failed_operations_of_io_uring_are_in_the_account";
+    in_namespace(|| {
+        let refusing: SocketAddr = "127.0.6.1:1".parse().unwrap();
+        let mut ring = match Ring::new(Transport::Tcp, &[Endpoint::Inet(refusing)], 1, 64) {
+            Ok(ring) => ring,
+            Err(error) => return skip(test, "io_uring", &error.to_string()),
+        };
+        let mut work = || {
+            for _ in 0..3 {
+                ring.open(0, &OpenOptions::default(), b"").unwrap();
+                let event = loop {
+                    ring.wait(Duration::from_secs(1)).unwrap();
+                    if let Some(event) = ring.event() {
+                        break event;
+                    }
+                };
+                assert_eq!(Errno::of(&event.result.unwrap_err()), Some(Errno::ECONNREFUSED));
+                ring.close(0).unwrap();
+            }
+            UdpSocket::bind("192.0.2.1:0").unwrap_err();
+        };
+        let trace = Connect { process: Some(process::id()), ..Connect::default() };
+        let Some(((), outcome)) = traced(test, &trace, &mut work) else { return };
+        let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        let calls = &outcome.results.calls.seen().unwrap().calls;
+        let own = calls.iter().filter(|call| call.namespace == namespace);
+        let own: Vec<_> = own
+            .map(|call| (call.call.as_str(), call.errno.as_str(), call.address.as_deref(), call.failed))
+            .collect();
+        assert!(own.contains(&("bind", "EADDRNOTAVAIL", Some("192.0.2.1:0"), 1)), "{own:?}");
+        if !own.contains(&("connect", "ECONNREFUSED", None, 3)) {
+            // The tracepoint of 6.12 and earlier does not have the completion as an argument.
+            assert_eq!(own.len(), 1, "{own:?}");
+            skip(test, "io_uring_complete", "the tracepoint has other arguments");
+        }
+    });
+}

@@ -1,0 +1,844 @@
+//! The rules about accept(), on real sockets.
+
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixStream};
+use std::process::{self, Command};
+use std::thread;
+use std::time::Duration;
+
+use crate::events::{apply_first, between, only, snapshot};
+use fourtuple_observe::doctor::{Limits, diagnose};
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::{FailedCall, Failures, Listener, Part, Process, Snapshot, TracedAccepts};
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::accept_queue::tcp_counter;
+use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
+use crate::scene::{diagnosis, failed_call, findings, of, owner, until};
+
+fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
+    (0..number).map(|_| fourtuple_testing::connect(address)).collect()
+}
+
+/// Sends SYNs without waiting for an answer. A socket that is dropped at once does not repeat its SYN after a second.
+fn attempt(address: SocketAddr, number: usize) -> Vec<OwnedFd> {
+    let open = |_| {
+        let client = socket::open(Transport::Tcp, address, true).unwrap();
+        socket::connect(client.as_fd(), address).unwrap();
+        client
+    };
+    (0..number).map(open).collect()
+}
+
+/// Opens a listener of a SO_REUSEPORT group.
+fn member(address: SocketAddr, backlog: i32) -> OwnedFd {
+    let socket = socket::open(Transport::Tcp, address, true).unwrap();
+    assert_eq!(option::set_reuse_port(socket.as_fd()).unwrap(), option::Answer::Done);
+    socket::bind(socket.as_fd(), address).unwrap();
+    socket::listen(socket.as_fd(), backlog).unwrap();
+    socket
+}
+
+/// Accepts until the queue is empty.
+fn drain(listener: &OwnedFd) -> usize {
+    std::iter::from_fn(|| socket::accept_nonblocking(listener.as_fd()).ok()).count()
+}
+
+#[test]
+fn a01_a_full_and_a_filling_queue_are_named() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = connect(address, 4);
+        assert!(findings("A01").is_empty());
+        clients.extend(connect(address, 3));
+        let found = only(&findings("A01"), Severity::Warning, "fills: 7 connections wait for ");
+        assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
+        clients.extend(connect(address, 2));
+        let found = only(&findings("A01"), Severity::Critical, "is full: 9 connections wait for ");
+        assert!(found.now.iter().any(|advice| advice.action.starts_with("fourtuple trace accept --port ")));
+    });
+}
+
+#[test]
+fn a01_a_full_unix_queue_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("a01_a_full_unix_queue_is_named") {
+            return;
+        }
+        set_sysctl("net.core.somaxconn", "8");
+        let mut python = Python::start();
+        let name = format!("@fourtuple-a01-{}", process::id());
+        python.run(&format!(
+            "s = socket.socket(socket.AF_UNIX); s.bind('\\0{}'); s.listen(8); held = []",
+            &name[1..]
+        ));
+        let connect = |number: u32| {
+            format!(
+                "for _ in range({number}):\n  c = socket.socket(socket.AF_UNIX); c.setblocking(False); c.connect('\\0{}'); held.append(c)",
+                &name[1..]
+            )
+        };
+        python.run(&connect(6));
+        assert!(findings("A01").is_empty());
+        python.run(&connect(1));
+        only(&findings("A01"), Severity::Warning, &format!("{name} fills: 7 connections wait for "));
+        python.run(&connect(2));
+        let found = only(&findings("A01"), Severity::Critical, "is full: 9 connections wait for ");
+        assert!(found.verdict.contains(&format!("[{}]", python.pid())), "{}", found.verdict);
+        assert!(found.proper.iter().any(|advice| advice.action.contains("`listen(N)`")));
+        only(&findings("A04"), Severity::Notice, &format!("the backlog of {name} (python"));
+        // A queue that was not full at the first reading may be a burst.
+        let mut burst = snapshot(|| ());
+        let Part::Seen(listeners) = &mut burst.unix_listeners else { panic!("{:?}", burst.unix_listeners) };
+        listeners.iter_mut().for_each(|listener| listener.waiting_before = 0);
+        assert!(of(diagnose(&burst, &Limits::default()), "A01").is_empty());
+    });
+}
+
+#[test]
+fn a01_a_burst_between_readings_is_no_finding() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = Vec::new();
+        assert!(between("A01", || clients = connect(address, 9)).is_empty());
+        assert!(
+            only(
+                &between("A01", || drop(attempt(address, 2))),
+                Severity::Critical,
+                "2 SYNs and ACKs were dropped"
+            )
+            .verdict
+            .contains("the backlog is 8")
+        );
+    });
+}
+
+#[test]
+fn a02_drops_belong_to_their_listener() {
+    in_namespace(|| {
+        let (_idle, _) = listener("127.0.0.2", 8);
+        let address = "127.0.0.1:4200".parse().unwrap();
+        let listener = member(address, 4);
+        let mut clients = Vec::new();
+        assert!(between("A02", || clients = connect(address, 5)).is_empty());
+        let found = between("A02", || {
+            drop(attempt(address, 3));
+            drain(&listener);
+        });
+        let found = only(&found, Severity::Warning, "dropped 3 SYNs and ACKs in ");
+        assert!(found.subject.starts_with(&address.to_string()), "{}", found.subject);
+        assert!(found.verdict.contains(&format!("[{}]", process::id())), "{}", found.verdict);
+        // Drops before the first reading are not a finding.
+        assert!(findings("A02").is_empty());
+    });
+}
+
+#[test]
+fn a_full_queue_is_one_finding_with_its_effects() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 4);
+        let _clients = connect(address, 5);
+        thread::sleep(Duration::from_millis(30));
+        let mut snapshot = snapshot(|| {
+            drop(attempt(address, 3));
+            thread::sleep(Duration::from_millis(110));
+        });
+        let judged = |snapshot: &Snapshot| diagnose(snapshot, &Limits::default()).findings;
+        let found = judged(&snapshot);
+        let ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!(ids, ["A01"], "{found:#?}");
+        let facts = found[0].evidence.join("; ");
+        assert!(facts.contains("dropped 3 SYNs and ACKs") && facts.contains("5 connections at "), "{facts}");
+        // A process without descriptors is the cause of its full queue.
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        let own = processes.iter_mut().find(|found| found.pid == process::id()).unwrap();
+        own.descriptors = own.descriptors.max(64);
+        let own = own.clone();
+        let Part::Seen(listeners) = &mut snapshot.listeners else { panic!("{:?}", snapshot.listeners) };
+        // Until its exec, a forked child of another test holds the listener too.
+        listeners[0].owners.retain(|owner| owner.pid == process::id());
+        let limit = own.descriptors.into();
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        *processes = vec![Process { descriptor_limit: Some(limit), ..own }];
+        let found = judged(&snapshot);
+        let ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!((ids, found[0].severity), (vec!["F01"], Severity::Critical), "{found:#?}");
+        assert!(found[0].evidence.iter().any(|fact| fact.contains("is full: 5 connections wait")));
+    });
+}
+
+#[test]
+fn a01_names_the_workers_of_a_master() {
+    in_namespace(|| {
+        if !python::is_installed("a01_names_the_workers_of_a_master") {
+            return;
+        }
+        let mut python = Python::start();
+        // Two workers have accepted two connections each; their master has none.
+        let (address, _held) = shared(&mut python, &[2, 2]);
+        python.run("listener.listen(8)");
+        let _clients = connect(address, 9);
+        let mut snapshot = snapshot(|| ());
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A01");
+        let found = only(&judged(&snapshot), Severity::Critical, " and 1 more, ");
+        let master = format!("[{}]", python.pid());
+        assert!(!found.verdict.contains(&master), "{}", found.verdict);
+        let fact = format!("python3{master} is the master of these processes: ");
+        assert!(found.evidence.iter().any(|evidence| evidence.starts_with(&fact)), "{:?}", found.evidence);
+        // A child that was not there at the first reading does not count as a worker.
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        processes.iter_mut().for_each(|process| process.cpu_ns = None);
+        let found = judged(&snapshot);
+        assert!(found[0].verdict.contains(&master), "{}", found[0].verdict);
+    });
+}
+
+/// sk_drops of a listener counts the ignored last ACKs too.
+#[test]
+fn a02_ignored_acks_are_no_drops() {
+    in_namespace(|| {
+        let (_listener, address) = deferring(100);
+        let mut clients = Vec::new();
+        let mut snapshot = snapshot(|| {
+            clients.extend(attempt(address, 5));
+            until("the ACKs", || (tcp_counter("TCPDeferAcceptDrop") >= 5).then_some(()));
+        });
+        let of_listener = snapshot.listeners.seen().unwrap()[0].drops.unwrap();
+        // A SYN-ACK that is sent again has another ACK.
+        assert!(of_listener.during > 2, "{of_listener:?}");
+        assert_eq!(snapshot.counter("TcpExt.ListenDrops").unwrap().during, 0);
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A02");
+        assert!(judged(&snapshot).is_empty());
+        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
+        counters.get_mut("TcpExt.ListenDrops").unwrap().during = 2;
+        counters.get_mut("TcpExt.ListenOverflows").unwrap().during = 2;
+        only(&judged(&snapshot), Severity::Warning, " dropped 2 SYNs and ACKs in ");
+    });
+}
+
+/// Opens a listener whose handshakes last: the kernel ignores the last ACK until data arrives (TCP_DEFER_ACCEPT).
+fn deferring(backlog: i32) -> (OwnedFd, SocketAddr) {
+    let (listener, address) = listener("127.0.0.1", backlog);
+    assert_eq!(option::set_defer_accept(listener.as_fd(), 60).unwrap(), option::Answer::Done);
+    (listener, address)
+}
+
+#[test]
+fn a03_drops_without_overflow_are_told_apart() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        set_sysctl("net.ipv4.tcp_max_syn_backlog", "16");
+        let (_listener, address) = deferring(128);
+        let _clients = attempt(address, 13);
+        let mut flooded = snapshot(|| drop(attempt(address, 5)));
+        let judged = |snapshot: &Snapshot, id| of(diagnose(snapshot, &Limits::default()), id);
+        // One finding for one cause: neither more workers nor a greater backlog helps.
+        assert!(judged(&flooded, "A02").is_empty() && judged(&flooded, "A03").is_empty());
+        let found = only(&judged(&flooded, "A05"), Severity::Critical, "5 SYNs were dropped in ");
+        assert!(
+            found.verdict.contains(&format!("13 handshakes are in progress at {address}")),
+            "{}",
+            found.verdict
+        );
+        assert_eq!(found.now[0].action, "sysctl -w net.ipv4.tcp_syncookies=1");
+        let Part::Seen(listeners) = &mut flooded.listeners else { panic!("{:?}", flooded.listeners) };
+        listeners.iter_mut().for_each(|listener| listener.handshakes = 2);
+        let found = only(&judged(&flooded, "A03"), Severity::Warning, "5 SYNs and ACKs were dropped in ");
+        assert!(found.evidence[0].contains("ListenDrops 5, ListenOverflows 0"), "{:?}", found.evidence);
+        // An overflow of the accept queue has other rules.
+        let (_full, address) = listener("127.0.0.2", 2);
+        let _held = connect(address, 3);
+        let snapshot = snapshot(|| drop(attempt(address, 2)));
+        assert_eq!(snapshot.counter("TcpExt.ListenOverflows").unwrap().during, 2);
+        assert!(of(diagnose(&snapshot, &Limits::default()), "A03").is_empty());
+    });
+}
+
+#[test]
+fn a04_a_cut_backlog_counts_if_it_fills() {
+    in_namespace(|| {
+        set_sysctl("net.core.somaxconn", "16");
+        let (listener, address) = listener("127.0.0.1", 1000);
+        let mut clients = connect(address, 7);
+        assert!(findings("A04").is_empty());
+        clients.extend(connect(address, 3));
+        let found = only(&findings("A04"), Severity::Notice, "is net.core.somaxconn, 16");
+        apply_first(&found);
+        socket::listen(listener.as_fd(), 1000).unwrap();
+        assert!(findings("A04").is_empty());
+    });
+}
+
+#[test]
+fn a04_is_silent_about_a_backlog_of_the_program() {
+    in_namespace(|| {
+        set_sysctl("net.core.somaxconn", "16");
+        let (_listener, address) = listener("127.0.0.1", 8);
+        let mut clients = Vec::new();
+        let snapshot = snapshot(|| clients.extend(attempt(address, 12)));
+        assert!(snapshot.counter("TcpExt.ListenOverflows").unwrap().during > 0);
+        assert!(of(diagnose(&snapshot, &Limits::default()), "A04").is_empty());
+    });
+}
+
+#[test]
+fn a05_drops_without_cookies_are_critical() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.tcp_syncookies", "0");
+        let (_listener, address) = deferring(8);
+        let mut clients = attempt(address, 3);
+        assert!(between("A05", || ()).is_empty());
+        let found = between("A05", || clients.extend(attempt(address, 10)));
+        let found = only(&found, Severity::Critical, "SYNs were dropped in ");
+        assert!(found.evidence.iter().any(|fact| fact.contains("backlog 8")), "{:?}", found.evidence);
+        apply_first(&found);
+        let found = between("A05", || clients.extend(attempt(address, 4)));
+        // Clients that got no answer send their SYNs again.
+        only(&found, Severity::Warning, " SYNs got a cookie instead of a place");
+    });
+}
+
+#[test]
+fn a05_many_handshakes_are_named_before_drops() {
+    in_namespace(|| {
+        let (_listener, address) = deferring(20);
+        let mut clients = attempt(address, 12);
+        assert!(findings("A05").is_empty());
+        clients.extend(attempt(address, 6));
+        // The port with another address has no handshakes.
+        let (_other, other) = listener("127.0.0.2", 5);
+        assert_eq!(other.port(), address.port());
+        only(&findings("A05"), Severity::Warning, &format!("18 handshakes are in progress at {address}"));
+    });
+}
+
+#[test]
+fn a06_resets_instead_of_delays_are_named() {
+    in_namespace(|| {
+        assert!(findings("A06").is_empty());
+        set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
+        only(&findings("A06"), Severity::Notice, "tcp_abort_on_overflow is 1");
+        let (_listener, address) = listener("127.0.0.1", 2);
+        let _clients = connect(address, 3);
+        let found = between("A06", || drop(attempt(address, 2)));
+        apply_first(&only(&found, Severity::Critical, "were full 2 times"));
+        assert!(findings("A06").is_empty());
+    });
+}
+
+#[test]
+fn a07_old_connections_in_a_queue_are_a_bound() {
+    in_namespace(|| {
+        let unchecked = diagnosis().unchecked.into_iter().find(|unchecked| unchecked.id == "A07").unwrap();
+        assert!(unchecked.reason.contains("fourtuple trace accept"), "{}", unchecked.reason);
+        let (_listener, address) = listener("127.0.0.1", 100);
+        let _clients = connect(address, 5);
+        let other = "127.0.0.2:4200".parse().unwrap();
+        let busy = member(other, 100);
+        // More connections than wait here, so that the number of new ones says nothing.
+        let reading = |more: usize| {
+            let mut new = Vec::new();
+            let snapshot = snapshot(|| {
+                new.extend(connect(address, more));
+                new.extend(connect(other, 20));
+                thread::sleep(Duration::from_millis(110));
+            });
+            drain(&busy);
+            snapshot
+        };
+        let standing = |snapshot: &Snapshot| {
+            let all = snapshot.listeners.seen().unwrap();
+            all.iter().find(|listener| listener.address == address).unwrap().standing
+        };
+        // The times of packets are coarse: only connections that are a while older than the first reading are sure to count.
+        let mut snapshot = until("old", || Some(reading(0)).filter(|seen| standing(seen) == 5));
+        assert!(standing(&reading(2)) <= 5, "a new connection is not old");
+        let judged = |snapshot: &Snapshot| of(diagnose(snapshot, &Limits::default()), "A07");
+        let verdict = format!("5 connections at {address} have waited at least ");
+        let found = only(&judged(&snapshot), Severity::Warning, &verdict);
+        assert!(found.evidence[0].starts_with("5 connections in the queue at the first reading, 5 at"));
+        // A trace that saw no accept() hides nothing, nor does one that saw short waits.
+        for (accepts, wait_p99_ns) in [(0, None), (100, Some(1_000))] {
+            snapshot.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            only(&judged(&snapshot), Severity::Warning, &verdict);
+        }
+        snapshot.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
+        assert_eq!(judged(&snapshot).len(), 2);
+    });
+}
+
+#[test]
+fn a07_connections_given_up_in_the_queue_are_counted() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 100);
+        drop(connect(address, 3));
+        // The times of packets are coarse: only connections that are a while older than the first reading are sure to count.
+        let snapshot = until("old", || {
+            let snapshot = snapshot(|| thread::sleep(Duration::from_millis(110)));
+            (snapshot.listeners.seen().unwrap()[0].given_up == 3).then_some(snapshot)
+        });
+        let found = of(diagnose(&snapshot, &Limits::default()), "A07");
+        let found = only(&found, Severity::Warning, &format!("3 connections at {address} have waited"));
+        assert!(found.evidence[1].starts_with("the peers of 3 of them have closed"), "{:?}", found.evidence);
+    });
+}
+
+#[test]
+fn a07_a_traced_wait_is_compared_with_the_threshold() {
+    in_namespace(|| {
+        let mut snapshot = snapshot(|| ());
+        let mut of_wait = |wait| {
+            snapshot.accepts = Part::Seen(TracedAccepts { accepts: 12_000, wait_p99_ns: wait });
+            of(diagnose(&snapshot, &Limits::default()), "A07")
+        };
+        assert!(of_wait(None).is_empty());
+        assert!(of_wait(Some(90_000_000)).is_empty());
+        only(
+            &of_wait(Some(250_000_000)),
+            Severity::Warning,
+            "1% of 12,000 connections waited 250 ms or longer",
+        );
+    });
+}
+
+/// A connection in the queue is not a measurement of the trace.
+#[test]
+fn a07_a_trace_hides_no_standing_queue() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 200);
+        let _clients = connect(address, 80);
+        let mut seen = snapshot(|| thread::sleep(Duration::from_millis(110)));
+        let mut traced = |accepts, wait_p99_ns| {
+            seen.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            of(diagnose(&seen, &Limits::default()), "A07")
+        };
+        let words = format!("connections at {address} have waited at least ");
+        only(&traced(0, None), Severity::Warning, &format!("80 {words}"));
+        // Another server accepts.
+        only(&traced(1_000, Some(1_000)), Severity::Warning, &format!("80 {words}"));
+        assert_eq!(traced(1_000, Some(250_000_000)).len(), 2);
+    });
+}
+
+/// Opens a unix listener with connections of another process; `path` is abstract.
+fn unix(path: &str, backlog: u32, clients: u32) -> (Python, Python) {
+    let (mut server, mut client) = (Python::start(), Python::start());
+    server.run(&format!(
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0{path}'); s.listen({backlog}); held = []"
+    ));
+    client.run(&format!(
+        "held = []\ndef connect(number):\n  for _ in range(number):\n    c = socket.socket(socket.AF_UNIX); c.setblocking(False); \
+         held.append(c); c.connect('\\0{path}')\nconnect({clients})"
+    ));
+    (server, client)
+}
+
+#[test]
+fn a07_old_connections_in_a_unix_queue_are_named() {
+    in_namespace(|| {
+        if !python::is_installed("a07_old_connections_in_a_unix_queue_are_named") {
+            return;
+        }
+        let (mut server, mut client) = unix("a07", 100, 5);
+        let mut reading = |event: &mut dyn FnMut(&mut Python, &mut Python)| {
+            let mut snapshot = snapshot(|| {
+                event(&mut server, &mut client);
+                thread::sleep(Duration::from_millis(110));
+            });
+            snapshot.accepts = Part::Seen(TracedAccepts::default());
+            let found = of(diagnose(&snapshot, &Limits::default()), "A07");
+            (found, server.pid(), client.pid())
+        };
+        let (found, server, client) = reading(&mut |_, client| drop(client.run("connect(2)")));
+        let found = only(&found, Severity::Warning, "5 connections at @a07 have waited at least ");
+        assert!(found.verdict.ends_with(&format!("for accept() of python3[{server}]")), "{}", found.verdict);
+        assert_eq!(found.evidence[0], "5 connections in the queue at the first reading, 7 at the second");
+        assert_eq!(found.evidence[1], format!("the connections are of python3[{client}]"));
+        // Clients that have closed are older than one that is known.
+        let (found, ..) = reading(&mut |_, client| drop(client.run("for c in held[:3]: c.close()")));
+        let found = only(&found, Severity::Warning, "7 connections at @a07 have waited");
+        assert!(
+            found.evidence.contains(&"the clients of 3 of them have closed already".to_owned()),
+            "{found:?}"
+        );
+        // A server that accepts all is not named, although the queue is as long at the second reading.
+        let (found, ..) = reading(&mut |server, client| {
+            server.run("for _ in range(7): held.append(s.accept())");
+            client.run("connect(7)");
+        });
+        assert!(found.is_empty(), "{found:?}");
+    });
+}
+
+#[test]
+fn a02_refused_connections_of_a_unix_listener_are_named() {
+    in_namespace(|| {
+        if !python::is_installed("a02_refused_connections_of_a_unix_listener_are_named") {
+            return;
+        }
+        let (server, client) = unix("a02", 8, 4);
+        let mut snapshot = snapshot(|| ());
+        let mut failed = |call: &str, failed: u32| {
+            let owner = owner(client.pid(), "python3", failed);
+            let call =
+                FailedCall { protocol: "unix".to_owned(), ..failed_call(owner, call, "EAGAIN", "@a02") };
+            snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+            snapshot.clone()
+        };
+        let found = |snapshot: &Snapshot, rule| of(diagnose(snapshot, &Limits::default()), rule);
+        let refusing = failed("connect", 261);
+        let finding = only(&found(&refusing, "A02"), Severity::Warning, "refused 261 connections in ");
+        assert!(finding.verdict.starts_with(&format!("@a02 of python3[{}] ", server.pid())), "{finding:?}");
+        assert!(finding.verdict.ends_with("; 4 connections wait, the backlog is 8"), "{finding:?}");
+        assert!(found(&refusing, "X01").is_empty(), "A02 explains the calls");
+        assert!(found(&failed("send", 261), "A02").is_empty());
+        // A queue that is full now and refuses is full, also if it was not at the first reading.
+        let mut full = refusing;
+        let Part::Seen(listeners) = &mut full.unix_listeners else { panic!("{:?}", full.unix_listeners) };
+        (listeners[0].waiting, listeners[0].waiting_before) = (9, 0);
+        only(&found(&full, "A01"), Severity::Critical, "; 261 calls of connect() failed with EAGAIN in ");
+        assert!(found(&full, "A02").is_empty() && found(&full, "X01").is_empty());
+    });
+}
+
+/// Without a descriptor accept() leaves the queue as it is.
+#[test]
+fn f01_names_the_unix_queue_of_a_process_without_descriptors() {
+    in_namespace(|| {
+        if !python::is_installed("f01_names_the_unix_queue_of_a_process_without_descriptors") {
+            return;
+        }
+        let (mut server, _client) = unix("f01", 100, 20);
+        server.run("for _ in range(10): held.append(s.accept())");
+        assert!(findings("F01").is_empty());
+        server.run("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))\ntry:\n  while True: held.append(os.dup(0))\nexcept OSError: pass");
+        let (found, of_queue) = until("a full table", || {
+            let mut seen = snapshot(|| thread::sleep(Duration::from_millis(1_010)));
+            (seen.failures, seen.accepts) =
+                (Part::Seen(Failures::default()), Part::Seen(TracedAccepts::default()));
+            let diagnosis = diagnose(&seen, &Limits::default());
+            Some((of(diagnosis.clone(), "F01"), of(diagnosis, "X01"))).filter(|(found, _)| !found.is_empty())
+        });
+        // The process may have inherited a descriptor above its limit.
+        let name = format!("python3[{}] has 6", server.pid());
+        let found = only(&found, Severity::Critical, &name);
+        assert!(
+            found.evidence.contains(&"10 connections wait in the accept queue of @f01".to_owned()),
+            "{found:?}"
+        );
+        assert!(of_queue.is_empty(), "the queue is explained: {of_queue:?}");
+    });
+}
+
+/// As `shared`, at a unix listener.
+fn shared_unix(python: &mut Python, shares: &[usize]) -> Vec<UnixStream> {
+    let address = UnixAddress::from_abstract_name("workers").unwrap();
+    python.run("listener = socket.socket(socket.AF_UNIX); listener.bind('\\0workers'); listener.listen(500)");
+    let mut clients = Vec::new();
+    for share in shares {
+        clients.extend((0..*share).map(|_| UnixStream::connect_addr(&address).unwrap()));
+        accept_in_worker(python, *share);
+    }
+    clients
+}
+
+#[test]
+fn b01_and_b02_know_the_workers_of_a_unix_listener() {
+    in_namespace(|| {
+        if !python::is_installed("b01_and_b02_know_the_workers_of_a_unix_listener") {
+            return;
+        }
+        let try_out = |shares: &[usize]| {
+            let mut python = Python::start();
+            let _clients = shared_unix(&mut python, shares);
+            (findings("B01"), findings("B02"))
+        };
+        let (skew, ladder) = try_out(&[48, 10, 2, 0]);
+        let found = only(
+            &ladder,
+            Severity::Notice,
+            "share the listener at @workers; their connections in the order of their start: 48, 10, 2, 0",
+        );
+        assert!(found.proper[0].action.starts_with("EPOLL_CTL_DEL") && found.now.is_empty(), "{found:?}");
+        assert!(skew.is_empty());
+        let (skew, ladder) = try_out(&[2, 50, 1, 7]);
+        let found = only(
+            &skew,
+            Severity::Notice,
+            "has 50 of 60 connections at @workers; the 4 workers have 2, 50, 1, 7 ",
+        );
+        assert!(found.now.is_empty() && ladder.is_empty(), "no command acts on a unix listener: {found:?}");
+        let (skew, ladder) = try_out(&[15, 14, 16, 15]);
+        assert!(skew.is_empty() && ladder.is_empty());
+    });
+}
+
+/// Starts a server whose workers share a listener and accept a number of connections each.
+fn shared(python: &mut Python, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
+    python.run("listener = socket.socket(); listener.bind(('127.0.0.1', 4100)); listener.listen(500)");
+    accepting(python, 4100, shares)
+}
+
+/// Starts the workers.
+fn accepting(python: &mut Python, port: u16, shares: &[usize]) -> (SocketAddr, Vec<TcpStream>) {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut clients = Vec::new();
+    for share in shares {
+        clients.extend(connect(address, *share));
+        accept_in_worker(python, *share);
+    }
+    (address, clients)
+}
+
+/// Starts a worker that accepts a number of connections.
+fn accept_in_worker(python: &mut Python, share: usize) {
+    python.run(&format!(
+        "ready, done = os.pipe()\nif os.fork() == 0:\n  held = [listener.accept() for _ in range({share})]\n  os.close(0); os.write(done, b'x'); signal.pause()\nos.read(ready, 1)"
+    ));
+}
+
+#[test]
+fn b01_a_worker_with_most_connections_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b01_a_worker_with_most_connections_is_named") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[2, 50, 1, 7]);
+        let found = only(&findings("B01"), Severity::Notice, "has 50 of 60 connections at port 4100");
+        assert!(found.verdict.contains("the 4 workers have 2, 50, 1, 7 "), "{}", found.verdict);
+        assert!(findings("B02").is_empty());
+    });
+}
+
+#[test]
+fn b01_a_skewed_member_of_a_group_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b01_a_skewed_member_of_a_group_is_named") {
+            return;
+        }
+        let mut pythons: Vec<Python> = (0..4).map(|_| Python::start()).collect();
+        pythons.iter_mut().for_each(|python| drop(python.run(GROUP)));
+        let accept = "try:\n  while True: held.append(s.accept()[0])\nexcept BlockingIOError: pass";
+        let address = "127.0.0.1:4200".parse().unwrap();
+        let _even = connect(address, 60);
+        pythons.iter_mut().for_each(|python| drop(python.run(accept)));
+        assert!(findings("B01").is_empty(), "the kernel's hash chooses");
+        // SO_ATTACH_REUSEPORT_CBPF with `return 1`: a selector sends all connections to the second member.
+        let select = "import ctypes\ncode = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 1))\n\
+                      s.setsockopt(socket.SOL_SOCKET, 51, struct.pack('HxxxxxxQ', 1, ctypes.addressof(code)))";
+        pythons[0].run(&format!("import struct\n{select}"));
+        let mut skewed = Vec::new();
+        for _ in 0..3 {
+            skewed.extend(connect(address, 90));
+            pythons.iter_mut().for_each(|python| drop(python.run(accept)));
+        }
+        let name = format!("[{}] has ", pythons[1].pid());
+        let found = only(&findings("B01"), Severity::Notice, &name);
+        assert!(found.verdict.contains("of 330 connections at port 4200"), "{}", found.verdict);
+        assert!(
+            found
+                .now
+                .iter()
+                .any(|advice| advice.action.starts_with("fourtuple fix accept --listen 127.0.0.1:4200"))
+        );
+        assert!(findings("B03").is_empty(), "no member is stuck");
+    });
+}
+
+#[test]
+fn b02_a_ladder_on_a_shared_listener_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b02_a_ladder_on_a_shared_listener_is_named") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[48, 10, 2, 0]);
+        let found = only(&findings("B02"), Severity::Notice, "in the order of their start: 48, 10, 2, 0");
+        assert!(found.verdict.contains("the 4 workers of python"), "{}", found.verdict);
+        assert!(findings("B01").is_empty());
+    });
+}
+
+/// As Debian's nginx: `listen 80; listen [::]:80`.
+#[test]
+fn b02_listeners_of_two_families_are_no_group() {
+    in_namespace(|| {
+        if !python::is_installed("b02_listeners_of_two_families_are_no_group") {
+            return;
+        }
+        let start = |port: u16, shares: &[usize]| {
+            let mut python = Python::start();
+            python.run(&format!(
+                "listener = socket.socket(); listener.bind(('127.0.0.1', {port})); listener.listen(500)\n\
+                 other = socket.socket(socket.AF_INET6); other.bind(('::1', {port})); other.listen(500)"
+            ));
+            let (_, clients) = accepting(&mut python, port, shares);
+            (python, clients)
+        };
+        let _ladder = start(4100, &[48, 10, 2, 0]);
+        let _skewed = start(4101, &[2, 48, 10, 0]);
+        only(&findings("B02"), Severity::Notice, "in the order of their start: 48, 10, 2, 0");
+        let found = only(&findings("B01"), Severity::Notice, "has 48 of 60 connections");
+        let has_fix = found.now.iter().any(|advice| advice.action.contains("fix accept"));
+        assert!(!has_fix, "`fix accept` needs a group: {:?}", found.now);
+    });
+}
+
+#[test]
+fn b02_a_busy_worker_is_a_warning() {
+    in_namespace(|| {
+        if !python::is_installed("b02_a_busy_worker_is_a_warning") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[45, 15]);
+        let mut snapshot = snapshot(|| ());
+        let mut limits = Limits::default();
+        limits.set("B02", 0.9).unwrap();
+        let judged = |snapshot: &Snapshot| {
+            let diagnosis = diagnose(snapshot, &limits);
+            diagnosis.findings.into_iter().filter(|finding| finding.id == "B02").collect::<Vec<_>>()
+        };
+        assert!(judged(&snapshot).is_empty(), "two workers with free processors");
+        let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+        snapshot.interval_ns = 10_000_000_000;
+        processes.iter_mut().for_each(|process| process.cpu_ns = Some(9_000_000_000));
+        let found = judged(&snapshot);
+        let found = only(&found, Severity::Warning, "their connections in the order of their start: 45, 15");
+        assert!(found.evidence[0].contains("used 90% of a processor"), "{:?}", found.evidence);
+    });
+}
+
+#[test]
+fn b02_a_leaked_listener_makes_no_worker() {
+    in_namespace(|| {
+        if !python::is_installed("b02_a_leaked_listener_makes_no_worker") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[60]);
+        // Three children that execute another program hold the listener.
+        python.run(
+            "os.set_inheritable(listener.fileno(), True)\nfor _ in range(3):\n  \
+             if os.fork() == 0: os.close(0); os.execvp('sleep', ['sleep', '600'])",
+        );
+        let own =
+            |listener: &Listener| listener.owners.iter().filter(|owner| owner.name == "sleep").count() == 3;
+        let snapshot = until("the state", || {
+            Some(snapshot(|| ())).filter(|seen| seen.listeners.seen().unwrap().iter().any(own))
+        });
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        assert!(of(diagnosis.clone(), "B01").is_empty() && of(diagnosis, "B02").is_empty());
+    });
+}
+
+#[test]
+fn b01_and_b02_are_silent_about_even_shares() {
+    in_namespace(|| {
+        if !python::is_installed("b01_and_b02_are_silent_about_even_shares") {
+            return;
+        }
+        let mut python = Python::start();
+        let (_, _clients) = shared(&mut python, &[16, 15, 13, 12]);
+        assert!(findings("B01").is_empty() && findings("B02").is_empty());
+    });
+}
+
+const GROUP: &str = "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); \
+                     s.bind(('127.0.0.1', 4200)); s.listen(100); s.setblocking(False)";
+
+#[test]
+fn b03_a_member_that_does_not_accept_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b03_a_member_that_does_not_accept_is_named") {
+            return;
+        }
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let own = member(address, 100);
+        let mut python = Python::start();
+        python.run(GROUP);
+        let _clients = connect(address, 60);
+        // A process between fork() and exec() has the descriptors of this process, but not for long.
+        assert!(findings("B03").is_empty(), "both queues are long");
+        let waiting = 60 - drain(&own);
+        let found =
+            only(&findings("B03"), Severity::Warning, &format!("{waiting} connections wait for python"));
+        assert!(
+            found.verdict.starts_with("1 of 2 listeners at 127.0.0.1:4200 is stuck"),
+            "{}",
+            found.verdict
+        );
+        assert!(found.verdict.contains(&format!("[{}]", python.pid())), "{}", found.verdict);
+        assert!(findings("B04").is_empty(), "the process is the younger one");
+        assert_eq!(
+            python.run("n = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)"),
+            waiting.to_string()
+        );
+        assert!(findings("B03").is_empty());
+    });
+}
+
+#[test]
+fn b03_a_stopped_process_is_critical() {
+    in_namespace(|| {
+        if !python::is_installed("b03_a_stopped_process_is_critical") {
+            return;
+        }
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let own = member(address, 100);
+        let mut python = Python::start();
+        python.run(GROUP);
+        // The hash decides which member gets a connection.
+        let mut clients = Vec::new();
+        until("the state", || {
+            clients.extend(connect(address, 1));
+            drain(&own);
+            (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
+        });
+        assert!(findings("B03").is_empty(), "few connections, and the process runs");
+        let kill = starting::status(Command::new("kill").args(["-STOP", &python.pid().to_string()]));
+        assert!(kill.unwrap().success());
+        let found = until("the state", || Some(findings("B03")).filter(|found| !found.is_empty()));
+        let found = only(&found, Severity::Critical, "is stuck");
+        assert_eq!(found.now[0].action, format!("kill -CONT {}", python.pid()));
+    });
+}
+
+#[test]
+fn b04_an_old_generation_with_a_queue_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("b04_an_old_generation_with_a_queue_is_named") {
+            return;
+        }
+        let address: SocketAddr = "127.0.0.1:4200".parse().unwrap();
+        let (mut old, before) = (Python::start(), std::time::Instant::now());
+        old.run(GROUP);
+        // The rule tells generations apart by a second between their starts.
+        thread::sleep(Duration::from_millis(1050).saturating_sub(before.elapsed()));
+        let mut new = Python::start();
+        new.run(GROUP);
+        let _clients = connect(address, 40);
+        let count = "n = 0\ntry:\n  while s.accept(): n += 1\nexcept BlockingIOError: print(n)";
+        let accepted: usize = new.run(count).parse().unwrap();
+        let found = only(
+            &findings("B04"),
+            Severity::Warning,
+            &format!("{} connections at {address} wait for", 40 - accepted),
+        );
+        assert!(
+            found.verdict.contains(&format!("[{}], which is older than", old.pid())),
+            "{}",
+            found.verdict
+        );
+        assert!(findings("B03").is_empty(), "one finding for one fault");
+        apply_first(&found);
+        assert!(findings("B04").is_empty());
+        old.run("s.close()");
+        assert_eq!(new.run(count), (40 - accepted).to_string(), "the queue moved to the new process");
+    });
+}

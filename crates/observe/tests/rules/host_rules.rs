@@ -1,0 +1,354 @@
+//! The rules about locks, bind buckets, connection tracking, descriptors and memory.
+
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::events::{apply_first, only, snapshot};
+use fourtuple_observe::doctor::{Diagnosis, Limits, diagnose};
+use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_record::snapshot::{FailedCall, Failures, LockWaits, Part, Snapshot, Traced, TracedLocks};
+use fourtuple_record::{Proof, Severity};
+use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::wire::{self, Wire};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+use crate::scene::{diagnosis, failed_call, findings, findings_in, of, owner, traced_connects, until};
+
+/// A directory with files of /proc, which ends with the value.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(files: &[(&str, &str)]) -> Root {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = Root(env::temp_dir().join(format!("fourtuple-doctor-{}-{number}", process::id())));
+        fs::create_dir_all(root.0.join("proc")).unwrap();
+        files.iter().for_each(|(path, text)| root.write(path, text));
+        root
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.0.join("proc").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::new(&self.0)
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn judged(snapshot: &Snapshot) -> Diagnosis {
+    diagnose(snapshot, &Limits::default())
+}
+
+#[test]
+fn packets_that_a_shaper_drops_are_named_with_its_device() {
+    in_namespace(|| {
+        let test = "host_rules::packets_that_a_shaper_drops_are_named_with_its_device";
+        let Some(far) = Wire::open(test) else { return };
+        let shaper = "qdisc add dev near root tbf rate 8kbit burst 2000 limit 3000";
+        match starting::status(Command::new("tc").args(shaper.split(' '))) {
+            Ok(status) if status.success() => {}
+            other => return skip(test, "programs", &format!("tc has no tbf: {other:?}")),
+        }
+        let sender = UdpSocket::bind((wire::NEAR_V4, 0)).unwrap();
+        let mut reader = Reader::new(Path::new("/"));
+        scene::read(&mut reader);
+        for _ in 0..500 {
+            // ENOBUFS: the queue is full.
+            let _ = sender.send_to(&[0; 1_000], (wire::FAR_V4, 9));
+        }
+        let snapshot = scene::read(&mut reader);
+        let drops = snapshot.counter("qdisc.near.tbf.drops").unwrap();
+        assert!(drops.during > 400 && drops.during == drops.total, "{drops:?}");
+        let diagnosis = judged(&snapshot);
+        let found: Vec<&str> = diagnosis.findings.iter().map(|finding| finding.verdict.as_str()).collect();
+        let expected = format!("the queueing discipline tbf of near dropped {} packets", drops.during);
+        assert!(found.len() == 1 && found[0].contains(&expected), "{found:?}");
+        // Another namespace has other devices.
+        assert!(far.far_away(scene::now).counter("qdisc.near.tbf.drops").is_err());
+    });
+}
+
+#[test]
+fn a_quiet_namespace_has_no_finding() {
+    in_namespace(|| {
+        let (listener, address) = listener("127.0.0.1", 100);
+        let (mut client, mut server) = (None, None);
+        let snapshot = snapshot(|| {
+            client = Some(TcpStream::connect(address).unwrap());
+            server = Some(fourtuple_syscalls::socket::accept(std::os::fd::AsFd::as_fd(&listener)).unwrap());
+        });
+        let diagnosis = judged(&snapshot);
+        assert!(diagnosis.findings.is_empty(), "{:?}", diagnosis.findings);
+        // Without a trace, and with sysctls that the namespace hides.
+        let unchecked: Vec<&str> = diagnosis
+            .unchecked
+            .iter()
+            .map(|unchecked| unchecked.id.as_str())
+            .filter(|id| !id.starts_with(['P', 'T']))
+            .collect();
+        assert_eq!(unchecked, ["A07", "F02", "L01", "L03", "X01"]);
+    });
+}
+
+#[test]
+fn l01_and_l03_compare_with_the_processors() {
+    in_namespace(|| {
+        // The traces see the whole host: an affinity or a quota of this process does not count.
+        let root = Root::new(&[("stat", "cpu  9 9\ncpu0 3 3\ncpu1 3 3\ncpu2 3 3\nintr 7\n")]);
+        assert_eq!(root.reader().read().processors, 3);
+        let mut snapshot = snapshot(|| ());
+        (snapshot.interval_ns, snapshot.processors) = (1_000_000_000, 4);
+        let waits = |waited_ns| BTreeMap::from([("bhash".to_owned(), LockWaits { waits: 1000, waited_ns })]);
+        let mut of_times = |waited_ns, search_ns| {
+            snapshot.locks =
+                Part::Seen(TracedLocks { interval_ns: 1_000_000_000, classes: waits(waited_ns) });
+            snapshot.traced = Part::Seen(Traced { searches: 100, search_ns, ..Traced::default() });
+            let diagnosis = judged(&snapshot);
+            (of(diagnosis.clone(), "L01"), of(diagnosis, "L03"))
+        };
+        let (locks, searches) = of_times(190_000_000, 190_000_000);
+        assert!(locks.is_empty() && searches.is_empty());
+        let (locks, searches) = of_times(400_000_000, 800_000_000);
+        let found =
+            only(&locks, Severity::Warning, "10% of the CPU time is waits for locks of the class bhash");
+        assert_eq!(found.evidence, ["mean wait 400 us"]);
+        only(
+            &searches,
+            Severity::Warning,
+            "20% of the CPU time is the port search of connect(): 100 searches, 8 ms each",
+        );
+    });
+}
+
+#[test]
+fn l02_many_sockets_for_each_port_are_named() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20000");
+        let (_listener, address) = listener("0.0.0.0", 2000);
+        let connect = |number: u32| {
+            let ip = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number);
+            TcpStream::connect(SocketAddr::new(ip.into(), address.port())).unwrap()
+        };
+        let mut clients: Vec<TcpStream> = (1..900).map(connect).collect();
+        assert!(findings("L02").is_empty());
+        clients.extend((900..=1000).map(connect));
+        apply_first(&only(
+            &findings("L02"),
+            Severity::Notice,
+            "1,000 outgoing connections share 1 port, 1,000 for each",
+        ));
+        assert!(findings("L02").is_empty());
+    });
+}
+
+const TRACKING: &str = "entries  clashres found new insert_failed drop early_drop\n";
+
+#[test]
+fn n01_a_full_table_is_named() {
+    in_namespace(|| {
+        assert!(findings("N01").is_empty(), "this host as it is");
+        let root = Root::new(&[
+            ("sys/net/netfilter/nf_conntrack_count", "899\n"),
+            ("sys/net/netfilter/nf_conntrack_max", "1000\n"),
+            ("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}383 1 0 0 0 5 0\n383 0 0 0 0 0 0\n")),
+        ]);
+        let mut reader = root.reader();
+        assert!(of(judged(&reader.read()), "N01").is_empty());
+        root.write("sys/net/netfilter/nf_conntrack_count", "1000\n");
+        let found = only(&of(judged(&reader.read()), "N01"), Severity::Warning, "1,000 of 1,000 entries");
+        assert!(
+            found.now[0].proof == Proof::Calculation
+                && found.now[0].action == "sysctl -w net.netfilter.nf_conntrack_max=2000"
+        );
+        root.write(
+            "thread-self/net/stat/nf_conntrack",
+            &format!("{TRACKING}3e8 1 0 0 0 15 0\n3e8 0 0 0 0 2 3\n"),
+        );
+        only(
+            &of(judged(&reader.read()), "N01"),
+            Severity::Critical,
+            "18 packets of new connections dropped and 3 entries evicted",
+        );
+    });
+}
+
+#[test]
+fn n02_collisions_are_told_from_a_full_table() {
+    in_namespace(|| {
+        assert!(findings("N02").is_empty(), "this host as it is");
+        let root = Root::new(&[
+            ("sys/net/netfilter/nf_conntrack_count", "100\n"),
+            ("sys/net/netfilter/nf_conntrack_max", "1000\n"),
+            ("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 1 0 0 7 7 0\n")),
+        ]);
+        let mut reader = root.reader();
+        assert!(of(judged(&reader.read()), "N02").is_empty(), "the collisions were before the first reading");
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 a a 0\n"));
+        let diagnosis = judged(&reader.read());
+        assert!(of(diagnosis.clone(), "N01").is_empty());
+        let found = only(&of(diagnosis, "N02"), Severity::Warning, "dropped 3 packets in ");
+        assert!(found.evidence[0].starts_with("4 more collisions were resolved"), "{:?}", found.evidence);
+        // SNAT to the ports 30000 to 30099.
+        let entry = |port: u32| {
+            format!(
+                "ipv4 2 tcp 6 117 ESTABLISHED src=172.30.0.2 dst=10.0.0.2 sport={} dport=4000 src=10.0.0.2 dst=10.0.0.1 sport=4000 dport={port} use=2\n",
+                port + 9
+            )
+        };
+        let table = |ports: std::ops::Range<u32>| ports.map(entry).collect::<String>();
+        root.write("thread-self/net/nf_conntrack", &table(30_000..30_100));
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 e e 0\n"));
+        let mut snapshot = reader.read();
+        let found = of(judged(&snapshot), "N02");
+        let verdict = "SNAT has no port left: 10.0.0.1 → 10.0.0.2:4000 uses 100 of the 100 tcp ports 30000-30099; nf_conntrack dropped 4 packets in ";
+        let found = only(&found, Severity::Warning, verdict);
+        let all = found.now.iter().chain(&found.proper);
+        assert!(all.clone().any(|advice| advice.action.contains("snat to 10.0.0.1-")), "{found:#?}");
+        assert!(all.clone().all(|advice| !advice.action.contains("resolv.conf")), "{found:#?}");
+        assert!(
+            found.evidence.iter().any(|fact| fact.ends_with("seem to be forwarded")),
+            "{:?}",
+            found.evidence
+        );
+        // A process of this namespace.
+        let connects = traced_connects(owner(812, "squid", 9), "10.0.0.2:4000".parse().unwrap());
+        snapshot.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+        let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, verdict);
+        let fact = "squid[812]: it called connect() to 10.0.0.2:4000 during the trace".to_owned();
+        assert!(found.evidence.contains(&fact), "{:?}", found.evidence);
+        // Collisions without a full range have the sender of the datagrams that were dropped.
+        root.write("thread-self/net/nf_conntrack", "");
+        root.write("thread-self/net/stat/nf_conntrack", &format!("{TRACKING}64 5 0 0 12 12 0\n"));
+        let mut snapshot = reader.read();
+        let call = FailedCall {
+            protocol: "udp".to_owned(),
+            ..failed_call(owner(813, "dig", 4), "send", "EPERM", "10.0.0.53:53")
+        };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        let found = only(&of(judged(&snapshot), "N02"), Severity::Warning, "dropped 4 packets in ");
+        let fact = "4 send() of dig[813] to 10.0.0.53:53 failed with EPERM".to_owned();
+        assert!(found.evidence.contains(&fact), "{:?}", found.evidence);
+    });
+}
+
+#[test]
+fn n01_and_n02_are_silent_without_the_module() {
+    in_namespace(|| {
+        let diagnosis = judged(&Root::new(&[]).reader().read());
+        assert!(of(diagnosis.clone(), "N01").is_empty() && of(diagnosis, "N02").is_empty());
+    });
+}
+
+#[test]
+fn f01_a_process_at_its_limit_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("f01_a_process_at_its_limit_is_named") {
+            return;
+        }
+        let mut python = Python::start();
+        python.run("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); held = []");
+        let fill = |number: usize| {
+            format!("while len(os.listdir('/proc/self/fd')) - 1 < {number}: held.append(socket.socket())")
+        };
+        python.run(&fill(50));
+        assert!(findings("F01").is_empty());
+        python.run(&fill(58));
+        let name = format!("[{}] has 58 of 64 descriptors, 90%", python.pid());
+        only(&findings("F01"), Severity::Warning, &name);
+        python.run(&fill(63));
+        python.run("held.append(socket.socket())");
+        let found = only(&findings("F01"), Severity::Critical, "has 64 of 64 descriptors");
+        assert!(found.now[0].proof == Proof::Calculation);
+        let words: Vec<&str> = found.now[0].action.split(' ').collect();
+        assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
+        let mut snapshot = snapshot(|| ());
+        assert!(findings_in(&snapshot, "F01").is_empty());
+        // The hard limit can be at most fs.nr_open.
+        let limit = |snapshot: &mut Snapshot, most: u64| {
+            let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+            let own = processes.iter_mut().find(|process| process.pid == python.pid()).unwrap();
+            (own.descriptor_limit, own.descriptor_ceiling) = (Some(most), Some(most));
+            own.descriptors = most as u32;
+        };
+        let command = |snapshot: &Snapshot| {
+            only(&findings_in(snapshot, "F01"), Severity::Critical, " descriptors, 100%").now[0]
+                .action
+                .clone()
+        };
+        snapshot.sysctls.insert("fs.nr_open".to_owned(), "1048576".to_owned());
+        limit(&mut snapshot, 400_000);
+        let prlimit = format!("prlimit --pid {} --nofile=", python.pid());
+        assert_eq!(command(&snapshot), format!("{prlimit}1048576:1048576"));
+        limit(&mut snapshot, 1_048_576);
+        assert_eq!(command(&snapshot), format!("sysctl -w fs.nr_open=4194304 && {prlimit}4194304:4194304"));
+    });
+}
+
+#[test]
+fn f02_orphans_near_their_limit_are_named() {
+    in_namespace(|| {
+        // tcp_max_orphans belongs to the host, so that only the file is replaced.
+        let root = Root::new(&[
+            ("sys/net/ipv4/tcp_max_orphans", "65536\n"),
+            ("sys/net/ipv4/tcp_mem", "900000000 900000001 900000002\n"),
+        ]);
+        symlink("/proc/thread-self", root.0.join("proc/thread-self")).unwrap();
+        assert!(of(judged(&root.reader().read()), "F02").is_empty());
+        let (_listener, address) = listener("127.0.0.1", 100);
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).unwrap();
+            client.set_nonblocking(true).unwrap();
+            // What the peer does not read stays in the queue of a socket that no process has.
+            while client.write(&[0; 65_536]).is_ok() {}
+        }
+        root.write("sys/net/ipv4/tcp_max_orphans", "20\n");
+        let found = until("the state", || {
+            Some(of(judged(&root.reader().read()), "F02")).filter(|found| !found.is_empty())
+        });
+        let found = only(&found, Severity::Warning, "of 20 orphaned TCP sockets");
+        assert!(found.now.iter().any(|advice| advice.action.contains("tcp_orphan_retries")));
+    });
+}
+
+#[test]
+fn f02_memory_under_pressure_is_named() {
+    in_namespace(|| {
+        assert!(
+            diagnosis().unchecked.iter().any(|unchecked| unchecked.id == "F02"),
+            "the namespace hides the limits"
+        );
+        let sockstat = |pages| format!("sockets: used 9\nTCP: inuse 5 orphan 0 tw 0 alloc 9 mem {pages}\n");
+        let root = Root::new(&[
+            ("sys/net/ipv4/tcp_max_orphans", "65536\n"),
+            ("sys/net/ipv4/tcp_mem", "800\t1000\t2000\n"),
+            ("thread-self/net/sockstat", &sockstat(999)),
+        ]);
+        let found = || of(judged(&Reader::new(Path::new(&root.0)).read()), "F02");
+        assert!(found().is_empty());
+        root.write("thread-self/net/sockstat", &sockstat(1200));
+        let warning =
+            only(&found(), Severity::Warning, "use 1,200 pages of memory, 60% of the limit of 2,000");
+        assert!(
+            warning.now[0].proof == Proof::Calculation
+                && warning.now[0].action == "sysctl -w net.ipv4.tcp_mem=\"1600 2000 4000\""
+        );
+        root.write("thread-self/net/sockstat", &sockstat(1900));
+        only(&found(), Severity::Critical, "95% of the limit");
+    });
+}

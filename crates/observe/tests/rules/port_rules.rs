@@ -1,0 +1,770 @@
+//! The rules about ports, on real sockets.
+
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_record::snapshot::{
+    Failures, IdleTimes, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple,
+};
+use fourtuple_record::{Proof, Severity};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, option};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+use crate::namespace::{
+    FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
+    this_process, until_found,
+};
+use crate::scene::{apply, diagnosis, failed_call, findings, findings_in, now, owner, read, traced_connects, until};
+
+const RANGE: &str = "net.ipv4.ip_local_port_range";
+const SOL_IP: i32 = 0;
+const IP_TRANSPARENT: i32 = 19;
+const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
+
+/// Runs a test in a namespace with this port range and [`NEAR`] and [`FAR`].
+fn with_range(range: &'static str, test: impl FnOnce() + Send + 'static) {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, range);
+        test();
+    });
+}
+
+#[test]
+fn p01_a_full_range_is_named() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let half = connect(address, 10);
+        assert!(findings("P01").is_empty());
+        let _rest = connect(address, 10);
+        let finding = the_finding(&now(), "P01");
+        assert_eq!(finding.severity, Severity::Critical);
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("10.0.0.1 → 10.0.0.1:4000 uses 20 of 20 ports"), "{verdict}");
+        assert!(verdict.contains(&this_process()) && verdict.contains("20 of the connections"), "{verdict}");
+        let fix = advice(&finding, "fourtuple fix ports");
+        let pid = std::process::id();
+        assert_eq!(
+            fix.action,
+            format!("fourtuple fix ports --pid {pid} --source 10.0.0.0/24 --to 10.0.0.1:4000")
+        );
+        assert_eq!(fix.proof, Proof::Calculation);
+        apply(advice(&finding, RANGE));
+        assert!(findings("P01").is_empty());
+        drop(half);
+    });
+}
+
+#[test]
+fn p01_a_leak_of_idle_connections_is_called_a_leak() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _all = connect(address, 20);
+        let mut snapshot = now();
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        let tuple = &mut connections.tuples[0];
+        let idle = tuple.idle.expect("the tuple has a quarter of the ports");
+        assert!(idle.longest_ns < 60_000_000_000 && idle.median_ns <= idle.longest_ns, "{idle:?}");
+        assert!(!the_finding(&snapshot, "P01").verdict.contains("leak"), "not idle for long");
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].idle =
+            Some(IdleTimes { median_ns: 42_000_000_000, longest_ns: 100_000_000_000 });
+        let finding = the_finding(&snapshot, "P01");
+        let claim = "seems to leak connections: half of them have carried no data for 42 s or longer";
+        assert!(finding.verdict.ends_with(claim), "{}", finding.verdict);
+        assert!(finding.now[0].action.starts_with("ss -tnpoi state established dst 10.0.0.1:4000 | grep"));
+        assert_eq!(finding.now[1].effect, "frees the ports for 100 s");
+        assert!(finding.now.iter().all(|advice| !advice.action.contains("fix ports")), "{finding:#?}");
+        // 20 in 100 s: 0.2/s.
+        own_limit(&mut snapshot, Some(100));
+        let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
+        let end = "this lasts 50 s at 0.2/s: then the process has no descriptor left of 100 (RLIMIT_NOFILE, EMFILE)";
+        assert!(wider.ends_with(end), "{wider}");
+        own_limit(&mut snapshot, None);
+        let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
+        assert!(wider.contains("this lasts 90 h at 0.2/s"), "{wider}");
+        // A pool of constant size that leaves ports free is not a leak.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].in_use = 19;
+        assert!(!the_finding(&snapshot, "P01").verdict.contains("leak"));
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].growth_per_s = 2.0;
+        snapshot.interval_ns = 1_000_000_000;
+        assert!(the_finding(&snapshot, "P01").verdict.contains("leak"));
+    });
+}
+
+/// Sets the limit of descriptors of this process.
+fn own_limit(snapshot: &mut Snapshot, limit: Option<u64>) {
+    let Part::Seen(processes) = &mut snapshot.processes else { panic!("{:?}", snapshot.processes) };
+    let own = processes.iter_mut().find(|process| process.pid == std::process::id());
+    let own = own.expect("processes with sockets are listed");
+    (own.descriptors, own.descriptor_limit) = (90, limit);
+}
+
+#[test]
+fn p01_names_the_side_that_closes_first() {
+    with_range("20000 20019", || {
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 20);
+        let finding = until_found("P01");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("20 of 20 ports, 100% of them in TIME_WAIT"), "{verdict}");
+        assert!(
+            verdict.contains(" closed 20 connections in the last 10 s, ")
+                && verdict.ends_with("; at most 0.3/s can last"),
+            "{verdict}"
+        );
+        assert!(TcpStream::connect(server.local_addr().unwrap()).is_err(), "EADDRNOTAVAIL");
+        // After 10 s without a close only a trace knows the process.
+        let mut later = now();
+        let Part::Seen(connections) = &mut later.connections else { panic!("no connections") };
+        connections.tuples[0].closes_per_s = 0.0;
+        later.failures = Part::Seen(failures());
+        let verdict = the_finding(&later, "P01").verdict;
+        assert!(verdict.ends_with("100% of them in TIME_WAIT; envoy[812] calls connect()"), "{verdict}");
+        let verdict = the_finding(&later, "T06").verdict;
+        assert!(verdict.contains("closes its connections to 10.0.0.1:4000 first: 100% of"), "{verdict}");
+        apply(advice(&finding, "tcp_tw_reuse=1"));
+        // The ports are taken again once the delay of a second is over; the rate of the closes is the mean of 10 s.
+        let finding = findings("P01");
+        assert!(finding.is_empty(), "{finding:#?}");
+    });
+}
+
+#[test]
+fn p01_ports_that_loopback_may_reuse_are_free() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 20);
+        until("TIME_WAIT", || (namespace::time_wait() == 20).then_some(()));
+        assert!(findings("P01").is_empty());
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        assert_eq!(findings("P01").len(), 1);
+    });
+}
+
+#[test]
+fn sources_that_the_closes_outrun_are_not_proposed() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _one = connect(address, 1);
+        let mut full = now();
+        let closing = |tuple: &mut Tuple, closes_per_s: f64| {
+            (tuple.in_use, tuple.low_parity) = (20, 10);
+            (tuple.closes_per_s, tuple.time_wait_plain) = (closes_per_s, Some(0));
+            tuple.states = [("time-wait".to_owned(), 20)].into();
+        };
+        let tuples = |snapshot: &mut Snapshot| match &mut snapshot.connections {
+            Part::Seen(connections) => std::mem::take(&mut connections.tuples),
+            Part::Hidden(reason) => panic!("{reason}"),
+        };
+        let own = tuples(&mut full).remove(0);
+        let with = |tuples: Vec<Tuple>| {
+            let mut snapshot = full.clone();
+            let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+            connections.tuples = tuples;
+            snapshot
+        };
+        let proposed = |snapshot: &Snapshot| {
+            let findings = findings_in(snapshot, "P01");
+            let own = findings.iter().find(|finding| finding.subject.starts_with(NEAR)).unwrap();
+            (own.clone(), own.now.iter().any(|advice| advice.action.contains("fix ports")))
+        };
+        // Two sources have 40 ports: 0.67 closes/s for ever.
+        let at = |closes_per_s: f64| {
+            let mut tuple = own.clone();
+            closing(&mut tuple, closes_per_s);
+            tuple
+        };
+        assert!(proposed(&with(vec![at(0.5)])).1);
+        assert!(!proposed(&with(vec![at(2.0)])).1, "two sources of 20 ports for 120");
+        let other = Tuple { source: ip(FAR), ..at(0.5) };
+        assert!(!proposed(&with(vec![at(0.5), other.clone()])).1, "the other source has sockets of its own");
+        // Our fix runs.
+        let fix = Some(RunningFix { pid: 4711, source: Some("10.0.0.0/24".to_owned()) });
+        let free =
+            Tuple { in_use: 5, states: [("established".to_owned(), 5)].into(), closes_per_s: 0.0, ..other };
+        let relieved = with(vec![Tuple { fix, ..at(0.5) }, free]);
+        let (finding, is_proposed) = proposed(&relieved);
+        assert!(findings_in(&relieved, "P03").is_empty() && findings_in(&relieved, "T03").is_empty());
+        assert!(!is_proposed, "{finding:#?}");
+        assert_eq!(finding.severity, Severity::Notice, "new connections have another source: {finding:#?}");
+        let fact = "`fourtuple fix ports` (process 4711) opens its new connections from the addresses of 10.0.0.0/24";
+        assert!(finding.evidence.iter().any(|line| line.starts_with(fact)), "{finding:#?}");
+    });
+}
+
+#[test]
+fn p02_a_parity_in_use_makes_searches_long() {
+    with_range("20000 21199", || {
+        let (_listener, address) = listener(NEAR, 2000);
+        let _half = connect(address, 560);
+        assert!(findings("P02").is_empty());
+        let _more = connect(address, 60);
+        let snapshot = now();
+        let finding = the_finding(&snapshot, "P02");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("uses 600 of 600 even ports"), "{verdict}");
+        assert!(verdict.contains(&this_process()) && verdict.contains("up to 600 ports"), "{verdict}");
+        assert!(
+            finding.now.len() >= 3 && finding.now.iter().all(|advice| advice.proof == Proof::Calculation),
+            "{finding:#?}"
+        );
+        advice(&finding, "51 /* IP_LOCAL_PORT_RANGE */");
+        let mut linear = snapshot.clone();
+        let Part::Seen(search) = &mut linear.search else { panic!("set above") };
+        search.default = "linear".to_owned();
+        assert!(findings_in(&linear, "P02").is_empty());
+        no_draws_for_a_full_tuple(&snapshot);
+        apply(advice(&finding, RANGE));
+        assert!(findings("P02").is_empty());
+    });
+}
+
+/// Fills the tuple of a snapshot whose searches are long: no rule may promise that they find a port.
+fn no_draws_for_a_full_tuple(long: &Snapshot) {
+    let connects = |snapshot: &Snapshot| {
+        let tuple = &snapshot.connections.seen().unwrap().tuples[0];
+        traced_connects(tuple.owners[0].clone(), tuple.destination)
+    };
+    let mut snapshot = long.clone();
+    snapshot.interval_ns = 1_000_000_000;
+    snapshot.traced = Part::Seen(Traced {
+        search_p99_ns: Some(4_700_000),
+        searches: 1_000,
+        search_ns: 2_300_000_000,
+        connects: vec![connects(&snapshot)],
+    });
+    let draws = |snapshot: &Snapshot, id: &str| {
+        let found = findings_in(snapshot, id);
+        let all = found.iter().flat_map(|finding| &finding.now);
+        all.filter(|advice| advice.action.contains("fix ports") && advice.effect.contains("draw a free port"))
+            .count()
+    };
+    assert_eq!(["P02", "P09", "L03"].map(|id| draws(&snapshot, id)), [1, 1, 1]);
+    for time_wait in [0, 1_200] {
+        let mut full = snapshot.clone();
+        let Part::Seen(connections) = &mut full.connections else { panic!("{full:?}") };
+        let tuple = &mut connections.tuples[0];
+        tuple.in_use = 1_200;
+        if time_wait > 0 {
+            // All may be taken again.
+            tuple.states = [("time-wait".to_owned(), time_wait)].into();
+            full.sysctls.insert("net.ipv4.tcp_tw_reuse".to_owned(), "1".to_owned());
+        }
+        assert!(findings_in(&full, "P02").is_empty(), "{time_wait}");
+        assert_eq!(["P09", "L03"].map(|id| draws(&full, id)), [0, 0], "{time_wait}");
+        let fact = "uses 1,200 of 1,200 ports: there is no free port that `fix ports` could draw";
+        for id in ["P09", "L03"] {
+            let evidence = the_finding(&full, id).evidence;
+            assert!(evidence.iter().any(|line| line.ends_with(fact)), "{evidence:?}");
+        }
+    }
+}
+
+#[test]
+fn p03_a_small_range_matters_under_use() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _few = connect(address, 5);
+        assert!(findings("P03").is_empty());
+        let _more = connect(address, 5);
+        let finding = the_finding(&now(), "P03");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("20000-20019 has 20 usable ports") && verdict.contains("uses 10"),
+            "{verdict}"
+        );
+        apply(advice(&finding, RANGE));
+        assert!(findings("P03").is_empty());
+    });
+}
+
+#[test]
+fn p03_a_rate_can_need_more_ports_than_the_range_has() {
+    with_range("20000 20099", || {
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 40);
+        let finding =
+            until("P03", || findings("P03").pop().filter(|finding| finding.verdict.contains("needs 240")));
+        assert!(finding.verdict.contains("at its rate of 4 closes/s"), "{}", finding.verdict);
+    });
+}
+
+#[test]
+fn p04_reserved_ports_are_counted_where_they_matter() {
+    with_range("20000 20019", || {
+        set_sysctl(RESERVED, "8080,20004-20015");
+        let (_listener, address) = listener(NEAR, 100);
+        assert!(findings("P04").is_empty());
+        let _connections = connect(address, 6);
+        let finding = the_finding(&now(), "P04");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("12 of the 20 ports of the range are reserved (60%)"), "{verdict}");
+        assert!(verdict.contains("uses 6 of the 8 that are left"), "{verdict}");
+        let list = advice(&finding, &format!("{RESERVED}=8080"));
+        assert_eq!(list.action, format!("sysctl -w {RESERVED}=8080"), "ports outside of the range stay");
+        assert_eq!(list.undo, Some(format!("sysctl -w {RESERVED}=8080,20004-20015")));
+        assert_ne!(finding.now[0].action, list.action, "first a command that keeps the reservation");
+        let _rest = connect(address, 2);
+        let order: Vec<(Severity, String)> =
+            diagnosis().findings.iter().map(|finding| (finding.severity, finding.id.clone())).collect();
+        assert_eq!(order[0], (Severity::Critical, "P04".to_owned()), "the cause of P01: {order:?}");
+        assert_eq!(order[1], (Severity::Critical, "P01".to_owned()), "{order:?}");
+        apply(list);
+        assert!(findings("P04").is_empty());
+    });
+}
+
+#[test]
+fn p05_listeners_in_a_used_range_can_lose_their_port() {
+    with_range("20000 20099", || {
+        let (_inside, _) = server(NEAR, 20_050);
+        // No connection of the other address takes this port.
+        let (_apart, _) = server("127.0.0.1", 20_060);
+        let (_listener, address) = listener(NEAR, 100);
+        let _few = connect(address, 5);
+        assert!(findings("P05").is_empty());
+        let _more = connect(address, 15);
+        let finding = the_finding(&now(), "P05");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&format!("{} (20050)", this_process())), "{verdict}");
+        assert!(
+            verdict.contains("from 10.0.0.1 use 20 of 100 ports") && verdict.contains("about 20%"),
+            "{verdict}"
+        );
+        assert!(!verdict.contains("20060"), "{verdict}");
+        apply(advice(&finding, RESERVED));
+        assert!(findings("P05").is_empty());
+    });
+}
+
+#[test]
+fn p05_a_self_connection_blocks_a_server() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20009");
+        let port = SocketAddr::from(([127, 0, 0, 1], 20_004));
+        // Nothing listens: connect() fails until it chooses the port of the destination.
+        let own = until("a self-connection", || TcpStream::connect(port).ok());
+        assert_eq!(own.local_addr().unwrap(), own.peer_addr().unwrap());
+        assert!(TcpListener::bind(port).is_err());
+        let finding = the_finding(&now(), "P05");
+        let verdict =
+            format!("{} is connected to itself at 127.0.0.1:20004: bind() of a server", this_process());
+        assert!(finding.verdict.contains(&verdict), "{}", finding.verdict);
+        let reserve = advice(&finding, RESERVED);
+        assert_eq!(reserve.action, format!("sysctl -w {RESERVED}=20004"));
+        advice(&finding, "ss -K src '127.0.0.1:20004' dst '127.0.0.1:20004'");
+        set_sysctl(RESERVED, "20004");
+        option::set_reset_on_close(own.as_fd()).unwrap();
+        drop(own);
+        let _server = until("bind()", || TcpListener::bind(port).ok());
+        assert!(findings("P05").is_empty());
+    });
+}
+
+#[test]
+fn p05_node_ports_are_known_by_their_server() {
+    with_range("32700 32799", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _connections = connect(address, 20);
+        assert!(findings("P05").is_empty());
+        let mut snapshot = now();
+        let proxy = Process { pid: 7, name: "kube-proxy".to_owned(), ..Process::default() };
+        snapshot.processes = Part::Seen(vec![proxy]);
+        let finding = the_finding(&snapshot, "P05");
+        assert!(
+            finding.verdict.starts_with("kube-proxy[7] serves NodePorts 30000-32767"),
+            "{}",
+            finding.verdict
+        );
+        assert!(advice(&finding, RESERVED).action.ends_with("=30000-32767"));
+    });
+}
+
+/// The list of held ports is bounded; the numbers are not.
+#[test]
+fn p03_held_ports_of_udp_are_no_ports_of_tcp() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20999");
+        let _held: Vec<_> = (20_000..20_100).map(|port| server("127.0.0.9", port)).collect();
+        let _udp: Vec<_> =
+            (20_100..20_600).map(|port| std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap()).collect();
+        let (_listener, address) = listener("127.0.0.1", 400);
+        let _clients = connect(address, 380);
+        let snapshot = now();
+        let found = ["P01", "P03", "P06"].map(|id| findings_in(&snapshot, id));
+        assert!(found.iter().all(Vec::is_empty), "380 of 900 ports are in use: {found:#?}");
+    });
+}
+
+#[test]
+fn p06_bound_ports_name_their_process() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20099");
+        let few: Vec<_> = (0..5).map(|_| bound("127.0.0.1", 0)).collect();
+        assert!(findings("P06").is_empty());
+        let many: Vec<_> = (0..25).map(|_| bound("127.0.0.1", 0)).collect();
+        let snapshot = now();
+        if snapshot.connections.seen().unwrap().held.is_empty() {
+            return skip(
+                "p06_bound_ports_name_their_process",
+                "bound",
+                "sock_diag lists bound sockets since Linux 6.8",
+            );
+        }
+        let finding = the_finding(&snapshot, "P06");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("holds 30 of 100 ports") && verdict.contains(&this_process()), "{verdict}");
+        apply(advice(&finding, RANGE));
+        assert!(findings("P06").is_empty());
+        drop((few, many));
+    });
+}
+
+fn failures() -> Failures {
+    let call = failed_call(owner(812, "envoy", 312), "connect", "EADDRNOTAVAIL", "10.0.0.1:4000");
+    Failures { calls: vec![call], ..Failures::default() }
+}
+
+#[test]
+fn p07_failed_connects_name_process_and_destination() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _all = connect(address, 20);
+        let mut snapshot = now();
+        let unchecked = fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default()).unchecked;
+        let reason =
+            unchecked.iter().find(|unchecked| unchecked.id == "P07").map(|unchecked| &unchecked.reason);
+        assert!(
+            reason.is_some_and(|reason| reason.contains("fourtuple trace connect --for 10s")),
+            "{unchecked:?}"
+        );
+        snapshot.failures = Part::Seen(Failures::default());
+        assert!(findings_in(&snapshot, "P07").is_empty());
+        snapshot.failures = Part::Seen(failures());
+        snapshot.interval_ns = 10_000_000_000;
+        let finding = the_finding(&snapshot, "P07");
+        assert_eq!(finding.severity, Severity::Critical);
+        let expected = "envoy[812] cannot connect to 10.0.0.1:4000: 312 calls of connect() failed with EADDRNOTAVAIL in 10.0 s";
+        assert_eq!(finding.verdict, expected);
+        assert!(finding.evidence[0].contains("uses 20 of 20 ports (P01)"), "{finding:#?}");
+        assert!(
+            advice(&finding, "fourtuple fix ports --pid 812 ").proof == Proof::Calculation
+                && advice(&finding, RANGE).proof == Proof::Calculation
+        );
+        // The exhausted tuple is the cause and comes first.
+        let order = fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default()).findings;
+        assert_eq!((order[0].id.as_str(), order[1].id.as_str()), ("P01", "P07"));
+        // Failures of the process that has the ports are a fact of the tuple.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples[0].owners[0].clone_from(&failures().calls[0].owner);
+        assert!(findings_in(&snapshot, "P07").is_empty());
+        assert_eq!(the_finding(&snapshot, "P01").evidence[0], expected);
+    });
+}
+
+#[test]
+fn p07_failures_without_a_full_tuple_are_a_warning() {
+    let snapshot = Snapshot { failures: Part::Seen(failures()), ..Snapshot::default() };
+    assert_eq!(the_finding(&snapshot, "P07").severity, Severity::Warning);
+}
+
+#[test]
+fn p08_bind_to_port_0_is_told_by_the_parity() {
+    with_range("20000 20199", || {
+        let (_one, first) = listener(NEAR, 100);
+        let (_two, second) = listener(FAR, 100);
+        let _by_connect = connect(first, 45);
+        assert!(findings("P08").is_empty());
+        let by_bind: Vec<_> = (0..60)
+            .map(|index| {
+                let socket = bound(FAR, 0);
+                socket::connect(socket.as_fd(), if index % 2 == 0 { first } else { second }).unwrap();
+                socket
+            })
+            .collect();
+        let finding = the_finding(&now(), "P08");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&this_process()) && verdict.contains("bind() to 10.0.0.2"), "{verdict}");
+        assert!(verdict.contains("2 destinations together have 60 of 200 ports"), "{verdict}");
+        assert!(finding.evidence[0].starts_with("60 of 60 ports are odd"), "{finding:#?}");
+        advice(&finding, "24 /* IP_BIND_ADDRESS_NO_PORT */");
+        let mut traced = now();
+        let mut connects = TracedConnects {
+            searches: 0,
+            given_port: 60,
+            ..traced_connects(owner(std::process::id(), "test", 60), first)
+        };
+        traced.traced = Part::Seen(Traced { connects: vec![connects.clone()], ..Traced::default() });
+        let evidence = &the_finding(&traced, "P08").evidence;
+        assert!(evidence.iter().any(|fact| fact.contains("60 of 60 calls")), "{evidence:?}");
+        connects.given_port = 0;
+        let other = TracedConnects { destination: "10.9.9.9:9".parse().unwrap(), ..connects.clone() };
+        traced.traced = Part::Seen(Traced { connects: vec![other], ..Traced::default() });
+        assert_eq!(findings_in(&traced, "P08").len(), 1, "calls to another destination say nothing");
+        traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+        assert!(findings_in(&traced, "P08").is_empty(), "connect() searched");
+        // Sockets in TIME_WAIT belong to no process: the one whose bind() failed is named.
+        let mut closed = now();
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.owners.clear());
+        connections.sources.iter_mut().for_each(|source| source.owners.clear());
+        for tuple in &mut connections.tuples {
+            let sockets = tuple.states.values().sum();
+            tuple.states = BTreeMap::from([("time-wait".to_owned(), sockets)]);
+        }
+        let unnamed = the_finding(&closed, "P08");
+        let perhaps = format!("{}) seems to call bind() to 10.0.0.2", this_process());
+        assert!(unnamed.verdict.starts_with("a process (perhaps "), "{}", unnamed.verdict);
+        assert!(unnamed.verdict.contains(&perhaps), "{}", unnamed.verdict);
+        let why = "the process that uses 10.0.0.2 is not known: its sockets are in TIME_WAIT, which belong to no process, and calls were not traced (";
+        assert!(unnamed.evidence.iter().any(|fact| fact.starts_with(why)), "{:?}", unnamed.evidence);
+        let of_listener = format!("{}: it listens at 10.0.0.2:4000", this_process());
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(&of_listener)), "{:?}", unnamed.evidence);
+        closed.listeners = Part::Seen(Vec::new());
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        connections.services[0].workers = vec![owner(std::process::id(), "server", 60)];
+        let only =
+            format!("{}: no other process of this network namespace has sockets of TCP", this_process());
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(&only)), "{:?}", unnamed.evidence);
+        // With two processes nothing decides.
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        let nginx = owner(7, "nginx", 1);
+        connections.services[0].workers.push(nginx);
+        closed.traced = Part::Seen(Traced::default());
+        closed.failures = Part::Seen(Failures::default());
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.verdict.starts_with("a process seems to call bind() to 10.0.0.2"), "{unnamed:?}");
+        let why = "which belong to no process, and the trace saw no connect() and no failed bind() for it";
+        assert!(unnamed.evidence.iter().any(|fact| fact.ends_with(why)), "{:?}", unnamed.evidence);
+        assert!(unnamed.evidence.iter().all(|fact| !fact.contains("perhaps")), "{:?}", unnamed.evidence);
+        // A connection to the same destination from another address speaks for its process.
+        let Part::Seen(connections) = &mut closed.connections else { panic!("read above") };
+        let mut other = connections.tuples[0].clone();
+        other.source = NEAR.parse().unwrap();
+        other.owners = vec![owner(812, "squid", 2)];
+        let fact = format!("perhaps squid[812]: it has 2 connections from {NEAR} to {}", other.destination);
+        connections.tuples.push(other);
+        let unnamed = the_finding(&closed, "P08");
+        assert!(unnamed.verdict.starts_with("a process (perhaps squid[812]) seems"), "{unnamed:?}");
+        assert!(unnamed.evidence.contains(&fact), "{:?}", unnamed.evidence);
+        let call = failed_call(owner(812, "squid", 31), "bind", "EADDRINUSE", &format!("{FAR}:0"));
+        closed.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        let named = the_finding(&closed, "P08");
+        assert!(
+            named.verdict.starts_with("squid[812] seems to call bind() to 10.0.0.2"),
+            "{}",
+            named.verdict
+        );
+        let how =
+            "TIME_WAIT; squid[812]: 31 calls of bind() to 10.0.0.2 failed with EADDRINUSE during the trace";
+        assert!(named.evidence.iter().any(|fact| fact.ends_with(how)), "{:?}", named.evidence);
+        apply(advice(&finding, RANGE));
+        assert!(findings("P08").is_empty());
+        drop(by_bind);
+    });
+}
+
+#[test]
+fn p08_connect_past_half_of_the_range_is_no_bind() {
+    with_range("20000 20099", || {
+        let (_listener, address) = listener(NEAR, 200);
+        let _all = connect(address, 99);
+        assert!(findings("P08").is_empty());
+    });
+}
+
+#[test]
+fn p09_a_slow_search_is_named_from_a_trace() {
+    let slow = Traced {
+        search_p99_ns: Some(4_700_000),
+        searches: 1_000,
+        search_ns: 2_300_000_000,
+        connects: vec![traced_connects(owner(812, "envoy", 1_000), "10.1.2.3:443".parse().unwrap())],
+    };
+    let snapshot =
+        |traced| Snapshot { traced: Part::Seen(traced), interval_ns: 10_000_000_000, ..Snapshot::default() };
+    let finding = the_finding(&snapshot(slow.clone()), "P09");
+    let verdict = "connect() searches 4.7 ms for a port (99th percentile of 1,000 searches, mean 2.30 ms)";
+    assert_eq!(finding.verdict, verdict);
+    assert!(finding.evidence[0].contains("23% of one processor"), "{finding:#?}");
+    assert_eq!(finding.evidence[1], "envoy[812] → 10.1.2.3:443: mean 2.30 ms of 1,000 searches");
+    advice(&finding, "fourtuple fix ports --pid 812 --to 10.1.2.3:443");
+    let preempted = Traced { search_ns: 20_000_000, ..slow.clone() };
+    assert!(findings_in(&snapshot(preempted), "P09").is_empty(), "a mean of 20 us");
+    assert!(findings_in(&snapshot(Traced { searches: 99, ..slow }), "P09").is_empty());
+    assert!(findings_in(&snapshot(Traced::default()), "P09").is_empty());
+}
+
+#[test]
+fn p10_growth_is_forecast() {
+    with_range("20000 20099", || {
+        let (_listener, address) = listener(NEAR, 200);
+        let mut reader = Reader::new(Path::new("/"));
+        let _half = connect(address, 50);
+        assert!(findings_in(&read(&mut reader), "P10").is_empty());
+        assert!(findings_in(&read(&mut reader), "P10").is_empty(), "no growth");
+        let _more = connect(address, 10);
+        let snapshot = read(&mut reader);
+        let finding = the_finding(&snapshot, "P10");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("uses 60 of 100 ports") && verdict.contains("more than it closes"),
+            "{verdict}"
+        );
+        assert!(verdict.contains(&this_process()), "{verdict}");
+        assert!(advice(&finding, "fourtuple fix ports").proof == Proof::Calculation);
+    });
+}
+
+#[test]
+fn p10_a_plateau_above_the_ports_is_forecast() {
+    with_range("20000 20099", || {
+        let (server, _) = server(NEAR, 4000);
+        connect_and_close(&server, 40);
+        // 4 closes per second of the last 10 s lead to 240 ports after 60 s.
+        let finding = until("P10", || {
+            findings("P10").pop().filter(|finding| finding.verdict.contains("uses 40 of 100"))
+        });
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains(" closed 40 connections in the last 10 s, ")
+                && verdict.ends_with("; at most 1.7/s can last"),
+            "{verdict}"
+        );
+        assert!(verdict.contains("in about 15 s"), "{verdict}");
+        apply(advice(&finding, "tcp_tw_reuse=1"));
+        assert!(findings("P10").is_empty());
+    });
+}
+
+#[test]
+fn p10_many_closes_at_once_are_no_rate() {
+    with_range("20000 20099", || {
+        let (server, address) = server(NEAR, 4000);
+        let pool: Vec<_> =
+            (0..40).map(|_| (TcpStream::connect(address).unwrap(), server.accept().unwrap())).collect();
+        let mut reader = Reader::new(Path::new("/"));
+        read(&mut reader);
+        for (client, (accepted, _)) in pool {
+            close(client, accepted);
+        }
+        let snapshot = until("TIME_WAIT", || {
+            let snapshot = read(&mut reader);
+            (snapshot.memory.seen().unwrap().time_wait == 40).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "P10").is_empty());
+        assert!(findings_in(&snapshot, "P03").is_empty());
+    });
+}
+
+#[test]
+fn p11_a_removed_source_address_is_named() {
+    in_namespace(|| {
+        add_addresses();
+        // A longer prefix on the loopback device would be local as a whole.
+        let gone = "10.1.0.9";
+        device::add_address("lo", ip(gone), 32).unwrap();
+        let (server, address) = server(NEAR, 4000);
+        let client = bound(gone, 0);
+        socket::connect(client.as_fd(), address).unwrap();
+        let _accepted = server.accept().unwrap();
+        // Loopback addresses are local without being listed.
+        let (_other, loopback) = namespace::server("127.0.0.1", 4001);
+        let _second = bound("127.9.9.9", 0);
+        let _third = connect(loopback, 1);
+        assert!(findings("P11").is_empty());
+        device::remove_address("lo", ip(gone), 32).unwrap();
+        let finding = the_finding(&now(), "P11");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&format!("{} has 1 connection from 10.1.0.9", this_process())), "{verdict}");
+        let kill = advice(&finding, "ss -K");
+        assert!(kill.action == "ss -K src 10.1.0.9" && kill.proof == Proof::Calculation, "{kill:?}");
+        let mut snapshot = now();
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        let lost = connections.tuples.iter_mut().find(|tuple| tuple.source == ip(gone)).unwrap();
+        lost.source = ip("2001:db8::9");
+        snapshot.lost_sources = Part::Seen(vec![ip("2001:db8::9")]);
+        let finding = the_finding(&snapshot, "P11");
+        assert_eq!(advice(&finding, "ss -K").action, "ss -K src '[2001:db8::9]'");
+        device::add_address("lo", ip(gone), 32).unwrap();
+        assert!(findings("P11").is_empty());
+    });
+}
+
+#[test]
+fn p11_transparent_sources_are_no_finding() {
+    in_namespace(|| {
+        add_addresses();
+        let (_server, address) = server(NEAR, 4000);
+        let foreign = SocketAddr::new(ip("192.0.2.9"), 0);
+        let socket = socket::open(Transport::Tcp, foreign, true).unwrap();
+        option::set_int(socket.as_fd(), SOL_IP, IP_TRANSPARENT, 1).unwrap();
+        socket::bind(socket.as_fd(), foreign).unwrap();
+        socket::connect(socket.as_fd(), address).unwrap();
+        let snapshot = now();
+        let tuples = &snapshot.connections.seen().unwrap().tuples;
+        assert!(tuples.iter().any(|tuple| tuple.source == foreign.ip()), "{tuples:#?}");
+        assert!(findings_in(&snapshot, "P11").is_empty());
+        option::set_int(socket.as_fd(), SOL_IP, IP_TRANSPARENT, 0).unwrap();
+        assert_eq!(findings("P11").len(), 1, "the option is what is looked at");
+    });
+}
+
+/// A process that opens connections and waits for the end of its input.
+fn other_process(port: u16, number: usize) -> Option<Child> {
+    let program = format!(
+        "import socket,sys\nc=[socket.create_connection(('{NEAR}',{port})) for _ in range({number})]\nprint(flush=True)\nsys.stdin.read()"
+    );
+    let mut command = Command::new("python3");
+    command.args(["-c", &program]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = starting::start(&mut command).ok()?;
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut()?), &mut line).ok()?;
+    Some(child)
+}
+
+#[test]
+fn p12_processes_that_share_a_budget_are_listed() {
+    with_range("20000 20019", || {
+        let (_listener, address) = listener(NEAR, 100);
+        let _own = connect(address, 8);
+        let Some(mut child) = other_process(address.port(), 4) else {
+            return skip("p12_processes_that_share_a_budget_are_listed", "python3", "it does not start");
+        };
+        let finding = the_finding(&now(), "P12");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("2 processes share the 20 ports of 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
+        assert!(verdict.contains(&format!("{} 8", this_process())), "{verdict}");
+        assert!(verdict.contains(&format!("[{}] 4; 60% are in use", child.id())), "{verdict}");
+        assert!(advice(&finding, "fourtuple fix ports").proof == Proof::Calculation);
+        // The rule stays beside an exhausted tuple.
+        let all = connect(address, 8);
+        let full = now();
+        the_finding(&full, "P01");
+        the_finding(&full, "P12");
+        drop(all);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        until("the other process is gone", || findings("P12").is_empty().then_some(()));
+    });
+}
+
+#[test]
+fn an_idle_namespace_has_no_finding() {
+    in_namespace(|| {
+        let (_listener, address) = listener("127.0.0.1", 100);
+        let _connections = connect(address, 10);
+        let found = scene::diagnosis().findings;
+        assert!(found.is_empty(), "{found:#?}");
+    });
+}

@@ -1,0 +1,435 @@
+//! The rules about TIME_WAIT and closing, on real sockets.
+
+
+use std::cell::RefCell;
+use std::fs;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use crate::events::{only, snapshot};
+use fourtuple_observe::doctor::{Cure, Limits, Place, diagnose_at};
+use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_record::snapshot::{Counter, Part, Snapshot};
+use fourtuple_record::{Finding, Proof, Severity};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, set_sysctl, starting};
+use crate::namespace::{
+    FAR, NEAR, add_addresses, advice, close, connect, connect_and_close, ip, server, the_finding,
+    this_process, time_wait, until_found,
+};
+use crate::scene::{apply, findings, findings_in, now, read, until};
+
+const RANGE: &str = "net.ipv4.ip_local_port_range";
+const BUCKETS: &str = "net.ipv4.tcp_max_tw_buckets";
+
+#[test]
+fn t01_a_nearly_full_table_is_named() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "50");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 30);
+        until("TIME_WAIT", || (time_wait() == 30).then_some(()));
+        assert!(findings("T01").is_empty());
+        connect_and_close(&server, 15);
+        let finding =
+            until("T01", || findings("T01").pop().filter(|finding| finding.verdict.starts_with("45 ")));
+        assert!(finding.verdict.contains("90% of the 50"), "{}", finding.verdict);
+        apply(advice(&finding, BUCKETS));
+        assert!(findings("T01").is_empty());
+    });
+}
+
+#[test]
+fn t02_skipped_time_wait_is_counted() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "10");
+        let (server, _) = server("127.0.0.1", 4000);
+        let mut reader = Reader::new(Path::new("/"));
+        assert!(findings_in(&read(&mut reader), "T02").is_empty());
+        connect_and_close(&server, 30);
+        let snapshot = until("T02", || {
+            let snapshot = read(&mut reader);
+            (!findings_in(&snapshot, "T02").is_empty()).then_some(snapshot)
+        });
+        let finding = the_finding(&snapshot, "T02");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains("skipped TIME_WAIT") && verdict.contains("tcp_max_tw_buckets is 10"),
+            "{verdict}"
+        );
+        apply(advice(&finding, BUCKETS));
+        let mut reader = Reader::new(Path::new("/"));
+        read(&mut reader);
+        connect_and_close(&server, 10);
+        assert!(findings_in(&read(&mut reader), "T02").is_empty());
+    });
+}
+
+#[test]
+fn t03_reuse_is_proposed_where_it_helps() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (near, _) = server(NEAR, 4000);
+        let (loopback, _) = server("127.0.0.1", 4001);
+        connect_and_close(&near, 8);
+        connect_and_close(&loopback, 20);
+        until("TIME_WAIT", || (time_wait() == 28).then_some(()));
+        assert!(findings("T03").is_empty(), "loopback has it by default");
+        connect_and_close(&near, 8);
+        let finding =
+            until("T03", || findings("T03").pop().filter(|finding| finding.verdict.contains("80%")));
+        let verdict = &finding.verdict;
+        assert!(verdict.contains("is 2 (loopback only): 10.0.0.1 → 10.0.0.1:4000"), "{verdict}");
+        assert!(verdict.contains("again after 1 s"), "{verdict}");
+        let reuse = advice(&finding, "tcp_tw_reuse=1");
+        assert!(reuse.effect.contains("20/s instead of 0.3/s"), "{reuse:?}");
+        apply(reuse);
+        assert!(findings("T03").is_empty());
+        if now().sysctls.contains_key("net.ipv4.tcp_tw_reuse_delay") {
+            // 16 closes in 10 s and a delay of 30 s: 48 ports.
+            set_sysctl("net.ipv4.tcp_tw_reuse_delay", "30000");
+            let finding = findings("T03").into_iter().find(|finding| finding.subject.contains(NEAR)).unwrap();
+            assert!(finding.verdict.contains("tcp_tw_reuse_delay is 30 s"), "{}", finding.verdict);
+            apply(advice(&finding, "tcp_tw_reuse_delay"));
+            assert!(findings("T03").is_empty());
+        }
+    });
+}
+
+/// What a test in a namespace of its own says of a remedy: tried, without effect on this kernel, or not tried.
+#[test]
+fn proposed_cures_are_tried_first() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20099");
+        add_addresses();
+        let (server, address) = server(FAR, 4000);
+        let kept = connect(address, 5);
+        let _accepted: Vec<_> = kept.iter().map(|_| server.accept().unwrap()).collect();
+        // Asked for nothing that no finding proposes.
+        let asked = RefCell::new(Vec::new());
+        let diagnose = |snapshot: &Snapshot, result: Option<bool>| {
+            let try_cure = |cure: Cure| {
+                asked.borrow_mut().push(cure);
+                result
+            };
+            let place = Place { try_cure: &try_cure, ..Place::default() };
+            let findings = diagnose_at(snapshot, &Limits::default(), &place).findings;
+            let proofs = |part: &str| -> Vec<Proof> {
+                let now =
+                    findings.iter().filter(|finding| finding.id != "T04").flat_map(|finding| &finding.now);
+                now.filter(|advice| advice.action.contains(part)).map(|advice| advice.proof).collect()
+            };
+            (proofs("tcp_tw_reuse=1"), proofs("ip_local_port_range"))
+        };
+        let healthy = diagnose(&now(), Some(true));
+        assert!(asked.borrow().is_empty(), "{asked:?}: {healthy:?}");
+        connect_and_close(&server, 92);
+        until("TIME_WAIT", || (time_wait() == 92).then_some(()));
+        let mut snapshot = now();
+        // As a BPF iterator tells.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.time_wait_plain = Some(0));
+        for (result, proof) in [(Some(true), Proof::Test), (None, Proof::Calculation)] {
+            let (reuse, range) = diagnose(&snapshot, result);
+            assert!(!reuse.is_empty() && reuse.iter().all(|&found| found == proof), "{result:?}: {reuse:?}");
+            assert!(!range.is_empty() && range.iter().all(|&found| found == proof), "{result:?}: {range:?}");
+        }
+        assert_eq!(diagnose(&snapshot, Some(false)), (Vec::new(), Vec::new()));
+        assert!(asked.borrow().contains(&Cure::Reuse) && asked.borrow().contains(&Cure::Range));
+        // A peer that may have no timestamps is another one than the test has.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
+        connections.tuples.iter_mut().for_each(|tuple| tuple.time_wait_plain = None);
+        let (reuse, _) = diagnose(&snapshot, Some(true));
+        assert!(!reuse.is_empty() && reuse.iter().all(|&found| found == Proof::Calculation), "{reuse:?}");
+    });
+}
+
+#[test]
+fn t03_a_port_is_free_again_after_the_delay() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20003");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        let (server, address) = server(NEAR, 4000);
+        connect_and_close(&server, 4);
+        // The kernel compares whole seconds.
+        until("a port in TIME_WAIT is used again", || {
+            TcpStream::connect(address).ok().or_else(|| {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                None
+            })
+        });
+    });
+}
+
+#[test]
+fn t04_reuse_needs_timestamps() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_timestamps", "0");
+        let (server, _) = server("127.0.0.1", 4000);
+        assert!(findings("T04").is_empty(), "nothing is in TIME_WAIT");
+        connect_and_close(&server, 12);
+        let finding =
+            until("T04", || findings("T04").pop().filter(|finding| finding.verdict.contains("60%")));
+        assert!(
+            finding.verdict.contains("tcp_tw_reuse is 2 but net.ipv4.tcp_timestamps is 0"),
+            "{}",
+            finding.verdict
+        );
+        apply(advice(&finding, "tcp_timestamps=1"));
+        assert!(findings("T04").is_empty());
+    });
+}
+
+/// As with a peer that has no timestamps: the sockets decide, not the sysctl.
+#[test]
+fn ports_without_timestamps_are_not_reusable() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "1");
+        let (server, address) = server(NEAR, 4000);
+        set_sysctl("net.ipv4.tcp_timestamps", "0");
+        connect_and_close(&server, 20);
+        set_sysctl("net.ipv4.tcp_timestamps", "1");
+        until("TIME_WAIT", || (time_wait() == 20).then_some(()));
+        let mut snapshot = now();
+        let seen = |snapshot: &Snapshot| snapshot.connections.seen().unwrap().tuples[0].time_wait_plain;
+        if snapshot.connections.seen().unwrap().processes_by == "bpf" {
+            assert_eq!(seen(&snapshot), Some(20));
+            let finding = the_finding(&snapshot, "P01");
+            assert_eq!(finding.severity, Severity::Critical, "{finding:#?}");
+        } else {
+            assert_eq!(seen(&snapshot), None, "no open connection tells");
+        }
+        assert!(TcpStream::connect(address).is_err());
+        // Without the iterator: none was taken again so far.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.tuples[0].time_wait_plain = None;
+        assert_eq!(the_finding(&snapshot, "P01").severity, Severity::Critical);
+        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
+        counters.insert("TcpExt.TWRecycled".to_owned(), Counter { total: 1, during: 0 });
+        assert!(findings_in(&snapshot, "P01").is_empty());
+        // An open connection tells, without privileges.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        let tuple = &mut connections.tuples[0];
+        tuple.destination = "192.0.2.1:443".parse().unwrap();
+        tuple.time_wait_plain = Some(20);
+        let finding = the_finding(&snapshot, "T04");
+        let verdict = "10.0.0.1 → 192.0.2.1:443 uses no TCP timestamps: connect() takes none of the 20 ports in TIME_WAIT again before 60 s have \
+                       passed, in spite of net.ipv4.tcp_tw_reuse = 1";
+        assert_eq!(finding.verdict, verdict);
+        advice(&finding, "switch on TCP timestamps at 192.0.2.1:443");
+        snapshot.sysctls.insert("net.ipv4.tcp_tw_reuse".to_owned(), "2".to_owned());
+        assert!(findings_in(&snapshot, "T03").is_empty(), "reuse would not help");
+        let now = the_finding(&snapshot, "P01").now;
+        assert!(now.iter().all(|advice| !advice.action.contains("tcp_tw_reuse")), "{now:#?}");
+    });
+}
+
+#[test]
+fn t05_a_changed_fin_timeout_is_a_myth() {
+    in_namespace(|| {
+        set_sysctl(RANGE, "20000 20019");
+        set_sysctl("net.ipv4.tcp_fin_timeout", "15");
+        assert!(findings("T05").is_empty(), "nothing is in TIME_WAIT");
+        let (server, _) = server("127.0.0.1", 4000);
+        connect_and_close(&server, 10);
+        let finding =
+            until("T05", || findings("T05").pop().filter(|finding| finding.verdict.contains("10 sockets")));
+        assert!(finding.verdict.contains("tcp_fin_timeout is 15 s instead of 60 s"), "{}", finding.verdict);
+        apply(advice(&finding, "tcp_fin_timeout=60"));
+        assert!(findings("T05").is_empty());
+    });
+}
+
+#[test]
+fn t05_tw_recycle_in_a_file_is_a_myth() {
+    let root = std::env::temp_dir().join(format!("fourtuple-doctor-t05-{}", std::process::id()));
+    fs::create_dir_all(root.join("etc/sysctl.d")).unwrap();
+    fs::write(root.join("etc/sysctl.d/99-net.conf"), "# tuned\nnet.ipv4.tcp_tw_recycle = 1\n").unwrap();
+    for (path, text) in [
+        ("proc/sys/net/ipv4/ip_local_port_range", "20000 20019"),
+        ("proc/sys/net/ipv4/tcp_fin_timeout", "60"),
+        ("proc/thread-self/net/sockstat", "TCP: inuse 1 orphan 0 tw 10 alloc 1 mem 0\n"),
+    ] {
+        fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+        fs::write(root.join(path), text).unwrap();
+    }
+    let mut snapshot = read(&mut Reader::new(&root));
+    let finding = the_finding(&snapshot, "T05");
+    let verdict = &finding.verdict;
+    assert!(verdict.starts_with("/etc/sysctl.d/99-net.conf:2 sets net.ipv4.tcp_tw_recycle"), "{verdict}");
+    let remedy = advice(&finding, "sed -i");
+    assert!(
+        remedy.proof == Proof::Calculation && remedy.action.ends_with("/etc/sysctl.d/99-net.conf"),
+        "{remedy:?}"
+    );
+    if let Part::Seen(memory) = &mut snapshot.memory {
+        memory.time_wait = 4;
+    }
+    assert!(findings_in(&snapshot, "T05").is_empty(), "few sockets");
+    // The command is applied to the copy.
+    let command = remedy.action.replace("/etc/", &format!("{}/etc/", root.display()));
+    assert!(starting::status(Command::new("sh").args(["-c", &command])).unwrap().success());
+    assert_eq!(fs::read_to_string(root.join("etc/sysctl.d/99-net.conf")).unwrap(), "# tuned\n");
+    assert!(findings_in(&read(&mut Reader::new(&root)), "T05").is_empty());
+    fs::remove_dir_all(root).unwrap();
+}
+
+#[test]
+fn t06_a_client_that_closes_first_is_named() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (server, address) = server(NEAR, 4000);
+        let _open = connect(address, 1);
+        let _accepted = server.accept().unwrap();
+        connect_and_close(&server, 8);
+        until("TIME_WAIT", || (time_wait() == 8).then_some(()));
+        assert!(findings("T06").is_empty());
+        connect_and_close(&server, 4);
+        let finding = until_found("T06");
+        let verdict = &finding.verdict;
+        assert!(
+            verdict.contains(&format!("{} closes its connections to 10.0.0.1:4000 first", this_process())),
+            "{verdict}"
+        );
+        assert!(finding.severity == Severity::Notice && !finding.proper.is_empty());
+    });
+}
+
+/// A full tuple whose sockets have no process: the page says so, and names the processes that have to do with its destination.
+#[test]
+fn an_exhausted_tuple_has_its_causes_beside_it() {
+    in_namespace(|| {
+        add_addresses();
+        set_sysctl(RANGE, "20000 20019");
+        let (server, address) = server(NEAR, 4000);
+        connect_and_close(&server, 20);
+        let text = "all of the sockets are in TIME_WAIT, which belong to no process; ";
+        let own = this_process();
+        let finding = until_found("P01");
+        let known = |finding: &Finding| {
+            let found = finding.evidence.iter().find_map(|line| line.strip_prefix(text)).map(str::to_owned);
+            found.unwrap_or_else(|| panic!("{finding:#?}"))
+        };
+        assert!(
+            known(&finding).ends_with(&format!("{own} listens at {address}, on this host")),
+            "{finding:#?}"
+        );
+        assert!(finding.now.iter().any(|advice| advice.action.starts_with("fourtuple trace connect")));
+        // Rules about the cause are on the same page.
+        for id in ["T03", "T06"] {
+            let found = until_found(id);
+            assert_eq!(found.subject, finding.subject, "{id}");
+        }
+        assert!(known(&until_found("T06")).contains(&own));
+        // A connection from another source to the same destination.
+        let _other = {
+            let client = socket::open(Transport::Tcp, address, false).unwrap();
+            socket::bind(client.as_fd(), SocketAddr::new(ip(FAR), 0)).unwrap();
+            socket::connect(client.as_fd(), address).unwrap();
+            client
+        };
+        let finding = until_found("P01");
+        let words = format!("{own} has 1 connection from {FAR} to {address}; ");
+        assert!(known(&finding).contains(&words), "{finding:#?}");
+        drop(server);
+        assert!(!known(&until_found("P01")).contains("listens"));
+    });
+}
+
+#[test]
+fn t06_a_server_that_closes_first_is_named() {
+    in_namespace(|| {
+        set_sysctl(BUCKETS, "40");
+        let (server, address) = server("127.0.0.1", 4000);
+        let close_first = |number: usize| {
+            for _ in 0..number {
+                let client = TcpStream::connect(address).unwrap();
+                close(server.accept().unwrap().0, client);
+            }
+        };
+        close_first(10);
+        until("TIME_WAIT", || (time_wait() == 10).then_some(()));
+        assert!(findings("T06").is_empty());
+        close_first(14);
+        let finding =
+            until("T06", || findings("T06").pop().filter(|finding| finding.verdict.contains("24 sockets")));
+        assert!(finding.verdict.contains("on port 4000 closes first"), "{}", finding.verdict);
+        assert!(finding.verdict.contains("60% of the 40"), "{}", finding.verdict);
+    });
+}
+
+#[test]
+fn t07_a_close_wait_leak_names_the_process() {
+    in_namespace(|| {
+        let (server, address) = server("127.0.0.1", 4000);
+        let clients = connect(address, 60);
+        for _ in &clients {
+            drop(server.accept().unwrap());
+        }
+        let mut snapshot = until("CLOSE_WAIT", || {
+            let snapshot = now();
+            let leaks = &snapshot.connections.seen().unwrap().close_wait;
+            leaks.first().is_some_and(|leak| leak.owner.sockets == 60).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "T07").is_empty(), "the sockets are young");
+        // A test does not wait for a minute.
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].old = 60;
+        connections.close_wait[0].oldest_ns = 300_000_000_000;
+        let finding = the_finding(&snapshot, "T07");
+        let verdict = &finding.verdict;
+        assert!(verdict.contains(&format!("{} has not closed 60 connections", this_process())), "{verdict}");
+        assert!(verdict.contains("silent for 5 min, most with 127.0.0.1:4000"), "{verdict}");
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].old = 49;
+        assert!(findings_in(&snapshot, "T07").is_empty());
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+        connections.close_wait[0].settled = 60;
+        let finding = the_finding(&snapshot, "T07");
+        assert!(finding.verdict.contains("closed 5 s ago or more"), "{}", finding.verdict);
+        assert_eq!(
+            (finding.severity, finding.now[0].action.as_str()),
+            (Severity::Notice, "fourtuple doctor")
+        );
+    });
+}
+
+#[test]
+fn t07_unix_sockets_whose_peer_closed_are_named() {
+    in_namespace(|| {
+        let (pairs, peers): (Vec<_>, Vec<_>) = (0..60).map(|_| UnixStream::pair().unwrap()).unzip();
+        // A peer that ends only its sending side has not closed.
+        peers.iter().for_each(|peer| peer.shutdown(Shutdown::Write).unwrap());
+        let reading = || snapshot(|| ()).connections.seen().unwrap().unix_close_wait.clone();
+        assert!(reading().is_empty());
+        drop(peers);
+        // A child of another test has copies of the descriptors until its end.
+        let mut snapshot = until("closed peers", || {
+            let snapshot = snapshot(|| ());
+            let leaks = &snapshot.connections.seen().unwrap().unix_close_wait;
+            leaks.first().is_some_and(|leak| leak.settled == 60).then_some(snapshot)
+        });
+        assert!(findings_in(&snapshot, "T07").is_empty(), "they may be on their way to close()");
+        let mut at = |seconds: u64, settled| {
+            let Part::Seen(connections) = &mut snapshot.connections else { panic!("read above") };
+            (connections.unix_close_wait[0].settled_ns, connections.unix_close_wait[0].settled) =
+                (seconds * 1_000_000_000, settled);
+            findings_in(&snapshot, "T07")
+        };
+        let name = format!("{} has not closed 60 unix sockets whose peer closed ", this_process());
+        let found = only(&at(2, 60), Severity::Notice, &format!("{name}2 s ago or more"));
+        assert_eq!(found.now[0].action, "fourtuple doctor --for 60s");
+        only(&at(60, 60), Severity::Warning, &format!("{name}60 s ago or more"));
+        assert!(at(60, 49).is_empty());
+        drop(pairs);
+    });
+}

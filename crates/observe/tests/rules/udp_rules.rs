@@ -1,0 +1,229 @@
+//! The rules about UDP, and about processes that share an address, on real sockets.
+
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process;
+
+use crate::events::{between, only, snapshot};
+use fourtuple_observe::doctor::{Limits, diagnose};
+use fourtuple_record::Severity;
+use fourtuple_record::snapshot::Part;
+use fourtuple_syscalls::option;
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::in_namespace;
+use fourtuple_testing::python::{self, Python};
+use crate::scene::{diagnosis, findings, of};
+
+/// Opens a socket of a SO_REUSEPORT group.
+fn member(address: &str) -> UdpSocket {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = socket::open(Transport::Udp, address, true).unwrap();
+    assert_eq!(option::set_reuse_port(socket.as_fd()).unwrap(), option::Answer::Done);
+    socket::bind(socket.as_fd(), address).unwrap();
+    socket.into()
+}
+
+#[test]
+fn u01_drops_belong_to_their_socket() {
+    in_namespace(|| {
+        let (_idle, full) = (member("127.0.0.2:5300"), member("127.0.0.1:5301"));
+        let (limit, client) = (64, UdpSocket::bind("127.0.0.1:0").unwrap());
+        let fill = |number: usize| {
+            (0..number).for_each(|_| {
+                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
+            })
+        };
+        assert!(between("U01", || fill(limit)).is_empty());
+        let found = between("U01", || fill(1000));
+        let found = only(&found, Severity::Warning, "the UDP socket 127.0.0.1:5301 of ");
+        assert!(found.verdict.contains(&format!("[{}] dropped ", process::id())), "{}", found.verdict);
+        assert!(found.evidence[0].contains("the counters have them all"), "{:?}", found.evidence);
+        assert!(findings("U01").is_empty(), "the drops were before the first reading");
+    });
+}
+
+#[test]
+fn u01_names_what_the_counters_have() {
+    in_namespace(|| {
+        let (full, client) = (member("[::1]:5301"), UdpSocket::bind("[::1]:0").unwrap());
+        let found = between("U01", || {
+            (0..1000).for_each(|_| {
+                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
+            });
+        });
+        let found = only(&found, Severity::Warning, "the UDP socket [::1]:5301 of ");
+        assert!(
+            !found.evidence[0].contains("Udp.RcvbufErrors 0"),
+            "the counters of IPv6 count: {:?}",
+            found.evidence
+        );
+    });
+}
+
+#[test]
+fn u01_names_drops_that_are_in_no_counter() {
+    in_namespace(|| {
+        let (full, client) = (member("127.0.0.1:5301"), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let mut snapshot = snapshot(|| {
+            (0..1000).for_each(|_| {
+                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
+            });
+        });
+        // As on Linux 6.18 after drops in the queue of a NUMA node.
+        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
+        counters.retain(|name, _| !name.starts_with("Udp"));
+        let found = of(diagnose(&snapshot, &Limits::default()), "U01");
+        let found = only(&found, Severity::Warning, " dropped ");
+        assert!(
+            found.evidence[0].contains("of the drops are in no counter of /proc/net/snmp"),
+            "{:?}",
+            found.evidence
+        );
+        let limit = snapshot.udp.seen().unwrap().sockets[0].limit_bytes.unwrap();
+        for (default, says) in [(limit, "did not ask and has net.core.rmem_default"), (1, "asked for")] {
+            snapshot.sysctls.insert("net.core.rmem_default".to_owned(), default.to_string());
+            snapshot.sysctls.insert("net.core.rmem_max".to_owned(), "4194304".to_owned());
+            let found = of(diagnose(&snapshot, &Limits::default()), "U01");
+            assert!(found[0].now[0].action.contains(says), "{:?}", found[0].now);
+        }
+    });
+}
+
+#[test]
+fn u01_is_silent_about_datagrams_that_a_filter_refuses() {
+    in_namespace(|| {
+        if !python::is_installed("u01_is_silent_about_datagrams_that_a_filter_refuses") {
+            return;
+        }
+        let mut python = Python::start();
+        // A program of one instruction, which returns 0: the kernel refuses each datagram.
+        python.run(
+            "import ctypes, struct; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('127.0.0.1', 5300)); \
+             refuse = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0)); \
+             s.setsockopt(socket.SOL_SOCKET, 26, struct.pack('HxxxxxxQ', 1, ctypes.addressof(refuse)))",
+        );
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let send = || (0..50).for_each(|_| assert_eq!(client.send_to(b"x", "127.0.0.1:5300").unwrap(), 1));
+        let snapshot = snapshot(send);
+        let drops: Vec<_> =
+            snapshot.udp.seen().unwrap().sockets.iter().filter_map(|socket| socket.drops).collect();
+        assert_eq!(drops.iter().map(|drops| drops.during).sum::<u64>(), 50);
+        assert!(of(diagnose(&snapshot, &Limits::default()), "U01").is_empty());
+    });
+}
+
+#[test]
+fn u02_a_connected_member_is_named() {
+    in_namespace(|| {
+        let group: Vec<UdpSocket> = (0..3).map(|_| member("127.0.0.1:5300")).collect();
+        let wide: Vec<UdpSocket> = (0..3).map(|_| member("0.0.0.0:5301")).collect();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect("127.0.0.1:5300").unwrap();
+        assert!(findings("U02").is_empty(), "a client is no member");
+        group[0].connect(client.local_addr().unwrap()).unwrap();
+        let found = findings("U02");
+        let found = only(&found, Severity::Notice, "shares 127.0.0.1:5300 with 2 unconnected sockets");
+        let peer = format!("[{}] is connected to {}", process::id(), client.local_addr().unwrap());
+        assert!(found.verdict.contains(&peer), "{}", found.verdict);
+        // The fault for real: the connected socket gets all datagrams of its peer, and no others.
+        (0..20).for_each(|_| assert_eq!(client.send(b"x").unwrap(), 1));
+        for _ in 0..20 {
+            UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"x", "127.0.0.1:5300").unwrap();
+        }
+        let received = |socket: &UdpSocket| std::iter::from_fn(|| socket.recv(&mut [0; 8]).ok()).count();
+        let received: Vec<usize> = group.iter().map(received).collect();
+        assert_eq!((received[0], received[1] + received[2]), (20, 20));
+        let flood = || (0..1000).for_each(|_| assert_eq!(client.send(&[0; 1000]).unwrap(), 1000));
+        only(&between("U02", flood), Severity::Warning, " were dropped in ");
+        drop(group);
+        wide[0].connect(client.local_addr().unwrap()).unwrap();
+        only(&findings("U02"), Severity::Notice, "shares 0.0.0.0:5301 with 2 unconnected sockets");
+    });
+}
+
+#[test]
+fn u02_a_socket_for_each_client_is_on_purpose() {
+    in_namespace(|| {
+        let _group: Vec<UdpSocket> = (0..2).map(|_| member("127.0.0.1:5300")).collect();
+        let _connected: Vec<UdpSocket> = (9001..9004)
+            .map(|port| {
+                let socket = member("127.0.0.1:5300");
+                socket.connect(("127.0.0.1", port)).unwrap();
+                socket
+            })
+            .collect();
+        assert!(findings("U02").is_empty());
+    });
+}
+
+const JOIN: &str = "s = socket.socket(type=socket.SOCK_DGRAM); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); \
+                    s.bind(('127.0.0.1', 5300))";
+
+#[test]
+fn u03_a_foreign_process_in_a_group_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("u03_a_foreign_process_in_a_group_is_named") {
+            return;
+        }
+        let _own = [member("127.0.0.1:5300"), member("127.0.0.1:5300")];
+        let mut child = Python::start();
+        child.run(JOIN);
+        assert!(findings("U03").is_empty(), "a child is a worker");
+        let mut foreign = Python::detached();
+        foreign.run(JOIN);
+        child.run("s.close()");
+        let found =
+            only(&findings("U03"), Severity::Warning, "has 1 of the 3 sockets at UDP 127.0.0.1:5300, which ");
+        assert!(found.verdict.contains(&format!("[{}] has", foreign.pid())), "{}", found.verdict);
+        assert!(found.now.iter().any(|advice| advice.action == format!("kill {}", foreign.pid())));
+        foreign.run("s.close()");
+        assert!(findings("U03").is_empty());
+    });
+}
+
+#[test]
+fn u03_a_foreign_listener_is_named() {
+    in_namespace(|| {
+        if !python::is_installed("u03_a_foreign_listener_is_named") {
+            return;
+        }
+        let mut server = Python::start();
+        let listen = "t = socket.socket(); t.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); t.bind(('127.0.0.1', 5400)); t.listen()";
+        server.run(listen);
+        let mut same = Python::detached();
+        same.run(listen);
+        // A copy that another parent started. The older one may have been left behind.
+        let found =
+            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", server.pid()));
+        assert!(found.evidence[0].starts_with("both are called python3"), "{:?}", found.evidence);
+        same.run("open('/proc/self/comm', 'w').write('intruder')");
+        only(&findings("U03"), Severity::Warning, "intruder[");
+    });
+}
+
+#[test]
+fn u03_another_user_takes_the_datagrams() {
+    in_namespace(|| {
+        if !python::is_installed("u03_another_user_takes_the_datagrams") {
+            return;
+        }
+        let share = "u = socket.socket(type=socket.SOCK_DGRAM); u.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); ";
+        let (mut server, mut other) = (Python::start(), Python::start());
+        server.run(&format!("{share} u.bind(('127.0.0.1', 5300))"));
+        // In a user namespace there is no second user.
+        if other.run("try: os.setuid(65534)\nexcept OSError: print('refused')") == "refused" {
+            return fourtuple_testing::skip("u03_another_user_takes_the_datagrams", "root", "setuid(65534)");
+        }
+        other.run(&format!("{share} u.bind(('127.0.0.1', 5300))"));
+        let found =
+            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", other.pid()));
+        assert!(found.evidence.iter().any(|fact| fact.starts_with("user IDs ")), "{:?}", found.evidence);
+        // Programs share the ports of multicast discovery on purpose.
+        server.run("u.close()");
+        other.run("u.close()");
+        server.run(&format!("{share} u.bind(('0.0.0.0', 5353))"));
+        other.run(&format!("{share} u.bind(('0.0.0.0', 5353))"));
+        assert!(diagnosis().findings.is_empty());
+    });
+}

@@ -1,0 +1,214 @@
+//! The counters of a trace of connect() equal the counts of the program: many connects, filters, retries, active closes.
+
+mod traced;
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{self, Command};
+use std::thread;
+
+use fourtuple_record::{TraceConnectResults, TraceTuple};
+use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
+use fourtuple_observe::trace::{Connect, Outcome};
+use traced::{count, to, traced, until_none_missed};
+
+fn dial(destination: SocketAddr) -> OwnedFd {
+    let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+    socket::connect(stream.as_fd(), destination).unwrap();
+    stream
+}
+
+fn only(results: &TraceConnectResults) -> &TraceTuple {
+    let [tuple] = &results.tuples[..] else { panic!("{:?}", results.tuples) };
+    tuple
+}
+
+fn number(variable: &str, otherwise: u32) -> u32 {
+    env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn many_short_processes_are_one_row() {
+    in_namespace(|| {
+        let (_server, address) = listener("127.0.9.9", 100);
+        let connect = Connect { process: None, ..to(address) };
+        let open = format!("exec 3<>/dev/tcp/{}/{}", address.ip(), address.port());
+        let program = || {
+            for _ in 0..5 {
+                let status = starting::status(Command::new("bash").args(["-c", &open])).unwrap();
+                assert!(status.success(), "{status}");
+            }
+            drop(dial(address));
+        };
+        let run = || traced("many_short_processes_are_one_row", &connect, program);
+        let Some((_, outcome)) = until_none_missed(run) else { return };
+        let rows: Vec<_> = outcome.results.tuples.iter().map(|row| (row.processes, row.searches)).collect();
+        assert_eq!(rows, [(5, 5), (1, 1)], "{:#?}", outcome.results.tuples);
+        let [short, own] = &outcome.results.tuples[..] else { panic!("two rows") };
+        assert_eq!((short.name.as_str(), own.process), ("bash", process::id()));
+        let samples: Vec<_> = outcome.results.samples.iter().filter_map(|sample| sample.tuple).collect();
+        assert_eq!(samples, [0, 0, 0, 0, 0, 1]);
+    });
+}
+
+/// The variable FOURTUPLE_TRACE_CONNECTS sets the number of connects.
+#[test]
+fn every_connect_of_many_is_counted() {
+    in_namespace(|| {
+        let connects = number("FOURTUPLE_TRACE_CONNECTS", 4_000);
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 39999");
+        let port = 4500;
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        let server = socket::open(Transport::Tcp, any, false).unwrap();
+        socket::bind(server.as_fd(), any).unwrap();
+        socket::listen(server.as_fd(), 4096).unwrap();
+        thread::spawn(move || while socket::accept(server.as_fd()).is_ok() {});
+        let address = |number: u32| Ipv4Addr::from(0x7f00_0201 + number % 4);
+        let connect = Connect { process: Some(process::id()), port: Some(port), ..Connect::default() };
+        let program = || {
+            let mut counts = [0_u64; 2];
+            for number in 0..connects {
+                let to = SocketAddr::new(address(number).into(), port);
+                let stream = socket::open(Transport::Tcp, to, false).unwrap();
+                assert_eq!(option::set_bind_address_no_port(stream.as_fd()).unwrap(), Answer::Done);
+                socket::bind(stream.as_fd(), SocketAddr::new(address(number / 4).into(), 0)).unwrap();
+                socket::connect(stream.as_fd(), to).unwrap();
+                counts[usize::from(socket::local_address(stream.as_fd()).unwrap().port() % 2)] += 1;
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+            }
+            counts
+        };
+        let run = || traced("every_connect_of_many_is_counted", &connect, program);
+        let Some((counts, outcome)) = until_none_missed(run) else { return };
+        let results = outcome.results;
+        assert_eq!([count(results.search_ns.even), count(results.search_ns.odd)], counts);
+        assert_eq!(results.tuples.len(), 4);
+        let sum = |of: fn(&TraceTuple) -> u64| results.tuples.iter().map(of).sum::<u64>();
+        assert_eq!([sum(|tuple| tuple.even), sum(|tuple| tuple.odd)], counts);
+        assert_eq!((results.searches, results.failed.len()), (connects.into(), 0));
+    });
+}
+
+#[test]
+fn filtered_out_connects_are_not_counted() {
+    in_namespace(|| {
+        let test = "filtered_out_connects_are_not_counted";
+        let (_one, one) = listener("127.0.3.1", 64);
+        let (_other, other) = listener("127.0.3.2", 64);
+        let name = format!("t{}", process::id());
+        let program = &|| {
+            let both = move || [one, one, other].map(dial);
+            let named = thread::Builder::new().name(name.clone()).spawn(both).unwrap();
+            (both(), named.join().unwrap())
+        };
+        let by_name = Connect { name: Some(name.clone()), ..Connect::default() };
+        let run = |connect: &Connect| until_none_missed(|| traced(test, connect, program));
+        let Some((_, Outcome { results, .. })) = run(&by_name) else { return };
+        assert_eq!(results.searches, 3, "{:?}", results.tuples);
+        let by_address =
+            Connect { process: Some(process::id()), address: Some(one.ip()), ..Connect::default() };
+        let (_, Outcome { results, .. }) = run(&by_address).unwrap();
+        let tuple = only(&results);
+        assert_eq!((tuple.searches, tuple.destination.clone()), (4, one.to_string()));
+        let of_another = Connect { process: Some(1), port: Some(one.port()), ..to(one) };
+        let (_, Outcome { results, .. }) = run(&of_another).unwrap();
+        assert_eq!((results.searches, results.tuples.len()), (0, 0));
+    });
+}
+
+#[test]
+fn ipv4_through_ipv6_is_ipv4() {
+    in_namespace(|| {
+        // A new listener for each run, so that only connections of the run count as ports in use.
+        let run = || {
+            let (listener, destination) = listener("127.0.4.1", 64);
+            let SocketAddr::V4(v4) = destination else { panic!("{destination}") };
+            let mapped = SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0));
+            let program = || (0..10).map(|_| dial(mapped)).collect::<Vec<_>>();
+            let (streams, outcome) = traced("ipv4_through_ipv6_is_ipv4", &to(destination), program)?;
+            Some(((listener, destination, streams), outcome))
+        };
+        let Some(((_listener, destination, streams), outcome)) = until_none_missed(run) else { return };
+        let tuple = only(&outcome.results);
+        assert_eq!((tuple.searches, tuple.established), (streams.len() as u64, streams.len() as u64));
+        assert_eq!((tuple.destination.clone(), tuple.in_use), (destination.to_string(), Some(10)));
+    });
+}
+
+#[test]
+fn connects_after_a_full_range_count_as_retries() {
+    in_namespace(|| {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20011,20020-20021,20030-20031,20040-20043");
+        // A new listener for each run, towards which all ports are free.
+        let run = || {
+            let (listener, destination) = listener("127.0.5.1", 256);
+            let program = || {
+                let mut streams: Vec<_> = (0..90).map(|_| dial(destination)).collect();
+                let fail = || {
+                    let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+                    let error = socket::connect(stream.as_fd(), destination).unwrap_err();
+                    assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL));
+                };
+                (0..3).for_each(|_| fail());
+                option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
+                streams.push(dial(destination));
+                fail();
+                streams
+            };
+            let (streams, outcome) =
+                traced("connects_after_a_full_range_count_as_retries", &to(destination), program)?;
+            Some(((listener, streams), outcome))
+        };
+        let Some((_sockets, outcome)) = until_none_missed(run) else { return };
+        let tuple = only(&outcome.results);
+        assert_eq!((tuple.failed, tuple.no_port), (4, 4));
+        // Two failed connects after a failed connect, and one established connect.
+        assert_eq!((tuple.retries, tuple.syn_retries), (3, 0));
+        assert_eq!((tuple.in_use, tuple.range, tuple.fill), (Some(90), Some(90), Some(1.0)));
+    });
+}
+
+#[test]
+fn a_closed_port_is_distinguished_from_a_full_range() {
+    in_namespace(|| {
+        let (listener, destination) = listener("127.0.6.1", 64);
+        drop(listener);
+        let program = || {
+            let stream = socket::open(Transport::Tcp, destination, false).unwrap();
+            socket::connect(stream.as_fd(), destination).unwrap_err();
+        };
+        let run = || traced("a_closed_port_is_distinguished_from_a_full_range", &to(destination), program);
+        let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
+        assert_eq!(results.failed.into_iter().collect::<Vec<_>>(), [("ECONNREFUSED".to_owned(), 1)]);
+        assert_eq!((results.searches, results.failed_search_ns), (1, None));
+    });
+}
+
+/// The variable FOURTUPLE_TRACE_CLOSES sets the number of closes.
+#[test]
+fn active_closes_are_counted_per_side() {
+    in_namespace(|| {
+        let closes = number("FOURTUPLE_TRACE_CLOSES", 1_000);
+        let (server, destination) = listener("127.0.7.1", 64);
+        let program = || {
+            for number in 0..closes {
+                let client = dial(destination);
+                let accepted = socket::accept(server.as_fd()).unwrap();
+                let [first, second] = if number % 4 == 0 { [accepted, client] } else { [client, accepted] };
+                drop(first);
+                // The FIN of the first socket has arrived.
+                assert_eq!(socket::receive(second.as_fd(), &mut [0]).unwrap(), 0);
+            }
+        };
+        let run = || traced("active_closes_are_counted_per_side", &to(destination), program);
+        let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
+        let tuple = only(&results);
+        let by_peer = u64::from(closes.div_ceil(4));
+        assert_eq!((tuple.closed_first, tuple.closed_by_peer), (u64::from(closes) - by_peer, by_peer));
+    });
+}

@@ -8,9 +8,9 @@ use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple::listen::{AcceptPolicy, Family};
 use fourtuple::ports::{PortRange, PortSet};
 use fourtuple::spread::{ControlFilter, DeviceName, Selector};
-use fourtuple_forward::{PlaneKind, Prefix};
 use fourtuple_bench::load::Target;
 use fourtuple_bench::serve::Service;
+use fourtuple_forward::{PlaneKind, Prefix};
 
 use crate::units;
 

@@ -3,17 +3,17 @@ use std::process::ExitCode;
 
 use fourtuple::dial::BuildError;
 use fourtuple::listen::ListenError;
+use fourtuple_bench::lab::LabError;
+use fourtuple_bench::load::LoadError;
+use fourtuple_bench::serve::ServeError;
 use fourtuple_fix::{AcceptError, FixError, RunError};
 use fourtuple_forward::ForwardError;
 use fourtuple_observe::host::namespace::NamespaceError;
-use fourtuple_bench::lab::LabError;
-use fourtuple_bench::load::LoadError;
 use fourtuple_record::printable;
-use fourtuple_bench::serve::ServeError;
 
 /// The exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// The command did what was requested (0).
     Fine,
     /// `doctor` found a fault (1).
@@ -43,7 +43,7 @@ impl From<Exit> for ExitCode {
 
 /// A well-formed value that the command cannot accept.
 #[derive(Debug)]
-pub(crate) struct UsageError(pub(crate) String);
+pub struct UsageError(pub String);
 
 impl std::fmt::Display for UsageError {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,7 +55,7 @@ impl std::error::Error for UsageError {}
 
 /// An error after which no result is valid.
 #[derive(Debug)]
-pub(crate) struct NotValid(pub(crate) String);
+pub struct NotValid(pub String);
 
 impl std::fmt::Display for NotValid {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,7 +67,7 @@ impl std::error::Error for NotValid {}
 
 /// Returns the exit status for an error: usage if other flags would avoid it, not valid if the command was interrupted or
 /// has no valid result, else environment.
-pub(crate) fn of(error: &anyhow::Error) -> Exit {
+pub fn of(error: &anyhow::Error) -> Exit {
     let usage = error.chain().any(|cause| {
         cause.is::<UsageError>()
             || cause.downcast_ref::<LabError>().is_some_and(LabError::is_usage)
@@ -76,13 +76,11 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
             || cause.downcast_ref::<FixError>().is_some_and(FixError::is_usage)
             || cause.downcast_ref::<AcceptError>().is_some_and(AcceptError::is_usage)
             || cause.downcast_ref::<ForwardError>().is_some_and(ForwardError::is_usage)
-            || is_usage_of_fleet(cause)
             || matches!(cause.downcast_ref::<LoadError>(), Some(LoadError::Setting(_)))
             || matches!(cause.downcast_ref::<BuildError>(), Some(BuildError::Family { .. }))
     });
     let not_valid = error.chain().any(|cause| {
         cause.is::<NotValid>()
-            || is_invalid_fleet(cause)
             || cause.downcast_ref::<FixError>().is_some_and(FixError::is_not_valid)
             || matches!(cause.downcast_ref::<LabError>(), Some(LabError::Interrupted))
     });
@@ -97,29 +95,9 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
     }
 }
 
-#[cfg(feature = "fleet")]
-fn is_usage_of_fleet(cause: &(dyn std::error::Error + 'static)) -> bool {
-    cause.downcast_ref().is_some_and(fourtuple_fleet::FleetError::is_usage)
-}
-
-#[cfg(feature = "fleet")]
-fn is_invalid_fleet(cause: &(dyn std::error::Error + 'static)) -> bool {
-    cause.downcast_ref().is_some_and(fourtuple_fleet::FleetError::is_not_valid)
-}
-
-#[cfg(not(feature = "fleet"))]
-fn is_usage_of_fleet(_: &(dyn std::error::Error + 'static)) -> bool {
-    false
-}
-
-#[cfg(not(feature = "fleet"))]
-fn is_invalid_fleet(_: &(dyn std::error::Error + 'static)) -> bool {
-    false
-}
-
 /// Formats an error as one line: the error, then each cause whose text is not yet in the line. A setting has the name of its
 /// flag.
-pub(crate) fn message(error: &anyhow::Error) -> String {
+pub fn message(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let text = setting(cause).unwrap_or_else(|| cause.to_string());

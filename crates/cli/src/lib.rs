@@ -1,20 +1,24 @@
 //! The `fourtuple` command: parses flags, calls a crate of the workspace, prints its record. Each subcommand is a module of
-//! `commands`.
+//! `commands`. What is public is for `fourtuple-fleet` (`fleet/`), which is the commands `fleet` and `agent`.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
-mod exit;
+#[doc(hidden)]
+pub mod exit;
 mod input;
-mod line;
-#[cfg(feature = "manual")]
-mod manual;
-mod output;
+#[doc(hidden)]
+pub mod line;
+#[doc(hidden)]
+pub mod output;
 mod progress;
 mod records;
-mod save;
-mod stop;
-mod units;
+#[doc(hidden)]
+pub mod save;
+#[doc(hidden)]
+pub mod stop;
+#[doc(hidden)]
+pub mod units;
 mod watch;
 
 use std::io;
@@ -24,10 +28,9 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{Parser, Subcommand};
 use fourtuple_record::printable;
 
-use commands::{
-    agent, compare, doctor, explain, export, fix, fleet, forward, lab, load, plan, report, run, serve, top,
-    trace,
-};
+use commands::{compare, doctor, explain, export, fix, fleet, forward, lab, plan, report, run, top, trace};
+#[doc(hidden)]
+pub use commands::{load::LoadFlags, serve::ServeFlags};
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -51,8 +54,8 @@ pub(crate) enum Command {
     Explain(explain::Explain),
     Export(export::ExportFlags),
     Lab(lab::Lab),
-    Load(Box<load::LoadFlags>),
-    Serve(serve::ServeFlags),
+    Load(Box<LoadFlags>),
+    Serve(ServeFlags),
     Trace(trace::Trace),
     Forward(forward::ForwardFlags),
     Fix(fix::Fix),
@@ -60,16 +63,12 @@ pub(crate) enum Command {
     Compare(compare::Compare),
     Plan(plan::Plan),
     Fleet(fleet::Fleet),
-    Agent(agent::AgentFlags),
+    Agent(fleet::Agent),
     Report(report::Report),
 }
 
 /// Runs the command with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
-    #[cfg(feature = "manual")]
-    if let Some(directory) = manual::requested() {
-        return manual::run(<Arguments as clap::CommandFactory>::command(), &directory);
-    }
     if watch::probe_if_requested() {
         return ExitCode::SUCCESS;
     }
@@ -92,9 +91,6 @@ pub fn main() -> ExitCode {
         Command::Forward(forward) => forward.run(),
         Command::Fix(fix) => fix.run(),
         Command::Run(run) => run.run(),
-        #[cfg(feature = "fleet")]
-        Command::Fleet(fleet) => fleet.run(load_flags, serve_flags),
-        #[cfg(not(feature = "fleet"))]
         Command::Fleet(fleet) => fleet.run(),
         Command::Agent(agent) => agent.run(),
     };
@@ -109,9 +105,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Returns the command with all its flags.
+#[doc(hidden)]
+pub fn command() -> clap::Command {
+    <Arguments as clap::CommandFactory>::command()
+}
+
 /// Parses the command line of the load that `fleet load` runs.
-#[cfg(feature = "fleet")]
-fn load_flags(arguments: &[String]) -> Result<Box<load::LoadFlags>, String> {
+#[doc(hidden)]
+pub fn load_flags(arguments: &[String]) -> Result<Box<LoadFlags>, String> {
     match compare::command_line::parse(arguments, "there is nothing to run")? {
         Command::Load(load) => Ok(load),
         _ => Err("expected load TARGET ...".to_owned()),
@@ -119,8 +121,8 @@ fn load_flags(arguments: &[String]) -> Result<Box<load::LoadFlags>, String> {
 }
 
 /// Parses the command line of the server that `fleet serve` runs.
-#[cfg(feature = "fleet")]
-fn serve_flags(arguments: &[String]) -> Result<Box<serve::ServeFlags>, String> {
+#[doc(hidden)]
+pub fn serve_flags(arguments: &[String]) -> Result<Box<ServeFlags>, String> {
     match compare::command_line::parse(arguments, "there is nothing to run")? {
         Command::Serve(serve) => Ok(Box::new(serve)),
         _ => Err("expected serve PROTOCOL ...".to_owned()),
@@ -128,7 +130,8 @@ fn serve_flags(arguments: &[String]) -> Result<Box<serve::ServeFlags>, String> {
 }
 
 /// Prints help and version like clap, and any other error as one line with the flag, the value and the accepted values.
-fn refuse(error: &clap::Error) -> ExitCode {
+#[doc(hidden)]
+pub fn refuse(error: &clap::Error) -> ExitCode {
     if matches!(
         error.kind(),
         ErrorKind::DisplayHelp

@@ -4,11 +4,11 @@ use fourtuple_record::{printable, printable_lines};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A live line on stderr with an optional picture below; hidden if stderr is not a terminal.
-pub(crate) struct Line(Option<ProgressBar>);
+pub struct Line(Option<ProgressBar>);
 
 impl Line {
     /// Creates the line; `quiet` hides it.
-    pub(crate) fn new(quiet: bool) -> Self {
+    pub fn new(quiet: bool) -> Self {
         if quiet || !io::stderr().is_terminal() {
             return Line(None);
         }
@@ -20,7 +20,7 @@ impl Line {
     }
 
     /// Replaces the text of the line.
-    pub(crate) fn set(&self, words: &[String]) {
+    pub fn set(&self, words: &[String]) {
         if let Some(bar) = &self.0 {
             bar.set_message(printable(&words.join("  ")));
             bar.tick();
@@ -28,19 +28,19 @@ impl Line {
     }
 
     /// Replaces the picture below the line.
-    pub(crate) fn set_picture(&self, picture: &str) {
+    pub fn set_picture(&self, picture: &str) {
         if let Some(bar) = &self.0 {
             bar.set_prefix(format!("\n{}", printable_lines(picture.trim_end())));
         }
     }
 
     /// Returns whether the line is on a terminal.
-    pub(crate) fn is_visible(&self) -> bool {
+    pub fn is_visible(&self) -> bool {
         self.0.is_some()
     }
 
     /// Removes the line from the terminal.
-    pub(crate) fn finish(self) {
+    pub fn finish(self) {
         if let Some(bar) = self.0 {
             bar.finish_and_clear();
         }

@@ -22,23 +22,23 @@ use crate::units;
 
 /// Flags of every command that makes a record.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Output {
+pub struct Output {
     /// Print the record as JSON, and nothing else, on stdout
     #[arg(long)]
-    pub(crate) json: bool,
+    pub json: bool,
     /// Write the record as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
-    pub(crate) html: Option<PathBuf>,
+    pub html: Option<PathBuf>,
     /// Show no progress
     #[arg(long)]
-    pub(crate) quiet: bool,
+    pub quiet: bool,
     /// Seed of fourtuple's own random choices; the kernel's choices cannot be seeded
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_hyphen_values = true)]
-    pub(crate) seed: u64,
+    pub seed: u64,
 }
 
 /// Builds a record from settings and results.
-pub(crate) fn record<S, R>(
+pub fn record<S, R>(
     command: &str,
     started: OffsetDateTime,
     host: Host,
@@ -58,7 +58,7 @@ pub(crate) fn record<S, R>(
 }
 
 /// Returns a time in whole seconds, as in records.
-pub(crate) fn rfc3339(time: OffsetDateTime) -> String {
+pub fn rfc3339(time: OffsetDateTime) -> String {
     let whole = time.replace_nanosecond(0).unwrap_or(time);
     whole.format(&Rfc3339).unwrap_or_else(|_| "1970-01-01T00:00:00Z".to_owned())
 }
@@ -66,7 +66,7 @@ pub(crate) fn rfc3339(time: OffsetDateTime) -> String {
 impl Output {
     /// Prints the record, writes the page, and returns the exit status. If one of them fails, saves the record to a temporary
     /// file, unless the JSON was printed.
-    pub(crate) fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
+    pub fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
         let printed = if self.json { print_json(saved) } else { print(&text(saved)) };
         let page = match &self.html {
             Some(path) => save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into),
@@ -121,22 +121,22 @@ fn keep(directory: &Path, text: &str) -> Option<PathBuf> {
 }
 
 /// Returns the record as JSON, without a line end.
-pub(crate) fn json(saved: &Saved) -> anyhow::Result<String> {
+pub fn json(saved: &Saved) -> anyhow::Result<String> {
     serde_json::to_string(saved).context("cannot write the record as JSON")
 }
 
 /// Returns the record as tables for this terminal.
-pub(crate) fn text(saved: &Saved) -> String {
+pub fn text(saved: &Saved) -> String {
     text_for(saved, &io::stdout())
 }
 
 /// Returns the record as tables for the terminal at a stream.
-pub(crate) fn text_for(saved: &Saved, stream: &impl IsTerminal) -> String {
+pub fn text_for(saved: &Saved, stream: &impl IsTerminal) -> String {
     terminal::render(saved, width(), has_colour(stream))
 }
 
 /// Returns whether the stream is a terminal with colours and NO_COLOR is not set.
-pub(crate) fn has_colour(stream: &impl IsTerminal) -> bool {
+pub fn has_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && allows_colour(env::var_os("TERM"), env::var_os("NO_COLOR"))
 }
 
@@ -146,12 +146,12 @@ fn allows_colour(term: Option<OsString>, no_color: Option<OsString>) -> bool {
 }
 
 /// Returns the width for a live picture: at most the width of the terminal, even if COLUMNS is larger.
-pub(crate) fn terminal_width() -> usize {
+pub fn terminal_width() -> usize {
     fourtuple_syscalls::resource::terminal_width().map_or(width(), |terminal| terminal.min(width()))
 }
 
 /// Returns COLUMNS if it is set, else the width of the terminal, else 100.
-pub(crate) fn width() -> usize {
+pub fn width() -> usize {
     let columns = env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }
@@ -159,22 +159,22 @@ pub(crate) fn width() -> usize {
 /// Prints a line on stderr. The names and messages of others in it cannot control the terminal, and are not a line of their own.
 ///
 /// Without a reader of stderr a command works all the same. `cargo xtask tidy` accepts no other way to write to stdout and stderr.
-pub(crate) fn say(line: &str) {
+pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{}", printable(line));
 }
 
 /// Prints a record on stderr, for commands whose stdout belongs to another program.
-pub(crate) fn say_record(saved: &Saved) {
+pub fn say_record(saved: &Saved) {
     let _ = io::stderr().write_all(printable_lines(&text_for(saved, &io::stderr())).as_bytes());
 }
 
 /// Prints lines on stdout, as [`say`] does. Ignores EPIPE: the reader has closed the pipe.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+pub fn print(text: &str) -> anyhow::Result<()> {
     print_exactly(&printable_lines(text))
 }
 
 /// Prints JSON on stdout.
-pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_exactly(&format!("{}\n", serde_json::to_string(value)?))
 }
 
@@ -189,7 +189,7 @@ fn print_exactly(text: &str) -> anyhow::Result<()> {
 }
 
 /// Returns the host for a record, with these sysctls and capabilities.
-pub(crate) fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
+pub fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
     let mut host = fourtuple_observe::host::read(Path::new("/"), sysctls);
     host.capabilities =
         capabilities.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// Returns the error of the failed call, with its kind, and the path in the message.
-pub(crate) fn save(path: &Path, text: &str) -> io::Result<()> {
+pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let result = match fs::metadata(path) {
         // Below /dev and /proc a name may be an open file of another process, even a regular one: no renaming.
         _ if path.starts_with("/dev") || path.starts_with("/proc") => write_through(path, text),

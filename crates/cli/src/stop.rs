@@ -9,7 +9,7 @@ use signal_hook::flag;
 /// Returns a flag that SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is gone) sets: the command then ends early and keeps its
 /// measurements. A second signal ends the process with 128 and the number of the signal as code: 130, 143 or 129. With nohup(1) SIGHUP
 /// has no effect.
-pub(crate) fn flag() -> anyhow::Result<Arc<AtomicBool>> {
+pub fn flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = flag_without_hangup()?;
     if !signals::is_ignored(SIGHUP).context("cannot handle signals")? {
         register(SIGHUP, &stop)?;
@@ -18,7 +18,7 @@ pub(crate) fn flag() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// Returns such a flag for a command to which SIGHUP means something else.
-pub(crate) fn flag_without_hangup() -> anyhow::Result<Arc<AtomicBool>> {
+pub fn flag_without_hangup() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     register(SIGINT, &stop)?;
     register(SIGTERM, &stop)?;

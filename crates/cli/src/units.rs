@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Parses a duration: `10s`, `50us`, `1.5ms`, `2m`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let refuse =
         || format!("{text:?} is not a duration: expected a number and ns, us, ms, s, m or h, such as 10s");
     let split = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(refuse)?;
@@ -23,7 +23,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a time limit, which must be greater than 0.
-pub(crate) fn limit(text: &str) -> Result<Duration, String> {
+pub fn limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err(format!("{text:?} is not accepted: expected a time above 0, such as 10s")),
         time => Ok(time),
@@ -31,7 +31,7 @@ pub(crate) fn limit(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses the time between two readings of the sockets of a host, at least 100 ms: a reading takes milliseconds.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+pub fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         time if time < Duration::from_millis(100) => {
             Err(format!("{text:?} is not accepted: expected at least 100ms, such as 5s"))
@@ -41,14 +41,14 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses an address and a port.
-pub(crate) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("{text:?} is not an address: expected ADDRESS:PORT or [ADDRESS]:PORT, such as 127.0.0.1:8080")
     })
 }
 
 /// Converts the value of `--for` for the record; saturates after 584 years.
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
+pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 const MAX_PER_S: f64 = 1e12;
 
 /// Parses a rate: `2000/s`, `20k/s`, `1.5M/s`; the `/s` may be left out.
-pub(crate) fn rate(text: &str) -> Result<f64, String> {
+pub fn rate(text: &str) -> Result<f64, String> {
     let rate = number(text.strip_suffix("/s").unwrap_or(text)).filter(|rate| *rate <= MAX_PER_S);
     rate.ok_or_else(|| {
         format!("{text:?} is not a rate: expected a number per second, at most 1e12, such as 2000/s or 20k/s")
@@ -64,7 +64,7 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a count: `1000000`, `1M`, `1e6`.
-pub(crate) fn count(text: &str) -> Result<u64, String> {
+pub fn count(text: &str) -> Result<u64, String> {
     let refuse =
         || format!("{text:?} is not a count: expected a whole number from 1 to 1e12, such as 50000 or 1M");
     match text.parse::<u64>() {
@@ -82,7 +82,7 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a share: above 0, up to 1.
-pub(crate) fn share(text: &str) -> Result<f64, String> {
+pub fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
         _ => Err(format!("{text:?} is not a share: expected a number above 0 and up to 1, such as 0.9")),
@@ -90,7 +90,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a percentage: `2%`, `0.5%`; above 0 and up to 100, as a share.
-pub(crate) fn percent(text: &str) -> Result<f64, String> {
+pub fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
     match number {
         Some(number) if number > 0.0 && number <= 100.0 => Ok(number / 100.0),
@@ -101,7 +101,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a whole number from 0 to `MAX`.
-pub(crate) fn from_0_to<const MAX: u32>(text: &str) -> Result<u32, String> {
+pub fn from_0_to<const MAX: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(number) if number <= MAX => Ok(number),
         _ => Err(format!("{text:?} is not accepted: expected a whole number from 0 to {MAX}")),
@@ -109,14 +109,14 @@ pub(crate) fn from_0_to<const MAX: u32>(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a whole number from 1 to `MAX`.
-pub(crate) fn up_to<const MAX: u32>(text: &str) -> Result<u32, String> {
+pub fn up_to<const MAX: u32>(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(number) if (1..=MAX).contains(&number) => Ok(number),
         _ => Err(format!("{text:?} is not accepted: expected a whole number from 1 to {MAX}")),
     }
 }
 
-pub(crate) fn seed(text: &str) -> Result<u64, String> {
+pub fn seed(text: &str) -> Result<u64, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not a seed: expected a whole number from 0 to {}", u64::MAX))
 }

@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
@@ -58,11 +57,11 @@ impl Namespaces {
                 continue;
             }
             let file = OwnedFd::from(file);
-            let read = within(file.as_fd(), || {
+            let read = netns::within(file.as_fd(), || -> io::Result<_> {
                 let cookie = netns::identity()?;
                 Ok((cookie, route::Changes::watch().ok(), read_ports()?))
             });
-            if let Ok((cookie, changes, ports)) = read {
+            if let Ok((cookie, changes, ports)) = read.flatten() {
                 // The open file keeps the namespace, and with it the inode.
                 self.seen.insert(inode, cookie);
                 self.known.insert(cookie, Namespace { file, changes, ports });
@@ -114,16 +113,16 @@ impl Namespaces {
         destinations: &[IpAddr],
     ) -> io::Result<(Vec<io::Result<Option<IpAddr>>>, Duration)> {
         let namespace = self.known.get(&cookie).ok_or(io::ErrorKind::NotFound)?;
-        within(namespace.file.as_fd(), || {
+        netns::within(namespace.file.as_fd(), || {
             let sources = destinations.iter().map(|destination| route::find_source(*destination)).collect();
-            Ok((sources, resource::thread_cpu_time()))
+            (sources, resource::thread_cpu_time())
         })
     }
 
     /// Returns the destinations of the connections that exist in a namespace.
     pub(crate) fn connected(&self, cookie: u64) -> Vec<IpAddr> {
         let Some(namespace) = self.known.get(&cookie) else { return Vec::new() };
-        let found = within(namespace.file.as_fd(), || {
+        let found = netns::within(namespace.file.as_fd(), || -> io::Result<_> {
             let mut connected = Connected::default();
             sock_diag::each_connection(|socket| {
                 connected.add(socket.local.port(), socket.remote.ip(), &namespace.ports);
@@ -131,7 +130,7 @@ impl Namespaces {
             Ok(connected.destinations())
         });
         // Without sock_diag each destination becomes known by its first connect.
-        found.unwrap_or_default()
+        found.flatten().unwrap_or_default()
     }
 
     /// Returns the cookies of the namespaces whose addresses, routes or rules have changed since the previous call.
@@ -145,7 +144,7 @@ impl Namespaces {
     pub(crate) fn reread(&mut self) -> Vec<u64> {
         let mut changed = Vec::new();
         for (cookie, namespace) in &mut self.known {
-            let Ok(ports) = within(namespace.file.as_fd(), read_ports) else { continue };
+            let Ok(ports) = netns::within(namespace.file.as_fd(), read_ports).flatten() else { continue };
             let ports = NamespacePorts { has_sources: namespace.ports.has_sources, ..ports };
             if ports != namespace.ports {
                 namespace.ports = ports;
@@ -167,8 +166,8 @@ impl Namespaces {
     /// Notes in each namespace whether all of these source addresses are local there.
     pub(crate) fn note_sources(&mut self, sources: &[IpAddr]) {
         for namespace in self.known.values_mut() {
-            let all = within(namespace.file.as_fd(), || {
-                Ok(sources.iter().all(|source| route::is_local(*source).unwrap_or(false)))
+            let all = netns::within(namespace.file.as_fd(), || {
+                sources.iter().all(|source| route::is_local(*source).unwrap_or(false))
             });
             namespace.ports.has_sources = !sources.is_empty() && all.unwrap_or(false);
         }
@@ -177,7 +176,7 @@ impl Namespaces {
 
 impl Namespace {
     fn local(&self, prefix: IpNet, limit: usize) -> Vec<IpAddr> {
-        within(self.file.as_fd(), || Ok(local_addresses(prefix, limit))).unwrap_or_default()
+        netns::within(self.file.as_fd(), || local_addresses(prefix, limit)).unwrap_or_default()
     }
 }
 
@@ -202,20 +201,6 @@ pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
         &read("net.ipv4.tcp_tw_reuse")?,
     );
     ports.ok_or_else(|| io::Error::other("net.ipv4.ip_local_port_range cannot be read"))
-}
-
-/// Runs a closure on a thread in a network namespace.
-pub(crate) fn within<T: Send>(
-    namespace: BorrowedFd<'_>,
-    run: impl FnOnce() -> io::Result<T> + Send,
-) -> io::Result<T> {
-    thread::scope(|scope| {
-        let entered = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, || {
-            netns::enter(namespace)?;
-            run()
-        })?;
-        entered.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
-    })
 }
 
 /// Returns the inode of the namespace of a path.

@@ -19,12 +19,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple_observe::trace::{Accept, Connect, Instrument, Locks, TraceError};
 use fourtuple_record::measure::Comparison;
 use fourtuple_syscalls::resource::{process_cpu_time, raise_descriptor_limit, thread_cpu_time};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option, schedule};
 use fourtuple_testing::set_sysctl;
-use fourtuple_observe::trace::{Accept, Connect, Instrument, Locks, TraceError};
 
 const TRIAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 4000;

@@ -18,13 +18,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
+use fourtuple_observe::trace::{Connect, Instrument};
 use fourtuple_record::TraceConnectResults;
 use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::resource::raise_descriptor_limit;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::set_sysctl;
-use fourtuple_observe::trace::{Connect, Instrument};
 
 const PORT: u16 = 4000;
 /// Port of the listener without an accepting thread.

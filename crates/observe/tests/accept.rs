@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::{
     AcceptPolicy, Acceptor, Connection, Endpoint, ListenError, ListenerGroupBuilder, SeatStats,
 };
+use fourtuple_observe::trace::{Accept, Outcome};
 use fourtuple_record::measure::balance;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::snapshot::{Owner, Part};
@@ -24,7 +25,6 @@ use fourtuple_syscalls::{message, option};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip, starting};
-use fourtuple_observe::trace::{Accept, Outcome};
 use traced::{count, has_missed, own_network, traced, until_none_missed};
 
 /// Time after which a test fails.

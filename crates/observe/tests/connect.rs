@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use fourtuple::dial::{DialError, Dialer, Strategy};
 use fourtuple_bpf::BpfError;
+use fourtuple_observe::trace::{Connect, Instrument, TraceError};
 use fourtuple_record::Remark;
 use fourtuple_record::snapshot::Part;
 use fourtuple_syscalls::ring::{OpenOptions, Ring};
@@ -19,7 +20,6 @@ use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, Errno};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
-use fourtuple_observe::trace::{Connect, Instrument, TraceError};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;

@@ -7,8 +7,8 @@ use std::process;
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use fourtuple_observe::trace::Connect;
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
 use traced::{own_network, traced};
 
 const PORTS: u16 = 2_000;

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
+use fourtuple_observe::trace::{Locks, Outcome, Survey};
 use fourtuple_record::TraceLocksResults;
 use fourtuple_record::snapshot::TracedLocks;
 use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
-use fourtuple_observe::trace::{Locks, Outcome, Survey};
 use traced::{elsewhere, own_network};
 
 const THREADS: u16 = 4;

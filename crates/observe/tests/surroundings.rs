@@ -11,12 +11,12 @@ use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use fourtuple_observe::trace::{Connect, Outcome};
 use fourtuple_record::TraceConnectResults;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::accept_queue::{listen_overflows, tcp_counter};
 use fourtuple_testing::{cgroup_root, in_namespace, listener, set_sysctl, skip};
-use fourtuple_observe::trace::{Connect, Outcome};
 use traced::{elsewhere, own_network, to, traced, tuple, until_none_missed};
 
 /// Time after which a test fails.

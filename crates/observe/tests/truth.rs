@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{self, Command};
 use std::thread;
 
+use fourtuple_observe::trace::{Connect, Outcome};
 use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
-use fourtuple_observe::trace::{Connect, Outcome};
 use traced::{count, to, traced, until_none_missed};
 
 fn dial(destination: SocketAddr) -> OwnedFd {

@@ -6,10 +6,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use fourtuple_observe::trace::{Connect, Protocol};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
-use fourtuple_observe::trace::{Connect, Protocol};
 use traced::{count, elsewhere, own_network, to, traced, tuple, until_none_missed};
 
 const PORTS: u64 = 600;

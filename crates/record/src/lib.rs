@@ -1,4 +1,4 @@
-//! The versioned records of all `fourtuple` commands.
+//! The versioned records of all `fourtuple` commands, and the statistics in them ([`measure`]).
 //!
 //! A record is one JSON object with the settings, the host, remarks on validity and the results of one run. This
 //! crate only defines the fields, and measures nothing: later versions of `fourtuple report` and other programs can
@@ -25,6 +25,7 @@ mod host;
 mod lab;
 mod lab_locks;
 mod load;
+pub mod measure;
 mod plan;
 mod planes;
 mod ports;

@@ -1,5 +1,5 @@
 //! Renders records: [`terminal::render`] as text, [`html::page`] as one self-contained HTML file. [`flame::graph`]
-//! draws stacks, which are not part of a record.
+//! draws stacks, which are not part of a record. [`exposition`] has metrics, and the endpoint that serves them.
 //!
 //! A record becomes a document of blocks (headings, tables, charts, ...), with one file per record in `records`. The
 //! two renderers show blocks and know no record. Everything is a pure function of the records. The crate neither
@@ -12,6 +12,8 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
+#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "the endpoint listens")]
+pub mod exposition;
 pub mod flame;
 pub mod html;
 pub mod terminal;

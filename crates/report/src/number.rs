@@ -4,8 +4,8 @@
 
 use std::cmp::Ordering;
 
-pub(crate) use fourtuple_record::measure::words::grouped as count;
 pub use fourtuple_record::format_duration as duration;
+pub(crate) use fourtuple_record::measure::words::grouped as count;
 use fourtuple_record::three_digits;
 
 /// The text of a value that was not measured.

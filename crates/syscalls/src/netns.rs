@@ -51,6 +51,21 @@ pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
+/// Runs a closure on a thread in an existing network namespace, so that the calling thread stays where it is.
+///
+/// # Errors
+///
+/// As [`enter`]; EAGAIN if no thread can be created.
+pub fn within<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let entered = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, || {
+            enter(namespace)?;
+            Ok(work())
+        })?;
+        entered.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+    })
+}
+
 /// Returns whether a file is the calling thread's network namespace.
 fn is_current(namespace: BorrowedFd<'_>) -> io::Result<bool> {
     let identity = |file: File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));

@@ -198,8 +198,13 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let mut found = manifests(root).unwrap();
         found.sort();
-        let expected =
-            ["Cargo.toml", "bindings/c/Cargo.toml", "bindings/python/Cargo.toml", "contrib/adoption/Cargo.toml", "fuzz/Cargo.toml"];
+        let expected = [
+            "Cargo.toml",
+            "bindings/c/Cargo.toml",
+            "bindings/python/Cargo.toml",
+            "contrib/adoption/Cargo.toml",
+            "fuzz/Cargo.toml",
+        ];
         assert_eq!(found, expected.map(|manifest| root.join(manifest)));
     }
 

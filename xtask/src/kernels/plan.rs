@@ -16,7 +16,8 @@ pub(crate) fn is_wanted(package: &str, name: &str) -> bool {
 
 /// Tests of these packages that make no system calls (emulation would only make them slow), or that read files or run programs
 /// that are not in the guest.
-const TESTS_FOR_THE_HOST: &[&str] = &["example_programs", "fourtuple-unit", "fourtuple_observe-unit", "rules"];
+const TESTS_FOR_THE_HOST: &[&str] =
+    &["example_programs", "fourtuple-unit", "fourtuple_observe-unit", "rules"];
 
 /// Tests of these packages that need processors of real speed: contended locks, samples of a clock, thousands of connects.
 /// They run on the machine's own kernel.

@@ -1,4 +1,4 @@
-//! The binary of the packages: its build, its debug symbols and its checks.
+//! The programs of the packages: their build, debug symbols and checks.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,6 +12,9 @@ use crate::workspace::cargo;
 
 pub(super) const NAME: &str = "fourtuple";
 
+/// The program of `fourtuple fleet` and `fourtuple agent`.
+pub(super) const FLEET: &str = "fourtuple-fleet";
+
 /// The profile of Cargo.toml.
 const PROFILE: &str = "dist";
 
@@ -20,13 +23,14 @@ const SOURCES: &str = "/usr/src/fourtuple";
 /// Replaces the directory of the registry's crates.
 const CRATES: &str = "/usr/src/cargo";
 
-/// Greatest permitted size of the stripped binary, in bytes.
+/// Maximum size of a stripped program, in bytes.
 const MAX_BYTES: u64 = 15 << 20;
 
 /// The libraries of the C library and the unwinder, which every Debian has.
 const LIBRARIES: &[&str] = &["ld-linux", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
 pub(super) struct Binary {
+    pub(super) name: &'static str,
     pub(super) stripped: PathBuf,
     pub(super) symbols: PathBuf,
     /// Build ID in hexadecimal digits.
@@ -41,10 +45,18 @@ pub(super) struct Binary {
 }
 
 impl Release {
-    /// Builds the binary, separates its debug symbols, and checks it.
-    pub(super) fn binary(&self) -> Result<Binary> {
-        let built = self.build(&["--package", "fourtuple-cli", "--bin", NAME, "--features", "fleet"])?;
-        self.separate(&built.join(NAME), &self.prefixes(&self.build_target())?)
+    /// Builds the programs, the command first, separates their debug symbols, and checks them.
+    pub(super) fn binaries(&self) -> Result<[Binary; 2]> {
+        let built = self.build(&["--package", "fourtuple-cli", "--bin", NAME])?;
+        self.build(&["--manifest-path", "fleet/Cargo.toml", "--bin", FLEET])?;
+        let prefixes = self.prefixes(&self.build_target())?;
+        let mut command = self.separate(NAME, &built, &prefixes)?;
+        let fleet = self.separate(FLEET, &built, &prefixes)?;
+        if Command::new(&command.stripped).args(["fleet", "up", "--help"]).output()?.status.code() != Some(0)
+        {
+            command.faults.push(format!("{NAME} does not run {FLEET}, which is beside it"));
+        }
+        Ok([command, fleet])
     }
 
     /// Builds targets with the profile of releases. Returns the directory of the output.
@@ -88,9 +100,10 @@ impl Release {
         Ok(prefixes)
     }
 
-    fn separate(&self, built: &Path, prefixes: &[(PathBuf, &str)]) -> Result<Binary> {
-        let stripped = self.stage.join(NAME);
-        let symbols = self.stage.join("fourtuple.debug");
+    fn separate(&self, name: &'static str, built: &Path, prefixes: &[(PathBuf, &str)]) -> Result<Binary> {
+        let built = &built.join(name);
+        let stripped = self.stage.join(name);
+        let symbols = self.stage.join(format!("{name}.debug"));
         call(
             Command::new("objcopy")
                 .args(["--only-keep-debug", "--compress-debug-sections"])
@@ -101,14 +114,14 @@ impl Release {
         let libraries = needed(&text(Command::new("readelf").arg("-d").arg(&stripped))?);
         let glibc = newest(&text(Command::new("objdump").arg("-T").arg(&stripped))?);
         let notes = text(Command::new("readelf").arg("-n").arg(&stripped))?;
-        let build_id = notes.split("Build ID: ").nth(1).context("the binary has no build ID")?;
+        let build_id = notes.split("Build ID: ").nth(1).context("a program has no build ID")?;
         let mut faults = Vec::new();
         if size > MAX_BYTES {
-            faults.push(format!("the stripped binary has {size} bytes, more than {MAX_BYTES}"));
+            faults.push(format!("{name}, stripped, has {size} bytes, more than {MAX_BYTES}"));
         }
         for library in &libraries {
             if !LIBRARIES.iter().any(|known| library.starts_with(known)) {
-                faults.push(format!("the binary needs {library}, which is not of the C library"));
+                faults.push(format!("{name} needs {library}, which is not of the C library"));
             }
         }
         let contents = fs::read(built).with_context(|| format!("read {}", built.display()))?;
@@ -116,16 +129,12 @@ impl Release {
         for path in prefixes.iter().map(|(path, _)| path.clone()).chain(homes) {
             let count = occurrences(&contents, path.join("").as_os_str().as_encoded_bytes());
             if count > 0 {
-                faults.push(format!("the binary has {count} paths below {}", path.display()));
+                faults.push(format!("{name} has {count} paths below {}", path.display()));
             }
         }
-        // Exit code 4: the build has no feature `fleet`.
-        if Command::new(&stripped).args(["fleet", "up", "--help"]).output()?.status.code() != Some(0) {
-            faults.push("the binary has no `fourtuple fleet`".to_owned());
-        }
         let build_id = build_id.trim().to_owned();
-        let glibc = glibc.context("the binary has no symbol of glibc")?;
-        Ok(Binary { stripped, symbols, build_id, size, libraries, glibc, faults })
+        let glibc = glibc.context("a program has no symbol of glibc")?;
+        Ok(Binary { name, stripped, symbols, build_id, size, libraries, glibc, faults })
     }
 }
 
@@ -155,9 +164,12 @@ fn needed(dynamic: &str) -> Vec<String> {
 fn newest(symbols: &str) -> Option<String> {
     let versions = symbols.split("GLIBC_").skip(1);
     let versions = versions.map(|text| text.split([')', ' ', '\n']).next().unwrap_or_default());
-    let key =
-        |version: &&str| version.split('.').map(|part| part.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
-    versions.max_by_key(key).map(str::to_owned)
+    versions.max_by_key(|version| parts(version)).map(str::to_owned)
+}
+
+/// Returns the numbers of a version, in the order in which versions compare.
+pub(super) fn parts(version: &str) -> Vec<u32> {
+    version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
 
 /// Counts a sequence of bytes.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::release::binary::{Binary, NAME};
+use crate::release::binary::{Binary, NAME, parts};
 use crate::release::{Release, call, files, set_mode, write};
 
 const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
@@ -36,16 +36,18 @@ const SOURCES: &[(&str, &str)] = &[
 
 impl Release {
     /// Writes the packages, the archive and the SBOM.
-    pub(super) fn packages(&self, binary: &Binary, sbom: &str) -> Result<()> {
+    pub(super) fn packages(&self, binaries: &[Binary], sbom: &str) -> Result<()> {
         let tree = self.stage.join("deb/usr");
-        self.install(binary, sbom, &tree)?;
+        self.install(binaries, sbom, &tree)?;
         let architecture = match self.architecture() {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
             other => bail!("Debian has no name for the architecture {other} in this table"),
         };
-        let mut depends = format!("libc6 (>= {})", binary.glibc);
-        if binary.libraries.iter().any(|library| library.starts_with("libgcc_s")) {
+        let newest = binaries.iter().max_by_key(|binary| parts(&binary.glibc)).context("no program")?;
+        let mut depends = format!("libc6 (>= {})", newest.glibc);
+        if binaries.iter().flat_map(|binary| &binary.libraries).any(|library| library.starts_with("libgcc_s"))
+        {
             depends.push_str(", libgcc-s1");
         }
         let control =
@@ -57,13 +59,17 @@ impl Release {
         }
         self.deb("deb", NAME, architecture, &control)?;
 
-        let (directory, file) = binary.build_id.split_at(2);
-        let symbols = format!("dbgsym/usr/lib/debug/.build-id/{directory}/{file}.debug");
-        let contents = fs::read(&binary.symbols).context("read the debug symbols")?;
-        write(&self.stage.join(symbols), contents)?;
+        for binary in binaries {
+            let (directory, file) = binary.build_id.split_at(2);
+            let symbols = format!("dbgsym/usr/lib/debug/.build-id/{directory}/{file}.debug");
+            let contents = fs::read(&binary.symbols).context("read the debug symbols")?;
+            write(&self.stage.join(symbols), contents)?;
+        }
+        let build_ids: Vec<&str> = binaries.iter().map(|binary| &*binary.build_id).collect();
         let control = format!(
             "Section: debug\nPriority: optional\nDepends: {NAME} (= {})\nBuild-Ids: {}\nDescription: {SYMBOLS}\n",
-            self.version, binary.build_id
+            self.version,
+            build_ids.join(" ")
         );
         self.deb("dbgsym", "fourtuple-dbgsym", architecture, &control)?;
         self.archive(&tree, NAME)?;
@@ -71,10 +77,12 @@ impl Release {
     }
 
     /// Copies every file of the package below `tree`.
-    fn install(&self, binary: &Binary, sbom: &str, tree: &Path) -> Result<()> {
-        let program = tree.join("bin").join(NAME);
-        write(&program, fs::read(&binary.stripped).context("read the binary")?)?;
-        set_mode(&program, 0o755)?;
+    fn install(&self, binaries: &[Binary], sbom: &str, tree: &Path) -> Result<()> {
+        for binary in binaries {
+            let program = tree.join("bin").join(binary.name);
+            write(&program, fs::read(&binary.stripped).context("read a program")?)?;
+            set_mode(&program, 0o755)?;
+        }
         let manual = self.stage.join("manual");
         for page in files(&manual.join("man1"))? {
             let name = page.file_name().unwrap_or_default();

@@ -50,28 +50,26 @@ pub(crate) fn run() -> Result<bool> {
         faults.push(format!("{GO_VERSION} has another Version than Cargo.toml, {}", release.version));
     }
     faults.extend(release.python_version()?);
-    let binary = release.binary()?;
-    faults.extend(binary.faults.iter().cloned());
+    let binaries = release.binaries()?;
+    faults.extend(binaries.iter().flat_map(|binary| binary.faults.clone()));
     release.manual()?;
     faults.extend(missing_pages(&release.stage.join("manual/man1"))?);
     let sbom = release.sbom()?;
-    release.packages(&binary, &sbom)?;
+    release.packages(&binaries, &sbom)?;
     faults.extend(release.c_library()?);
     release.python_package()?;
     release.sums()?;
     for path in files(&release.artifacts)? {
         println!("{:>10} bytes  {}", fs::metadata(&path)?.len(), path.display());
     }
-    println!(
-        "release: {} {}, {} bytes stripped, needs {} and GLIBC_{}; {} faults, {} s",
-        binary::NAME,
-        release.version,
-        binary.size,
-        binary.libraries.join(", "),
-        binary.glibc,
-        faults.len(),
-        began.elapsed().as_secs()
-    );
+    for binary in &binaries {
+        let libraries = binary.libraries.join(", ");
+        println!(
+            "{}: {} bytes stripped, needs {libraries} and GLIBC_{}",
+            binary.name, binary.size, binary.glibc
+        );
+    }
+    println!("release {}: {} faults, {} s", release.version, faults.len(), began.elapsed().as_secs());
     faults.iter().for_each(|fault| eprintln!("release: {fault}"));
     Ok(faults.is_empty())
 }
@@ -99,14 +97,23 @@ impl Release {
         Ok(Release { workspace, version, epoch, stage, artifacts })
     }
 
-    /// Writes man pages and completions into `manual`, with a development build of the command that has the feature `manual`.
+    /// Writes man pages and completions into `manual`, with a development build of `fourtuple-fleet` that has the feature `manual`.
     fn manual(&self) -> Result<()> {
         let mut build = cargo();
         build.current_dir(&self.workspace.root);
-        build.args(["build", "--locked", "--quiet", "--package", "fourtuple-cli", "--bin", binary::NAME]);
-        build.args(["--features", "manual,fleet", "--target-dir"]).arg(&self.workspace.target);
+        let target = self.workspace.target.join("fleet");
+        build.args([
+            "build",
+            "--locked",
+            "--quiet",
+            "--manifest-path",
+            "fleet/Cargo.toml",
+            "--bin",
+            binary::FLEET,
+        ]);
+        build.args(["--features", "manual", "--target-dir"]).arg(&target);
         call(&mut build)?;
-        let program = self.workspace.target.join("debug").join(binary::NAME);
+        let program = target.join("debug").join(binary::FLEET);
         call(Command::new(program).arg("manual").arg(self.stage.join("manual")))
     }
 

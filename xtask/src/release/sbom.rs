@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use crate::release::Release;
 use crate::workspace::cargo;
 
-/// The package of the binary.
-const ROOT: &str = "fourtuple-cli";
+/// The package whose crates are those of both programs: it has the command as a library.
+const ROOT: &str = "fourtuple-fleet";
 
 impl Release {
     /// Returns the SBOM as JSON.
     pub(super) fn sbom(&self) -> Result<String> {
         let target = format!("{}-unknown-linux-gnu", self.architecture());
         let mut metadata = cargo();
-        metadata.current_dir(&self.workspace.root);
+        metadata.current_dir(self.workspace.root.join("fleet"));
         metadata.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &target]);
         let output = metadata.output().context("start cargo metadata")?;
         ensure!(
@@ -27,7 +27,7 @@ impl Release {
         );
         let metadata: Value =
             serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")?;
-        let lock = self.workspace.root.join("Cargo.lock");
+        let lock = self.workspace.root.join("fleet/Cargo.lock");
         let lock: toml::Table = toml::from_str(&fs::read_to_string(lock).context("read Cargo.lock")?)
             .context("read Cargo.lock")?;
         let sbom = document(&metadata, &checksums(&lock), &self.version)?;

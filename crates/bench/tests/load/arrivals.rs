@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use fourtuple_bench::load::{Arrival, Coordination, Interval, Load};
-use fourtuple_record::measure::Histogram;
-use fourtuple_record::Remark;
 use fourtuple_bench::serve::{Protocol, Service, Shape, Stall};
+use fourtuple_record::Remark;
+use fourtuple_record::measure::Histogram;
 use fourtuple_testing::in_namespace;
 
 use crate::run::{ENGINES, RunOutcome, SMALL, SMALL_SERVED, get, load, preflight, run, serve, stop};

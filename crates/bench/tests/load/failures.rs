@@ -13,8 +13,8 @@ use crate::run::{
     run, serve, stop, until,
 };
 use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Workload};
-use fourtuple_record::LoadStatus;
 use fourtuple_bench::serve::Protocol;
+use fourtuple_record::LoadStatus;
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::{Errno, option, socket};
 use fourtuple_testing::{in_namespace, listener, print, set_sysctl};
@@ -486,7 +486,8 @@ fn open_connections_continue_without_free_ports() {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
             let mut server = run::serve_at(Protocol::Http { body: 1 }, listen.into());
             // All connections open at once, and their number exceeds the number of ports.
-            server.stall = Some(fourtuple_bench::serve::Stall { at: Duration::ZERO, length: 600 * MILLISECOND });
+            server.stall =
+                Some(fourtuple_bench::serve::Stall { at: Duration::ZERO, length: 600 * MILLISECOND });
             let running = server.start().unwrap();
             let target = format!("http://{listen}/");
             let mut load = load(engine, &target, get(&target));

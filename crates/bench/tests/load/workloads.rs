@@ -9,8 +9,8 @@ use crate::run::{
 };
 use fourtuple::dial::Strategy;
 use fourtuple_bench::load::{Close, EngineChoice, Load, LoadError, Prepared, Workload};
-use fourtuple_record::LoadResults;
 use fourtuple_bench::serve::{Close as ServerCloses, Protocol};
+use fourtuple_record::LoadResults;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_testing::{in_namespace, set_sysctl};
 

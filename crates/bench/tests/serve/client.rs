@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use fourtuple::listen::AcceptPolicy;
-use fourtuple_record::{ServeResults, ServeWorker};
 use fourtuple_bench::serve::{Protocol, Running, Serve};
+use fourtuple_record::{ServeResults, ServeWorker};
 
 /// The deadline only makes a failing test end.
 const DEADLINE: Duration = Duration::from_secs(60);

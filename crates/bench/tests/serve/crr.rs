@@ -1,6 +1,5 @@
 //! Connect, request, response: responses, the side that closes, and counts.
 
-
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 

@@ -1,6 +1,5 @@
 //! Tests of HTTP over sockets: persistent connections, refused requests, pipelining.
 
-
 use std::io::{Read, Write};
 
 use crate::client::{connect, errors, exchange, in_every_way, serve, sum, to_the_end};

@@ -1,6 +1,5 @@
 //! Tests of UDP, sink, service times, CPU affinity, idle limits and namespaces.
 
-
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};

@@ -27,7 +27,7 @@ use crate::{exit, input, stop, units};
 /// refuses a run that would measure a lack of them (exit code 3), except with --anyway. Remarks on the result name limits
 /// that the run reached.
 #[derive(Debug, Args)]
-pub(crate) struct LoadFlags {
+pub struct LoadFlags {
     /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
     target: Target,
     /// Addresses of the target's host, instead of the resolver's
@@ -120,7 +120,7 @@ pub(crate) struct LoadFlags {
     #[arg(long, value_name = "FILE")]
     hdr: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub output: Output,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -235,8 +235,7 @@ impl LoadFlags {
     }
 
     /// Returns the run that `fleet load` splits over workers. Without `--connections` each worker has the default number.
-    #[cfg(feature = "fleet")]
-    pub(crate) fn for_workers(&self, workers: u32) -> anyhow::Result<Load> {
+    pub fn for_workers(&self, workers: u32) -> anyhow::Result<Load> {
         let mut load = self.load()?;
         load.check()?;
         if self.connections.is_none() {
@@ -246,18 +245,15 @@ impl LoadFlags {
     }
 
     /// Returns the text of `--source`.
-    #[cfg(feature = "fleet")]
-    pub(crate) fn sources(&self) -> Option<&str> {
+    pub fn sources(&self) -> Option<&str> {
         self.source.as_deref()
     }
 
-    #[cfg(feature = "fleet")]
-    pub(crate) fn anyway(&self) -> bool {
+    pub fn anyway(&self) -> bool {
         self.anyway
     }
 
-    #[cfg(feature = "fleet")]
-    pub(crate) fn hdr(&self) -> Option<&std::path::Path> {
+    pub fn hdr(&self) -> Option<&std::path::Path> {
         self.hdr.as_deref()
     }
 

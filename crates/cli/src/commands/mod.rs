@@ -1,6 +1,5 @@
-//! The subcommands, a module each.
+//! The subcommands, a module each; `fleet` has `agent` too.
 
-pub(crate) mod agent;
 pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod explain;

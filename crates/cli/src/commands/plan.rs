@@ -9,9 +9,9 @@ use fourtuple::ports::{
     self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, TIME_WAIT, WindowSearch,
 };
 use fourtuple_bench::lab::Watch;
-use fourtuple_record::measure::words::counted;
 use fourtuple_observe::plan;
 use fourtuple_record::Saved;
+use fourtuple_record::measure::words::counted;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
@@ -158,7 +158,9 @@ impl Plan {
 
     fn strategy(&self, search: WindowSearch, absent: bool) -> Strategy {
         match self.strategy {
-            Strategy::RandomWindow { width, .. } if self.windows => fourtuple_bench::lab::ports::as_published(width),
+            Strategy::RandomWindow { width, .. } if self.windows => {
+                fourtuple_bench::lab::ports::as_published(width)
+            }
             wanted => plan::strategy(wanted, search, absent),
         }
     }
@@ -219,7 +221,8 @@ impl Plan {
         let bars = Bars::new(self.output.quiet);
         let watch = Watch { stop: &stop, progress: &bars };
         let has_option = found != Some(LocalPortRange::Absent);
-        let costs = fourtuple_bench::lab::calibrate(range, strategy, has_option, &watch).context(CALIBRATION)?;
+        let costs =
+            fourtuple_bench::lab::calibrate(range, strategy, has_option, &watch).context(CALIBRATION)?;
         // From here on there is no partial result to keep, so the next SIGINT ends the process at once.
         stop.store(true, Ordering::Relaxed);
         Ok(costs)

@@ -7,8 +7,8 @@ use anyhow::Context;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
-use fourtuple_record::{Saved, ServeSettings};
 use fourtuple_bench::serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
+use fourtuple_record::{Saved, ServeSettings};
 use fourtuple_syscalls::{Endpoint, resource};
 use time::OffsetDateTime;
 
@@ -27,7 +27,7 @@ const MAX_BYTES: u32 = 64 << 20;
 /// Ends with Ctrl-C, SIGTERM or --for. When the server is ready, a line on stderr reports its address, with the real port for
 /// port 0.
 #[derive(Debug, Args)]
-pub(crate) struct ServeFlags {
+pub struct ServeFlags {
     #[arg(value_parser = protocol(), help = protocol_help())]
     protocol: Protocol,
     /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
@@ -152,8 +152,7 @@ impl ServeFlags {
     }
 
     /// Returns the settings of the server that `fleet serve` starts on each host.
-    #[cfg(feature = "fleet")]
-    pub(crate) fn for_hosts(&self) -> anyhow::Result<ServeSettings> {
+    pub fn for_hosts(&self) -> anyhow::Result<ServeSettings> {
         let serve = self.serve()?;
         serve.check()?;
         if matches!(self.listen, Endpoint::Unix(_)) {

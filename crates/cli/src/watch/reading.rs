@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
 use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
-use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

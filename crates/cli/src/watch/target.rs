@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use anyhow::Context;
 use clap::Args;
@@ -125,28 +124,16 @@ impl Namespace {
         self.within(can_be_set).unwrap_or(true)
     }
 
-    /// Runs `work` on a thread in the namespace.
+    /// Runs `work` in the namespace: on a thread, if it is another one.
     pub(crate) fn within<T: Send>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<T> {
-        let file = self.file.as_ref().map(AsFd::as_fd);
-        thread::scope(|scope| {
-            let enter = move |file: Option<BorrowedFd<'_>>| {
-                match file {
-                Some(file) => netns::enter(file).context(
-                    "cannot enter the network namespace; this needs CAP_SYS_ADMIN in the user namespace that owns it",
-                ),
-                None => Ok(()),
-            }
-            };
-            let thread = thread::Builder::new().name("namespace".to_owned()).spawn_scoped(scope, move || {
-                enter(file)?;
-                work()
-            });
-            let thread = thread.context("cannot start the thread that examines the network namespace")?;
-            thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
-        })
+        let Some(file) = &self.file else { return work() };
+        let done = netns::within(file.as_fd(), work);
+        done.context(
+            "cannot enter the network namespace; this needs CAP_SYS_ADMIN in the user namespace that owns it",
+        )?
     }
 }
 

@@ -18,8 +18,6 @@ mod fix_accept_peers;
 mod fix_clients;
 mod fix_namespaces;
 mod fix_print;
-mod fleet;
-mod fleet_security;
 mod forward;
 mod interrupt;
 mod json;

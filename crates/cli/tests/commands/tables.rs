@@ -7,12 +7,12 @@ use std::path::Path;
 use crate::program::{fourtuple, run};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple::spread::Selector;
-use fourtuple_fix::print::Program;
-use fourtuple_forward::PlaneKind;
 use fourtuple_bench::lab::time_wait::Remedy;
 use fourtuple_bench::load::Workload;
-use fourtuple_record::SCHEMA_JSON;
 use fourtuple_bench::serve::Protocol;
+use fourtuple_fix::print::Program;
+use fourtuple_forward::PlaneKind;
+use fourtuple_record::SCHEMA_JSON;
 use serde_json::Value;
 
 fn texts<'a>(list: &'a Value, pointer: &str) -> BTreeSet<&'a str> {

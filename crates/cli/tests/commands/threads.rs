@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::program::{Ended, fleet, fourtuple, is_root, require_valid, run};
+use crate::program::{Ended, fourtuple, is_root, require_valid, run};
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, option};
@@ -54,11 +54,6 @@ fn without_threads_commands_end_with_one_line() {
         "export --listen 127.0.0.1:0",
         "run --quiet --via preload -- true",
         "run --quiet --via supervise -- true",
-        "agent --nats nats://localhost:1",
-        "fleet agents --nats nats://localhost:1",
-        "fleet doctor --quiet --nats nats://localhost:1",
-        "fleet load --nats nats://localhost:1 --workers 1 -- load tcp://127.0.0.1:9",
-        "fleet serve --nats nats://localhost:1 -- serve crr --listen 127.0.0.1:0 --for 1s",
     ];
     let quiet = others.iter().chain(&LABS).map(|line| format!("{line} --quiet"));
     for line in quiet.chain(with_own_flags.map(str::to_owned)) {
@@ -67,15 +62,6 @@ fn without_threads_commands_end_with_one_line() {
     let mut compare = without_threads("compare --for 1s --");
     compare.args([LABS[0], LABS[0]]);
     is_refused("compare", &run(&mut compare));
-}
-
-/// `fleet up` starts nats-server first.
-#[test]
-fn without_processes_no_fleet_begins() {
-    if fleet::nats_server("threads::without_processes_no_fleet_begins").is_some() {
-        let line = "fleet up --local 1 --listen 127.0.0.1:0";
-        is_refused(line, &run(&mut without_threads(line)));
-    }
 }
 
 /// A guard process would remove the selector if the command were killed.

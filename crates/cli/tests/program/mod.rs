@@ -5,7 +5,6 @@ pub(crate) mod backend;
 pub(crate) mod cgroup;
 pub(crate) mod clients;
 pub(crate) mod fixing;
-pub(crate) mod fleet;
 pub(crate) mod forwarder;
 pub(crate) mod limited;
 pub(crate) mod server;

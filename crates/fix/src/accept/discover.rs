@@ -6,12 +6,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
+use fourtuple_syscalls::netns;
 use fourtuple_syscalls::sock_diag::{self, Member};
 use fourtuple_syscalls::socket::Transport;
 
 use crate::accept::group::Handle;
 use crate::accept::{AcceptError, AcceptTarget};
-use crate::namespaces::within;
 use crate::target::{processes, tree};
 
 /// The addresses of a server in a network namespace.
@@ -71,7 +71,7 @@ impl Scope {
 
     fn within<T: Send>(&self, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         match &self.namespace {
-            Some(namespace) => within(namespace.as_fd(), run),
+            Some(namespace) => netns::within(namespace.as_fd(), run)?,
             None => run(),
         }
     }

@@ -1,7 +1,7 @@
 //! The connections of each worker of a service.
 
-use fourtuple_record::measure::balance::jain;
 use fourtuple_record::Severity;
+use fourtuple_record::measure::balance::jain;
 use fourtuple_record::snapshot::{Listener, Owner, Service, Snapshot, UnixListener};
 
 use crate::doctor::accepting::{groups, process_of};

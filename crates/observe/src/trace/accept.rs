@@ -7,11 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::host::snapshot::counter_totals;
 use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
-use crate::host::snapshot::counter_totals;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::measure::{LogLinear, balance};
 use fourtuple_record::snapshot::Part;
@@ -24,7 +24,7 @@ use crate::trace::error::TraceError;
 use crate::trace::failed::{FailedSession, account};
 use crate::trace::instrument::{Folded, Instrument, Outcome, Session};
 use crate::trace::losses::{Judgement, Losses, MISSED};
-use crate::trace::times::{distribution, times};
+use crate::trace::times::{distribution, merged, times};
 use crate::trace::unix_queues::UnixQueues;
 
 /// A trace of TCP connections from the handshake until accept() returns them: the wait in the accept queue, by listener and
@@ -124,15 +124,6 @@ impl Drops {
             ..self
         }
     }
-}
-
-/// The accepts from a listener, for a snapshot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Accepts {
-    /// Inode of the network namespace.
-    pub(crate) namespace: u32,
-    pub(crate) accepts: u64,
-    pub(crate) wait_p99_ns: Option<u64>,
 }
 
 /// Counters read from the kernel.
@@ -271,8 +262,8 @@ impl AcceptSession {
         Ok(times(&self.wait.totals().map_err(TraceError::Accept)?.wait))
     }
 
-    /// Returns the accepts since the previous window, by listener.
-    pub(crate) fn window(&mut self) -> Result<Vec<Accepts>, TraceError> {
+    /// Returns the waits of the accepts of a network namespace since the previous window. `None`: there was none.
+    pub(crate) fn window(&mut self, namespace: u32) -> Result<Option<LogLinear>, TraceError> {
         self.wait.look().map_err(TraceError::Accept)?;
         let listeners = self.wait.listeners().map_err(TraceError::Accept)?;
         let mut window = Vec::new();
@@ -280,13 +271,13 @@ impl AcceptSession {
         for (cookie, listener) in listeners {
             let waits = times(&listener.wait);
             let since = self.earlier.get(&cookie).map_or_else(|| waits.clone(), |before| waits.since(before));
-            let accepts = since.count();
-            let wait_p99_ns = (accepts > 0).then(|| since.quantile(0.99));
-            window.push(Accepts { namespace: listener.network, accepts, wait_p99_ns });
+            if listener.network == namespace && since.count() > 0 {
+                window.push(since);
+            }
             now.insert(cookie, waits);
         }
         self.earlier = now;
-        Ok(window)
+        Ok(merged(window))
     }
 
     /// Returns whether accepts were not counted, because the table of listeners is full.

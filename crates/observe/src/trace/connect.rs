@@ -5,15 +5,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::host::cgroup;
 use fourtuple_bpf::connect_search::{ConnectFilter, Event, Totals, Tuple, UDP_TIER};
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::{ConnectSearch, Tier};
-use crate::host::cgroup;
 use fourtuple_record::measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 
 use crate::trace::compat;
-use crate::trace::connect_results::{all_searches, results, rows, tuple_result};
+use crate::trace::connect_results::{all_searches, by_parity, results, rows, tuple_result};
 use crate::trace::ended::is_alive;
 use crate::trace::error::TraceError;
 use crate::trace::failed::{FailedSession, account, correct};
@@ -23,6 +23,7 @@ use crate::trace::instrument::{Folded, Instrument, Outcome, Session};
 use crate::trace::losses::{Judgement, Losses, MISSED};
 use crate::trace::reservoir::Reservoir;
 use crate::trace::tier::{self, Attached};
+use crate::trace::times::merged;
 
 /// Samples per second, and as many searches of `OUTLIER` or longer. The ring holds 30,000, and each poll drains it.
 const SAMPLES_PER_S: u32 = 500;
@@ -198,8 +199,12 @@ impl ConnectSession {
         Ok(all_searches(&self.search.totals()?))
     }
 
-    /// Returns the calls since the previous window, by process and destination, without the ports in use.
-    pub(crate) fn window(&mut self) -> Result<Vec<TraceTuple>, TraceError> {
+    /// Returns the calls of a network namespace since the previous window: by process and destination, without the ports in use, and the
+    /// times of all searches together, which the percentiles of single pairs do not give. `None`: there was no search.
+    pub(crate) fn window(
+        &mut self,
+        namespace: u32,
+    ) -> Result<(Vec<TraceTuple>, Option<LogLinear>), TraceError> {
         let tuples = self.search.tuples()?;
         // The kernel adds tuples and removes none.
         let earlier = self.earlier.iter().map(Some).chain(std::iter::repeat(None));
@@ -208,11 +213,14 @@ impl ConnectSession {
         // Tuples of earlier windows stay in the table.
         let has_calls =
             |tuple: &Tuple| tuple.searches().iter().sum::<u64>() + tuple.given_port + tuple.failed > 0;
-        let since: Vec<Tuple> = since.filter(has_calls).collect();
+        let is_here = |tuple: &Tuple| tuple.namespace == namespace && has_calls(tuple);
+        let since: Vec<Tuple> = since.filter(is_here).collect();
         let (rows, _) = rows(&since, is_alive);
         let window = rows.iter().map(|row| tuple_result(row, None)).collect();
+        let searches = since.iter().flat_map(|tuple| <[LogLinear; 2]>::from(by_parity(tuple)));
+        let searches = merged(searches.filter(|times| times.count() > 0));
         self.earlier = tuples;
-        Ok(window)
+        Ok((window, searches))
     }
 
     /// Returns whether calls were not counted, because the table of processes and destinations is full.

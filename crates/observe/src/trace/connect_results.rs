@@ -134,14 +134,19 @@ fn question(tuple: &Tuple) -> Question {
     }
 }
 
-pub(crate) fn tuple_result(row: &Row, fill: Option<Fill>) -> TraceTuple {
-    let tuple = &row.tuple;
-    let by_parity = |odd: usize| {
+/// Returns the times of the searches that found an even and an odd port.
+pub(crate) fn by_parity(tuple: &Tuple) -> (LogLinear, LogLinear) {
+    let of = |odd: usize| {
         let counts = tuple.buckets[odd].iter().map(|&number| u64::from(number)).collect();
         // The kernel keeps no maximum for a pair; u64::MAX leaves the end of the last bucket as the bound.
         LogLinear::new(COARSE_BITS, counts, tuple.search_ns[odd], u64::MAX)
     };
-    let (even, odd) = (by_parity(0), by_parity(1));
+    (of(0), of(1))
+}
+
+pub(crate) fn tuple_result(row: &Row, fill: Option<Fill>) -> TraceTuple {
+    let tuple = &row.tuple;
+    let (even, odd) = by_parity(tuple);
     let mut all = even.clone();
     all.merge(&odd);
     let median = |times: &LogLinear| (times.count() > 0).then(|| times.quantile(0.5));

@@ -6,7 +6,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::thread;
 
 use fourtuple_record::snapshot::EphemeralPorts;
 use fourtuple_syscalls::errno_name;
@@ -57,23 +56,17 @@ pub(crate) fn count(questions: &[Question]) -> Answers {
         else {
             continue;
         };
-        // A separate thread, because it stays in the namespace.
-        let found = thread::scope(|scope| {
-            let look = || -> io::Result<Vec<io::Result<Fill>>> {
-                netns::enter(file.as_fd())?;
-                let ports = read_ports()?;
-                Ok(indices.iter().map(|&index| in_use(&ports, questions[index].destination)).collect())
-            };
-            thread::Builder::new().spawn_scoped(scope, look).map(thread::ScopedJoinHandle::join)
+        let found = netns::within(file.as_fd(), || -> io::Result<Vec<io::Result<Fill>>> {
+            let ports = read_ports()?;
+            Ok(indices.iter().map(|&index| in_use(&ports, questions[index].destination)).collect())
         });
-        let found = match found {
-            Ok(found) => found,
+        let fills = match found.flatten() {
+            Ok(fills) => fills,
             Err(error) => {
-                answers.error = Some(format!("no thread could be started: {}", errno_name(&error)));
+                answers.error = Some(format!("a network namespace cannot be read: {}", errno_name(&error)));
                 continue;
             }
         };
-        let Ok(Ok(fills)) = found else { continue };
         for (&index, fill) in indices.iter().zip(fills) {
             match fill {
                 Ok(fill) => answers.fills[index] = Some(fill),
@@ -149,7 +142,7 @@ mod tests {
             count(&[question])
         };
         // A separate thread, because a seccomp filter cannot be removed.
-        let answers = thread::spawn(look).join().unwrap();
+        let answers = std::thread::spawn(look).join().unwrap();
         assert_eq!(answers.fills, [None]);
         let reason = answers.error.unwrap();
         assert!(reason.contains("(sock_diag: EPROTONOSUPPORT)"), "{reason}");

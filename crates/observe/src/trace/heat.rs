@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use fourtuple_record::measure::LogLinear;
 use fourtuple_record::TraceHeat;
+use fourtuple_record::measure::LogLinear;
 
 /// Maximum number of columns in a record. When a trace needs more, each two columns are merged.
 const COLUMNS: usize = 120;

@@ -3,10 +3,10 @@ use std::mem;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::host::processors;
 use fourtuple_bpf::BpfError;
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, PATHS, Totals, WaitKey};
-use crate::host::processors;
 use fourtuple_record::snapshot::{self, TracedLocks};
 use fourtuple_record::{LockClass, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use fourtuple_bpf::filter::TaskFilter;
 use crate::host::cgroup;
+use fourtuple_bpf::filter::TaskFilter;
 
 /// Returns whether a filter selects a process by its number, a thread's name or its cgroup. The network namespace is that of a socket, and is
 /// not looked at.

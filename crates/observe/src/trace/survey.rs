@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use fourtuple_bpf::failed_calls::Failed;
 use fourtuple_bpf::filter::TaskFilter;
-use fourtuple_record::measure::LogLinear;
 use fourtuple_record::TraceTuple;
+use fourtuple_record::measure::LogLinear;
 use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
 
-use crate::trace::accept::{Accept, Accepts};
+use crate::trace::accept::Accept;
 use crate::trace::compat;
 use crate::trace::connect::Connect;
 use crate::trace::error::TraceError;
@@ -124,20 +124,20 @@ impl Survey {
         self.of_32_bits = Some((at, namespace, of_32_bits.clone()));
         let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
         let connects = read(&mut self.connect, |connect| {
-            let window = connect.window()?;
+            let window = connect.window(namespace)?;
             if connect.is_full()? {
                 search.merge(&connect.times()?);
                 *connect = self::connect()?;
             }
-            Ok(traced(namespace, window))
+            Ok(traced(window))
         });
         let accepts = read(&mut self.accept, |accept| {
-            let window = accept.window()?;
+            let window = accept.window(namespace)?;
             if accept.is_full()? {
                 wait.merge(&accept.times()?);
                 *accept = self::accept()?;
             }
-            Ok(accepted(namespace, &window))
+            Ok(accepted(window))
         });
         let failures = read(&mut self.failed, |session| {
             let window = session.window()?;
@@ -152,20 +152,13 @@ impl Survey {
     /// Detaches the traces and returns what they saw in a network namespace, by its inode.
     pub fn finish(self, namespace: u32) -> Window {
         let elapsed = self.began.elapsed();
-        let connects = self.connect.and_then(|connect| seen(connect.finish(elapsed)));
-        let accepts = self.accept.and_then(|accept| seen(accept.finish(elapsed)));
+        let connects = self.connect.and_then(|mut connect| seen(connect.window(namespace)));
+        let accepts = self.accept.and_then(|mut accept| seen(accept.window(namespace)));
         let locks = self.locks.and_then(|locks| seen(locks.finish(elapsed)));
         let failed = self.failed.and_then(|mut session| seen(session.window()));
         Window {
-            connects: connects.map(|connects| traced(namespace, connects.results.tuples)),
-            accepts: accepts.map(|accepts| {
-                let listeners = accepts.results.listeners.iter().map(|listener| Accepts {
-                    namespace: listener.namespace,
-                    accepts: listener.accepts,
-                    wait_p99_ns: listener.wait_ns.as_ref().map(|wait| wait.p99),
-                });
-                accepted(namespace, &listeners.collect::<Vec<_>>())
-            }),
+            connects: connects.map(traced),
+            accepts: accepts.map(accepted),
             locks: locks.map(|locks| TracedLocks {
                 interval_ns: locks.results.elapsed_ns,
                 classes: by_class(locks.results.classes),
@@ -199,23 +192,20 @@ fn read<S, T>(trace: &mut Seen<S>, read: impl FnOnce(&mut S) -> Result<T, TraceE
     result
 }
 
-fn traced(namespace: u32, mut tuples: Vec<TraceTuple>) -> Traced {
-    tuples.retain(|tuple| tuple.namespace == namespace && calls(tuple) > 0);
+fn traced((mut tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Traced {
     tuples.sort_by_key(|tuple| Reverse(calls(tuple)));
     Traced {
         connects: tuples.iter().take(LISTED).filter_map(connects).collect(),
-        // The traces keep a histogram for each tuple, and one of all namespaces: the worst tuple stands for the namespace.
-        search_p99_ns: tuples.iter().filter(|tuple| tuple.searches > 0).map(|tuple| tuple.p99_ns).max(),
+        search_p99_ns: searches.map(|times| times.quantile(0.99)),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
     }
 }
 
-fn accepted(namespace: u32, listeners: &[Accepts]) -> TracedAccepts {
-    let listeners = || listeners.iter().filter(|listener| listener.namespace == namespace);
+fn accepted(waits: Option<LogLinear>) -> TracedAccepts {
     TracedAccepts {
-        accepts: listeners().map(|listener| listener.accepts).sum(),
-        wait_p99_ns: listeners().filter_map(|listener| listener.wait_p99_ns).max(),
+        accepts: waits.as_ref().map_or(0, LogLinear::count),
+        wait_p99_ns: waits.map(|times| times.quantile(0.99)),
     }
 }
 

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::host::snapshot;
 use fourtuple_bpf::failed_calls::Failed;
 use fourtuple_bpf::filter::TaskFilter;
-use crate::host::snapshot;
 use fourtuple_record::TraceUnixListener;
 use fourtuple_record::snapshot::UnixListener;
 use fourtuple_syscalls::unix_diag::{self, Detail};

@@ -1,6 +1,5 @@
 //! The rules about accept(), on real sockets.
 
-
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -10,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::events::{apply_first, between, only, snapshot};
+use crate::scene::{diagnosis, failed_call, findings, of, owner, until};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{FailedCall, Failures, Listener, Part, Process, Snapshot, TracedAccepts};
@@ -18,7 +18,6 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
-use crate::scene::{diagnosis, failed_call, findings, of, owner, until};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| fourtuple_testing::connect(address)).collect()

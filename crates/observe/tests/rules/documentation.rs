@@ -13,7 +13,9 @@ fn each_rule_has_a_row_with_its_title() {
                 && line[6..].starts_with("` |")
         })
         .collect();
-    let expected: Vec<String> =
-        fourtuple_observe::doctor::ALL.iter().map(|rule| format!("| `{}` | {} |", rule.id, rule.title)).collect();
+    let expected: Vec<String> = fourtuple_observe::doctor::ALL
+        .iter()
+        .map(|rule| format!("| `{}` | {} |", rule.id, rule.title))
+        .collect();
     assert_eq!(rows, expected);
 }

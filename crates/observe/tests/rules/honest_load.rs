@@ -1,6 +1,5 @@
 //! No rule has a finding behind nginx and HAProxy as they are usually set up, while they serve requests.
 
-
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -8,11 +7,11 @@ use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use crate::namespace::{NEAR, add_addresses};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, skip, starting};
-use crate::namespace::{NEAR, add_addresses};
 
 const BACKEND: u16 = 8_000;
 const PROXY: u16 = 8_001;
@@ -45,7 +44,7 @@ fn start(name: &str, test: &str, port: u16, configuration: &str, arguments: &[&s
         return None;
     };
     let program = Program { child, directory };
-    scene::until(name, || TcpStream::connect((NEAR, port)).ok());
+    crate::scene::until(name, || TcpStream::connect((NEAR, port)).ok());
     Some(program)
 }
 
@@ -72,9 +71,9 @@ fn serves_without_a_finding() -> bool {
     let Ok(wrk) = starting::start(&mut wrk) else { return false };
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
-    scene::read(&mut reader);
+    crate::scene::read(&mut reader);
     thread::sleep(Duration::from_millis(1_000));
-    let snapshot = scene::read(&mut reader);
+    let snapshot = crate::scene::read(&mut reader);
     let diagnosis = diagnose(&snapshot, &Limits::default());
     // The readings may take longer than any time that wrk could run for.
     child::interrupt(wrk.id()).unwrap();

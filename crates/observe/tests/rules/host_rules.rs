@@ -1,6 +1,5 @@
 //! The rules about locks, bind buckets, connection tracking, descriptors and memory.
 
-
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
@@ -12,6 +11,7 @@ use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::events::{apply_first, only, snapshot};
+use crate::scene::{diagnosis, failed_call, findings, findings_in, of, owner, traced_connects, until};
 use fourtuple_observe::doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{FailedCall, Failures, LockWaits, Part, Snapshot, Traced, TracedLocks};
@@ -19,7 +19,6 @@ use fourtuple_record::{Proof, Severity};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::wire::{self, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
-use crate::scene::{diagnosis, failed_call, findings, findings_in, of, owner, traced_connects, until};
 
 /// A directory with files of /proc, which ends with the value.
 struct Root(PathBuf);
@@ -67,12 +66,12 @@ fn packets_that_a_shaper_drops_are_named_with_its_device() {
         }
         let sender = UdpSocket::bind((wire::NEAR_V4, 0)).unwrap();
         let mut reader = Reader::new(Path::new("/"));
-        scene::read(&mut reader);
+        crate::scene::read(&mut reader);
         for _ in 0..500 {
             // ENOBUFS: the queue is full.
             let _ = sender.send_to(&[0; 1_000], (wire::FAR_V4, 9));
         }
-        let snapshot = scene::read(&mut reader);
+        let snapshot = crate::scene::read(&mut reader);
         let drops = snapshot.counter("qdisc.near.tbf.drops").unwrap();
         assert!(drops.during > 400 && drops.during == drops.total, "{drops:?}");
         let diagnosis = judged(&snapshot);
@@ -80,7 +79,7 @@ fn packets_that_a_shaper_drops_are_named_with_its_device() {
         let expected = format!("the queueing discipline tbf of near dropped {} packets", drops.during);
         assert!(found.len() == 1 && found[0].contains(&expected), "{found:?}");
         // Another namespace has other devices.
-        assert!(far.far_away(scene::now).counter("qdisc.near.tbf.drops").is_err());
+        assert!(far.far_away(crate::scene::now).counter("qdisc.near.tbf.drops").is_err());
     });
 }
 

@@ -1,12 +1,18 @@
 //! The rules about ports, on real sockets.
 
-
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::namespace::{
+    FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
+    this_process, until_found,
+};
+use crate::scene::{
+    apply, diagnosis, failed_call, findings, findings_in, now, owner, read, traced_connects, until,
+};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{
     Failures, IdleTimes, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple,
@@ -15,11 +21,6 @@ use fourtuple_record::{Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
-use crate::namespace::{
-    FAR, NEAR, add_addresses, advice, bound, close, connect, connect_and_close, ip, server, the_finding,
-    this_process, until_found,
-};
-use crate::scene::{apply, diagnosis, failed_call, findings, findings_in, now, owner, read, traced_connects, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const SOL_IP: i32 = 0;
@@ -143,7 +144,7 @@ fn p01_ports_that_loopback_may_reuse_are_free() {
         set_sysctl(RANGE, "20000 20019");
         let (server, _) = server("127.0.0.1", 4000);
         connect_and_close(&server, 20);
-        until("TIME_WAIT", || (namespace::time_wait() == 20).then_some(()));
+        until("TIME_WAIT", || (crate::namespace::time_wait() == 20).then_some(()));
         assert!(findings("P01").is_empty());
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         assert_eq!(findings("P01").len(), 1);
@@ -440,7 +441,9 @@ fn p07_failed_connects_name_process_and_destination() {
         let (_listener, address) = listener(NEAR, 100);
         let _all = connect(address, 20);
         let mut snapshot = now();
-        let unchecked = fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default()).unchecked;
+        let unchecked =
+            fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default())
+                .unchecked;
         let reason =
             unchecked.iter().find(|unchecked| unchecked.id == "P07").map(|unchecked| &unchecked.reason);
         assert!(
@@ -461,7 +464,9 @@ fn p07_failed_connects_name_process_and_destination() {
                 && advice(&finding, RANGE).proof == Proof::Calculation
         );
         // The exhausted tuple is the cause and comes first.
-        let order = fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default()).findings;
+        let order =
+            fourtuple_observe::doctor::diagnose(&snapshot, &fourtuple_observe::doctor::Limits::default())
+                .findings;
         assert_eq!((order[0].id.as_str(), order[1].id.as_str()), ("P01", "P07"));
         // Failures of the process that has the ports are a fact of the tuple.
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("no connections") };
@@ -679,7 +684,7 @@ fn p11_a_removed_source_address_is_named() {
         socket::connect(client.as_fd(), address).unwrap();
         let _accepted = server.accept().unwrap();
         // Loopback addresses are local without being listed.
-        let (_other, loopback) = namespace::server("127.0.0.1", 4001);
+        let (_other, loopback) = crate::namespace::server("127.0.0.1", 4001);
         let _second = bound("127.9.9.9", 0);
         let _third = connect(loopback, 1);
         assert!(findings("P11").is_empty());
@@ -764,7 +769,7 @@ fn an_idle_namespace_has_no_finding() {
     in_namespace(|| {
         let (_listener, address) = listener("127.0.0.1", 100);
         let _connections = connect(address, 10);
-        let found = scene::diagnosis().findings;
+        let found = crate::scene::diagnosis().findings;
         assert!(found.is_empty(), "{found:#?}");
     });
 }

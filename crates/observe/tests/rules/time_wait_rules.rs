@@ -1,6 +1,5 @@
 //! The rules about TIME_WAIT and closing, on real sockets.
 
-
 use std::cell::RefCell;
 use std::fs;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,17 +9,17 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::events::{only, snapshot};
+use crate::namespace::{
+    FAR, NEAR, add_addresses, advice, close, connect, connect_and_close, ip, server, the_finding,
+    this_process, time_wait, until_found,
+};
+use crate::scene::{apply, findings, findings_in, now, read, until};
 use fourtuple_observe::doctor::{Cure, Limits, Place, diagnose_at};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{Counter, Part, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl, starting};
-use crate::namespace::{
-    FAR, NEAR, add_addresses, advice, close, connect, connect_and_close, ip, server, the_finding,
-    this_process, time_wait, until_found,
-};
-use crate::scene::{apply, findings, findings_in, now, read, until};
 
 const RANGE: &str = "net.ipv4.ip_local_port_range";
 const BUCKETS: &str = "net.ipv4.tcp_max_tw_buckets";

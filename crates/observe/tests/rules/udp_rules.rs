@@ -1,11 +1,11 @@
 //! The rules about UDP, and about processes that share an address, on real sockets.
 
-
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::process;
 
 use crate::events::{between, only, snapshot};
+use crate::scene::{diagnosis, findings, of};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::Part;
@@ -13,7 +13,6 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::{self, Python};
-use crate::scene::{diagnosis, findings, of};
 
 /// Opens a socket of a SO_REUSEPORT group.
 fn member(address: &str) -> UdpSocket {

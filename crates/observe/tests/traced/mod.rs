@@ -11,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_bpf::BpfError;
+use fourtuple_observe::trace::{Connect, Instrument, Outcome, Results, TraceError};
 use fourtuple_record::{
     Distribution, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
 };
 use fourtuple_syscalls::netns;
 use fourtuple_testing::{StopOnDrop, skip};
-use fourtuple_observe::trace::{Connect, Instrument, Outcome, Results, TraceError};
 
 /// Returns a trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
 pub(crate) fn to(destination: SocketAddr) -> Connect {

@@ -1,9 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::Distribution;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use crate::Distribution;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
 /// The longest distinguishable time in nanoseconds: an hour.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::listen::{Acceptor, ListenError, Recycle};
-use fourtuple_syscalls::{errno_name, option, resource};
 use fourtuple_observe::trace::Instrument;
+use fourtuple_syscalls::{errno_name, option, resource};
 
 use crate::lab::locks::{Locks, Setup};
 use crate::lab::namespace::{Family, Namespace};
@@ -258,7 +258,10 @@ pub(super) struct CountedWaits {
 /// Counts lock waits of this process while `queries` run. Returns the reason if waits cannot be counted; `queries` is then
 /// not run.
 pub(super) fn count(queries: &mut dyn FnMut()) -> Result<CountedWaits, String> {
-    let locks = fourtuple_observe::trace::Locks { process: Some(process::id()), ..fourtuple_observe::trace::Locks::default() };
+    let locks = fourtuple_observe::trace::Locks {
+        process: Some(process::id()),
+        ..fourtuple_observe::trace::Locks::default()
+    };
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let (sender, attached) = mpsc::channel();

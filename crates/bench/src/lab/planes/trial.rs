@@ -12,7 +12,9 @@ use fourtuple::spread::Selector;
 use fourtuple_forward::{Forward, Link, PlaneCounts, Running};
 use fourtuple_syscalls::{netns, schedule, veth};
 
-use crate::lab::planes::generator::{self, Arrivals, Generator, Placement, QUEUE, SendCounts, Sink, SinkCounts};
+use crate::lab::planes::generator::{
+    self, Arrivals, Generator, Placement, QUEUE, SendCounts, Sink, SinkCounts,
+};
 use crate::lab::planes::{NetworkKind, Spec, SpreadBy};
 use crate::lab::{LabError, Namespace, Watch, start};
 

@@ -3,8 +3,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use fourtuple::ports::{PortRange, TIME_WAIT};
-use fourtuple_record::measure::words::{counted, grouped, percent};
 use fourtuple_record::format_time;
+use fourtuple_record::measure::words::{counted, grouped, percent};
 
 use crate::load::preflight::forecast::{ASSUMED_CONNECTIONS_PER_S, RateSource, TupleUsage};
 use crate::load::preflight::{Closer, Finding, Need, Severity, Snapshot, Transport};

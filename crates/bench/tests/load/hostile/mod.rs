@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_bench::load::Trust;
-use fourtuple_record::ServeWorker;
 use fourtuple_bench::serve::{Protocol, Running, Serve};
+use fourtuple_record::ServeWorker;
 use fourtuple_syscalls::option;
 use fourtuple_testing::{each_in_namespace, in_namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

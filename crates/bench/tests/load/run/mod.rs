@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple_bench::load::preflight::{Preflight, Snapshot, judge};
 use fourtuple_bench::load::{EngineChoice, HttpRequest, Load, LoadError, Outcome, Target, Workload};
-use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_bench::serve::{Protocol, Running, Serve};
+use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
 
 /// The two engines.

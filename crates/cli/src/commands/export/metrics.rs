@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use fourtuple_observe::doctor::{Budget, Diagnosis};
+use fourtuple_observe::trace::SurveyTimes;
+use fourtuple_record::measure::LogLinear;
+use fourtuple_record::snapshot::{Connections, Snapshot, Tuple};
 use fourtuple_report::exposition::{
     Collector, DescriptorEncoder, Durations, Kind, Sample, write_durations, write_family,
 };
-use fourtuple_record::measure::LogLinear;
-use fourtuple_record::snapshot::{Connections, Snapshot, Tuple};
-use fourtuple_observe::trace::SurveyTimes;
 
 use crate::watch::time_to_exhaustion;
 

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use fourtuple_observe::doctor::Diagnosis;
-use fourtuple_report::exposition::{Endpoint, Limits, Page, Publisher, Registry};
+use fourtuple_observe::trace::SurveyTimes;
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
+use fourtuple_report::exposition::{Endpoint, Limits, Page, Publisher, Registry};
 use fourtuple_report::html;
-use fourtuple_observe::trace::SurveyTimes;
 use time::OffsetDateTime;
 
 use crate::exit::Exit;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::output;
 use anyhow::Context;
+use fourtuple_forward::ClientLimit;
+use fourtuple_record::{ForwardBfd, ForwardPlane};
 use fourtuple_report::exposition::{
     Collector, DescriptorEncoder, Endpoint, Kind, Limits, Number, Registry, Sample, write_family,
 };
-use fourtuple_forward::ClientLimit;
-use fourtuple_record::{ForwardBfd, ForwardPlane};
 
 /// The prefix of all metric names.
 const PREFIX: &str = "fourtuple_forward";

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_forward::PlaneKind;
 use fourtuple_bench::lab::planes::{NetworkKind, Planes, SpreadBy};
+use fourtuple_forward::PlaneKind;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 

@@ -1,7 +1,7 @@
 //! Draws the view with ratatui.
 
-use fourtuple_record::measure::words::counted;
 use fourtuple_record::Severity;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::printable;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -3,10 +3,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_observe::trace::{Accept, AcceptProgress};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, TraceAcceptSettings};
 use fourtuple_report::duration;
-use fourtuple_observe::trace::{Accept, AcceptProgress};
 use indicatif::HumanCount;
 
 use crate::commands::trace::causes::Before;

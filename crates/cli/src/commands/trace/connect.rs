@@ -3,11 +3,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_observe::trace::{Connect, ConnectProgress, Protocol, Tier};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, TraceConnectSettings, TraceFlame};
 use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
-use fourtuple_observe::trace::{Connect, ConnectProgress, Protocol, Tier};
 use indicatif::HumanCount;
 
 use crate::commands::trace::causes::Before;

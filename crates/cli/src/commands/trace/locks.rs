@@ -2,11 +2,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_observe::trace::{Locks, LocksProgress};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, TraceLocksSettings};
 use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
-use fourtuple_observe::trace::{Locks, LocksProgress};
 use indicatif::HumanCount;
 
 use crate::commands::trace::filter::{NetworkFlags, cgroup_id, name, process};

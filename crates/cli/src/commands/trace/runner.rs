@@ -1,7 +1,7 @@
 //! Runs an instrument: signals, the ready line, the live line and the record.
 
-use fourtuple_record::Record;
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Results};
+use fourtuple_record::Record;
 use time::OffsetDateTime;
 
 use crate::line::Line;

@@ -3,15 +3,15 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use fourtuple_bench::load::SYSCTLS;
 use fourtuple_fleet::agent::Agent;
 use fourtuple_fleet::permission::{Permission, Permissions};
-use fourtuple_bench::load::SYSCTLS;
 use fourtuple_syscalls::resource;
 use ipnet::IpNet;
 
-use crate::commands::fleet::connect::{ConnectFlags, label};
-use crate::exit::Exit;
-use crate::{output, stop};
+use crate::connect::{ConnectFlags, label};
+use fourtuple_cli::exit::Exit;
+use fourtuple_cli::{output, stop};
 
 /// Perform on this host what `fourtuple fleet` requests over NATS: load, doctor, lab ports, trace connect, serve, plan
 ///
@@ -57,7 +57,7 @@ impl AgentFlags {
             permissions: Permissions::new(self.allow, self.allow_target),
             directory: self.state.unwrap_or_else(state_directory),
             host: output::host(&SYSCTLS, &[]),
-            program: env::current_exe().context("cannot find this program")?,
+            program: crate::fourtuple()?,
         };
         agent.run(&stop, log)?;
         Ok(Exit::Fine)

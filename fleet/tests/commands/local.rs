@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::child;
 use serde_json::{Value, json};
 
-use super::{Room, fourtuple, fourtuple_at, run, until};
+use crate::program::{Room, fourtuple, fourtuple_at, run, until};
 
 /// The server under load.
 pub(crate) const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -69,7 +69,7 @@ impl Process {
     pub(crate) fn until_said(&self, text: &str) {
         let begun = Instant::now();
         while !self.has_said(text) {
-            assert!(begun.elapsed() < super::DEADLINE, "never said {text:?}: {}", self.said());
+            assert!(begun.elapsed() < crate::program::DEADLINE, "never said {text:?}: {}", self.said());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -209,8 +209,8 @@ fn start_nats(program: &Path, room: &Room) -> Process {
 
 /// Returns the hosts of a merged record by name.
 pub(crate) fn hosts(record: &Value) -> BTreeMap<String, Value> {
-    let hosts = super::list(record, "/results/hosts");
-    hosts.iter().map(|host| (super::text(host, "name").to_owned(), host.clone())).collect()
+    let hosts = crate::program::list(record, "/results/hosts");
+    hosts.iter().map(|host| (crate::program::text(host, "name").to_owned(), host.clone())).collect()
 }
 
 /// Runs `fleet ...` to its end and returns its exit code and record.
@@ -218,7 +218,7 @@ pub(crate) fn fleet(arguments: &str) -> (i32, Value) {
     let ended = run(&mut fourtuple(&format!("fleet {arguments} --json --quiet")));
     assert!(!ended.stdout.is_empty(), "{ended:?}");
     let record = ended.json();
-    super::require_valid(&record);
+    crate::program::require_valid(&record);
     (ended.code, record)
 }
 

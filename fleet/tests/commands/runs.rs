@@ -5,10 +5,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use crate::local::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, nats_server};
 use crate::program;
-use crate::program::fleet::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts};
 use crate::program::{Ended, Running, fourtuple, list, number, remarks_but_of_haste, run, text};
 use fourtuple_syscalls::child;
+use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
 use serde_json::{Value, json};
 
@@ -73,7 +74,7 @@ fn skewed_agent(fleet: &LocalFleet, name: &str, seconds: i64, flags: &str) -> Pr
 #[test]
 fn skewed_clocks_start_together_and_merge_exactly() {
     in_namespace(|| {
-        let test = "fleet::skewed_clocks_start_together_and_merge_exactly";
+        let test = "runs::skewed_clocks_start_together_and_merge_exactly";
         let Some(local) = LocalFleet::start(test) else { return };
         if !Command::new("unshare").args(["--time", "--fork", "true"]).status().is_ok_and(|end| end.success())
         {
@@ -127,7 +128,7 @@ fn skewed_clocks_start_together_and_merge_exactly() {
 #[test]
 fn the_offered_rate_is_split_exactly() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::the_offered_rate_is_split_exactly") else { return };
+        let Some(local) = LocalFleet::start("runs::the_offered_rate_is_split_exactly") else { return };
         let _agents = ["a", "b", "c"].map(|name| local.agent(name, ""));
         let (_, record) =
             fleet(&format!("load --workers 3 -- load {TARGET} --rate 100/s --operations 31 --arrival even"));
@@ -149,7 +150,7 @@ fn the_offered_rate_is_split_exactly() {
 #[test]
 fn a_killed_agent_is_reported_and_not_replaced() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_killed_agent_is_reported_and_not_replaced") else {
+        let Some(local) = LocalFleet::start("runs::a_killed_agent_is_reported_and_not_replaced") else {
             return;
         };
         let _a = local.agent("a", "");
@@ -179,7 +180,7 @@ fn a_killed_agent_is_reported_and_not_replaced() {
 #[test]
 fn a_pause_of_two_seconds_loses_no_worker() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_pause_of_two_seconds_loses_no_worker") else { return };
+        let Some(local) = LocalFleet::start("runs::a_pause_of_two_seconds_loses_no_worker") else { return };
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
         for _ in 0..times() {
             let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 10s");
@@ -202,7 +203,7 @@ fn a_pause_of_two_seconds_loses_no_worker() {
 #[test]
 fn a_pause_of_ten_seconds_loses_the_worker() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_pause_of_ten_seconds_loses_the_worker") else { return };
+        let Some(local) = LocalFleet::start("runs::a_pause_of_ten_seconds_loses_the_worker") else { return };
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
         for _ in 0..times() {
             let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 14s");
@@ -226,7 +227,7 @@ fn a_pause_of_ten_seconds_loses_the_worker() {
 #[test]
 fn a_restart_of_nats_loses_nothing() {
     in_namespace(|| {
-        let test = "fleet::a_restart_of_nats_loses_nothing";
+        let test = "runs::a_restart_of_nats_loses_nothing";
         let Some(mut local) = LocalFleet::start(test) else { return };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         for _ in 0..times() {
@@ -249,7 +250,7 @@ fn a_restart_of_nats_loses_nothing() {
 #[test]
 fn a_run_outlives_its_coordinator() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_run_outlives_its_coordinator") else { return };
+        let Some(local) = LocalFleet::start("runs::a_run_outlives_its_coordinator") else { return };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         for _ in 0..times() {
             let mut command = fourtuple("fleet load --workers 2 --");
@@ -272,7 +273,7 @@ fn a_run_outlives_its_coordinator() {
 #[test]
 fn summaries_alone_give_the_same_record() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::summaries_alone_give_the_same_record") else { return };
+        let Some(local) = LocalFleet::start("runs::summaries_alone_give_the_same_record") else { return };
         let agents = ["a", "b"].map(|name| local.agent(name, ""));
         let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 300/s --for 3s"));
         let (_, followed, ended) = run.end();
@@ -300,7 +301,7 @@ fn summaries_alone_give_the_same_record() {
 #[test]
 fn results_on_disk_are_collected_after_the_stream_is_gone() {
     in_namespace(|| {
-        let test = "fleet::results_on_disk_are_collected_after_the_stream_is_gone";
+        let test = "runs::results_on_disk_are_collected_after_the_stream_is_gone";
         let Some(mut local) = LocalFleet::start(test) else { return };
         let (_a, mut b) = (local.agent("a", ""), local.agent("b", ""));
         let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 5s");
@@ -324,7 +325,7 @@ fn results_on_disk_are_collected_after_the_stream_is_gone() {
 #[test]
 fn ctrl_c_stops_all_workers() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::ctrl_c_stops_all_workers") else {
+        let Some(local) = LocalFleet::start("runs::ctrl_c_stops_all_workers") else {
             return;
         };
         let (a, b) = (local.agent("a", ""), local.agent("b", ""));
@@ -343,7 +344,7 @@ fn ctrl_c_stops_all_workers() {
 #[test]
 fn the_deadline_stops_workers_when_nats_is_gone() {
     in_namespace(|| {
-        let Some(mut local) = LocalFleet::start("fleet::the_deadline_stops_workers_when_nats_is_gone") else {
+        let Some(mut local) = LocalFleet::start("runs::the_deadline_stops_workers_when_nats_is_gone") else {
             return;
         };
         let a = local.agent("a", "");
@@ -362,7 +363,7 @@ fn the_deadline_stops_workers_when_nats_is_gone() {
 #[test]
 fn a_host_without_ports_refuses_the_run() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_host_without_ports_refuses_the_run") else { return };
+        let Some(local) = LocalFleet::start("runs::a_host_without_ports_refuses_the_run") else { return };
         let (_a, _b) = (local.agent("a", ""), local.agent("b", ""));
         fourtuple_testing::set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
@@ -376,7 +377,7 @@ fn a_host_without_ports_refuses_the_run() {
 #[test]
 fn a_worker_that_runs_out_of_ports_is_named() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_worker_that_runs_out_of_ports_is_named") else {
+        let Some(local) = LocalFleet::start("runs::a_worker_that_runs_out_of_ports_is_named") else {
             return;
         };
         let (_a, _b) = (local.agent("a", ""), local.agent("b", ""));
@@ -397,7 +398,7 @@ fn a_worker_that_runs_out_of_ports_is_named() {
 #[test]
 fn another_binary_is_refused() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::another_binary_is_refused") else { return };
+        let Some(local) = LocalFleet::start("runs::another_binary_is_refused") else { return };
         let (_a, _b) = (local.agent("a", ""), local.agent_of_another_binary("b"));
         for _ in 0..times() {
             let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- load {TARGET} --for 1s")));
@@ -410,8 +411,7 @@ fn another_binary_is_refused() {
 #[test]
 fn too_few_workers_and_bad_command_lines_are_refused() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::too_few_workers_and_bad_command_lines_are_refused")
-        else {
+        let Some(local) = LocalFleet::start("runs::too_few_workers_and_bad_command_lines_are_refused") else {
             return;
         };
         let _a = local.agent("a", "--label zone=eu");
@@ -443,7 +443,7 @@ fn too_few_workers_and_bad_command_lines_are_refused() {
 #[test]
 fn reports_and_compare_accept_a_merged_record() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::reports_and_compare_accept_a_merged_record") else {
+        let Some(local) = LocalFleet::start("runs::reports_and_compare_accept_a_merged_record") else {
             return;
         };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
@@ -467,7 +467,7 @@ fn reports_and_compare_accept_a_merged_record() {
 #[test]
 fn fleet_doctor_shows_every_host() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::fleet_doctor_shows_every_host") else { return };
+        let Some(local) = LocalFleet::start("runs::fleet_doctor_shows_every_host") else { return };
         let _agents = [local.agent("a", "--label zone=eu"), local.agent("b", "--allow load")];
         let page = local.room.join("page.html");
         let (code, record) = fleet(&format!("doctor --html {page}"));
@@ -505,7 +505,7 @@ fn fleet_doctor_shows_every_host() {
 #[test]
 fn fleet_plan_calibrates_every_host() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::fleet_plan_calibrates_every_host") else { return };
+        let Some(local) = LocalFleet::start("runs::fleet_plan_calibrates_every_host") else { return };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40999");
         let (_, all) = fleet("plan --rate 100/s --hold 1s");
@@ -540,7 +540,7 @@ pub(crate) fn children(process: u32) -> Vec<u32> {
 #[test]
 fn a_slow_name_server_delays_no_other_request() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::a_slow_name_server_delays_no_other_request") else {
+        let Some(local) = LocalFleet::start("runs::a_slow_name_server_delays_no_other_request") else {
             return;
         };
         // It never answers.
@@ -567,7 +567,7 @@ fn a_slow_name_server_delays_no_other_request() {
 #[test]
 fn servers_of_a_fleet_end_with_their_coordinator() {
     in_namespace(|| {
-        let Some(local) = LocalFleet::start("fleet::servers_of_a_fleet_end_with_their_coordinator") else {
+        let Some(local) = LocalFleet::start("runs::servers_of_a_fleet_end_with_their_coordinator") else {
             return;
         };
         let agent = local.agent("a", "");
@@ -629,8 +629,8 @@ fn servers_of_a_fleet_end_with_their_coordinator() {
 #[test]
 fn up_makes_a_fleet_in_namespaces() {
     in_namespace(|| {
-        let test = "fleet::up_makes_a_fleet_in_namespaces";
-        let Some(_) = program::fleet::nats_server(test) else { return };
+        let test = "runs::up_makes_a_fleet_in_namespaces";
+        let Some(_) = nats_server(test) else { return };
         let room = program::Room::new();
         let mut command = fourtuple("fleet up --local 2 --listen 127.0.0.1:4222");
         command.env("TMPDIR", room.path());
@@ -648,4 +648,26 @@ fn up_makes_a_fleet_in_namespaces() {
         assert_eq!(up.code(), Some(0));
         assert_eq!(room.names(), [""; 0], "nothing remains");
     });
+}
+
+#[test]
+fn without_threads_commands_end_with_one_line() {
+    let mut lines = vec![
+        "agent --nats nats://localhost:1",
+        "fleet agents --nats nats://localhost:1",
+        "fleet doctor --quiet --nats nats://localhost:1",
+        "fleet load --nats nats://localhost:1 --workers 1 -- load tcp://127.0.0.1:9",
+        "fleet serve --nats nats://localhost:1 -- serve crr --listen 127.0.0.1:0 --for 1s",
+    ];
+    // It starts nats-server first.
+    if nats_server("runs::without_threads_commands_end_with_one_line").is_some() {
+        lines.push("fleet up --local 1 --listen 127.0.0.1:0");
+    }
+    for line in lines {
+        let mut command = fourtuple(line);
+        child::refuse(&mut command, Facility::Threads);
+        let ended = run(&mut command);
+        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{line}: {ended:?}");
+        assert!(ended.line().contains("EAGAIN") || ended.line().contains("os error 11"), "{line}: {ended:?}");
+    }
 }

@@ -17,8 +17,8 @@ use fourtuple_fleet::nats::Connection;
 use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{child, device, netns};
 
-use crate::exit::Exit;
-use crate::{output, stop, units};
+use fourtuple_cli::exit::Exit;
+use fourtuple_cli::{output, stop, units};
 
 /// The bridge, in the namespace of the server.
 const BRIDGE: &str = "fleet";
@@ -107,7 +107,7 @@ impl UpFlags {
             .context("cannot give the bridge an address")?;
         device::set_up(BRIDGE).context("cannot set the bridge up")?;
 
-        let program = env::current_exe().context("cannot find this program")?;
+        let program = crate::fourtuple()?;
         let mut command = Command::new(nats_server);
         command.args(["-a", &SERVER.to_string(), "-p", &NATS_PORT.to_string(), "-js", "-sd"]);
         command.arg(directory.0.join("jetstream")).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,8 +1,7 @@
-//! `fourtuple manual DIRECTORY`: writes the man pages and the shell completions.
+//! `fourtuple-fleet manual DIRECTORY`: writes the man pages and the shell completions of both programs.
 //!
-//! Only builds with the feature `manual` have this module; `cargo xtask release` makes such a build. The clap tree is private to this
-//! binary, so another program cannot read it, and a build script cannot either. In the binary of users the generators would be dead
-//! weight. `manual` is not a subcommand of the tree, because pages and completions would then list it.
+//! Only builds with the feature `manual` have this module; `cargo xtask release` makes such a build: in the binary of users the generators
+//! would be dead weight. `manual` is not a subcommand of the tree, because pages and completions would then list it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,12 +13,12 @@ use clap::Command;
 use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
 
-use crate::output;
+use fourtuple_cli::output;
 
 /// The pages of section 7 that the page of the command refers to.
 const KERNEL_PAGES: &[&str] = &["ip", "socket", "tcp", "udp"];
 
-/// Returns the directory of `fourtuple manual DIRECTORY`; `None` for every other command line.
+/// Returns the directory of `fourtuple-fleet manual DIRECTORY`; `None` for every other command line.
 pub(crate) fn requested() -> Option<PathBuf> {
     let mut arguments = std::env::args_os().skip(1);
     let is_manual = arguments.next() == Some(OsString::from("manual"));

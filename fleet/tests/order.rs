@@ -1,6 +1,6 @@
 //! The order of messages in the stream decides whether a worker ended or was lost, for every coordinator that reads them.
 
-#[path = "../../record/tests/samples/mod.rs"]
+#[path = "../../crates/record/tests/samples/mod.rs"]
 mod samples;
 
 mod nats;

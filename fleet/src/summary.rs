@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use fourtuple_record::measure::LogLinear;
 use fourtuple_record::Second;
+use fourtuple_record::measure::LogLinear;
 use serde::{Deserialize, Serialize};
 
 use crate::interval::{

@@ -10,11 +10,10 @@ use fourtuple_fleet::protocol::{MAX_TRACE, Request};
 use fourtuple_record::{FleetSettings, Saved, printable};
 use time::OffsetDateTime;
 
-use crate::commands::fleet::connect::{ConnectFlags, SelectFlags};
-use crate::commands::serve::ServeFlags;
-use crate::exit::{Exit, UsageError};
-use crate::output::{self, Output};
-use crate::{stop, units};
+use crate::connect::{ConnectFlags, SelectFlags};
+use fourtuple_cli::exit::{Exit, UsageError};
+use fourtuple_cli::output::{self, Output};
+use fourtuple_cli::{serve_flags, stop, units};
 
 /// Time that a host has for its command beside the length of a measurement.
 const WAIT: Duration = Duration::from_secs(60);
@@ -79,9 +78,6 @@ fn trace_time(text: &str) -> Result<Duration, String> {
         time => Ok(time),
     }
 }
-
-/// Parses a command line of `serve`.
-pub(crate) type ParseServe = fn(&[String]) -> Result<Box<ServeFlags>, String>;
 
 /// Calibrate the port search of each host and plan its ports: `plan` on each, one table, slowest host first
 #[derive(Debug, Args)]
@@ -180,9 +176,9 @@ impl PlanFlags {
 }
 
 impl FleetServeFlags {
-    pub(crate) fn run(self, parse: ParseServe) -> anyhow::Result<Exit> {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let refuse = |why: String| UsageError(format!("'{}': {why}", self.command.join(" ")));
-        let settings = parse(&self.command).map_err(refuse)?.for_hosts()?;
+        let settings = serve_flags(&self.command).map_err(refuse)?.for_hosts()?;
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();
         let Common { connect, select, .. } = &self.common;

@@ -2,22 +2,21 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use fourtuple_bench::load::SYSCTLS;
 use fourtuple_fleet::LoadRequest;
 use fourtuple_fleet::coordinator::{Coordinator, FleetLoad, FleetOutcome, FleetProgress};
 use fourtuple_fleet::protocol::{MAX_RUN, MAX_WORKERS};
-use fourtuple_bench::load::SYSCTLS;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, Second, format_duration, format_time};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use crate::commands::fleet::connect::{ConnectFlags, SelectFlags};
-use crate::commands::load::LoadFlags;
-use crate::exit::{Exit, UsageError};
-use crate::line::Line;
-use crate::output::{self, Output};
-use crate::save::save;
-use crate::{stop, units};
+use crate::connect::{ConnectFlags, SelectFlags};
+use fourtuple_cli::exit::{Exit, UsageError};
+use fourtuple_cli::line::Line;
+use fourtuple_cli::output::{self, Output};
+use fourtuple_cli::save::save;
+use fourtuple_cli::{load_flags, stop, units};
 
 /// Time beyond the end of a run after which a worker stops by itself.
 const SLACK: Duration = Duration::from_secs(30);
@@ -27,9 +26,6 @@ const UNLIMITED: Duration = Duration::from_secs(600);
 
 /// Number of hosts that the progress shows.
 const SHOWN: usize = 16;
-
-/// Parses a command line of `load`.
-pub(crate) type ParseLoad = fn(&[String]) -> Result<Box<LoadFlags>, String>;
 
 /// Run one load on several hosts: the rate, operations, connections and seed are split, the results merged
 ///
@@ -70,9 +66,9 @@ pub(crate) struct CollectFlags {
 }
 
 impl FleetLoadFlags {
-    pub(crate) fn run(self, parse: ParseLoad) -> anyhow::Result<Exit> {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let refuse = |why: String| UsageError(format!("'{}': {why}", self.command.join(" ")));
-        let flags = parse(&self.command).map_err(refuse)?;
+        let flags = load_flags(&self.command).map_err(refuse)?;
         let load = flags.for_workers(self.workers)?;
         let Output { quiet, .. } = flags.output;
         if load.length.is_none() && load.operations.is_none() {

@@ -1,7 +1,7 @@
 //! The cost of a merge of 1,000 workers. Ignored, because it computes for minutes; run it alone:
 //! `cargo test --release -p fourtuple-fleet --test scale -- --ignored --nocapture --test-threads 1`
 
-#[path = "../../record/tests/samples/mod.rs"]
+#[path = "../../crates/record/tests/samples/mod.rs"]
 mod samples;
 
 mod nats;
@@ -18,8 +18,8 @@ use fourtuple_fleet::interval::{Content, Counts, Message, Parts};
 use fourtuple_fleet::merge::{Added, Merge};
 use fourtuple_fleet::protocol::{STREAM, STREAM_SUBJECTS, plan_subject, summary_subject, worker_subject};
 use fourtuple_fleet::summary::Totals;
-use fourtuple_record::measure::Histogram;
 use fourtuple_record::LoadRecord;
+use fourtuple_record::measure::Histogram;
 use fourtuple_syscalls::resource::thread_cpu_time;
 use fourtuple_testing::in_namespace;
 use nats::{NatsServer, connection, end};

@@ -1,0 +1,129 @@
+//! `fourtuple fleet` and `fourtuple agent`: the command replaces itself by this program.
+#![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod agent;
+mod connect;
+mod load;
+#[cfg(feature = "manual")]
+mod manual;
+mod overview;
+mod up;
+
+use std::env;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use fourtuple_cli::exit::{self, Exit};
+use fourtuple_cli::{output, refuse};
+use fourtuple_fleet::FleetError;
+
+/// Run one load on many hosts as one result
+#[derive(Debug, Parser)]
+#[command(
+    name = "fourtuple",
+    bin_name = "fourtuple",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Fleet(Fleet),
+    Agent(agent::AgentFlags),
+}
+
+/// Run one load on many hosts as one result, and compare the hosts; every host runs `fourtuple agent`
+#[derive(Debug, Args)]
+struct Fleet {
+    #[command(subcommand)]
+    command: FleetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum FleetCommand {
+    Up(up::UpFlags),
+    Load(load::FleetLoadFlags),
+    Collect(load::CollectFlags),
+    Agents(overview::AgentsFlags),
+    Doctor(overview::DoctorFlags),
+    #[command(subcommand)]
+    Lab(overview::Lab),
+    #[command(subcommand)]
+    Trace(overview::Trace),
+    Plan(overview::PlanFlags),
+    Serve(overview::FleetServeFlags),
+}
+
+fn main() -> ExitCode {
+    #[cfg(feature = "manual")]
+    if let Some(directory) = manual::requested() {
+        let own = <Arguments as clap::CommandFactory>::command();
+        let all = own.get_subcommands().fold(fourtuple_cli::command(), |all, command| {
+            all.mut_subcommand(command.get_name(), |_| command.clone())
+        });
+        return manual::run(all, &directory);
+    }
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    match arguments.command.run() {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            // An error while writing to stderr cannot be reported.
+            output::say(&format!("fourtuple: {}", exit::message(&error)));
+            exit_of(&error).into()
+        }
+    }
+}
+
+/// Returns the path of `fourtuple`, which performs doctor, lab, trace, plan and serve: the program that this process was, or else the one
+/// beside this program.
+fn fourtuple() -> anyhow::Result<PathBuf> {
+    if let Some(program) = env::var_os("FOURTUPLE_PROGRAM") {
+        return Ok(program.into());
+    }
+    let own = env::current_exe().context("cannot find this program")?;
+    let program = own.with_file_name("fourtuple");
+    anyhow::ensure!(program.is_file(), "there is no program fourtuple beside {}", own.display());
+    Ok(program)
+}
+
+fn exit_of(error: &anyhow::Error) -> Exit {
+    let is =
+        |test: fn(&FleetError) -> bool| error.chain().any(|cause| cause.downcast_ref().is_some_and(test));
+    if is(FleetError::is_usage) {
+        Exit::Usage
+    } else if is(FleetError::is_not_valid) {
+        Exit::NotValid
+    } else {
+        exit::of(error)
+    }
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<Exit> {
+        match self {
+            Command::Agent(flags) => flags.run(),
+            Command::Fleet(Fleet { command }) => match command {
+                FleetCommand::Up(flags) => flags.run(),
+                FleetCommand::Load(flags) => flags.run(),
+                FleetCommand::Collect(flags) => flags.run(),
+                FleetCommand::Agents(flags) => flags.run(),
+                FleetCommand::Doctor(flags) => flags.run(),
+                FleetCommand::Lab(lab) => lab.run(),
+                FleetCommand::Trace(trace) => trace.run(),
+                FleetCommand::Plan(flags) => flags.run(),
+                FleetCommand::Serve(flags) => flags.run(),
+            },
+        }
+    }
+}

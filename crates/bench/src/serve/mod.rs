@@ -21,12 +21,12 @@ mod listener;
 mod policy_worker;
 mod protocol;
 mod running;
-mod serve;
 mod service;
+mod settings;
 mod worker;
 mod worker_thread;
 
 pub use protocol::Protocol;
 pub use running::Running;
-pub use serve::{Close, Serve, ServeError, Stall, validity};
 pub use service::{Service, Shape};
+pub use settings::{Close, Serve, ServeError, Stall, validity};

@@ -12,8 +12,8 @@ use fourtuple_syscalls::{Errno, errno_name, option};
 
 use crate::serve::decoder::{Answer, Decoder, Position};
 use crate::serve::running::{Counts, Stop};
-use crate::serve::serve::Close;
 use crate::serve::service::Work;
+use crate::serve::settings::Close;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;

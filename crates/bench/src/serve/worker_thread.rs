@@ -18,8 +18,8 @@ use crate::serve::decoder::Decoder;
 use crate::serve::policy_worker::{PolicyWorker, into_io};
 use crate::serve::protocol::Protocol;
 use crate::serve::running::{Counts, Stop};
-use crate::serve::serve::{Close, ServeError};
 use crate::serve::service::{StallTimes, Work};
+use crate::serve::settings::{Close, ServeError};
 use crate::serve::worker::{Listener, Worker};
 
 /// The source of the connections of a worker.

@@ -59,7 +59,7 @@ impl Class {
             }
             Class::Bhash => {
                 "a port range for each worker (IP_LOCAL_PORT_RANGE), so that no two workers search the same port's \
-                 bucket; more source addresses do not help"
+                 bucket"
             }
             Class::TimeWait => "fewer TIME_WAIT sockets: kept-alive connections, or the peer closes first",
             Class::SocketOwner => {

@@ -119,6 +119,7 @@ mod tests {
         }
         let summary = summary(root).unwrap();
         assert!(summary.contains("- [fourtuple doctor](docs/doctor.md)\n"), "{summary}");
+        assert!(summary.contains("](docs/measurements/doctor.md)\n"), "{summary}");
         assert!(summary.contains("](KERNELS.md)\n"), "{summary}");
     }
 }

@@ -99,8 +99,11 @@ fn summary(root: &Path) -> Result<String> {
 
 /// Returns the links in the first column of the table of pages.
 fn rows(text: &str) -> impl Iterator<Item = &str> {
-    let cells = text.lines().filter_map(|line| line.strip_prefix("| [")?.split_once(" |").map(|(cell, _)| cell));
-    cells.flat_map(|cell| cell.split("](").skip(1)).filter_map(|link| link.split_once(')').map(|(link, _)| link))
+    let cells =
+        text.lines().filter_map(|line| line.strip_prefix("| [")?.split_once(" |").map(|(cell, _)| cell));
+    cells
+        .flat_map(|cell| cell.split("](").skip(1))
+        .filter_map(|link| link.split_once(')').map(|(link, _)| link))
 }
 
 #[cfg(test)]

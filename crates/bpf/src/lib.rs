@@ -28,7 +28,6 @@ mod object;
 mod objects;
 #[cfg(test)]
 mod packet;
-mod permission;
 mod plain_time_wait;
 mod shared;
 pub mod socket_holders;

@@ -12,7 +12,6 @@ pub mod line;
 #[doc(hidden)]
 pub mod output;
 mod progress;
-mod records;
 #[doc(hidden)]
 pub mod save;
 #[doc(hidden)]

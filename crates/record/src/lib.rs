@@ -11,17 +11,14 @@
 #![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod accept;
-mod command_line;
 mod compare;
 mod doctor;
-mod ephemeral_ports;
 pub mod errno;
 mod fix_accept;
 mod fix_ports;
 mod fleet;
 mod format;
 mod forward;
-mod host;
 mod lab;
 mod lab_locks;
 mod load;
@@ -29,7 +26,6 @@ pub mod measure;
 mod plan;
 mod planes;
 mod ports;
-mod printable;
 mod run;
 mod saved;
 mod scatter;
@@ -42,13 +38,14 @@ mod trace;
 mod trace_accept;
 mod trace_locks;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use accept::{
     AcceptCell, AcceptRecord, AcceptResults, AcceptSettings, BreakEven, Probe, SkippedCell, Span, Timeline,
     WaitNs, Waiter,
 };
-pub use command_line::CommandLine;
 pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use doctor::{
     Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Proof, Severity, Unchecked,
@@ -56,11 +53,12 @@ pub use doctor::{
 pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
 pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
 pub use fleet::{FleetHost, FleetRecord, FleetResults, FleetSettings};
-pub use format::{exact_duration, format_duration, format_time, three_digits};
+pub use format::{
+    CommandLine, exact_duration, format_duration, format_time, printable, printable_lines, three_digits,
+};
 pub use forward::{
     ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
 };
-pub use host::Host;
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
@@ -74,7 +72,6 @@ pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSet
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
 };
-pub use printable::{printable, printable_lines};
 pub use run::{RunRecord, RunResults, RunSettings};
 pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};
@@ -133,4 +130,20 @@ impl Remark {
     pub fn new(id: &str, message: impl Into<String>) -> Self {
         Remark { id: id.to_owned(), message: message.into() }
     }
+}
+
+/// The fingerprint of the machine and kernel that a record comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Host {
+    /// Kernel release as `uname -r` prints it.
+    pub kernel: String,
+    /// Number of CPUs that this process may run on.
+    pub cpus: u32,
+    /// Virtualization of the machine, as far as the kernel shows it; `none`: bare metal; empty: unknown.
+    pub virtualization: String,
+    /// Sysctls that the command read, by dotted name.
+    pub sysctls: BTreeMap<String, String>,
+    /// Capabilities of the kernel, found by probing: `ip_local_port_range` -> `linear`.
+    pub capabilities: BTreeMap<String, String>,
 }

@@ -7,7 +7,7 @@ use crate::doctor::accepting::subject;
 use crate::doctor::attribute::with_callers;
 use crate::doctor::command::Place;
 use crate::doctor::draft::{Action, Draft, Remedy};
-use crate::doctor::limits::Limits;
+use crate::doctor::rule::Limits;
 use crate::doctor::rule::Rule;
 use crate::doctor::rules::ALL;
 use crate::doctor::rules::x01_unexplained::unexplained;

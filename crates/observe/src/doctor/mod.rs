@@ -1,7 +1,7 @@
 //! Rules that find faults in a [`Snapshot`](fourtuple_record::snapshot::Snapshot).
 //!
-//! The rules of a family are a file in `rules`. A rule has what the rule looks for, where its figures come from, its threshold, its explanation, and a function
-//! from a snapshot to findings. The module reads nothing itself.
+//! The rules of a family are a file in `rules`. A rule is what it looks for, where its figures come from, its threshold, its
+//! explanation, and a function from a snapshot to findings. The module reads nothing itself.
 #![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod accepting;
@@ -13,8 +13,6 @@ mod command;
 mod datagram;
 mod diagnose;
 mod draft;
-mod explain;
-mod limits;
 mod remedies;
 mod rule;
 mod rules;
@@ -25,8 +23,6 @@ pub use budget::Budget;
 pub use causes::causes;
 pub use command::{Cure, Place};
 pub use diagnose::{Diagnosis, diagnose, diagnose_at};
-pub use explain::explain;
-pub use limits::{LimitError, Limits};
-pub use rule::{Rule, Threshold};
+pub use rule::{LimitError, Limits, Rule, Threshold, explain};
 pub use rules::{ALL, named};
 pub use symptom::Unexplained;

@@ -4,7 +4,6 @@ use anyhow::Context;
 use clap::Parser;
 use fourtuple_bench::compare::{ServerCommand, Side, SideCommand};
 
-use crate::commands::compare::shell;
 use crate::exit::{self, UsageError};
 use crate::{Arguments, Command, one_line};
 
@@ -14,7 +13,7 @@ use crate::{Arguments, Command, one_line};
 /// [`UsageError`] if the command is invalid, or does not give exactly one number per trial.
 pub(super) fn side(name: &'static str, text: &str) -> anyhow::Result<Side> {
     let refuse = |why: String| anyhow::Error::from(UsageError(format!("{name}, '{text}': {why}")));
-    let mut arguments = shell::split(text).map_err(refuse)?;
+    let mut arguments = split(text).map_err(refuse)?;
     if arguments.first().is_some_and(|word| word == "fourtuple") {
         arguments.remove(0);
     }
@@ -42,7 +41,7 @@ pub(super) fn side(name: &'static str, text: &str) -> anyhow::Result<Side> {
 pub(super) fn server(flag: &'static str, text: &str) -> anyhow::Result<ServerCommand> {
     let refuse =
         |why: String| anyhow::Error::from(UsageError(format!("invalid value '{text}' for '{flag}': {why}")));
-    let mut arguments = shell::split(text).map_err(refuse)?;
+    let mut arguments = split(text).map_err(refuse)?;
     if arguments.first().is_some_and(|word| word == "fourtuple") {
         arguments.remove(0);
         if arguments.first().is_none_or(|word| word != "serve") {
@@ -70,9 +69,53 @@ pub(crate) fn parse(arguments: &[String], no_run: &str) -> Result<Command, Strin
     Ok(parsed.command)
 }
 
+/// Splits a command line as a shell does: at blanks outside of quotes. Supports '...', "..." and \; inside of "..." a \
+/// escapes " \ $ and `. Does not expand variables or patterns.
+///
+/// # Errors
+/// A text for the user if a quote is not closed, or if the text ends with a \.
+pub(super) fn split(text: &str) -> Result<Vec<String>, String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            ' ' | '\t' | '\n' => words.extend(word.take()),
+            '\'' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match letters.next().ok_or("a ' is not closed")? {
+                        '\'' => break,
+                        inside => word.push(inside),
+                    }
+                }
+            }
+            '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match letters.next().ok_or("a \" is not closed")? {
+                        '"' => break,
+                        '\\' => match letters.next().ok_or("a \" is not closed")? {
+                            escaped @ ('"' | '\\' | '$' | '`') => word.push(escaped),
+                            other => word.extend(['\\', other]),
+                        },
+                        inside => word.push(inside),
+                    }
+                }
+            }
+            '\\' => {
+                word.get_or_insert_default().push(letters.next().ok_or("nothing stands after the last \\")?)
+            }
+            other => word.get_or_insert_default().push(other),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{split, *};
 
     #[test]
     fn a_server_is_serve_or_another_program() {
@@ -93,6 +136,22 @@ mod tests {
         ] {
             let error = server("--server-b", text).unwrap_err().to_string();
             assert!(error.contains(says) && error.contains("--server-b"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn quotes_and_escapes_follow_the_shell() {
+        for (text, words) in [
+            ("", &[][..]),
+            ("  lab   ports\t--range 1-2\n", &["lab", "ports", "--range", "1-2"]),
+            ("a 'b c' \"d e\"f", &["a", "b c", "d ef"]),
+            (r#"a\ b "c\"d\e" '\'"#, &["a b", r#"c"d\e"#, r"\"]),
+            ("'' \"\"", &["", ""]),
+        ] {
+            assert_eq!(split(text).unwrap(), words, "{text:?}");
+        }
+        for text in ["'a", "\"a", "a\\", "\"a\\"] {
+            assert!(split(text).is_err(), "{text:?}");
         }
     }
 }

@@ -1,7 +1,6 @@
 //! `fourtuple compare`: its flags and its output. The engine is the crate `fourtuple-bench`.
 
 pub(crate) mod command_line;
-mod shell;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +12,11 @@ use fourtuple_bench::lab::{LabError, Progress};
 use fourtuple_record::{CompareSettings, Saved};
 use time::OffsetDateTime;
 
+use crate::commands::report::read_records;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output};
 use crate::progress::Bars;
-use crate::{records, stop, units};
+use crate::{stop, units};
 
 /// Compare two commands, run in turn until the interval of their ratio is narrow enough, or saved records: is B faster than A?
 ///
@@ -132,7 +132,7 @@ impl Compare {
         let mut saved = SavedTrials::new(self.metric);
         for (number, path) in self.files.iter().enumerate() {
             let file = path.display().to_string();
-            let records = records::read(path).map_err(|error| {
+            let records = read_records(path).map_err(|error| {
                 let hint = if file.contains(' ') { " (commands stand after --)" } else { "" };
                 UsageError(format!("{error}{hint}"))
             })?;

@@ -12,7 +12,7 @@ use fourtuple_report::duration;
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use crate::commands::fix::ready;
+use crate::commands::fix::announce;
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::{self, Output};
@@ -142,7 +142,7 @@ impl AcceptFlags {
         let started = OffsetDateTime::now_utc();
         let line = Line::new(self.output.quiet);
         let attached = |addresses: &[String]| {
-            ready::announce(&self.output, self.dry_run, format_args!("accept of {}", addresses.join(", ")));
+            announce(&self.output, self.dry_run, format_args!("accept of {}", addresses.join(", ")));
         };
         let outcome = accept.run(&stop, attached, |progress| {
             if line.is_visible() {

@@ -1,11 +1,13 @@
 mod accept;
 mod ports;
 mod print;
-mod ready;
+
+use std::fmt;
 
 use clap::{Args, Subcommand};
 
 use crate::exit::Exit;
+use crate::output::{self, Output};
 
 /// Fix the connections of running programs from outside, without a restart; everything is undone at the end
 ///
@@ -32,5 +34,14 @@ impl Fix {
             Some(What::Ports(flags)) => flags.run(),
             None => self.print.run(),
         }
+    }
+}
+
+/// Says on stderr that a fix is attached, also where stderr is not a terminal, because scripts wait for this line.
+pub(super) fn announce(output: &Output, is_dry_run: bool, what: fmt::Arguments<'_>) {
+    if !output.quiet {
+        let verb = if is_dry_run { "observing" } else { "fixing" };
+        // Without stderr the fix works all the same.
+        output::say(&format!("{verb} {what}"));
     }
 }

@@ -11,7 +11,7 @@ use indicatif::HumanCount;
 use ipnet::IpNet;
 use time::OffsetDateTime;
 
-use crate::commands::fix::ready;
+use crate::commands::fix::announce;
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::{self, Output};
@@ -100,7 +100,7 @@ impl PortsFlags {
         let started = OffsetDateTime::now_utc();
         let line = Line::new(self.output.quiet);
         let attached = || {
-            ready::announce(&self.output, self.dry_run, format_args!("connect() of {}", cgroup.display()));
+            announce(&self.output, self.dry_run, format_args!("connect() of {}", cgroup.display()));
         };
         let outcome = ports.run(&stop, attached, |progress| {
             if line.is_visible() {

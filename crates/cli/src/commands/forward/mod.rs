@@ -2,13 +2,11 @@ mod advice;
 mod config;
 mod live;
 mod metrics;
-mod reload;
-mod takeover;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,21 +14,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use config::{File, LinkText, ParsedLink};
 use fourtuple::spread::Selector;
 use fourtuple_forward::{
-    ClientLimit, Forward, ForwardError, PlaneCounts, PlaneKind, Reception, Running, SessionReport,
+    ClientLimit, Forward, ForwardError, HandoverError, PlaneCounts, PlaneKind, Predecessor, Reception,
+    Running, SessionReport, TakenOver, TakeoverOutcome, TakeoverSocket,
 };
 use fourtuple_record::measure::balance;
-use fourtuple_record::{ForwardBfd, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved};
+use fourtuple_record::{
+    ForwardBfd, ForwardLink, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved, format_time,
+};
 use fourtuple_syscalls::{option, resource, schedule};
+use metrics::Metrics;
 use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
-use config::{File, LinkText, ParsedLink};
-use metrics::Metrics;
 
 /// The interval at which the main thread checks for signals and the end of `--for`.
 const LOOK: Duration = Duration::from_millis(20);
@@ -165,8 +166,7 @@ impl ForwardFlags {
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let (mut running, mut takeover) =
-            takeover::start(&forward, self.takeover.as_deref()).map_err(with_remedy)?;
+        let (mut running, mut takeover) = start(&forward, self.takeover.as_deref()).map_err(with_remedy)?;
         let begun = Instant::now();
         // After a takeover, the predecessor holds the address until it has ended.
         let metrics = self.metrics.filter(|_| takeover.from().is_none());
@@ -369,12 +369,12 @@ impl ForwardFlags {
         if let Err(error) = running.set_all_routes(routes) {
             return tell(format!("{error}; nothing is changed"));
         }
-        let changed = reload::of_all(forward, &new_forward);
+        let changed = of_all(forward, &new_forward);
         if !changed.is_empty() {
             tell(format!("{} not taken over: needs a new start", changed.join(", ")));
         }
         for (number, (new, old)) in new.iter().zip(links).enumerate() {
-            let changed = reload::of_link(&old.record, &new.record);
+            let changed = of_link(&old.record, &new.record);
             if !changed.is_empty() {
                 tell(format!(
                     "link {}: only its routes are taken over; {} needs a new start",
@@ -481,4 +481,127 @@ fn sessions(watched: Vec<SessionReport>) -> Vec<ForwardBfd> {
         }
     };
     watched.into_iter().map(session).collect()
+}
+
+// The settings other than routes that a reloaded file changes, by their names in the file.
+
+/// Returns the changed settings of the forwarder.
+pub(super) fn of_all(was: &Forward, is: &Forward) -> Vec<&'static str> {
+    // Every field is named, so that the compiler reports a new field. `of_link` compares links; the file has no `work`.
+    let Forward { links: _, planes, kind, pin, clients, share, work: _, receive_buffer } = is;
+    named([
+        ("planes", *planes != was.planes),
+        ("plane", *kind != was.kind),
+        ("pin", *pin != was.pin),
+        ("clients-total", *clients != was.clients),
+        ("share", *share != was.share),
+        ("receive-buffer", *receive_buffer != was.receive_buffer),
+    ])
+}
+
+/// Returns the changed settings of a link.
+pub(super) fn of_link(was: &ForwardLink, is: &ForwardLink) -> Vec<&'static str> {
+    // A reload applies these three.
+    let ForwardLink {
+        to: _,
+        routes: _,
+        key: _,
+        listen,
+        spread,
+        replies,
+        idle_ns,
+        clients,
+        bfd,
+        bfd_in_band,
+        bfd_timers,
+    } = is;
+    named([
+        ("listen", *listen != was.listen),
+        ("spread", *spread != was.spread),
+        ("return", *replies != was.replies),
+        ("idle", *idle_ns != was.idle_ns),
+        ("clients", *clients != was.clients),
+        ("bfd", *bfd != was.bfd),
+        ("bfd-in-band", *bfd_in_band != was.bfd_in_band),
+        // A session that begins or ends is named by `bfd`.
+        ("bfd-timers", bfd_timers.zip(was.bfd_timers).is_some_and(|(is, was)| is != was)),
+    ])
+}
+
+fn named<const N: usize>(settings: [(&'static str, bool); N]) -> Vec<&'static str> {
+    settings.into_iter().filter_map(|(name, has_changed)| has_changed.then_some(name)).collect()
+}
+
+// `--takeover`: this process takes over from the running process, and a later process can take over from this process.
+
+/// The takeover socket of this process, and its predecessor.
+pub(super) struct Takeover {
+    takeover_socket: Option<TakeoverSocket>,
+    process: Option<u32>,
+}
+
+/// Takes over from the process that listens at the path, or opens new sockets if there is none.
+pub(super) fn start(forward: &Forward, path: Option<&Path>) -> Result<(Running, Takeover), ForwardError> {
+    let Some(path) = path else {
+        return Ok((forward.start()?, Takeover { takeover_socket: None, process: None }));
+    };
+    match follow(forward, path) {
+        // The predecessor has ended in between, so that there is none.
+        Err(ForwardError::Handover(HandoverError::Gone { .. })) => follow(forward, path),
+        result => result,
+    }
+}
+
+fn follow(forward: &Forward, path: &Path) -> Result<(Running, Takeover), ForwardError> {
+    if let Some(predecessor) = Predecessor::at(path)? {
+        let TakenOver { running, takeover_socket, process } = forward.take_over(predecessor)?;
+        return Ok((running, Takeover { takeover_socket: Some(takeover_socket), process: Some(process) }));
+    }
+    // The path is bound first, so that an invalid path is reported before any socket is open.
+    let takeover_socket = TakeoverSocket::open(path)?;
+    Ok((forward.start()?, Takeover { takeover_socket: Some(takeover_socket), process: None }))
+}
+
+impl Takeover {
+    /// Returns the PID of the predecessor.
+    pub(super) fn from(&self) -> Option<u32> {
+        self.process
+    }
+
+    /// Returns whether the predecessor has ended, so that this process can bind addresses that only one process can have.
+    pub(super) fn is_alone(&self) -> bool {
+        self.takeover_socket
+            .as_ref()
+            .is_none_or(|takeover_socket| takeover_socket.predecessor_has_ended(Duration::ZERO))
+    }
+
+    /// Checks for a process that requests the takeover. Returns the BFD sessions before the takeover if it is done.
+    pub(super) fn look(
+        &mut self,
+        running: &mut Running,
+        quiet: bool,
+    ) -> Result<Option<Vec<SessionReport>>, ForwardError> {
+        let tell = |line: String| {
+            if !quiet {
+                output::say(&line);
+            }
+        };
+        let Some(takeover_socket) = &mut self.takeover_socket else { return Ok(None) };
+        match running.hand_over(takeover_socket)? {
+            TakeoverOutcome::Nothing => Ok(None),
+            TakeoverOutcome::Failed(error) => {
+                tell(format!("not handed over: {error}"));
+                Ok(None)
+            }
+            TakeoverOutcome::Done { process, bfd, pause } => {
+                let pause = format_time(pause);
+                tell(format!("handed over to process {process}, for which packets waited {pause}"));
+                // The successor waits for the end of this process, which closes the connection, before it binds exclusive addresses.
+                if let Some(takeover_socket) = self.takeover_socket.take() {
+                    Box::leak(Box::new(takeover_socket));
+                }
+                Ok(Some(bfd))
+            }
+        }
+    }
 }

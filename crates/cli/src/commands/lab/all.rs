@@ -11,7 +11,7 @@ use fourtuple_record::{AcceptResults, LabResults, LabSettings, PortsSettings, Re
 use time::OffsetDateTime;
 
 use crate::commands::lab::ports::all_strategies;
-use crate::commands::lab::run::with_watch;
+use crate::commands::lab::with_watch;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 

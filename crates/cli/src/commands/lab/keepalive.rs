@@ -8,9 +8,8 @@ use fourtuple_bench::lab::pool::Mix;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::list::without_duplicates;
-use crate::commands::lab::pool_flags::{COMPARES_BY_ITSELF, PoolFlags, policies, selection};
-use crate::commands::lab::run::{Experiment, with_watch};
+use crate::commands::lab::accept::{COMPARES_BY_ITSELF, PoolFlags, policies, selection};
+use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::progress::Bars;

@@ -6,8 +6,7 @@ use fourtuple_bench::lab::locks::{Change, Locks};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::list::without_duplicates;
-use crate::commands::lab::run::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;

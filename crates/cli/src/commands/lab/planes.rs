@@ -6,7 +6,7 @@ use fourtuple_forward::PlaneKind;
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;

@@ -9,7 +9,7 @@ use fourtuple_bench::lab::ports;
 use fourtuple_record::{PortsSettings, Saved};
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;

@@ -7,7 +7,7 @@ use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
-use crate::commands::lab::run::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;

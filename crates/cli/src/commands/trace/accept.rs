@@ -9,9 +9,9 @@ use fourtuple_record::{Saved, TraceAcceptSettings};
 use fourtuple_report::duration;
 use indicatif::HumanCount;
 
-use crate::commands::trace::causes::Before;
-use crate::commands::trace::filter::{NetworkFlags, address, cgroup_id, name, process};
-use crate::commands::trace::runner::{self, Description};
+use crate::commands::trace::{
+    Before, Description, NetworkFlags, address, cgroup_id, comm, process, run_instrument,
+};
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::Output;
@@ -28,7 +28,7 @@ pub(super) struct AcceptFlags {
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
     /// Trace accepts of threads with this name only (comm, at most 15 bytes)
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
     /// Trace listeners on this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
@@ -72,7 +72,7 @@ impl AcceptFlags {
         let record = self.network.within(|network| {
             let before = Before::read();
             let accept = Accept { network, ..accept };
-            let (mut record, _) = runner::run(&description, &accept, self.settings(), &self.output, show)?;
+            let (mut record, _) = run_instrument(&description, &accept, self.settings(), &self.output, show)?;
             before.explain(&mut record.results.calls);
             Ok(record)
         })?;

@@ -10,13 +10,10 @@ use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
 use indicatif::HumanCount;
 
-use crate::commands::trace::causes::Before;
-use crate::commands::trace::filter::{
-    NetworkFlags, TierChoice, address, cgroup_id, name, process, protocol, tier,
+use crate::commands::trace::{
+    Before, Description, LiveHeat, NetworkFlags, TierChoice, address, cgroup_id, comm, process, protocol,
+    run_instrument, tier, write_flame,
 };
-use crate::commands::trace::flame;
-use crate::commands::trace::live::LiveHeat;
-use crate::commands::trace::runner::{self, Description};
 use crate::exit::{Exit, UsageError};
 use crate::line::Line;
 use crate::output::Output;
@@ -36,7 +33,7 @@ pub(super) struct ConnectFlags {
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
     /// Trace threads with this name only (comm, at most 15 bytes)
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
     /// Trace connects to this address only: 192.0.2.1 or 2001:db8::1
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
@@ -98,7 +95,7 @@ impl ConnectFlags {
             let before = Before::read();
             let connect = Connect { network, ..connect };
             let (mut record, folded) =
-                runner::run(&description, &connect, self.settings(), &self.output, show)?;
+                run_instrument(&description, &connect, self.settings(), &self.output, show)?;
             before.explain(&mut record.results.calls);
             Ok((record, folded))
         })?;
@@ -107,7 +104,7 @@ impl ConnectFlags {
         let exit = self.output.finish(&Saved::TraceConnect(record))?;
         if let (Some(path), Some((title, subtitle))) = (&self.flame, &caption) {
             let caption = Caption { title, subtitle, unit: "samples" };
-            flame::write(path, &folded, &caption, &self.output)?;
+            write_flame(path, &folded, &caption, &self.output)?;
         }
         Ok(exit)
     }

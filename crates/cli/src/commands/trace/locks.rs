@@ -9,9 +9,9 @@ use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
 use indicatif::HumanCount;
 
-use crate::commands::trace::filter::{NetworkFlags, cgroup_id, name, process};
-use crate::commands::trace::flame;
-use crate::commands::trace::runner::{self, Description};
+use crate::commands::trace::{
+    Description, NetworkFlags, cgroup_id, comm, process, run_instrument, write_flame,
+};
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::Output;
@@ -28,7 +28,7 @@ pub(super) struct LocksFlags {
     #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
     /// Trace waits of threads with this name only (comm, at most 15 bytes)
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
     #[command(flatten)]
     network: NetworkFlags,
@@ -61,7 +61,7 @@ impl LocksFlags {
         };
         let show = |line: &Line, progress: &LocksProgress| line.set(&words(progress));
         let (record, folded) = self.network.within(|network| {
-            runner::run(&description, &Locks { network, ..locks }, self.settings(), &self.output, show)
+            run_instrument(&description, &Locks { network, ..locks }, self.settings(), &self.output, show)
         })?;
         let kernel = record.host.kernel.clone();
         let exit = self.output.finish(&Saved::TraceLocks(record))?;
@@ -69,7 +69,7 @@ impl LocksFlags {
             let subtitle = format!("kernel {kernel} · nanoseconds of waiting by path · {COLOURS}");
             let title = "fourtuple trace locks: time spent waiting";
             let caption = Caption { title, subtitle: &subtitle, unit: "ns" };
-            flame::write(path, &folded, &caption, &self.output)?;
+            write_flame(path, &folded, &caption, &self.output)?;
         }
         Ok(exit)
     }

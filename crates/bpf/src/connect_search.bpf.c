@@ -82,6 +82,7 @@ struct totals {
 	u64 lost_answers;
 	u64 given_port;
 	u64 switched; /* searches during which the task was not running all the time */
+	u64 unmarked; /* connects without an entry in origins */
 	u64 window;
 	u32 samples_taken;
 	u32 outliers_taken;
@@ -136,7 +137,7 @@ struct event {
 LAYOUT(struct wanted, 96);
 LAYOUT(struct tuple_key, 24);
 LAYOUT(struct tuple, 128 + 8 * COARSE);
-LAYOUT(struct totals, 96 + 8 * ERRNOS);
+LAYOUT(struct totals, 104 + 8 * ERRNOS);
 LAYOUT(struct attempt, 64);
 LAYOUT(struct caller, 64);
 LAYOUT(struct event, 24);
@@ -199,6 +200,16 @@ struct {
 	TYPE(key, u32);
 	TYPE(value, struct caller);
 } callers SECTION(".maps");
+
+/* The index in tuples for a socket, until the kernel frees the socket. Another process may close it: a child between fork() and exec()
+ * holds copies of all sockets, and the last copy closes the connection. */
+struct {
+	NUMBER(type, MAP_SOCKET_STORAGE);
+	NUMBER(map_flags, NO_PREALLOCATION);
+	NUMBER(max_entries, 0);
+	TYPE(key, int);
+	TYPE(value, u32);
+} origins SECTION(".maps");
 
 struct {
 	NUMBER(type, MAP_ARRAY);
@@ -445,7 +456,7 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 	u32 namespace = socket->__sk_common.skc_net.net->ns.inum;
 	u32 slot = slot_of(task, 0);
 	u32 flags = 0;
-	u32 *watching;
+	u32 *watching, *origin;
 	if (!wanted)
 		return;
 	caller = caller_at(slot);
@@ -471,6 +482,11 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 		caller->key = key;
 		caller->task = task;
 	}
+	origin = storage_of(&origins, socket, NULL, MAKE);
+	if (origin)
+		*origin = caller->tuple;
+	else
+		ADD(totals->unmarked, 1);
 	tuple = tuple_of(totals, caller->tuple);
 	if (tuple && tuple->to_retry) {
 		tuple->to_retry -= 1;
@@ -597,8 +613,8 @@ INLINE void failed(struct totals *totals, const struct sock *socket, struct atte
 	forget(attempt);
 }
 
-/* Counts an active close, which leaves the port in TIME_WAIT. A connection from before the trace counts too, if its process
- * has connected to the same destination since the trace began. */
+/* Counts an active close, which leaves the port in TIME_WAIT. A connection from before the trace counts too, if the process that
+ * closes it has connected to the same destination since the trace began. */
 INLINE void closing(const struct sock *socket, int from)
 {
 	u32 only = 0;
@@ -606,9 +622,7 @@ INLINE void closing(const struct sock *socket, int from)
 	struct totals *totals = the_totals();
 	struct attempt *attempt;
 	struct tuple_key key;
-	struct caller *caller;
 	struct tuple *tuple;
-	u64 task = current_task_id();
 	u32 *place;
 	/* A connection that a server accepted has a peer port that no traced connect() used. */
 	if (!wanted || !totals || !is_port_known(__builtin_bswap16(socket->__sk_common.skc_dport)))
@@ -618,16 +632,14 @@ INLINE void closing(const struct sock *socket, int from)
 	attempt = attempt_of(number_of(socket, totals));
 	if (attempt)
 		established(totals, attempt, 1);
-	caller = caller_at(slot_of(task, 0));
-	put_key(&key, socket, wanted, caller);
-	if (caller && caller->task == task && same_key(&caller->key, &key)) {
-		tuple = tuple_at(caller->tuple);
-	} else {
+	place = storage_of(&origins, socket, NULL, 0);
+	if (!place) {
+		put_key(&key, socket, wanted, NULL);
 		place = map_lookup(&places, &key);
-		if (!place)
-			return;
-		tuple = tuple_at(*place);
 	}
+	if (!place)
+		return;
+	tuple = tuple_of(totals, *place);
 	if (!tuple)
 		return;
 	if (from == ESTABLISHED)

@@ -13,8 +13,7 @@
 #include "current.h"
 #include "fix_accept.h"
 
-enum { CAN_BE_MAPPED = 1024, NO_PREALLOCATION = 1, IS_COPIED = 512 };
-enum { MAP_SOCKET_STORAGE = 24 };
+enum { CAN_BE_MAPPED = 1024, IS_COPIED = 512 };
 
 /* The weight of one time in the average is 1/16. */
 enum { SMOOTHING = 16, MAX_US = 60000000 };
@@ -94,8 +93,6 @@ struct sock_reuseport___program {
 	struct bpf_prog *prog;
 };
 #pragma clang attribute pop
-
-static void *(*const storage_of)(void *map, const void *socket, void *value, u64 flags) = (void *)107;
 
 /* The worker has closed a connection. Two workers of one listener may overwrite each other's average, which does no harm. */
 INLINE void progressed(struct listener *listener)

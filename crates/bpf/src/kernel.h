@@ -23,8 +23,11 @@ enum map_kind {
 	MAP_ARRAY_PER_CPU = 6,
 	MAP_STACKS = 7,
 	MAP_HASH_FORGETFUL = 9,
+	MAP_SOCKET_STORAGE = 24,
 	MAP_RING = 27,
 };
+/* BPF_F_NO_PREALLOC, which storage of sockets needs. */
+enum { NO_PREALLOCATION = 1 };
 /* BPF_ANY and BPF_NOEXIST. */
 enum { ANY = 0, NOT_TWICE = 1 };
 /* BPF_RB_NO_WAKEUP: an event wakes no thread, because the reader polls the ring at intervals. */
@@ -54,6 +57,9 @@ static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
 static u64 (*const socket_cookie)(const void *socket) = (void *)46;
 static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
+/* Returns the value of a socket, or NULL. With MAKE (BPF_SK_STORAGE_GET_F_CREATE), NULL means that there is no memory for it. */
+static void *(*const storage_of)(void *map, const void *socket, void *value, u64 flags) = (void *)107;
+enum { MAKE = 1 };
 /* Returns the id of the stack in the map, or a negative errno. */
 static long (*const stack_id)(void *context, void *map, u64 flags) = (void *)27;
 /* Copies return addresses, the innermost first. Returns the number of bytes, or a negative errno. */

@@ -212,3 +212,33 @@ fn active_closes_are_counted_per_side() {
         assert_eq!((tuple.closed_first, tuple.closed_by_peer), (u64::from(closes) - by_peer, by_peer));
     });
 }
+
+/// A child holds copies of all sockets until its exec, and the last copy closes the connection.
+#[test]
+fn closes_by_another_process_count_for_the_one_that_connected() {
+    in_namespace(|| {
+        let test = "closes_by_another_process_count_for_the_one_that_connected";
+        let (server, destination) = listener("127.0.8.1", 64);
+        let program = || {
+            for is_first in [true, false, false] {
+                let client = dial(destination);
+                let accepted = socket::accept(server.as_fd()).unwrap();
+                let mut holder = Command::new("sh");
+                holder.args(["-c", "read line"]).stdin(client);
+                let mut child = starting::start(&mut holder).unwrap();
+                // The copy of this process is closed.
+                drop(holder);
+                if is_first {
+                    assert_eq!(socket::send(accepted.as_fd(), b"\n").unwrap(), 1);
+                } else {
+                    drop(accepted);
+                }
+                child.wait().unwrap();
+            }
+        };
+        let run = || traced(test, &to(destination), program);
+        let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
+        let tuple = only(&results);
+        assert_eq!((tuple.closed_first, tuple.closed_by_peer), (1, 2));
+    });
+}

@@ -157,6 +157,7 @@ struct Sums {
     lost_answers: u64,
     given_port: u64,
     switched: u64,
+    unmarked: u64,
     window: u64,
     samples_taken: u32,
     outliers_taken: u32,
@@ -172,12 +173,14 @@ pub struct Totals {
     pub lost_events: u64,
     /// Connects that were not counted because the maps were full.
     pub lost_starts: u64,
-    /// Searches, failures and handshakes that are in no tuple because the table of tuples was full.
+    /// Searches, failures, handshakes and closes that are in no tuple because the table of tuples was full.
     pub lost_tuples: u64,
     /// Connections for which the end of the search was not seen.
     pub without_end: u64,
     /// Connects whose result was missed because the processor was counting another connect.
     pub lost_answers: u64,
+    /// Connects for which the kernel had no memory to remember their tuple: their close counts only if the process that connected closes.
+    pub unmarked: u64,
     /// Completed handshakes: the handshakes in `handshake`, and handshakes whose time is not known.
     pub established: u64,
     /// Connections over IPv6 whose search ended before the program at the end of IPv6 searches was attached.
@@ -215,7 +218,7 @@ pub struct Event {
 const _: () = assert!(mem::size_of::<Settings>() == 96 && mem::offset_of!(Settings, network) == 92);
 const _: () = assert!(mem::size_of::<TupleKey>() == 24 && mem::offset_of!(TupleKey, port) == 20);
 const _: () = assert!(mem::size_of::<Tuple>() == 128 + 8 * COARSE && mem::offset_of!(Tuple, failed) == 56);
-const _: () = assert!(mem::size_of::<Sums>() == 96 + 8 * 256 && mem::offset_of!(Sums, errnos) == 96);
+const _: () = assert!(mem::size_of::<Sums>() == 104 + 8 * 256 && mem::offset_of!(Sums, errnos) == 104);
 const _: () = assert!(mem::size_of::<Event>() == 24 && mem::offset_of!(Event, source_port) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
@@ -459,6 +462,7 @@ impl ConnectSearch {
             lost_tuples: sums.lost_tuples,
             without_end: sums.without_end,
             lost_answers: sums.lost_answers,
+            unmarked: sums.unmarked,
             established: handshake.count + sums.without_end + sums.untimed + sums.unanswered,
             untimed: sums.untimed,
             given_port: sums.given_port,

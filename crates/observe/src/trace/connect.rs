@@ -332,6 +332,7 @@ fn losses(totals: &Totals, missed: u64) -> Losses {
             totals.lost_answers,
             "connects have no outcome: no program saw whether they were established or failed",
         ),
+        (totals.unmarked, "closes may be missing: the kernel had no memory to remember who had connected"),
         (totals.lost_events, "samples were lost because the ring buffer was full; the counts are complete"),
         (missed, MISSED),
     ])

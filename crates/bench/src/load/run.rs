@@ -61,7 +61,7 @@ pub struct Outcome {
     /// Operations in progress at the end of each second.
     pub(crate) in_flight: Vec<u64>,
     /// Failures by an answer in each second.
-    pub(crate) refusals: Vec<u64>,
+    pub(crate) answers: Vec<u64>,
     /// Whether the run ended because everything was refused.
     pub(crate) refused: bool,
     /// The log of histograms, if it was requested.
@@ -206,14 +206,14 @@ impl Load {
         let interrupted = stop.load(Ordering::Relaxed);
         let start_error = Duration::from_nanos(shared.start_error.load(Ordering::Relaxed));
         let refused = shared.refused.load(Ordering::Relaxed);
-        let (seconds, [in_flight, refusals], log) = board.finish();
+        let (seconds, [in_flight, answers], log) = board.finish();
         Ok(Outcome {
             tally,
             addresses,
             elapsed,
             seconds,
             in_flight,
-            refusals,
+            answers,
             refused,
             log,
             engine,
@@ -479,7 +479,7 @@ impl Outcome {
             operations: tally.operations,
             seconds: &seconds,
             in_flight: &self.in_flight,
-            refusals: &self.refusals,
+            answers: &self.answers,
             offered: load.arrival.rate_per_s().map(|_| Offered {
                 intended: tally.offered,
                 done: tally.operations,

@@ -150,8 +150,8 @@ pub(crate) struct ThreadSecond {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
     pub(crate) errors: u64,
-    /// Failures by an answer, such as ECONNREFUSED: neither a timeout nor a lack of ports.
-    pub(crate) refusals: u64,
+    /// Receives of bytes, and failures by an answer, such as ECONNREFUSED: neither a timeout nor a lack of ports.
+    pub(crate) answers: u64,
     /// Operations in progress at the end of the second.
     pub(crate) in_flight: u64,
     pub(crate) total: Histogram,
@@ -205,7 +205,7 @@ impl ThreadSecond {
             operations: 0,
             connections: 0,
             errors: 0,
-            refusals: 0,
+            answers: 0,
             in_flight: 0,
             total: Histogram::new(),
             detail: detailed.then(|| Box::new(Detail::new())),
@@ -232,7 +232,7 @@ impl ThreadSecond {
         self.operations += other.operations;
         self.connections += other.connections;
         self.errors += other.errors;
-        self.refusals += other.refusals;
+        self.answers += other.answers;
         self.in_flight += other.in_flight;
         self.total.merge(&other.total);
         if let (Some(detail), Some(other)) = (&mut self.detail, &other.detail) {
@@ -244,7 +244,7 @@ impl ThreadSecond {
         self.operations = 0;
         self.connections = 0;
         self.errors = 0;
-        self.refusals = 0;
+        self.answers = 0;
         self.total.clear();
         if let Some(detail) = &mut self.detail {
             detail.clear();
@@ -266,7 +266,7 @@ struct State {
     /// The connections of all seconds in `done`.
     connections: u64,
     in_flight: Vec<u64>,
-    refusals: Vec<u64>,
+    answers: Vec<u64>,
     log: Option<HistogramLog>,
     intervals: Option<IntervalSink>,
 }
@@ -283,7 +283,7 @@ impl SecondSums {
                 done: Vec::new(),
                 connections: 0,
                 in_flight: Vec::new(),
-                refusals: Vec::new(),
+                answers: Vec::new(),
                 log,
                 intervals,
             }),
@@ -318,14 +318,14 @@ impl SecondSums {
         state.done.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Returns all seconds, the operations in progress at the end of each and its failures by an answer, and the log of their
-    /// histograms if it is recorded.
+    /// Returns all seconds, the operations in progress at the end of each and its answers, and the log of their histograms if it is
+    /// recorded.
     pub(crate) fn finish(self) -> (Vec<Second>, [Vec<u64>; 2], Option<String>) {
         let mut state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (second, part) in std::mem::take(&mut state.open) {
             state.close(second, part);
         }
-        (state.done, [state.in_flight, state.refusals], state.log.map(HistogramLog::finish))
+        (state.done, [state.in_flight, state.answers], state.log.map(HistogramLog::finish))
     }
 }
 
@@ -345,7 +345,7 @@ impl State {
             log.push(Duration::from_secs(second), Duration::from_secs(1), &part.total);
         }
         self.in_flight.push(part.in_flight);
-        self.refusals.push(part.refusals);
+        self.answers.push(part.answers);
         self.connections += part.connections;
         self.done.push(Second {
             at_ns: second * 1_000_000_000,

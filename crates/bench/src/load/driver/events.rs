@@ -85,6 +85,8 @@ impl<E: Engine> Driver<'_, E> {
     }
 
     pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
+        // A part of a long response is an answer too.
+        self.part.answers += u64::from(count > 0);
         // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
         if let Some(name) = self.overdue(number, now) {
             return self.give_up_on(number, name.into(), now);
@@ -387,9 +389,11 @@ impl<E: Engine> Driver<'_, E> {
         if let Some(detail) = &mut self.part.detail {
             *detail.errors.entry(name.clone()).or_default() += 1;
         }
-        let is_answer =
-            !matches!(name.as_ref(), "timeout" | "unanswered" | "not-closed" | "ETIMEDOUT" | "EADDRNOTAVAIL");
-        self.part.refusals += u64::from(is_answer);
+        let is_answer = !matches!(
+            name.as_ref(),
+            "timeout" | "unanswered" | "not-closed" | errno::ETIMEDOUT | errno::EADDRNOTAVAIL
+        );
+        self.part.answers += u64::from(is_answer);
         self.tally.error(name);
         self.part.errors += 1;
     }

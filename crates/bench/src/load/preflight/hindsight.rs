@@ -35,8 +35,9 @@ pub struct RunMeasurements<'a> {
     pub seconds: &'a [Second],
     /// Number of operations in progress at the end of each second of `seconds`. Empty: unknown.
     pub in_flight: &'a [u64],
-    /// Failures of each second of `seconds` by an answer, such as ECONNREFUSED: neither timeouts nor a lack of ports.
-    pub refusals: &'a [u64],
+    /// Signs of the server in each second of `seconds`: receives of bytes, and failures by an answer, such as ECONNREFUSED; neither timeouts
+    /// nor a lack of ports.
+    pub answers: &'a [u64],
     /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
     /// Time from the first intended start to the end of the last operation.
@@ -240,7 +241,7 @@ fn saturated(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     found.advice.push("More --threads, or a lower --rate, would leave the client room.".to_owned());
 }
 
-/// Returns the longest run of whole seconds in which no operation succeeded although operations were in progress.
+/// Reports whole seconds in which nothing was received although operations were in progress.
 fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let mut stalls: Vec<(Duration, u32)> = Vec::new();
     let mut goes_on = false;
@@ -249,9 +250,9 @@ fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
         let end = at + Duration::from_secs(1);
         let before = index.checked_sub(1).map_or(*in_flight, |index| seen.in_flight[index]);
         let ours = seen.no_port.is_some_and(|no_port| no_port.first < end && at < no_port.last);
-        let refused = seen.refusals.get(index).is_some_and(|refusals| *refusals > 0);
+        let answered = seen.answers.get(index).is_some_and(|answers| *answers > 0);
         let silent = second.operations == 0
-            && !refused
+            && !answered
             && *in_flight > 0
             && before > 0
             && end <= seen.elapsed
@@ -341,7 +342,7 @@ fn errors(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let count = |which: &dyn Fn(&str) -> bool| -> u64 {
         named.iter().filter(|(name, _)| which(name)).map(|(_, count)| **count).sum()
     };
-    let unanswered = count(&|name| !is_answered(name) && name != "EADDRNOTAVAIL");
+    let unanswered = count(&|name| !is_answered(name) && name != errno::EADDRNOTAVAIL);
     let failed = unanswered + count(&is_answered);
     let whole = unanswered + seen.operations;
     let message = if failed == 0 {
@@ -449,7 +450,7 @@ mod tests {
                 operations: self.seconds.iter().map(|second| second.operations).sum(),
                 seconds: &self.seconds,
                 in_flight: &self.in_flight,
-                refusals: &[],
+                answers: &[],
                 details: &self.details,
                 statuses: &self.statuses,
                 offered: self.need.rate_per_s.map(|rate| Offered {
@@ -537,9 +538,9 @@ mod tests {
         let idle = [0; 6];
         assert!(hindsight(&RunMeasurements { in_flight: &idle, ..case.seen() }).remarks.is_empty());
         assert!(hindsight(&RunMeasurements { in_flight: &[], ..case.seen() }).remarks.is_empty());
-        // A refused connection is an answer.
-        let refusals = [0, 9, 9, 0, 0, 0];
-        let found = hindsight(&RunMeasurements { refusals: &refusals, ..case.seen() });
+        // A refused connection and a part of a long response are answers.
+        let answers = [0, 9, 9, 0, 0, 0];
+        let found = hindsight(&RunMeasurements { answers: &answers, ..case.seen() });
         assert!(found.remarks[0].message.starts_with("in 1 second nothing"), "{:?}", found.remarks);
     }
 

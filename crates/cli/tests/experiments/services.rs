@@ -1,12 +1,17 @@
 //! Faults of servers that only a change of the server removes: `doctor` names the cause first, and the change that it advises removes it.
 
+use std::env;
+use std::fs;
+use std::io::Read;
 use std::net::TcpStream;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use crate::ports::cgroup;
 use crate::program;
-use crate::program::situation::{Daemon, PROXY, actions, diagnose, finds, first, has, text_of};
-use crate::program::{Room, children, stat, until};
+use crate::program::situation::{Daemon, PROXY, actions, diagnose, finds, first, has, text_of, wait_for};
+use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
 use crate::table::row;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::Python;
@@ -202,5 +207,143 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         );
         assert_eq!(listed, 100);
         assert!(!finds(&after, "T07"));
+    });
+}
+
+/// A server whose child accepts too, with the listener of its parent. It answers with the text of a file at its start.
+const SERVER: &str = "\
+import os, socket, sys
+version = open(sys.argv[2], 'rb').read()
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(64)
+os.fork()
+while True:
+    c, _ = s.accept(); c.sendall(version); c.close()
+";
+
+/// systemd as the first process of a PID namespace. It would raise fs.file-max, which is of the whole host.
+const BOOT: &str = "mount --make-rprivate / && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && \
+                    mount -t tmpfs tmpfs /run && mount -t cgroup2 none /sys/fs/cgroup && \
+                    exec systemd --system --unit=test.target --log-target=null --show-status=0";
+
+/// A restart by systemd ends the main process only (`KillMode=process`), and a child of the former one goes on with its listener. Instances of a
+/// template are no copies; a copy that was started by hand is one.
+#[test]
+fn a_copy_that_a_restart_left_is_named() {
+    in_namespace(|| {
+        let test = "services::a_copy_that_a_restart_left_is_named";
+        if !has(test, &["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"]) {
+            return;
+        }
+        let Some(cgroup) = cgroup(test, "systemd") else { return };
+        let room = Room::new();
+        let (script, version) = (room.file("server.py", SERVER), room.file("version", "old"));
+        let serve = |port: u16| format!("python3 {script} {port} {version}");
+        let unit = |name: &str, text: &str| {
+            room.file(&format!("units/{name}"), &format!("[Unit]\nDefaultDependencies=no\n{text}"))
+        };
+        fs::create_dir(room.join("units")).unwrap();
+        unit("test.target", "");
+        for (name, port) in [("web", 4_000), ("web@", 4_001), ("hand", 4_002)] {
+            unit(
+                &format!("{name}.service"),
+                &format!("[Service]\nExecStart=/usr/bin/env {}\nKillMode=process\n", serve(port)),
+            );
+        }
+        let path = format!("PATH={}", env::var("PATH").unwrap());
+        let units = format!("SYSTEMD_UNIT_PATH={}", room.join("units"));
+        let apart = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount",
+            "--cgroup",
+            "--ipc",
+            "--uts",
+            "--mount-proc",
+        ];
+        let environment = ["env", "-i", &path, &units, "container=lxc", "sh", "-c", BOOT];
+        let host = Daemon::start(Some(cgroup), &[&apart[..], &environment[..]].concat());
+        let init = || children(host.pid()).first().copied();
+        until("systemd starts", || init().is_some());
+        let init = init().expect("seen above").to_string();
+        let inside = |words: &[&str]| {
+            let mut command = Command::new("nsenter");
+            command.args(["-t", &init, "-p", "-m", "-C"]).args(words);
+            command
+        };
+        let start = ["systemctl", "start", "web", "web@1", "web@2", "hand"];
+        until("systemd starts the servers", || run(&mut inside(&start)).code == 0);
+        for port in 4_000..=4_002 {
+            wait_for("127.0.0.1", port);
+        }
+        let diagnose = || {
+            let program = binary();
+            let doctor = [program.to_str().unwrap(), "doctor", "--for", "500ms", "--no-trace", "--json"];
+            let record = run(&mut inside(&doctor)).json();
+            let found = list(&record, "/results/findings").iter().filter(|finding| finding["id"] == "U03");
+            found.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(diagnose(), [Value::Null; 0], "instances of a template, and each with a child");
+        // Copies are 10 s older.
+        thread::sleep(Duration::from_millis(10_500));
+        room.file("version", "new");
+        let ended = run(&mut inside(&["systemctl", "restart", "web", "web@2"]));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        let by_hand = [
+            "systemd-run",
+            "--quiet",
+            "--scope",
+            "setsid",
+            "--fork",
+            "sh",
+            "-c",
+            &format!("exec {} > /dev/null 2>&1", serve(4_002)),
+        ];
+        let ended = run(&mut inside(&by_hand));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        until("the new servers listen", || {
+            (4_000..=4_002).all(|port| queues(port).len() == if port == 4_001 { 3 } else { 2 })
+        });
+        let found = diagnose();
+        let addresses: Vec<&str> =
+            found.iter().map(|finding| text(finding, "verdict").split(" at ").nth(1).unwrap()).collect();
+        let of = |port: u16| {
+            addresses.iter().filter(|address| address.starts_with(&format!("TCP 127.0.0.1:{port}, "))).count()
+        };
+        assert_eq!([4_000, 4_001, 4_002].map(of), [1, 1, 1], "{found:#?}");
+        let finding =
+            found.iter().find(|finding| text(finding, "verdict").contains(":4000, ")).expect("counted above");
+        assert!(finding["evidence"][0].to_string().contains("both children of systemd"), "{finding:#}");
+        // The copy that somebody started is the one to end, although it is younger.
+        let copy =
+            found.iter().find(|finding| text(finding, "verdict").contains(":4002, ")).expect("counted above");
+        let number = text(copy, "verdict").split(['[', ']']).nth(1).expect("a process");
+        let ended = run(&mut inside(&["cat", &format!("/proc/{number}/cgroup")]));
+        assert!(ended.stdout.contains("/run-"), "{copy:#} {ended:?}");
+        let old_answers = || {
+            let answer = |_| {
+                let mut text = String::new();
+                TcpStream::connect(("127.0.0.1", 4_000)).unwrap().read_to_string(&mut text).unwrap();
+                text
+            };
+            (0..60).map(answer).filter(|text| text == "old").count()
+        };
+        let before = old_answers();
+        let kill =
+            actions(finding, "now").into_iter().find(|action| action.contains("kill ")).expect("a command");
+        let ended = run(&mut inside(&["sh", "-c", &kill]));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        until("its listener is gone", || queues(4_000).len() == 1);
+        let after = old_answers();
+        row(
+            finding,
+            "a restart by systemd leaves a child of the former process (KillMode=process)",
+            "python3",
+            &format!("{before} of 60 answers are of the former process"),
+            &kill,
+            &format!("{after} are"),
+        );
+        assert!(before > 10 && after == 0, "{before} {after}");
     });
 }

@@ -1,7 +1,8 @@
 //! A cgroup for the programs of a test.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,10 @@ impl Cgroup {
         fs::create_dir(&path).ok().map(|()| Cgroup(path))
     }
 
-    /// Removes the cgroup after its processes have ended.
+    /// Removes the cgroup, and those that its programs made in it, after its processes have ended.
     pub(crate) fn remove(&self) {
         let deadline = Instant::now() + DEADLINE;
-        while self.0.exists() && fs::remove_dir(&self.0).is_err() {
+        while self.0.exists() && removed(&self.0).is_err() {
             assert!(Instant::now() < deadline, "{} has processes", self.0.display());
             thread::sleep(Duration::from_millis(10));
         }
@@ -31,6 +32,16 @@ impl Cgroup {
     }
 }
 
+fn removed(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            removed(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path)
+}
+
 impl Drop for Cgroup {
     fn drop(&mut self) {
         if !thread::panicking() {
@@ -39,7 +50,7 @@ impl Drop for Cgroup {
         // After a failure its processes may still run; Linux 5.14 can end them.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         let deadline = Instant::now() + Duration::from_secs(2);
-        while self.0.exists() && fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+        while self.0.exists() && removed(&self.0).is_err() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
     }

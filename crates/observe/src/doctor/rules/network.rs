@@ -417,9 +417,9 @@ pub(super) const U03: Rule = Rule {
          process that did not end. The clients that reach it see wrong or missing answers, at random.",
         "The rule has a finding if two processes that share an address have different process groups, neither is the parent of the second, and \
          they differ in name or parent, or if they have different users. Two processes with the same name in different cgroups, as two units of \
-         systemd or two containers, are instances of a service, unless one of them belongs to a login session. Two daemons of init with the same name \
-         and executable are a server and its stale copy if they started 10 s or more apart in the same cgroup, or in a login session; without \
-         cgroups, if the file of the older one was replaced since (/proc/PID/exe is deleted). A supervisor restarts its instances one by one: \
+         systemd or two containers, are instances of a service, unless one of them belongs to a login session, a terminal or `systemd-run --scope`. \
+         Two daemons of init with the same name and executable are a server and its stale copy if they started 10 s or more apart in the same \
+         cgroup; without cgroups, if the file of the older one was replaced since (/proc/PID/exe is deleted). A supervisor restarts its instances one by one: \
          children of another parent than init are not copies. Ports for multicast discovery (mDNS, SSDP, LLMNR) and DHCP are left out, because programs \
          share them on purpose.",
         "What helps: ending the foreign process, or giving it another port; a user ID for each service, which the kernel then enforces. \
@@ -455,20 +455,33 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
         let starts = member.owners.iter().filter_map(|owner| process_of(snapshot, owner.pid));
         starts.map(|process| process.started_ns).min().unwrap_or(u64::MAX)
     };
-    let server = members.iter().filter(|member| !member.owners.is_empty()).min_by_key(started)?;
-    let foreign = members.iter().find(|member| {
-        let has_other_user = member.user != server.user;
-        let is_related = || {
-            let mut pairs =
-                member.owners.iter().flat_map(|one| server.owners.iter().map(move |other| (one, other)));
-            pairs.any(|(one, other)| are_related(snapshot, one, other))
+    let mut known: Vec<&Member<'_>> = members.iter().filter(|member| !member.owners.is_empty()).collect();
+    known.sort_by_key(started);
+    let oldest = *known.first()?;
+    let is_foreign = |server: &Member<'_>, member: &Member<'_>| {
+        member.user != server.user
+            || !pairs(server, member).any(|(one, other)| are_related(snapshot, one, other))
+    };
+    let foreign = known.iter().find(|member| is_foreign(oldest, member)).map(|member| (oldest, *member));
+    // A copy may be related to the oldest process, another instance of the service, and not to the one that took its place.
+    let copies = || {
+        let younger = known
+            .iter()
+            .enumerate()
+            .flat_map(|(at, old)| known[at + 1..].iter().map(move |new| (*old, *new)));
+        let is_copy = |one: &Owner, other: &Owner| {
+            let both = process_of(snapshot, one.pid).zip(process_of(snapshot, other.pid));
+            one.name == other.name && both.is_some_and(|(a, b)| a.parent == b.parent && is_stale_copy(a, b))
         };
-        !member.owners.is_empty() && (has_other_user || !is_related())
-    })?;
+        let mut copies = younger.filter(|(old, new)| pairs(old, new).any(|(one, other)| is_copy(one, other)));
+        copies.find(|(old, new)| is_foreign(old, new))
+    };
+    let (server, foreign) = foreign.or_else(copies)?;
     let (mut own, mut other) = (server.owners.first()?, foreign.owners.first()?);
     let is_copy = own.name == other.name && server.user == foreign.user;
-    if is_copy {
-        // Of two copies the older was left behind.
+    let by_hand = [own, other].map(|owner| process_of(snapshot, owner.pid).is_some_and(is_started_by_hand));
+    // Of two copies the older was left behind, or the one of a service is not the one to end.
+    if is_copy && by_hand != [false, true] {
         (own, other) = (other, own);
     }
     let shared =
@@ -534,6 +547,11 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     )
 }
 
+fn pairs<'a>(one: &Member<'a>, other: &Member<'a>) -> impl Iterator<Item = (&'a Owner, &'a Owner)> {
+    let (one, other) = (one.owners, other.owners);
+    one.iter().flat_map(move |first| other.iter().map(move |second| (first, second)))
+}
+
 fn are_related(snapshot: &Snapshot, one: &Owner, other: &Owner) -> bool {
     if one.pid == other.pid {
         return true;
@@ -541,7 +559,11 @@ fn are_related(snapshot: &Snapshot, one: &Owner, other: &Owner) -> bool {
     match (process_of(snapshot, one.pid), process_of(snapshot, other.pid)) {
         // Instances of one service have the same name, and the same parent or a unit each.
         (Some(a), Some(b)) => {
-            let is_service = || are_units(a, b) == Some(true) || a.parent == b.parent && !is_stale_copy(a, b);
+            let is_of_one = || a.parent == b.parent && !is_stale_copy(a, b);
+            // What somebody started is not an instance of a service, whatever file it runs.
+            let is_service = || {
+                are_units(a, b) == Some(true) || is_started_by_hand(a) == is_started_by_hand(b) && is_of_one()
+            };
             a.group == b.group
                 || a.parent == b.pid
                 || b.parent == a.pid
@@ -583,17 +605,23 @@ fn replaced<'a>(new: &Process, old: &'a Process) -> Option<&'a str> {
 
 /// Returns whether two processes are in different units of a service manager, or in different containers; `None`: their cgroups are unknown.
 fn are_units(a: &Process, b: &Process) -> Option<bool> {
-    let (a, b) = (a.cgroup.as_deref()?, b.cgroup.as_deref()?);
+    let (first, second) = (a.cgroup.as_deref()?, b.cgroup.as_deref()?);
     // The root has processes that nobody put elsewhere, such as all of a container.
-    if a == "/" && b == "/" {
+    if first == "/" && second == "/" {
         return None;
     }
-    let is_unit = |cgroup: &str| {
-        let last = cgroup.rsplit('/').next().unwrap_or("");
-        cgroup != "/" && !(last.starts_with("session-") && last.ends_with(".scope"))
-    };
-    Some(a != b && is_unit(a) && is_unit(b))
+    let is_unit = |process: &Process, cgroup: &str| cgroup != "/" && !is_started_by_hand(process);
+    Some(first != second && is_unit(a, first) && is_unit(b, second))
 }
+
+/// Returns whether somebody started the process, and no service manager did.
+fn is_started_by_hand(process: &Process) -> bool {
+    let last = process.cgroup.as_deref().and_then(|cgroup| cgroup.rsplit('/').next()).unwrap_or("");
+    last.ends_with(".scope") && BY_HAND.iter().any(|begin| last.starts_with(begin))
+}
+
+/// Names of scopes of programs that somebody started: a login, a pane of tmux, a tab or an application of a desktop, `systemd-run --scope`.
+const BY_HAND: [&str; 5] = ["session-", "tmux-spawn-", "vte-spawn-", "app-", "run-"];
 
 #[cfg(test)]
 mod tests {
@@ -655,7 +683,7 @@ mod tests {
                 }
                 change(processes);
             });
-            found.first().map(|draft| draft.evidence.clone())
+            found.first().map(|draft| [&draft.evidence[..], std::slice::from_ref(&draft.verdict)].concat())
         };
         let (web, other) = (Some("/system.slice/web.service"), Some("/system.slice/web@2.service"));
         let session = Some("/user.slice/user-0.slice/session-7.scope");
@@ -666,7 +694,18 @@ mod tests {
             evidence[0].starts_with("both are called server, both children of systemd: "),
             "{evidence:?}"
         );
-        assert!(daemons([session, web], &nothing).is_some(), "started by hand");
+        let tmux = "/user.slice/user-1000.slice/user@1000.service/tmux-spawn-0f2d.scope";
+        for scope in [session, Some(tmux), Some("/system.slice/run-r3f.scope")] {
+            for (cgroups, pid) in [([scope, web], 70), ([web, scope], 90)] {
+                let found = daemons(cgroups, &nothing).expect("started by hand");
+                let verdict = found.last().expect("a verdict");
+                assert!(verdict.starts_with(&format!("server[{pid}] has 1 of the 2 sockets")), "{verdict}");
+            }
+        }
+        let other_file = |processes: &mut [Process]| processes[1].executable = Some("/opt/server".to_owned());
+        assert!(daemons([web, session], &other_file).is_some(), "started by hand from another file");
+        assert_eq!(daemons([web, web], &other_file), None, "two programs of a unit");
+        assert_eq!(daemons([Some("/system.slice/docker-3f.scope"), web], &nothing), None, "a container");
         let young =
             |processes: &mut [Process]| processes[0].started_ns = processes[1].started_ns - 1_000_000_000;
         assert_eq!(daemons([web, web], &young), None, "one start");
@@ -688,5 +727,25 @@ mod tests {
         let apart = |processes: &mut [Process]| processes[1].parent = 80;
         assert_eq!(daemons([web, other], &apart), None);
         assert!(daemons([web, web], &apart).is_some());
+        // Another instance is the oldest process, and related to the copy and to the process that took its place.
+        let mut snapshot = Snapshot {
+            listeners: Part::Seen(vec![listener(1, 60), listener(2, 70), listener(3, 90)]),
+            udp: Part::Seen(Default::default()),
+            ..Snapshot::default()
+        };
+        let of = |pid, started_s, cgroup: &str| Process {
+            cgroup: Some(format!("/system.slice/{cgroup}")),
+            parent_name: Some("systemd".to_owned()),
+            ..process(pid, 1, started_s)
+        };
+        let (first, copy) = (of(60, 90, "web@1.service"), of(70, 100, "web@2.service"));
+        for (started_s, number) in [(7_300, 1), (101, 0)] {
+            let processes = vec![first.clone(), copy.clone(), of(90, started_s, "web@2.service")];
+            snapshot.processes = Part::Seen(processes);
+            let found = u03(&snapshot, 0.0).unwrap();
+            let verdict = "server[70] has 1 of the 3 sockets at TCP 127.0.0.1:4000, which server[90] serves";
+            assert_eq!(found.iter().filter(|draft| draft.verdict.starts_with(verdict)).count(), number);
+            assert_eq!(found.len(), number);
+        }
     }
 }

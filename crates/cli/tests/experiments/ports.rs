@@ -2,8 +2,12 @@
 //!
 //! `FOURTUPLE_WRITE=1 cargo test --test experiments ports::` writes the rows of docs/doctor.md.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::fs::chown;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +16,13 @@ use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, finds, first, has, nginx,
     paste, set_range, verdicts, wait_for,
 };
-use crate::program::{Room, children, queues, until};
+use crate::program::{Room, binary, children, fourtuple, queues, until};
 use crate::table::row;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{device, resource};
+use fourtuple_syscalls::{child, device, resource};
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, set_sysctl, skip};
+use fourtuple_testing::{in_namespace, set_sysctl, skip, starting};
+use serde_json::Value;
 
 /// Returns a cgroup, or reports a skipped test.
 pub(crate) fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
@@ -277,6 +282,128 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         assert_eq!(after, 0);
         assert!(!finds(&diagnose(&room), "P08"));
     });
+}
+
+/// Servers that leave the close to squid, which closes after each answer, and a client of squid.
+const PEERS: &str = "\
+def serve(address):
+  listener = socket.create_server((address, 4000), backlog=1024)
+  def answer():
+    while True:
+      s, _ = listener.accept(); s.recv(65536); s.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nok'); s.recv(1); s.close()
+  threading.Thread(target=answer, daemon=True).start()
+import threading
+for last in (2, 3, 4): serve(f'10.0.0.{last}')
+port = 30000
+def failed(number):
+  global port
+  failures = 0
+  for _ in range(number):
+    # A port outside of the range: connect() passes over the ports that squid has bound.
+    port += 1
+    s = socket.create_connection(('127.0.0.1', 4020), timeout=60, source_address=('127.0.0.1', port))
+    s.sendall(b'GET / HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n')
+    answer = s.recv(100); s.close(); failures += answer.split(b' ')[1:2] != [b'200']
+  return failures";
+
+/// tcp_outgoing_address of squid: bind() to an address without IP_BIND_ADDRESS_NO_PORT. As root `run` takes the way `cgroup`, which leaves these
+/// sockets alone, says so while squid runs, and names the command that covers them.
+#[test]
+fn squid_with_a_source_address_is_named_and_run_covers_it() {
+    in_namespace(|| {
+        let test = "ports::squid_with_a_source_address_is_named_and_run_covers_it";
+        if !has(test, &["squid", "python3"]) {
+            return;
+        }
+        set_range(20_000, 20_199);
+        let mut peers = Python::start();
+        peers.run(PEERS);
+        let mut failed = |number: u32| peers.number(&format!("print(failed({number}))"));
+        let room = Room::new();
+        let logs = room.join("squid");
+        fs::create_dir(&logs).unwrap();
+        chown(&logs, Some(65_534), Some(65_534)).unwrap();
+        let servers: String = (2..=4)
+            .map(|last| {
+                format!("cache_peer 10.0.0.{last} parent {SERVER} 0 no-query originserver round-robin\n")
+            })
+            .collect();
+        let text = format!(
+            "http_port 127.0.0.1:{PROXY} accel defaultsite=127.0.0.1 no-vhost\n{servers}tcp_outgoing_address 10.0.0.1\n\
+             http_access allow all\ncache deny all\nserver_persistent_connections off\npid_filename none\n\
+             cache_effective_user nobody\nvisible_hostname localhost\npinger_enable off\nnetdb_filename none\n\
+             shutdown_lifetime 0 seconds\ncoredump_dir {logs}\ncache_log {logs}/cache.log\naccess_log none\n"
+        );
+        let config = room.file("squid.conf", &text);
+        let start = |flags: &str| {
+            let mut command = fourtuple(&format!("run {flags} -- squid -N -f {config}"));
+            let mut child = starting::start(command.stdout(Stdio::null()).stderr(Stdio::piped())).unwrap();
+            let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+            let way = lines.next().expect("the way, or why none fits");
+            (Ending(child), lines, way)
+        };
+        let (running, mut lines, way) = start("");
+        if !way.ends_with(" runs via cgroup") {
+            return skip(test, "bpf", &way);
+        }
+        wait_for("127.0.0.1", PROXY);
+        let before = failed(300);
+        assert!((90..=110).contains(&before), "{before} of 300 requests failed");
+        // While squid runs.
+        let said = lines.next().unwrap();
+        let (connects, remedy) =
+            said.split_once(" of sockets that it had bound proceeded unchanged: ").expect(&said);
+        assert!(connects.starts_with("fourtuple: squid: ") && connects.ends_with(" connects"), "{said}");
+        let way = "run --via bound";
+        assert_eq!(remedy, format!("`{} {way}` covers sockets bound to port 0", binary().display()));
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                failed(20);
+            }
+            diagnosis.join().unwrap()
+        });
+        let finding = first(&record, "P08", &["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
+        let cure = format!("{way} -- ");
+        assert!(actions(finding, "proper").iter().any(|action| action.contains(&cure)), "{finding:#}");
+        drop(running);
+        let total = lines.last().unwrap_or(said);
+        assert!(total.starts_with("fourtuple: squid: 2"), "about 200 connects: {total}");
+
+        // connect() passes over ports in TIME_WAIT that bind() took, for 60 s: the second run has as many others.
+        set_sysctl("net.ipv4.ip_local_port_range", "21000 21199");
+        let json = room.join("record.json");
+        let (running, lines, way) = start(&format!("--via bound --json {json}"));
+        if !way.contains(" runs via ") {
+            return skip(test, "ip_local_port_range", &way);
+        }
+        wait_for("127.0.0.1", PROXY);
+        let after = failed(300);
+        drop(running);
+        assert_eq!(lines.collect::<Vec<_>>(), [""; 0]);
+        let run: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+        // squid also probes its servers.
+        let bound = run["results"]["bound"].as_u64().unwrap();
+        assert!(bound >= 300 && after == 0, "{after} of 300 requests failed: {run:#}");
+        row(
+            finding,
+            "tcp_outgoing_address: bind() before connect() without IP_BIND_ADDRESS_NO_PORT",
+            "squid",
+            &format!("{before} of 300 requests fail, at a third of the ports per server"),
+            "fourtuple run --via bound -- squid -N",
+            &format!("{after} fail"),
+        );
+    });
+}
+
+/// A program of `fourtuple run`, which passes SIGTERM on to it.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = child::terminate(self.0.id());
+        let _ = self.0.wait();
+    }
 }
 
 /// A server whose port is inside of the range, as NodePorts are (kubernetes#138272).

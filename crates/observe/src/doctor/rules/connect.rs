@@ -113,7 +113,8 @@ pub(super) const P08: Rule = Rule {
          (__inet_hash_connect), bind() to port 0 with the other parity (inet_csk_find_open_port). The rule has a finding if at least 95% of \
          the ports of a source address have the other parity. Ports that were chosen by number or by a linear search have both parities \
          and give no finding. connect() itself takes the other parity once the first is full; only if all older connections then close, and no \
-         new ones follow, does the rule see bind() where there was none. A trace decides: without a call from a bound port there is no finding.",
+         new ones follow, does the rule see bind() where there was none. A trace decides: without a call from a bound port, and without a bind() \
+         that failed with EADDRINUSE, there is no finding.",
         "What helps: the option in the program. nginx and HAProxy set it themselves for proxy_bind and source; Envoy needs socket_options \
          before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run --via bound` sets it for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR, which does not let connect() of another program take the port; `fourtuple fix ports`, which leaves \
@@ -131,8 +132,10 @@ fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
     let is_past = |source: &&Source| {
         source.in_use >= MIN_IN_USE && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
     };
-    let is_seen_otherwise =
-        |source: &&Source| given_ports(snapshot, source).is_some_and(|(given, _)| given == 0);
+    let is_seen_otherwise = |source: &&Source| {
+        given_ports(snapshot, source).is_some_and(|(given, _)| given == 0)
+            && !is_refused_ports(snapshot, source)
+    };
     let has_parity = |source: &Source| {
         u64::from(source.in_use.saturating_sub(source.low_parity)) * 100 >= u64::from(source.in_use) * 95
     };
@@ -171,6 +174,17 @@ fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
         (given + connects.given_port, calls + u64::from(connects.owner.sockets))
     });
     (calls > 0).then_some((given, calls))
+}
+
+/// Returns whether bind() of a process of the source failed for lack of a port. Such a process calls connect() without bind() at most, so
+/// that the trace of connect() says nothing of its other sockets.
+fn is_refused_ports(snapshot: &Snapshot, source: &Source) -> bool {
+    let mut calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    calls.any(|call| {
+        call.call == "bind"
+            && call.errno == errno::EADDRINUSE
+            && source.owners.iter().any(|owner| owner.pid == call.owner.pid)
+    })
 }
 
 /// Returns whether the destinations of a source share no port although ports that connect() chose would coincide: of the ports of the first
@@ -259,7 +273,7 @@ fn draft_p08(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) ->
         ))
         .proper(Remedy::advice(
             "restart the program with `fourtuple run --via bound -- PROGRAM`",
-            "sets the option without a change of the program (ways `preload` and `supervise`)",
+            "sets the option without a change of the program (ways `preload` and `supervise`); ports that bind() took before are free when their TIME_WAIT ends",
         ))
 }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use fourtuple_record::snapshot::{
-    Connections, Conntrack, Counter, EphemeralPorts, Listener, LockWaits, Owner, Part, Process, Snapshot,
-    Source, TcpMemory, Traced, TracedAccepts, TracedLocks, Tuple, UnixListener,
+    Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits, Owner, Part,
+    Process, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
+    UnixListener,
 };
 
 use crate::doctor::draft::{Action, Draft, Remedy};
@@ -441,6 +442,32 @@ fn sockets_bound_first_at_their_limits() {
     expect("P08", 10.0, &of(198, 100, two(100)), &[]);
     expect("P08", 10.0, &of(140, 70, two(70)), &[]);
     expect("P08", 10.0, &of(142, 71, two(71)), &["no two destinations share a port"]);
+    // The trace saw calls of the process without bind(), and then also a bind() that failed.
+    let mut traced = of(200, 10, vec![tuple(200, 0)]);
+    let connects = TracedConnects {
+        owner: owner(7, 5),
+        processes: 1,
+        destination: tuple(1, 0).destination,
+        searches: 5,
+        search_mean_ns: 1,
+        search_p99_ns: 1,
+        given_port: 0,
+    };
+    traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+    expect("P08", 20.0, &traced, &[]);
+    let refused = |errno: &str, pid| FailedCall {
+        call: "bind".to_owned(),
+        errno: errno.to_owned(),
+        owner: owner(pid, 5),
+        failed: 5,
+        ..FailedCall::default()
+    };
+    for (errno, pid, found) in
+        [("EADDRINUSE", 7, &["0 of 5 calls of connect()"][..]), ("EADDRINUSE", 8, &[]), ("EACCES", 7, &[])]
+    {
+        traced.failures = Part::Seen(Failures { calls: vec![refused(errno, pid)], ..Failures::default() });
+        expect("P08", 20.0, &traced, found);
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::ports::PortRange;
 use fourtuple_record::measure::words::{counted, grouped};
 use fourtuple_record::{
-    Remark, TimeWaitPoint, TimeWaitResults, TimeWaitRun, TimeWaitSettings, format_duration,
+    Remark, TimeWaitPoint, TimeWaitResults, TimeWaitRun, TimeWaitSettings, errno, format_duration,
 };
 use fourtuple_syscalls::socket;
 
@@ -377,7 +377,7 @@ fn run(
             }
         }
         if refused > 0 {
-            *errors.entry("EADDRNOTAVAIL".to_owned()).or_default() += refused;
+            *errors.entry(errno::EADDRNOTAVAIL.to_owned()).or_default() += refused;
             // The first stall is the predicted one; later stalls wait for ports that leave TIME_WAIT one by one.
             stall.get_or_insert((waiting, waiting.elapsed()));
         }

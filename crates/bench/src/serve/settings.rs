@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::{
     AcceptPolicy, Dispatcher, Family, ListenError, ListenerGroup, ListenerGroupBuilder, SocketPath, Workers,
 };
-use fourtuple_record::{Remark, ServeResults};
+use fourtuple_record::measure::words::counted;
+use fourtuple_record::{Remark, ServeResults, errno};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, schedule};
 
@@ -317,15 +318,16 @@ pub fn validity(results: &ServeResults) -> Vec<Remark> {
     };
     let mut remarks = Vec::new();
     for (errno, what) in [
-        ("EMFILE", "this process may have no more descriptors (RLIMIT_NOFILE): raise ulimit -n"),
-        ("ENFILE", "this host has no more descriptors: raise fs.file-max"),
-        ("ENOBUFS", "the kernel had no memory for sockets"),
-        ("ENOMEM", "the kernel had no memory for sockets"),
+        (errno::EMFILE, "this process may have no more descriptors (RLIMIT_NOFILE): raise ulimit -n"),
+        (errno::ENFILE, "this host has no more descriptors: raise fs.file-max"),
+        (errno::ENOBUFS, "the kernel had no memory for sockets"),
+        (errno::ENOMEM, "the kernel had no memory for sockets"),
     ] {
         let times = count(errno);
         if times > 0 {
             let message = format!(
-                "accept() gave {errno} {times} times, after each of which a worker accepted no connection for 10 ms: {what}"
+                "accept() gave {errno} {}; each time a worker accepted no connection for 10 ms: {what}",
+                counted(times, "time")
             );
             remarks.push(Remark::new("accept-failed", message));
         }
@@ -338,7 +340,8 @@ pub fn validity(results: &ServeResults) -> Vec<Remark> {
         .sum();
     if unwatched > 0 {
         let message = format!(
-            "epoll could not watch {unwatched} connections, which were closed: raise fs.epoll.max_user_watches"
+            "closed {} that epoll could not watch: raise fs.epoll.max_user_watches",
+            counted(unwatched, "connection")
         );
         remarks.push(Remark::new("epoll-full", message));
     }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::listen::{Acceptor, ListenError, Recycle};
 use fourtuple_observe::trace::Instrument;
+use fourtuple_record::errno;
 use fourtuple_syscalls::{errno_name, option, resource};
 
 use crate::lab::locks::{Locks, Setup};
@@ -175,8 +176,8 @@ fn client(dialers: &[Dialer], left: &AtomicU64, stop: &AtomicBool, at: impl Fn(u
 /// Makes one query; returns the name of the errno if the query fails.
 fn query(dialer: &Dialer) -> Result<(), String> {
     let (mut stream, _) = dialer.dial().map_err(|error| match error {
-        DialError::PortsExhausted { .. } => "EADDRNOTAVAIL".to_owned(),
-        DialError::Refused { .. } => "ECONNREFUSED".to_owned(),
+        DialError::PortsExhausted { .. } => errno::EADDRNOTAVAIL.to_owned(),
+        DialError::Refused { .. } => errno::ECONNREFUSED.to_owned(),
         DialError::Call { error, .. } => errno_name(&error).to_string(),
         other => other.to_string(),
     })?;

@@ -1,7 +1,7 @@
 //! Runs the cells of an experiment several times, and lists the reasons to doubt the results.
 
 use fourtuple::listen::{AcceptPolicy, Family, ListenError, Recycle};
-use fourtuple_record::{AcceptResults, Remark, SkippedCell, Timeline};
+use fourtuple_record::{AcceptResults, Remark, SkippedCell, Timeline, errno};
 
 use crate::lab::pool::Spend;
 use crate::lab::pool::address::ListenAddress;
@@ -118,7 +118,7 @@ fn doubts<S>(cell: &Cell<S>) -> Vec<Remark> {
     let failed = found.errors.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
     let listed: Vec<String> = found.errors.iter().map(|(name, count)| format!("{count} {name}")).collect();
     let listed = listed.join(", ");
-    if found.errors.contains_key("EADDRNOTAVAIL") {
+    if found.errors.contains_key(errno::EADDRNOTAVAIL) {
         remarks.push(Remark::new("ports-exhausted", format!("{title}: clients ran out of ports ({listed})")));
     } else if found.operations == 0 {
         let why = if listed.is_empty() { "none was sent".to_owned() } else { listed };

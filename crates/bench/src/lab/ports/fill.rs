@@ -8,7 +8,7 @@ use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Step, Strategy, UdpDialer};
 use fourtuple::ports::{PortRange, Random};
 use fourtuple_record::measure::summary;
-use fourtuple_record::{ByParity, FillPoint, Scatter, StrategyResult};
+use fourtuple_record::{ByParity, FillPoint, Scatter, StrategyResult, errno};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
@@ -326,9 +326,11 @@ fn ended(result: Result<(OwnedFd, fourtuple::dial::DialReport), DialError>) -> R
         }),
         // The errno that connect() or bind() returned.
         Err(DialError::PortsExhausted { attempts, .. }) => {
-            Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: attempts.max(1) })
+            Ok(DialOutcome::Failed { errno: errno::EADDRNOTAVAIL, attempts: attempts.max(1) })
         }
-        Err(DialError::TupleBusy { .. }) => Ok(DialOutcome::Failed { errno: "EADDRNOTAVAIL", attempts: 1 }),
+        Err(DialError::TupleBusy { .. }) => {
+            Ok(DialOutcome::Failed { errno: errno::EADDRNOTAVAIL, attempts: 1 })
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -371,7 +373,7 @@ fn udp_steps(
             Err(error) => return Err(LabError::call("bind")(error)),
         }
     }
-    Ok(DialOutcome::Failed { errno: "EADDRINUSE", attempts: tried })
+    Ok(DialOutcome::Failed { errno: errno::EADDRINUSE, attempts: tried })
 }
 
 /// Makes one TCP connect() to `destination`, whose port table is empty, with the calls of `strategy`.

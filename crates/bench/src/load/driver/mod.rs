@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::dial::ConnectRequest;
+use fourtuple_record::errno;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::Transport;
 
@@ -612,7 +613,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
     fn no_port(&mut self, number: u32) {
         let now = self.now();
-        self.error("EADDRNOTAVAIL".into());
+        self.error(errno::EADDRNOTAVAIL.into());
         self.slots[number as usize].phase = Phase::Closed;
         self.portless.push_back(number);
         self.tally.stall.first.get_or_insert(now);

@@ -28,7 +28,7 @@ pub enum Target {
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// The root of a cgroup2 file system was not found.
-    #[error("the root of a cgroup2 file system: {0}; mount one with `mount -t cgroup2 none DIRECTORY`")]
+    #[error("the root of a cgroup2 file system: {0}{remedy}", remedy = cgroup::remedy(.0))]
     NoMount(io::Error),
     /// The kernel has no cgroups of version 2.
     #[error("process {0} is in no cgroup of version 2")]

@@ -11,6 +11,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::Errno;
 use crate::check;
 use crate::device;
 use crate::option;
@@ -25,6 +26,22 @@ pub fn enter_new() -> io::Result<()> {
     // SAFETY: unshare() takes no pointers; CLONE_NEWNET concerns this thread only.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     set_loopback_up()
+}
+
+/// Returns what to do about an error of [`enter_new`] or [`become_root_of_new_user_namespace`], for the end of a message; empty if that is
+/// unknown.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match Errno::of(error) {
+        Some(Errno::EPERM | Errno::EACCES) => {
+            ". Run as root, or allow user namespaces \
+             (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+        }
+        // Also without a right to a user namespace: 0 is a limit that is reached (inc_ucount).
+        Some(Errno::ENOSPC) => {
+            ". The limit of namespaces is reached: raise user.max_user_namespaces or user.max_net_namespaces"
+        }
+        _ => "",
+    }
 }
 
 /// Checks whether [`enter_new`] is permitted: enters a new network namespace and returns to the current one.

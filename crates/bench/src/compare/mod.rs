@@ -15,6 +15,8 @@ mod trials;
 
 use std::io;
 
+use fourtuple_syscalls::netns;
+
 pub use metric::{Metric, needs_one_name, only_rate};
 pub use saved::SavedTrials;
 pub use server::{ServerAddress, ServerCommand};
@@ -38,10 +40,7 @@ pub enum CompareError {
     #[error("{0}")]
     Environment(String),
     /// The kernel refused a network namespace for a trial.
-    #[error(
-        "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
-         (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
-    )]
+    #[error("cannot make a network namespace: {0}{remedy}", remedy = netns::remedy(.0))]
     Namespace(#[source] io::Error),
     /// A system call that the comparison needs failed.
     #[error("{what}: {error}")]

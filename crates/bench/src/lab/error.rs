@@ -4,6 +4,7 @@ use fourtuple::dial::{BuildError, DialError};
 use fourtuple::listen::ListenError;
 use fourtuple::ports::CostError;
 use fourtuple_forward::ForwardError;
+use fourtuple_syscalls::netns;
 
 /// The reason why an experiment failed.
 #[derive(Debug, thiserror::Error)]
@@ -23,10 +24,7 @@ pub enum LabError {
     #[error(transparent)]
     Costs(#[from] CostError),
     /// A network namespace could not be created.
-    #[error(
-        "cannot make a network namespace: {0}. Run as root, or allow user namespaces \
-         (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
-    )]
+    #[error("cannot make a network namespace: {0}{remedy}", remedy = netns::remedy(.0))]
     Namespace(#[source] io::Error),
     /// A sysctl of the experiment's own namespace could not be set.
     #[error("cannot set {name} = {value} in the experiment's namespace: {error}{}", way_out(error))]

@@ -1,7 +1,7 @@
 use std::io;
 
 use fourtuple::dial::BuildError;
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{Errno, errno_name};
 
 use crate::load::preflight::ReadError;
 
@@ -26,7 +26,7 @@ pub enum LoadError {
     #[error("the engine uring does not work here: {0}; use --engine epoll")]
     Engine(String),
     /// A thread of the run cannot be created.
-    #[error("cannot create a thread: {}; raise RLIMIT_NPROC (ulimit -u) or the pids.max of the cgroup", errno_name(.0))]
+    #[error("cannot create a thread: {}{}", errno_name(.0), more_threads(.0))]
     Thread(#[source] io::Error),
     /// TLS cannot be set up.
     #[error("TLS: {0}")]
@@ -47,5 +47,13 @@ pub enum LoadError {
 impl LoadError {
     pub(crate) fn call(call: &'static str) -> impl FnOnce(io::Error) -> LoadError {
         move |error| LoadError::Call { call, error }
+    }
+}
+
+/// Returns what to do about an error of clone(2), if that is known.
+fn more_threads(error: &io::Error) -> &'static str {
+    match Errno::of(error) {
+        Some(Errno::EAGAIN) => "; raise RLIMIT_NPROC (ulimit -u) or the pids.max of the cgroup",
+        _ => "",
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -131,9 +132,15 @@ impl Namespace {
     ) -> anyhow::Result<T> {
         let Some(file) = &self.file else { return work() };
         let done = netns::within(file.as_fd(), work);
-        done.context(
-            "cannot enter the network namespace; this needs CAP_SYS_ADMIN in the user namespace that owns it",
-        )?
+        done.map_err(|error| {
+            let needs = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "; this needs CAP_SYS_ADMIN in the user namespace that owns it"
+                }
+                _ => "",
+            };
+            anyhow::Error::new(error).context(format!("cannot enter the network namespace{needs}"))
+        })?
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use fourtuple_bpf::fix_accept::{MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Control};
 use fourtuple_record::{FixAcceptResults, Remark};
+use fourtuple_syscalls::Errno;
 
 use crate::accept::group::Guard;
 use crate::accept::session::Session;
@@ -144,8 +145,9 @@ pub enum AcceptError {
     NoProcess(u32),
     /// The network namespace of the process could not be opened.
     #[error(
-        "cannot fix accept: the network namespace of process {process}: {} ({source}); it needs CAP_SYS_PTRACE (root has it)",
-        fourtuple_syscalls::errno_name(source)
+        "cannot fix accept: the network namespace of process {process}: {} ({source}){}",
+        fourtuple_syscalls::errno_name(source),
+        remedy(source)
     )]
     Namespace {
         process: u32,
@@ -220,8 +222,9 @@ pub enum AcceptError {
     OnlyUdp(&'static str, String),
     /// Descriptors of the server could not be duplicated.
     #[error(
-        "cannot fix accept: pidfd_getfd of process {process}: {} ({source}); it needs CAP_SYS_PTRACE (root has it) and Linux 5.6",
-        fourtuple_syscalls::errno_name(source)
+        "cannot fix accept: pidfd_getfd of process {process}: {} ({source}){}",
+        fourtuple_syscalls::errno_name(source),
+        remedy(source)
     )]
     Duplicate {
         process: u32,
@@ -237,6 +240,15 @@ pub enum AcceptError {
     /// A thread could not be started.
     #[error("cannot fix accept: cannot start a thread: {0}")]
     Thread(io::Error),
+}
+
+/// Returns what a call on another process needs, if its error says so.
+fn remedy(error: &io::Error) -> &'static str {
+    match Errno::of(error) {
+        Some(Errno::EPERM | Errno::EACCES) => "; it needs CAP_SYS_PTRACE (root has it)",
+        Some(Errno::ENOSYS) => "; it needs Linux 5.6",
+        _ => "",
+    }
 }
 
 impl AcceptError {

@@ -311,10 +311,11 @@ impl Session<'_> {
                 "this kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19)",
             ),
             Step::Filter => RunError::way(self.choice.way, format!("seccomp(): {error}")),
-            Step::Listener => RunError::way(
+            Step::Listener if errno == Errno::EPERM => RunError::way(
                 self.choice.way,
-                format!("pidfd_getfd() (Linux 5.6; needs the right to trace the program): {error}"),
+                "pidfd_getfd(): this process may not trace the program (EPERM)",
             ),
+            Step::Listener => RunError::way(self.choice.way, format!("pidfd_getfd(): {error}")),
             Step::Execute => {
                 let program = self.run.command.first().map(OsString::as_os_str).unwrap_or_default();
                 RunError::cannot_execute(program.as_ref(), error)

@@ -52,7 +52,10 @@ pub(crate) fn skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String
     let services = &snapshot.connections.seen()?.services;
     let is_large = |service: &Service| service.states.values().sum::<u64>() >= TOTAL;
     if services.iter().any(is_large) && listeners.iter().all(|listener| listener.owners.is_empty()) {
-        return Err("the processes of the listeners are not visible; run as root".to_owned());
+        return Err(
+            "the processes of the listeners are not visible; run as root in the PID namespace of the host"
+                .to_owned(),
+        );
     }
     let tcp = services.iter().filter_map(|service| of_port(snapshot, listeners, service, limit));
     // A kernel without unix_diag has the services of TCP.

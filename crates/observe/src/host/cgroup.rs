@@ -18,6 +18,14 @@ pub fn mount_point(root: &Path) -> io::Result<PathBuf> {
     Ok(PathBuf::from(found))
 }
 
+/// Returns what to do about an error of [`mount_point`], for the end of a message; empty if that is unknown.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match Errno::of(error) {
+        Some(Errno::ENODEV) => "; mount one with `mount -t cgroup2 none DIRECTORY`",
+        _ => "",
+    }
+}
+
 /// Returns the mount point if this line of proc_pid_mountinfo(5) mounts the root of a cgroup2 file system.
 fn of_line(line: &str) -> Option<&str> {
     let (mount, kind) = line.split_once(" - ")?;

@@ -1,5 +1,7 @@
 use fourtuple_bpf::BpfError;
 
+use crate::host::cgroup;
+
 /// Why a trace could not start or could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -27,10 +29,7 @@ pub enum TraceError {
         reasons: String,
     },
     /// The root of the cgroup2 hierarchy, to which the programs for UDP attach, could not be opened.
-    #[error(
-        "cannot trace connect() of UDP: the root of a cgroup2 file system: {0}; mount one with \
-         `mount -t cgroup2 none DIRECTORY`"
-    )]
+    #[error("cannot trace connect() of UDP: the root of a cgroup2 file system: {0}{remedy}", remedy = cgroup::remedy(.0))]
     NoCgroup(std::io::Error),
     /// The processors could not be sampled for a flame graph.
     #[error("cannot sample for a flame graph: {0}")]

@@ -8,11 +8,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
 use fourtuple_record::snapshot::EphemeralPorts;
-use fourtuple_syscalls::errno_name;
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{Errno, errno_name};
 
 /// Ports in use towards one destination, in one network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +78,11 @@ pub(crate) fn count(questions: &[Question]) -> Answers {
 }
 
 fn not_listed(error: &io::Error) -> String {
-    format!(
-        "the kernel does not list its sockets (sock_diag: {}); is the module tcp_diag loaded?",
-        errno_name(error)
-    )
+    let module = match Errno::of(error) {
+        Some(Errno::ENOENT) => "; is the module tcp_diag loaded?",
+        _ => "",
+    };
+    format!("the kernel does not list its sockets (sock_diag: {}){module}", errno_name(error))
 }
 
 /// Opens the network namespace with this inode, through one of the processes.

@@ -164,3 +164,19 @@ pub fn set_loopback_up() -> io::Result<()> {
 fn control_socket(family: SocketAddr) -> io::Result<OwnedFd> {
     socket::open(Transport::Udp, family, false)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remedy_fits_its_error() {
+        let of = |errno: Errno| remedy(&io::Error::from(errno));
+        assert!(of(Errno::EPERM).starts_with(". Run as root, or allow user namespaces"));
+        assert!(
+            of(Errno::ENOSPC).contains("raise user.max_user_namespaces")
+                && !of(Errno::ENOSPC).contains("root")
+        );
+        assert_eq!([of(Errno::ENOMEM), of(Errno::EINVAL)], [""; 2]);
+    }
+}

@@ -673,3 +673,40 @@ fn every_errno_is_counted_and_the_run_goes_on() {
         stop(running);
     });
 }
+
+/// Also where each second has parts of a response only, the server has answered.
+#[test]
+fn a_response_in_parts_is_not_a_stall() {
+    in_namespace(|| {
+        let slow = |part: &'static [u8]| {
+            answer(move |mut stream| {
+                while stream.read(&mut [0; 1000])? > 0 {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n")?;
+                    for _ in 0..50 {
+                        thread::sleep(50 * MILLISECOND);
+                        stream.write_all(part)?;
+                    }
+                    // The parts that were not sent.
+                    stream.write_all(&[0; 50][part.len() * 50..])?;
+                }
+                Ok(())
+            })
+        };
+        let (in_parts, at_the_end) = (slow(b"a"), slow(b""));
+        for engine in ENGINES {
+            let stalls = |address: SocketAddr| {
+                let target = format!("http://{address}/");
+                let mut load = load(engine, &target, get(&target));
+                (load.connections, load.operations) = (1, Some(1));
+                let ran = run("failures::parts", &load)?;
+                assert_eq!(ran.results.operations, 1, "{ran:#?}");
+                Some(ran.remarks().contains(&"server-stalled"))
+            };
+            if stalls(at_the_end) == Some(false) {
+                panic!("nothing arrived for two seconds");
+            }
+            // A busy host may stop all programs for a second.
+            assert!((0..3).any(|_| stalls(in_parts) != Some(true)));
+        }
+    });
+}

@@ -4,7 +4,7 @@ use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use fourtuple::dial::{Attempt, Dialer, Retry};
+use fourtuple::dial::{Attempt, DialError, Dialer, Retry};
 use libc::{sockaddr_storage, socklen_t};
 
 use crate::dialer::SharedDialer;
@@ -40,6 +40,11 @@ fn descriptor(fd: &c_int) -> Result<BorrowedFd<'_>, Failure> {
     Ok(unsafe { BorrowedFd::borrow_raw(*fd) })
 }
 
+/// Adds a census to the error of an attempt.
+fn counted(dialer: &Dialer) -> impl Fn(DialError) -> Failure {
+    |error| Failure::Dial(dialer.with_census(error))
+}
+
 /// `fourtuple_prepare()` of `fourtuple.h`.
 ///
 /// # Safety
@@ -59,7 +64,7 @@ unsafe extern "C" fn fourtuple_prepare(
         // SAFETY: the caller passes null or a dialer.
         let dialer = unsafe { dialer.as_ref() }.ok_or_else(|| Failure::invalid("dialer is null"))?;
         let dialer = Arc::clone(&dialer.0);
-        let prepared = dialer.prepare(descriptor(&fd)?).map_err(Failure::Dial)?;
+        let prepared = dialer.prepare(descriptor(&fd)?).map_err(counted(&dialer))?;
         // SAFETY: the dialer is on the heap, and the Arc beside the attempt keeps it there until the attempt is dropped.
         let prepared = unsafe { mem::transmute::<Attempt<'_>, Attempt<'static>>(prepared) };
         *place = Box::into_raw(Box::new(OwnedAttempt { attempt: prepared, dialer }));
@@ -90,9 +95,10 @@ unsafe extern "C" fn fourtuple_next(
             )));
         }
         let failure = io::Error::from_raw_os_error(errnum);
-        let retry = attempt.attempt.failed(descriptor(&fd)?, failure).map_err(Failure::Dial)?;
-        Ok(match retry {
-            Retry::SameSocket => SAME_SOCKET,
+        let fd = descriptor(&fd)?;
+        let OwnedAttempt { attempt, dialer } = attempt;
+        Ok(match attempt.connect_failed(failure).map_err(counted(dialer))? {
+            Retry::SameSocket => attempt.prepare(fd).map(|()| SAME_SOCKET).map_err(counted(dialer))?,
             Retry::FreshSocket => FRESH_SOCKET,
         })
     };
@@ -110,7 +116,8 @@ unsafe extern "C" fn fourtuple_renew(attempt: *mut OwnedAttempt, fd: c_int, erro
     let body = || {
         // SAFETY: the caller passes null or an attempt that no other thread uses.
         let attempt = unsafe { attempt.as_mut() }.ok_or_else(|| Failure::invalid("attempt is null"))?;
-        attempt.attempt.renew(descriptor(&fd)?).map(|()| 0).map_err(Failure::Dial)
+        let OwnedAttempt { attempt, dialer } = attempt;
+        attempt.prepare(descriptor(&fd)?).map(|()| 0).map_err(counted(dialer))
     };
     // SAFETY: the caller passes null or a place for the error.
     unsafe { run(error, body) }

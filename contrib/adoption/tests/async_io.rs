@@ -35,10 +35,10 @@ async fn connect(dialer: &Dialer) -> Result<(Async<TcpStream>, DialReport), Box<
         };
         // An error of the handshake too: a source without an answer would otherwise be the first choice of the next dial.
         socket = Socket::from(stream.into_inner()?);
-        if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
+        if attempt.connect_failed(error)? == Retry::FreshSocket {
             socket = open()?;
-            attempt.renew(socket.as_fd())?;
         }
+        attempt.prepare(socket.as_fd())?;
     }
 }
 

@@ -87,10 +87,10 @@ fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
         let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
         // Before Linux 6.8 a window may be full although the range is not.
         while let Err(error) = socket::connect(socket.as_fd(), destination) {
-            if attempt.failed(socket.as_fd(), error).unwrap() == Retry::FreshSocket {
+            if attempt.connect_failed(error).unwrap() == Retry::FreshSocket {
                 socket = socket::open(Transport::Tcp, destination, false).unwrap();
-                attempt.renew(socket.as_fd()).unwrap();
             }
+            attempt.prepare(socket.as_fd()).unwrap();
         }
         attempt.finish(socket.as_fd()).unwrap();
         held.push(socket);

@@ -3,6 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fourtuple::dial::{self, ConnectRequest, DialError, Dialer, SourcePool};
+use fourtuple_syscalls::Errno;
 
 /// The sources and destinations of connections. The destinations, given by their numbers, are taken in turn.
 pub(crate) struct Origin {
@@ -50,7 +51,9 @@ impl Origin {
         let to = number % self.destinations;
         match &self.sources {
             Sources::Dialers(dialers) => {
-                dialers[to].begin().map(|(attempt, request)| (to, Attempt::Dialer(attempt), request))
+                let attempt = dialers[to].begin()?;
+                let request = attempt.request();
+                Ok((to, Attempt::Dialer(attempt), request))
             }
             Sources::Plain(sources) => {
                 // Each round over the destinations has one source, so that each destination gets all sources.
@@ -70,18 +73,25 @@ impl Origin {
 }
 
 impl Attempt<'_> {
-    /// Returns a request for another port after the last one was in use, if one is worth trying.
-    pub(crate) fn taken(&mut self) -> Option<ConnectRequest> {
+    /// Returns a request for another port after the last one was in use, if one is worth trying. `is_bind`: bind() failed.
+    pub(crate) fn taken(&mut self, is_bind: bool) -> Option<ConnectRequest> {
         match self {
-            Attempt::Dialer(attempt) => attempt.taken().ok(),
+            Attempt::Dialer(_) if is_bind => self.failed(is_bind, Errno::EADDRINUSE.into()),
+            Attempt::Dialer(_) => self.failed(is_bind, Errno::EADDRNOTAVAIL.into()),
             Attempt::Plain { .. } => None,
         }
     }
 
-    /// Returns a request for another source after a call failed because of the last one, if one is worth trying.
-    pub(crate) fn source_failed(&mut self, call: &'static str, error: io::Error) -> Option<ConnectRequest> {
+    /// Returns a request for another source after bind() or connect() failed because of the last one, if one is worth trying.
+    pub(crate) fn failed(&mut self, is_bind: bool, error: io::Error) -> Option<ConnectRequest> {
         match self {
-            Attempt::Dialer(attempt) => attempt.source_failed(call, error).ok(),
+            Attempt::Dialer(attempt) => {
+                let next = match is_bind {
+                    true => attempt.bind_failed(error),
+                    false => attempt.connect_failed(error).map(drop),
+                };
+                next.ok().map(|()| attempt.request())
+            }
             Attempt::Plain { sources, number, failed } => {
                 *number += 1;
                 *failed += 1;

@@ -1,7 +1,7 @@
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::sock_diag;
 use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
-use crate::dial::attempt::{Attempt, ConnectRequest, Retry};
+use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::{DialerBuilder, StrategyChoice};
 use crate::dial::census::Counter;
 use crate::dial::error::DialError;
@@ -91,13 +91,12 @@ impl Dialer {
     /// See [`DialError`]. The dialer retries only when a port is in use or a source of the pool fails. A refused or unanswered
     /// connection ends the dial.
     pub fn dial(&self) -> Result<(TcpStream, DialReport), DialError> {
-        events::ended(self.destination, self.dial_blocking())
+        events::ended(self.destination, self.dial_blocking().map_err(|error| self.with_census(error)))
     }
 
     fn dial_blocking(&self) -> Result<(TcpStream, DialReport), DialError> {
         let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let started = self.start(self.timeout.is_some());
-        let (socket, mut attempt, connected) = started.map_err(|error| self.counted(error))?;
+        let (socket, mut attempt, connected) = self.start(self.timeout.is_some())?;
         if !connected {
             self.wait(&socket, &mut attempt, deadline).inspect_err(|error| attempt.lost(error))?;
         }
@@ -136,7 +135,8 @@ impl Dialer {
         }
     }
 
-    /// Prepares a socket of the caller, blocking or non-blocking, for the caller's own connect().
+    /// Begins a dial on a socket of the caller, blocking or non-blocking, for the caller's own connect(): [`Dialer::begin`] and
+    /// [`Attempt::prepare`].
     ///
     /// The socket keeps its other options, such as IP_TRANSPARENT, IP_FREEBIND, TCP_FASTOPEN_CONNECT and SO_MARK. For an IPv4
     /// destination it may be an IPv6 socket, which the caller connects to the IPv4-mapped address. The caller's loop:
@@ -152,10 +152,10 @@ impl Dialer {
     /// let mut attempt = dialer.prepare(socket.as_fd())?;
     /// while let Err(error) = connect(socket.as_fd(), dialer.destination()) {
     ///     // EINPROGRESS is not a failure: wait until the socket is writable.
-    ///     if attempt.failed(socket.as_fd(), error)? == Retry::FreshSocket {
+    ///     if attempt.connect_failed(error).map_err(|error| dialer.with_census(error))? == Retry::FreshSocket {
     ///         socket = open();
-    ///         attempt.renew(socket.as_fd())?;
     ///     }
+    ///     attempt.prepare(socket.as_fd())?;
     /// }
     /// let report = attempt.finish(socket.as_fd())?;
     /// # Ok(()) }
@@ -166,50 +166,44 @@ impl Dialer {
     /// [`DialError::NotSupported`] if the kernel lacks a socket option that the strategy needs; [`DialError::SourceNotLocal`],
     /// [`DialError::PortsExhausted`] or [`DialError::TupleBusy`] if bind() fails for every source; [`DialError::Call`] for other failures
     /// of a system call.
-    pub fn prepare(&self, socket: std::os::fd::BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
-        let mut attempt = self.prepare_uncounted(socket, false).map_err(|error| self.counted(error))?;
-        attempt.note_prepared();
+    pub fn prepare(&self, socket: BorrowedFd<'_>) -> Result<Attempt<'_>, DialError> {
+        let mut attempt = self.begin()?;
+        attempt.prepare(socket)?;
         Ok(attempt)
     }
 
-    /// Does the same as [`Dialer::prepare`] without a census.
-    pub(super) fn prepare_uncounted(
-        &self,
-        socket: std::os::fd::BorrowedFd<'_>,
-        is_timed: bool,
-    ) -> Result<Attempt<'_>, DialError> {
-        let mut attempt = Attempt::begin(self, is_timed);
-        attempt.first(socket)?;
-        Ok(attempt)
-    }
-
-    /// Begins a dial whose system calls the caller makes itself, for example through io_uring: the options and the bind() of
-    /// [`ConnectRequest`], then connect() to [`Dialer::destination`]. If the port is in use, [`Attempt::taken`] returns the request for
-    /// the next socket. A successful dial ends with [`Attempt::keep`]. Dropping the attempt returns the port to the ledger.
+    /// Begins a dial without a socket, for callers that make all system calls themselves, for example through io_uring: the options and
+    /// the bind() of [`Attempt::request`], then connect() to [`Dialer::destination`]. [`Attempt::keep`] ends it without a getsockname().
+    /// Dropping the attempt returns the port to the ledger.
     ///
     /// # Errors
     ///
-    /// The same errors as [`Attempt::taken`].
+    /// [`DialError::PortsExhausted`] if all ports of the strategy are reserved.
     ///
     /// # Examples
     ///
     /// ```no_run
     /// # use fourtuple::dial::{ConnectRequest, Dialer};
     /// # use std::{io, net::SocketAddr, os::fd::OwnedFd};
-    /// // socket(), the options and the bind() of the request, and connect(). An error comes with the name of its call.
-    /// fn connect(request: &ConnectRequest, to: SocketAddr) -> Result<OwnedFd, (&'static str, io::Error)> {
+    /// /// The call that failed.
+    /// enum Failed {
+    ///     Bind(io::Error),
+    ///     Connect(io::Error),
+    /// }
+    ///
+    /// /// socket(), the options and the bind() of the request, and connect().
+    /// fn connect(request: ConnectRequest, to: SocketAddr) -> Result<OwnedFd, Failed> {
     /// #   let _ = (request, to); unreachable!("yours")
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let dialer = Dialer::to("192.0.2.1:443".parse()?).build()?;
-    /// let (mut attempt, mut request) = dialer.begin()?;
+    /// let mut attempt = dialer.begin()?;
     /// let socket = loop {
-    ///     match connect(&request, dialer.destination()) {
+    ///     match connect(attempt.request(), dialer.destination()) {
     ///         Ok(socket) => break socket,
-    ///         Err(("connect", error)) if error.kind() == io::ErrorKind::AddrNotAvailable => request = attempt.taken()?,
-    ///         Err(("bind", error)) if error.kind() == io::ErrorKind::AddrInUse => request = attempt.taken()?,
-    ///         Err((call, error)) => request = attempt.source_failed(call, error)?,
+    ///         Err(Failed::Bind(error)) => attempt.bind_failed(error)?,
+    ///         Err(Failed::Connect(error)) => _ = attempt.connect_failed(error)?, // always a fresh socket
     ///     }
     /// };
     /// let source = attempt.keep();
@@ -218,10 +212,22 @@ impl Dialer {
     /// dialer.release(source);
     /// # Ok(()) }
     /// ```
-    pub fn begin(&self) -> Result<(Attempt<'_>, ConnectRequest), DialError> {
-        let mut attempt = Attempt::begin(self, false);
-        let request = attempt.next_request()?;
-        Ok((attempt, request))
+    pub fn begin(&self) -> Result<Attempt<'_>, DialError> {
+        Attempt::begin(self, false)
+    }
+
+    /// Counts the sockets that hold the ports, if `error` is [`DialError::PortsExhausted`] of an [`Attempt`], and adds this census and
+    /// the source that it counts. Returns other errors unchanged, and all errors of a dialer [without](DialerBuilder::without_census) a
+    /// census. [`Dialer::dial`] does so by itself.
+    ///
+    /// A census takes about 1.2 us for each socket on the destination. A dialer takes at most one per second.
+    ///
+    /// Example: [`Dialer::prepare`].
+    pub fn with_census(&self, error: DialError) -> DialError {
+        match &self.census {
+            Some(counter) => counter.counted(error),
+            None => error,
+        }
     }
 
     /// Marks the port of a closed connection as free in the ledger.
@@ -276,15 +282,15 @@ impl Dialer {
     /// found. The flag says whether the connection is established.
     pub(super) fn start(&self, nonblocking: bool) -> Result<(OwnedFd, Attempt<'_>, bool), DialError> {
         let mut socket = self.open(nonblocking)?;
-        let mut attempt = self.prepare_uncounted(socket.as_fd(), nonblocking)?;
+        let mut attempt = Attempt::begin(self, nonblocking)?;
         loop {
+            attempt.set_up(socket.as_fd())?;
             let error = match attempt.connect(socket.as_fd()) {
                 Ok(progress) => return Ok((socket, attempt, progress == Connect::Done)),
                 Err(error) => error,
             };
-            if attempt.retry(socket.as_fd(), error)? == Retry::FreshSocket {
+            if attempt.connect_failed(error)? == Retry::FreshSocket {
                 socket = self.open(nonblocking)?;
-                attempt.renew_uncounted(socket.as_fd())?;
             }
         }
     }
@@ -298,12 +304,9 @@ impl Dialer {
         self.ledger.as_ref().map(|ledger| ledger.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Adds a census to [`DialError::PortsExhausted`], unless the dialer was built without one. Returns other errors unchanged.
-    pub(super) fn counted(&self, error: DialError) -> DialError {
-        match &self.census {
-            Some(counter) => counter.counted(error),
-            None => error,
-        }
+    /// Returns a source address by its number in the pool; `None`: the kernel chooses.
+    pub(super) fn source(&self, number: usize) -> Option<IpAddr> {
+        self.sources.addresses().get(number).copied()
     }
 
     pub(super) fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, DialError> {
@@ -313,21 +316,6 @@ impl Dialer {
             source_address: self.fixed_source,
             error,
         })
-    }
-
-    /// Converts an error of connect() other than EADDRNOTAVAIL.
-    pub(super) fn connect_error(
-        &self,
-        error: io::Error,
-        source_address: Option<IpAddr>,
-        after: Duration,
-    ) -> DialError {
-        let destination = self.destination;
-        match error.kind() {
-            io::ErrorKind::ConnectionRefused => DialError::Refused { destination, source_address },
-            io::ErrorKind::TimedOut => DialError::TimedOut { destination, source_address, after },
-            _ => DialError::Call { call: "connect", address: destination, source_address, error },
-        }
     }
 
     /// Returns the wildcard address of the destination's family.

@@ -34,7 +34,8 @@ pub struct Census {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Uncounted {
-    /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set.
+    /// [`DialerBuilder::without_census`](super::DialerBuilder::without_census) was set, or the error comes from an
+    /// [`Attempt`](super::Attempt): [`Dialer::with_census`](super::Dialer::with_census) counts.
     NotAsked,
     /// The kernel could not list its sockets.
     Unseen(Unseen),

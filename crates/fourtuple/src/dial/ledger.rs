@@ -31,7 +31,6 @@ pub(super) struct PortLedger {
 /// The ports of one source address.
 #[derive(Debug)]
 struct Page {
-    source: Option<IpAddr>,
     /// Ports known to be in use, and reserved ports, which an automatic choice never takes.
     taken: PortSet,
     /// Ports of the range that are not in `taken`.
@@ -73,8 +72,7 @@ impl PortLedger {
     /// Creates a ledger without ports in use. Without sources it has one page, for the source that the kernel chooses.
     pub(super) fn new(range: PortRange, reserved: PortSet, sources: &[IpAddr]) -> Self {
         let empty = range.len() - reserved.count_in(range);
-        let page = |source| Page {
-            source,
+        let page = |_| Page {
             taken: reserved.clone(),
             room: empty,
             back_off: None,
@@ -83,11 +81,7 @@ impl PortLedger {
             was_slow: false,
             is_read: false,
         };
-        let pages: Vec<Page> = if sources.is_empty() {
-            vec![page(None)]
-        } else {
-            sources.iter().map(|source| page(Some(*source))).collect()
-        };
+        let pages: Vec<Page> = (0..sources.len().max(1)).map(page).collect();
         let ranks = RankTree::new(pages.len(), empty + 1);
         let by_source = sources.iter().enumerate().map(|(page, source)| (*source, page)).collect();
         PortLedger {
@@ -210,11 +204,6 @@ impl PortLedger {
     /// Returns whether the source of `page` is backed off because it had no free port.
     pub(super) fn was_exhausted(&self, page: usize) -> bool {
         self.pages[page].back_off.is_some_and(|back_off| back_off.why == Failure::Exhausted)
-    }
-
-    /// Returns the source of `page`; `None`: the kernel chooses.
-    pub(super) fn source(&self, page: usize) -> Option<IpAddr> {
-        self.pages[page].source
     }
 
     /// Returns the number of free ports of `page`, as far as the ledger knows.

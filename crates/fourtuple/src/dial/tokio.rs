@@ -130,9 +130,8 @@ impl Dialer {
         limit: Option<time::Instant>,
     ) -> Result<(TcpStream, DialReport), DialError> {
         let deadline = self.timeout.and_then(|timeout| time::Instant::now().checked_add(timeout));
-        let mut attempt = Attempt::begin(self, true);
-        let socket = match self.start_tokio(&mut attempt).await {
-            Ok(socket) => socket,
+        let (socket, mut attempt) = match self.start_tokio().await {
+            Ok(started) => started,
             Err(error) => {
                 // Without a wait a task that repeats a failing dial would keep the thread from all other tasks.
                 task::yield_now().await;
@@ -174,24 +173,24 @@ impl Dialer {
     }
 
     /// Dials up to the handshake, as [`Dialer::start`] does.
-    async fn start_tokio(&self, attempt: &mut Attempt<'_>) -> Result<OwnedFd, DialError> {
+    async fn start_tokio(&self) -> Result<(OwnedFd, Attempt<'_>), DialError> {
         let mut socket = self.open(true)?;
-        attempt.first(socket.as_fd())?;
+        let mut attempt = Attempt::begin(self, true)?;
         loop {
+            attempt.set_up(socket.as_fd())?;
             let result = if attempt.searches_for_long() {
                 let result;
-                (socket, result) = Box::pin(self.search_tokio(socket, attempt)).await?;
+                (socket, result) = Box::pin(self.search_tokio(socket, &mut attempt)).await?;
                 result
             } else {
                 attempt.connect(socket.as_fd())
             };
             let error = match result {
-                Ok(_) => return Ok(socket),
+                Ok(_) => return Ok((socket, attempt)),
                 Err(error) => error,
             };
-            if attempt.retry(socket.as_fd(), error)? == Retry::FreshSocket {
+            if attempt.connect_failed(error)? == Retry::FreshSocket {
                 socket = self.open(true)?;
-                attempt.renew_uncounted(socket.as_fd())?;
             }
             // Each attempt is short, but a strategy may make a hundred.
             task::yield_now().await;
@@ -215,7 +214,7 @@ impl Dialer {
         Ok((socket, result))
     }
 
-    /// Does the same as [`Dialer::counted`], with the dump on a blocking thread.
+    /// Does the same as [`Dialer::with_census`], with the dump on a blocking thread.
     async fn counted_tokio(&self, mut error: DialError) -> DialError {
         if let (DialError::PortsExhausted { source_address, census, .. }, Some(counter)) =
             (&mut error, &self.census)

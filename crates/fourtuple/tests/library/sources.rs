@@ -213,8 +213,9 @@ fn exhaustion_costs_one_search_of_the_range() {
             let held: Vec<_> = std::iter::from_fn(|| dialer.dial().ok()).collect();
             assert_eq!(held.len(), 16 * pool.split(',').count());
             // Both sources of the pool had no port in the dial before this one; a tenth of a second later each is tried again.
-            let (mut attempt, _) = dialer.begin().unwrap();
-            let searches = 1 + std::iter::from_fn(|| attempt.taken().ok()).take(100).count();
+            let mut attempt = dialer.begin().unwrap();
+            let in_use = || io::Error::from(Errno::EADDRNOTAVAIL);
+            let searches = 1 + std::iter::from_fn(|| attempt.connect_failed(in_use()).ok()).take(100).count();
             assert!(searches <= pool.split(',').count(), "{pool}: {searches}");
             for (stream, _) in &held {
                 option::set_reset_on_close(stream.as_fd()).unwrap();
@@ -300,7 +301,7 @@ fn a_late_error_of_a_prepared_socket_ends_the_dial() {
         let socket = socket::open(Transport::Tcp, destination, false).unwrap();
         let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
         std::thread::sleep(Duration::from_millis(101));
-        let late = attempt.failed(socket.as_fd(), io::Error::from(Errno::EHOSTUNREACH));
+        let late = attempt.connect_failed(io::Error::from(Errno::EHOSTUNREACH));
         assert!(matches!(late, Err(DialError::Call { call: "connect", .. })), "{late:?}");
     });
 }
@@ -343,24 +344,24 @@ fn callers_with_their_own_calls_try_another_source() {
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let dialer = Dialer::to(destination).sources("192.0.2.1,127.0.0.1".parse().unwrap()).build().unwrap();
         for _ in 0..20 {
-            let (mut attempt, mut wanted) = dialer.begin().unwrap();
+            let mut attempt = dialer.begin().unwrap();
             let stream = loop {
                 let socket = socket::open(Transport::Tcp, destination, false).unwrap();
                 assert_eq!(option::set_bind_address_no_port(socket.as_fd()).unwrap(), option::Answer::Done);
-                match socket::bind(socket.as_fd(), wanted.source.unwrap()) {
+                match socket::bind(socket.as_fd(), attempt.request().source.unwrap()) {
                     Ok(()) => {
                         socket::connect(socket.as_fd(), destination).unwrap();
                         break TcpStream::from(socket);
                     }
-                    Err(error) => wanted = attempt.source_failed("bind", error).unwrap(),
+                    Err(error) => attempt.bind_failed(error).unwrap(),
                 }
             };
             assert_eq!(stream.local_addr().unwrap().ip(), address("127.0.0.1"));
             attempt.keep();
         }
-        let (mut attempt, _) = dialer.begin().unwrap();
+        let mut attempt = dialer.begin().unwrap();
         let error = loop {
-            if let Err(error) = attempt.source_failed("bind", io::ErrorKind::AddrNotAvailable.into()) {
+            if let Err(error) = attempt.bind_failed(io::ErrorKind::AddrNotAvailable.into()) {
                 break error;
             }
         };
@@ -397,8 +398,7 @@ fn link_local_sources_have_the_scope_of_the_destination() {
                 SocketAddrV6::new(near, report.source.port(), 0, scope).into(),
                 "{form}"
             );
-            let (_, request) = dialer.begin().unwrap();
-            let bound = request.source.unwrap();
+            let bound = dialer.begin().unwrap().request().source.unwrap();
             assert_eq!(bound, SocketAddrV6::new(near, bound.port(), 0, scope).into(), "{form}");
         });
     });

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple::dial::{DialError, DialReport, Dialer, GuardedStream, Retry, SourcePool, Strategy};
+use fourtuple::dial::{DialError, DialReport, Dialer, GuardedStream, Retry, SourcePool, Strategy, Uncounted};
 use fourtuple_syscalls::netns;
 use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
 use fourtuple_syscalls::seccomp;
@@ -64,8 +64,9 @@ fn fills_every_port(strategy: Strategy, address: &'static str) {
 
 /// Dials like a caller that makes its own system calls, with a new socket for each try.
 fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, SocketAddr), DialError> {
-    let (mut attempt, mut wanted) = dialer.begin()?;
+    let mut attempt = dialer.begin()?;
     loop {
+        let wanted = attempt.request();
         let socket = socket::open(Transport::Tcp, dialer.destination(), false).unwrap();
         if let Some(window) = wanted.window {
             let set = option::set_local_port_range(socket.as_fd(), window.low(), window.high()).unwrap();
@@ -83,9 +84,11 @@ fn dial_as_wanted(dialer: &Dialer) -> Result<(TcpStream, SocketAddr), DialError>
         }
         match socket::connect(socket.as_fd(), dialer.destination()) {
             Ok(_) => return Ok((TcpStream::from(socket), attempt.keep())),
-            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
+                attempt.connect_failed(error)?;
+            }
         }
-        wanted = attempt.taken()?;
     }
 }
 
@@ -111,7 +114,16 @@ fn callers_with_their_own_calls_fill_every_port() {
             // 100 draws find the last of 64 ports four times in five: "select, test, repeat" may end early.
             let least = if strategy == Strategy::SELECT_TEST_REPEAT { 48 } else { usize::from(PORTS) };
             assert!(streams.len() >= least, "{strategy}: {}", streams.len());
-            assert!(matches!(error, DialError::PortsExhausted { .. }), "{strategy}: {error}");
+            assert!(
+                matches!(error, DialError::PortsExhausted { census: Err(Uncounted::NotAsked), .. }),
+                "{strategy}: {error}"
+            );
+            match dialer.with_census(error) {
+                DialError::PortsExhausted { census: Ok(census), .. } => {
+                    assert_eq!(census.established as usize, streams.len(), "{strategy}");
+                }
+                other => panic!("{strategy}: {other:?}"),
+            }
         }
     });
 }
@@ -368,10 +380,10 @@ fn a_caller_may_connect_by_itself() {
             let mut fd = open();
             let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
             while let Err(error) = socket::connect(fd.as_fd(), destination) {
-                if attempt.failed(fd.as_fd(), error).unwrap() == Retry::FreshSocket {
+                if attempt.connect_failed(error).unwrap() == Retry::FreshSocket {
                     fd = open();
-                    attempt.renew(fd.as_fd()).unwrap();
                 }
+                attempt.prepare(fd.as_fd()).unwrap();
             }
             let report = attempt.finish(fd.as_fd()).unwrap();
             assert_eq!(report.source, socket::local_address(fd.as_fd()).unwrap());

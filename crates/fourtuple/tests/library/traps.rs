@@ -181,8 +181,9 @@ fn trap_4_full_windows_lead_to_the_full_range() {
         let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
         while let Err(error) = socket::connect(fd.as_fd(), destination) {
             // The result must never be a request for another socket.
-            let retry = attempt.failed(fd.as_fd(), error).unwrap();
+            let retry = attempt.connect_failed(error).unwrap();
             assert_eq!(retry, fourtuple::dial::Retry::SameSocket);
+            attempt.prepare(fd.as_fd()).unwrap();
         }
         let report = attempt.finish(fd.as_fd()).unwrap();
         assert!((1..=3).contains(&report.attempts), "{report:?}");
@@ -376,10 +377,10 @@ fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
         let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
         // A kernel that searches by parity gets a random window of the range, whose ports the sockets of the probe may still hold.
         while let Err(error) = socket::connect(fd.as_fd(), destination) {
-            if attempt.failed(fd.as_fd(), error).unwrap() == fourtuple::dial::Retry::FreshSocket {
+            if attempt.connect_failed(error).unwrap() == fourtuple::dial::Retry::FreshSocket {
                 fd = open();
-                attempt.renew(fd.as_fd()).unwrap();
             }
+            attempt.prepare(fd.as_fd()).unwrap();
         }
         let report = attempt.finish(fd.as_fd()).unwrap();
         assert!((20000..=20007).contains(&report.source.port()));

@@ -198,7 +198,7 @@ impl<E: Engine> Driver<'_, E> {
         if is_port_taken(stage, error, is_udp) {
             self.engine.close(number)?;
             let slot = &mut self.slots[number as usize];
-            let again = slot.attempt.as_mut().and_then(Attempt::taken);
+            let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken(stage == Stage::Bind));
             return match again {
                 Some(request) => self.open_as(number, request),
                 None => {
@@ -211,11 +211,9 @@ impl<E: Engine> Driver<'_, E> {
         if let Some(name) = self.overdue(number, now) {
             return self.give_up_on(number, name.into(), now);
         }
-        if let Some(call) =
-            failed_call_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened))
-        {
+        if may_be_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened)) {
             let attempt = self.slots[number as usize].attempt.as_mut();
-            let other = attempt.and_then(|attempt| attempt.source_failed(call, copy_of(error)));
+            let other = attempt.and_then(|attempt| attempt.failed(stage == Stage::Bind, copy_of(error)));
             if let Some(request) = other {
                 self.engine.close(number)?;
                 return self.open_as(number, request);
@@ -327,13 +325,13 @@ fn is_port_taken(stage: Stage, error: &io::Error, is_udp: bool) -> bool {
     }
 }
 
-/// Returns the call that failed if its error may be due to the source address: the address was removed, or no route or rule
-/// lets it reach the destination. `took` is the time since the connection began to open, in nanoseconds.
-fn failed_call_of_source(stage: Stage, error: &io::Error, took: u64) -> Option<&'static str> {
+/// Returns whether an error may be due to the source address: the address was removed, or no route or rule lets it reach the
+/// destination. `took` is the time since the connection began to open, in nanoseconds.
+fn may_be_of_source(stage: Stage, error: &io::Error, took: u64) -> bool {
     match stage {
-        Stage::Bind => Some("bind"),
-        Stage::Connect if is_of_source(error, Duration::from_nanos(took)) => Some("connect"),
-        Stage::Connect | Stage::Exchange => None,
+        Stage::Bind => true,
+        Stage::Connect => is_of_source(error, Duration::from_nanos(took)),
+        Stage::Exchange => false,
     }
 }
 

@@ -127,23 +127,171 @@
 #![warn(missing_debug_implementations, missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod auto_traits;
 #[cfg(feature = "tokio")]
 mod blocking_thread;
 pub mod capabilities;
 pub mod dial;
-#[cfg(test)]
-mod error_texts;
+mod errors;
 pub mod listen;
 pub mod ports;
 pub mod spread;
-mod sync;
-mod temporary;
-#[cfg(feature = "serde")]
-mod text;
 
 // Compiles the examples of the README of the repository and of the package.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+mod sync {
+    //! Atomics and shared counters. Models (`--cfg fourtuple_loom`) use the types of loom, which tries every interleaving.
+
+    #[cfg(not(all(test, fourtuple_loom)))]
+    pub(crate) use fourtuple_syscalls::shared::Counters;
+    #[cfg(not(all(test, fourtuple_loom)))]
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[cfg(all(test, fourtuple_loom))]
+    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    #[cfg(all(test, fourtuple_loom))]
+    pub(crate) use model::Counters;
+
+    #[cfg(all(test, fourtuple_loom))]
+    mod model {
+        use std::io;
+
+        use super::AtomicU64;
+
+        /// A replacement for memory that processes share, because all threads of loom are in one process.
+        #[derive(Debug)]
+        pub(crate) struct Counters(Vec<AtomicU64>);
+
+        impl Counters {
+            pub(crate) fn new(count: usize) -> io::Result<Counters> {
+                Ok(Counters((0..count).map(|_| AtomicU64::new(0)).collect()))
+            }
+
+            pub(crate) fn all(&self) -> &[AtomicU64] {
+                &self.0
+            }
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+mod text {
+    //! Settings in the form of their `Display` and `FromStr`, for the feature `serde`: `strategy = "full-range"` in a configuration file.
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::dial::{SourcePool, Strategy};
+    use crate::listen::{AcceptPolicy, Family};
+    use crate::ports::{PortRange, PortSet};
+    use crate::spread::{ControlFilter, DeviceName, Selector};
+
+    macro_rules! is_text {
+        ($($setting:ty),+) => {$(
+            impl Serialize for $setting {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    serializer.collect_str(self)
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $setting {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+                }
+            }
+        )+};
+    }
+
+    is_text!(AcceptPolicy, ControlFilter, DeviceName, Family, PortRange, PortSet, Selector, Strategy);
+
+    /// A list of addresses.
+    impl Serialize for SourcePool {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq(self.addresses())
+        }
+    }
+
+    /// A list of addresses and networks; an empty list is [`SourcePool::any`].
+    impl<'de> Deserialize<'de> for SourcePool {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            match Vec::<String>::deserialize(deserializer)?.join(",") {
+                none if none.is_empty() => Ok(SourcePool::any()),
+                list => list.parse().map_err(D::Error::custom),
+            }
+        }
+    }
+}
+
+// Compile-time checks that threads and tasks can share the public types.
+
+const fn is_send<T: Send>() {}
+const fn is_send_and_sync<T: Send + Sync>() {}
+#[cfg(feature = "tokio")]
+const fn is_unpin<T: Unpin>() {}
+
+const _: () = {
+    is_send_and_sync::<dial::Dialer>();
+    is_send_and_sync::<dial::DialerBuilder>();
+    is_send_and_sync::<dial::UdpDialer>();
+    is_send_and_sync::<dial::SourcePool>();
+    is_send_and_sync::<dial::DialError>();
+    is_send_and_sync::<dial::BuildError>();
+    is_send::<dial::Attempt<'_>>();
+    is_send_and_sync::<listen::ListenerGroup>();
+    is_send_and_sync::<listen::ListenError>();
+    is_send::<listen::Acceptor>();
+    is_send::<listen::Connection>();
+    is_send_and_sync::<listen::ListenerGroupBuilder>();
+    is_send_and_sync::<listen::AcceptWaker>();
+    is_send::<listen::Dispatcher>();
+    is_send_and_sync::<spread::UdpGroup>();
+    is_send_and_sync::<spread::UdpGroupError>();
+    is_send_and_sync::<dial::DialReport>();
+    is_send_and_sync::<listen::DrainReport>();
+    is_send_and_sync::<listen::DispatcherStats>();
+    is_send_and_sync::<listen::SeatStats>();
+    is_send_and_sync::<listen::OpenGuard>();
+    is_send::<listen::LeaveReport>();
+    is_send::<listen::WorkerProcess>();
+    is_send_and_sync::<capabilities::Capabilities>();
+    is_send_and_sync::<capabilities::ProbeError>();
+    is_send_and_sync::<spread::Selector>();
+    is_send_and_sync::<spread::ControlFilter>();
+    is_send_and_sync::<ports::PortRange>();
+    is_send_and_sync::<ports::PortSet>();
+    is_send_and_sync::<ports::Random>();
+};
+
+#[cfg(feature = "tokio")]
+const _: () = {
+    is_send_and_sync::<dial::Dialers>();
+    is_send_and_sync::<dial::Connector>();
+    is_send_and_sync::<dial::ConnectError>();
+    is_send_and_sync::<dial::ConnectorBuilder>();
+    is_send_and_sync::<dial::DialedStream>();
+    is_send_and_sync::<dial::GuardedStream<std::sync::Arc<dial::Dialer>>>();
+    is_send::<listen::Accepted>();
+    is_send::<listen::Incoming>();
+    is_send_and_sync::<listen::AcceptedStream>();
+    is_send_and_sync::<listen::Session>();
+    is_send_and_sync::<listen::SessionHandle>();
+    is_send::<listen::AsyncAcceptor>();
+    is_unpin::<dial::DialedStream>();
+    is_unpin::<listen::AcceptedStream>();
+    is_unpin::<listen::Incoming>();
+};
+
+/// The futures of a task on a runtime with several threads.
+#[cfg(feature = "tokio")]
+const _: () = {
+    const fn returns_send<T, F: Send>(_: fn(&'static T) -> F) {}
+    const fn needs_send<T, F: Send>(_: fn(&'static mut T) -> F) {}
+    returns_send(dial::Dialer::dial_tokio);
+    returns_send(dial::UdpDialer::dial_tokio);
+    needs_send(listen::AsyncAcceptor::accept);
+    const fn connects<F: Send>(_: fn(&'static dial::Connector, &'static str, u16) -> F) {}
+    connects(dial::Connector::connect);
+};

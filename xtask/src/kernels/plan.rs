@@ -26,7 +26,7 @@ const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "flame", "truth", "surro
 /// Single tests of this kind, by program: a worker that shares an emulated processor with its client makes the client wait, and
 /// some tests run hundreds of processes.
 const SINGLE_TESTS_THAT_TAKE_A_PROCESSOR: &[(&str, &str)] = &[
-    ("listen", "recycle::kept_connections_that_do_not_wait_are_kept"),
+    ("listen", "limits::kept_connections_that_do_not_wait_are_kept"),
     ("run", "a_killed_process_of_run_breaks_no_connect"),
     ("run", "calls_return_the_same_with_and_without_run"),
 ];
@@ -34,8 +34,7 @@ const SINGLE_TESTS_THAT_TAKE_A_PROCESSOR: &[(&str, &str)] = &[
 /// Single tests and modules of tests that are for the host, by program.
 const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
     ("library", "errors::"),
-    ("library", "ports_plan::"),
-    ("library", "ports_search::"),
+    ("library", "ports::"),
     ("library", "vectors::"),
     ("run", "a_program_cannot_truncate_the_counters"),
     ("run", "bound_sockets_left_alone_are_reported_at_once"),
@@ -151,7 +150,7 @@ pub(crate) fn entries_without_diag() -> Vec<Entry> {
         name: "unseen".to_owned(),
         seconds: TEST_SECONDS,
         program: guest_test_path("library"),
-        arguments: vec!["--ignored".to_owned(), "unseen::".to_owned()],
+        arguments: vec!["--ignored".to_owned(), "errnos::".to_owned()],
         save: None,
     }]
 }

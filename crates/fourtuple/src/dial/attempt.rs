@@ -9,6 +9,7 @@
 //!
 //! The ledger is a hint: a wrong entry costs one refused connect() and fails no dial.
 
+use std::cell::RefCell;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -17,17 +18,15 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Connect};
-use fourtuple_syscalls::{is_of_source, resource};
+use fourtuple_syscalls::{fork, is_of_source, resource};
 
 use crate::capabilities::LocalPortRange;
-use crate::dial::dialer::Dialer;
+use crate::dial::dialer::{DialReport, Dialer};
 use crate::dial::error::{DialError, Uncounted};
 use crate::dial::ledger::{Failure, PortLedger};
-use crate::dial::random;
-use crate::dial::report::DialReport;
 use crate::dial::source;
 use crate::dial::strategy::{Step, Strategy};
-use crate::ports::PortRange;
+use crate::ports::{PortRange, Random};
 
 /// Ports that one dial takes from the ledger before it follows the strategy: two, because another process may hold the first.
 const HINTS: u32 = 2;
@@ -282,7 +281,7 @@ impl<'a> Attempt<'a> {
         if ledger.room(self.page) == 0 {
             ledger.forget(self.page);
         }
-        let Some(port) = random::with(|random| ledger.take(self.page, random)) else {
+        let Some(port) = with_random(|random| ledger.take(self.page, random)) else {
             return self.strategy_step(0);
         };
         self.phase = Phase::Hint { port, left: left - 1 };
@@ -295,7 +294,7 @@ impl<'a> Attempt<'a> {
     fn strategy_step(&mut self, tried: u32) -> Option<Step> {
         self.phase = Phase::Strategy { steps: tried + 1 };
         let (range, reserved) = (self.dialer.range, &self.dialer.reserved);
-        random::with(|random| self.strategy.unreserved_step(tried, range, reserved, random))
+        with_random(|random| self.strategy.unreserved_step(tried, range, reserved, random))
     }
 
     /// Continues the dial from another source of the pool, or returns the error of the dial if no source is worth trying.
@@ -708,4 +707,25 @@ fn bind(socket: BorrowedFd<'_>, local: SocketAddr) -> io::Result<()> {
         }
         (result, _) => result,
     }
+}
+
+// One random number generator per thread, with a new seed in each forked process: two processes with one seed would draw the same
+// ports.
+
+thread_local! {
+    static GENERATOR: RefCell<(u32, Random)> = const { RefCell::new((0, Random::with_seed(0))) };
+}
+
+/// Calls `use_it` with the generator of this thread.
+pub(super) fn with_random<R>(use_it: impl FnOnce(&mut Random) -> R) -> R {
+    GENERATOR.with_borrow_mut(|(seeded_in, generator)| {
+        let generation = fork::generation();
+        if *seeded_in != generation {
+            // Rng::new() hashes the thread, the time and an address. The process id separates parent and child even if both
+            // seed in the same nanosecond.
+            *generator = Random::with_seed(fastrand::Rng::new().u64(..) ^ u64::from(generation) << 32);
+            *seeded_in = generation;
+        }
+        use_it(generator)
+    })
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::capabilities::{self, LocalPortRange};
-use crate::dial::census::Counter;
 use crate::dial::dialer::Dialer;
-use crate::dial::error::{BuildError, SOCK_DIAG, Unseen};
+use crate::dial::error::{BuildError, Counter, SOCK_DIAG, Unseen};
 use crate::dial::ledger::PortLedger;
 use crate::dial::source::SourcePool;
 use crate::dial::strategy::Strategy;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
 
 use crate::dial::builder::DialerBuilder;
+use crate::dial::connector::Opaque;
 use crate::dial::dialer::Dialer;
 use crate::dial::error::BuildError;
-use crate::dial::resolve::Opaque;
 
 /// Settings of each dialer that [`Dialers`] builds.
 type Settings = dyn Fn(DialerBuilder) -> DialerBuilder + Send + Sync;

@@ -14,29 +14,13 @@
 
 mod attempt;
 mod builder;
-mod census;
-#[cfg(feature = "tokio")]
-mod connect_error;
 #[cfg(feature = "tokio")]
 mod connector;
-#[cfg(feature = "tokio")]
-mod dialed_stream;
 mod dialer;
 #[cfg(feature = "tokio")]
 mod dialers;
 mod error;
-mod events;
-mod guarded_stream;
-#[cfg(feature = "tokio")]
-mod happy_eyeballs;
-#[cfg(feature = "hyper")]
-mod hyper;
 mod ledger;
-mod random;
-mod rank_tree;
-mod report;
-#[cfg(feature = "tokio")]
-mod resolve;
 mod source;
 pub mod strategy;
 #[cfg(feature = "tokio")]
@@ -46,19 +30,13 @@ mod udp;
 pub use attempt::{Attempt, ConnectRequest, Retry};
 pub use builder::{DialerBuilder, StrategyChoice};
 #[cfg(feature = "tokio")]
-pub use connect_error::ConnectError;
-#[cfg(feature = "tokio")]
-pub use connector::{Connector, ConnectorBuilder};
-#[cfg(feature = "tokio")]
-pub use dialed_stream::DialedStream;
-pub use dialer::Dialer;
+pub use connector::{
+    ConnectError, Connector, ConnectorBuilder, DialedStream, Resolve, Resolving, SystemResolver,
+};
+pub use dialer::{DialReport, Dialer, GuardedStream};
 #[cfg(feature = "tokio")]
 pub use dialers::Dialers;
 pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
-pub use guarded_stream::GuardedStream;
-pub use report::DialReport;
-#[cfg(feature = "tokio")]
-pub use resolve::{Resolve, Resolving, SystemResolver};
 pub use source::{MAX_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};
 pub use udp::{Sharing, UdpDialer};

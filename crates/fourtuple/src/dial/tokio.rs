@@ -8,17 +8,14 @@ use std::time::Instant;
 use fourtuple_syscalls::socket::{self, Connect};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::task;
-use tokio::time;
+use tokio::{task, time};
 
 use crate::blocking_thread;
 use crate::capabilities::ProbeError;
 use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::DialerBuilder;
-use crate::dial::dialer::Dialer;
+use crate::dial::dialer::{self, DialReport, Dialer};
 use crate::dial::error::{BuildError, DialError, Uncounted, Unseen};
-use crate::dial::events;
-use crate::dial::report::DialReport;
 use crate::dial::udp::UdpDialer;
 
 const SPAWN: &str = "spawn_blocking";
@@ -122,7 +119,7 @@ impl Dialer {
         &self,
         limit: Option<time::Instant>,
     ) -> Result<(TcpStream, DialReport), DialError> {
-        events::ended(self.destination, self.dial_on_runtime(limit).await)
+        dialer::trace_end(self.destination, self.dial_on_runtime(limit).await)
     }
 
     async fn dial_on_runtime(

@@ -4,19 +4,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::device;
-use fourtuple_syscalls::is_of_source;
-use fourtuple_syscalls::option;
-use fourtuple_syscalls::route;
 use fourtuple_syscalls::sock_diag::{self, Filter};
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, is_of_source, option, route};
 
 use crate::capabilities;
-use crate::dial::census::Counter;
-use crate::dial::error::{BuildError, DialError, SOCK_DIAG, Uncounted, Unseen};
-use crate::dial::events;
-use crate::dial::random;
-use crate::dial::report::DialReport;
+use crate::dial::attempt;
+use crate::dial::dialer::{self, DialReport};
+use crate::dial::error::{BuildError, Counter, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::dial::source::{self, SourcePool};
 use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
@@ -202,7 +197,7 @@ impl UdpDialer {
     /// 4-tuple has an owner, and [`DialError::TupleBusy`] if a socket without SO_REUSEADDR holds the port.
     pub fn dial(&self) -> Result<(UdpSocket, DialReport), DialError> {
         let dialed = self.dial_from_sources().map_err(|error| self.census.counted(error));
-        events::ended(self.destination, dialed)
+        dialer::trace_end(self.destination, dialed)
     }
 
     fn dial_from_sources(&self) -> Result<(UdpSocket, DialReport), DialError> {
@@ -220,7 +215,7 @@ impl UdpDialer {
 
     fn dial_from_pool(&self) -> Result<(UdpSocket, DialReport), DialError> {
         let addresses = self.sources.addresses();
-        let start = random::with(|random| random.u32(..addresses.len() as u32)) as usize;
+        let start = attempt::with_random(|random| random.u32(..addresses.len() as u32)) as usize;
         let (first, second) = addresses.split_at(start);
         let mut left = addresses.len();
         let mut next = second.iter().chain(first);
@@ -413,7 +408,7 @@ impl UdpDialer {
     }
 
     fn random_port(&self) -> u16 {
-        random::with(|random| random.u16(self.range.low()..=self.range.high()))
+        attempt::with_random(|random| random.u16(self.range.low()..=self.range.high()))
     }
 
     fn call<T>(&self, call: &'static str, result: io::Result<T>) -> Result<T, DialError> {

@@ -12,9 +12,9 @@ use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff;
-use crate::listen::policy_table::open_waiter;
+use crate::listen::policy::open_waiter;
 use crate::listen::seats::{Count, Phase, SeatStats};
-use crate::listen::wait::seat::{Seat, Wait};
+use crate::listen::wait::{Seat, Wait};
 
 /// The acceptor of one worker of a group. Dropping it leaves the group, as [`leave`](Acceptor::leave) does.
 ///

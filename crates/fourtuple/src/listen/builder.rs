@@ -1,23 +1,27 @@
 //! The settings of a group, and how it is opened.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self, UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{Endpoint, option, socket};
+use fourtuple_syscalls::socket::{self, Connect, Transport};
+use fourtuple_syscalls::{Endpoint, inherited, option};
 
-use crate::listen::auto;
 use crate::listen::error::ListenError;
-use crate::listen::fresh;
 use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::handoff::{self, HandoffQueue};
-use crate::listen::listeners::{self, Listeners, TcpOptions};
-use crate::listen::path::{SocketPath, bind_path};
-use crate::listen::policy::{AcceptPolicy, Family, Workers};
+use crate::listen::listeners::{self, Listeners, SocketPath, TcpOptions, bind_path};
+use crate::listen::policy::{self, AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
 use crate::listen::seats::Seats;
-use crate::listen::wait::shared_state::Preparation;
+use crate::listen::wait::Preparation;
 
 /// A builder for a [`ListenerGroup`].
 ///
@@ -218,7 +222,7 @@ impl ListenerGroupBuilder {
     pub fn open(self) -> Result<ListenerGroup, ListenError> {
         self.check()?;
         let family = Family::of(&self.endpoint);
-        let choice = auto::choose(self.policy, family, self.workers);
+        let choice = policy::choose(self.policy, family, self.workers);
         choice.policy.check(family, self.workers)?;
         let failed = self.failed();
         let seats = Arc::new(Seats::new(self.seats).map_err(failed("mmap()"))?);
@@ -235,7 +239,7 @@ impl ListenerGroupBuilder {
         };
         let (listeners, endpoint, path) = self.open_listeners(choice.policy, backlog, &handoff)?;
         if self.recycle == Recycle::Measured {
-            let fresh = fresh::measure(family).map_err(failed("a connection to measure its cost"))?;
+            let fresh = measure_fresh(family).map_err(failed("a connection to measure its cost"))?;
             seats.comparison().set_fresh(fresh);
         }
         let preparation =
@@ -306,5 +310,237 @@ impl ListenerGroupBuilder {
             let endpoint = endpoint.clone();
             Box::new(move |error| ListenError::Call { call, endpoint: endpoint.clone(), error })
         }
+    }
+}
+
+impl ListenerGroupBuilder {
+    /// Returns a builder for a group of listeners that another process or another library has opened, with the defaults of
+    /// [`at`](ListenerGroupBuilder::at). The accept queues, the backlog and the options of the listeners stay as they are; the group
+    /// sets or clears O_NONBLOCK. A path of a unix socket is not removed at the end.
+    ///
+    /// All policies take one listener. [`AcceptPolicy::Reuseport`] takes any number of TCP listeners with SO_REUSEPORT, one for each
+    /// worker, and opens more for more workers: with TCP_DEFER_ACCEPT, TCP_FASTOPEN, IPV6_V6ONLY and the backlog of the first one, and without
+    /// its other options.
+    ///
+    /// ```
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    /// use std::net::TcpListener;
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let address = listener.local_addr()?;
+    /// let group = ListenerGroupBuilder::from_listeners([listener])?.open()?;
+    /// assert_eq!(group.endpoint().inet(), Some(address));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError::Adopted`]: there is no descriptor, a descriptor is not a listening socket, or the listeners have different addresses.
+    pub fn from_listeners<L: Into<OwnedFd>>(
+        listeners: impl IntoIterator<Item = L>,
+    ) -> Result<ListenerGroupBuilder, ListenError> {
+        let refused = |why, error| ListenError::Adopted { why, error };
+        let mut endpoint = None;
+        let mut adopted = Vec::new();
+        for listener in listeners {
+            let listener = listener.into();
+            let of_socket = |error| refused("a descriptor is no socket", Some(error));
+            if !option::is_listening(listener.as_fd()).map_err(of_socket)? {
+                return Err(refused("a socket does not listen", None));
+            }
+            let address =
+                address(&listener).map_err(|error| refused("a socket has no address", Some(error)))?;
+            if *endpoint.get_or_insert_with(|| address.clone()) != address {
+                return Err(refused("the listeners have different addresses", None));
+            }
+            adopted.push(Arc::new(listener));
+        }
+        let endpoint = endpoint.ok_or(refused("there is none", None))?;
+        let mut builder = ListenerGroupBuilder::at(endpoint);
+        builder.adopted = adopted;
+        Ok(builder)
+    }
+
+    /// Returns a builder for the listeners of socket activation (LISTEN_FDS, sd_listen_fds(3)), or `None` if the process was started
+    /// without them. All of them belong to one group. The first call takes the descriptors; later calls return `None`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`from_listeners`](ListenerGroupBuilder::from_listeners); [`ListenError::Adopted`] if LISTEN_FDS is not a number, or
+    /// announces a descriptor that is not open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::listen::ListenerGroupBuilder;
+    ///
+    /// let group = match ListenerGroupBuilder::from_environment()? {
+    ///     Some(activated) => activated.open()?,
+    ///     None => ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?,
+    /// };
+    /// # drop(group);
+    /// # Ok::<(), fourtuple::listen::ListenError>(())
+    /// ```
+    pub fn from_environment() -> Result<Option<ListenerGroupBuilder>, ListenError> {
+        let refused = |error| ListenError::Adopted { why: "LISTEN_FDS is wrong", error: Some(error) };
+        let listeners = inherited::take_listeners().map_err(refused)?;
+        if listeners.is_empty() {
+            Ok(None)
+        } else {
+            ListenerGroupBuilder::from_listeners(listeners).map(Some)
+        }
+    }
+
+    /// Returns the adopted listeners in the form of a policy.
+    pub(super) fn adopt(
+        &self,
+        policy: AcceptPolicy,
+        nonblocking: bool,
+        handoff: &HandoffQueue,
+    ) -> Result<Listeners, ListenError> {
+        let failed = |call| move |error| ListenError::Call { call, endpoint: self.endpoint.clone(), error };
+        let refused = |why| Err(ListenError::Adopted { why, error: None });
+        for listener in &self.adopted {
+            socket::set_nonblocking(listener.as_fd(), nonblocking).map_err(failed("ioctl(FIONBIO)"))?;
+        }
+        if !policy.has_listener_each() {
+            return match self.adopted.as_slice() {
+                [only] => Ok(Listeners::Shared(Arc::clone(only))),
+                _ => refused("the policy takes one listener; reuseport takes several"),
+            };
+        }
+        if policy != AcceptPolicy::Reuseport {
+            return refused("the policy opens its listeners itself; reuseport takes some");
+        }
+        for listener in &self.adopted {
+            let has_option =
+                option::has_reuse_port(listener.as_fd()).map_err(failed("getsockopt(SO_REUSEPORT)"))?;
+            if !has_option {
+                return refused("the policy takes listeners with SO_REUSEPORT");
+            }
+            // One worker accepts from all of them until others join.
+            let until = handoff::deadline();
+            let sent = handoff.offer_listener(listener.as_fd(), until);
+            sent.and_then(|_| handoff.put_listener(listener.as_fd(), until)).map_err(failed("sendmsg()"))?;
+        }
+        Ok(Listeners::PerWorker { _holder: None })
+    }
+}
+
+/// Returns the address of a listener.
+fn address(listener: &OwnedFd) -> io::Result<Endpoint> {
+    match TcpListener::from(listener.try_clone()?).local_addr() {
+        Ok(address) => Ok(Endpoint::Inet(address)),
+        Err(_not_inet) => {
+            let address = UnixListener::from(listener.try_clone()?).local_addr()?;
+            // An abstract or unnamed address has no path.
+            Ok(Endpoint::Unix(address.as_pathname().map_or_else(PathBuf::new, PathBuf::from)))
+        }
+    }
+}
+
+/// The number of measured connections.
+const CONNECTIONS: usize = 64;
+/// The timeout of a connection over loopback, which normally completes at once.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Measures connect(2), accept4(2) and two close(2) with a separate listener on 127.0.0.1, ::1 or an abstract address, in the
+/// network namespace of the calling thread. Returns the median of 64 connections. One thread suffices, because a connection is
+/// established once it is in the accept queue.
+///
+/// Over TCP the client closes with RST, so that no TIME_WAIT socket remains; FIN would cost slightly more.
+fn measure_fresh(family: Family) -> io::Result<Duration> {
+    let mut times = Vec::with_capacity(CONNECTIONS);
+    match family {
+        Family::Unix => {
+            let name = format!("fourtuple-fresh-{}-{:016x}", process::id(), fastrand::u64(..));
+            let address = net::SocketAddr::from_abstract_name(name)?;
+            let listener = UnixListener::bind_addr(&address)?;
+            for _ in 0..CONNECTIONS {
+                times.push(time(listener.as_fd(), || UnixStream::connect_addr(&address).map(OwnedFd::from))?);
+            }
+        }
+        Family::Tcp4 | Family::Tcp6 => {
+            let host: IpAddr =
+                if family == Family::Tcp4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let listener = TcpListener::bind(SocketAddr::new(host, 0))?;
+            let address = listener.local_addr()?;
+            for _ in 0..CONNECTIONS {
+                times.push(time(listener.as_fd(), || connect(address))?);
+            }
+        }
+    }
+    times.sort_unstable();
+    Ok(times[CONNECTIONS / 2])
+}
+
+fn time(listener: BorrowedFd<'_>, connect: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Duration> {
+    let begun = Instant::now();
+    let client = connect()?;
+    let server = loop {
+        match socket::accept(listener) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            accepted => break accepted?,
+        }
+    };
+    drop(client);
+    drop(server);
+    Ok(begun.elapsed())
+}
+
+fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket::open(Transport::Tcp, address, true)?;
+    option::set_reset_on_close(socket.as_fd())?;
+    if socket::connect(socket.as_fd(), address)? == Connect::Pending
+        && !socket::wait_writable(socket.as_fd(), Some(TIMEOUT))?
+    {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    option::take_error(socket.as_fd())?.map_or(Ok(socket), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use fourtuple_syscalls::interval_timer::IntervalTimer;
+    use fourtuple_testing::accept_queue::full_listener;
+    use fourtuple_testing::in_namespace;
+
+    use super::*;
+
+    /// A busy kernel handles the last ACK of a handshake later, so that connect() and accept() wait.
+    #[test]
+    fn signals_end_no_wait_of_a_measurement() {
+        in_namespace(|| {
+            let _storm = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
+            let before = IntervalTimer::signals();
+            let (_listener, full, _queued) = full_listener("127.0.0.1");
+            assert_eq!(connect(full).unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert!(IntervalTimer::signals() > before);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let (address, before) = (listener.local_addr().unwrap(), IntervalTimer::signals());
+            let client = thread::spawn(move || {
+                while IntervalTimer::signals() < before + 20 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                connect(address)
+            });
+            time(listener.as_fd(), || Ok(listener.try_clone()?.into())).unwrap();
+            client.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn every_family_has_a_cost() {
+        in_namespace(|| {
+            for family in Family::ALL {
+                let cost = measure_fresh(family).unwrap();
+                assert!(
+                    cost > Duration::from_nanos(500) && cost < Duration::from_secs(1),
+                    "{family}: {cost:?}"
+                );
+            }
+        });
     }
 }

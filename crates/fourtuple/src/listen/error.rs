@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use fourtuple_syscalls::{Endpoint, Errno, errno_name};
 
+use crate::errors::{has_temporary_cause, is_temporary_for_server};
 use crate::listen::policy::{AcceptPolicy, Family};
-use crate::temporary::{has_temporary_cause, is_temporary_for_server};
 
 const FREE: &str = "a path that does not exist, or a socket on which no process listens";
 

@@ -19,63 +19,38 @@
 #[cfg(feature = "tokio")]
 mod accepted_stream;
 mod acceptor;
-mod adopt;
-mod auto;
 #[cfg(feature = "axum")]
 mod axum;
-mod break_even;
 mod builder;
-mod channels;
 mod connection;
 mod dispatcher;
 mod drain;
 mod error;
-mod events;
-mod fresh;
 mod group;
 mod handoff;
-mod idle;
-#[cfg(feature = "tokio")]
-mod incoming;
 mod listeners;
-mod path;
 mod policy;
-mod policy_table;
-mod process;
 mod recycle;
-mod rounds;
 mod seats;
 #[cfg(feature = "tokio")]
-mod stream;
-#[cfg(feature = "tokio")]
 mod tokio;
-#[cfg(feature = "tokio")]
-mod turn;
 mod wait;
 
 #[cfg(feature = "tokio")]
-pub use accepted_stream::{AcceptedStream, SessionHandle, StreamAddr};
+pub use accepted_stream::{AcceptedStream, SessionHandle, Stream, StreamAddr};
 pub use acceptor::{AcceptWaker, Acceptor, LeaveReport};
-pub use auto::PolicyChoice;
 #[cfg(feature = "axum")]
 pub use axum::{ByRequest, CountedRequests, by_request};
-pub use break_even::BreakEven;
 pub use builder::ListenerGroupBuilder;
 pub use connection::{Connection, OpenGuard};
 pub use dispatcher::{Dispatcher, DispatcherStats};
 pub use drain::DrainReport;
 pub use error::ListenError;
 pub use fourtuple_syscalls::{Endpoint, EndpointParseError};
-pub use group::ListenerGroup;
-#[cfg(feature = "tokio")]
-pub use incoming::Incoming;
-pub use path::{SocketPath, bind_path};
-pub use policy::{AcceptPolicy, Family, UnknownFamily, Workers};
-pub use policy_table::AcceptPolicyError;
-pub use process::WorkerProcess;
-pub use recycle::Recycle;
+pub use group::{ListenerGroup, WorkerProcess};
+pub use listeners::{SocketPath, bind_path};
+pub use policy::{AcceptPolicy, AcceptPolicyError, Family, PolicyChoice, UnknownFamily, Workers};
+pub use recycle::{BreakEven, Recycle};
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
-pub use stream::Stream;
-#[cfg(feature = "tokio")]
-pub use tokio::{Accepted, AsyncAcceptor, Session};
+pub use tokio::{Accepted, AsyncAcceptor, Incoming, Session};

@@ -3,8 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::listen::break_even::Comparison;
-use crate::listen::events;
+use crate::listen::recycle::Comparison;
 use crate::sync::{AtomicU64, Counters, Ordering};
 
 /// The counters of one seat, padded to four cache lines so that workers do not share a cache line.
@@ -291,27 +290,6 @@ impl Seats {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lowest_free_seat_is_taken() {
-        let seats = Seats::new(3).unwrap();
-        assert_eq!(
-            [seats.take(), seats.take(), seats.take(), seats.take()],
-            [Some(0), Some(1), Some(2), None]
-        );
-        assert!(seats.has_others(0));
-        seats.free(1);
-        seats.set(1, Count::Idle, 1);
-        assert!(seats.others_idle(0) && !seats.others_idle(1));
-        assert_eq!(seats.take(), Some(1));
-        seats.add(1, Count::Accepts, 5);
-        assert_eq!(seats.stats().iter().map(|seat| seat.accepts).collect::<Vec<_>>(), [0, 5, 0]);
-    }
-}
-
 #[cfg(all(test, fourtuple_loom))]
 mod models {
     use loom::sync::Arc;
@@ -356,5 +334,70 @@ mod models {
             taken.sort();
             assert_eq!(taken, [Some(0), Some(1)]);
         });
+    }
+}
+
+mod events {
+    //! Events of a listener group, for the crate tracing. Without the feature `tracing` these functions do nothing.
+
+    use crate::listen::seats::{Count, Phase};
+
+    /// Reports a count that stands for a connection which a client lost, or for an accept(2) that failed.
+    #[inline]
+    pub(super) fn counted(seat: usize, count: Count) {
+        #[cfg(feature = "tracing")]
+        match count {
+            Count::ProcessDescriptors => tracing::debug!(seat, errno = "EMFILE", "accept failed"),
+            Count::HostDescriptors => tracing::debug!(seat, errno = "ENFILE", "accept failed"),
+            Count::SocketMemory => tracing::debug!(seat, errno = "ENOBUFS or ENOMEM", "accept failed"),
+            Count::OtherAccepts => tracing::debug!(seat, "accept failed"),
+            Count::Unwatched => tracing::debug!(seat, "connection closed: epoll cannot watch it"),
+            Count::IdleClosed => tracing::debug!(seat, "connection closed: idle limit"),
+            _ => {}
+        }
+        #[cfg(not(feature = "tracing"))]
+        let _ = (seat, count);
+    }
+
+    pub(super) fn joined(seat: usize) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(seat, "worker joined");
+        #[cfg(not(feature = "tracing"))]
+        let _ = seat;
+    }
+
+    pub(super) fn left(seat: usize) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(seat, "worker left");
+        #[cfg(not(feature = "tracing"))]
+        let _ = seat;
+    }
+
+    pub(super) fn phase(phase: Phase) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(?phase, "group ends");
+        #[cfg(not(feature = "tracing"))]
+        let _ = phase;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_free_seat_is_taken() {
+        let seats = Seats::new(3).unwrap();
+        assert_eq!(
+            [seats.take(), seats.take(), seats.take(), seats.take()],
+            [Some(0), Some(1), Some(2), None]
+        );
+        assert!(seats.has_others(0));
+        seats.free(1);
+        seats.set(1, Count::Idle, 1);
+        assert!(seats.others_idle(0) && !seats.others_idle(1));
+        assert_eq!(seats.take(), Some(1));
+        seats.add(1, Count::Accepts, 5);
+        assert_eq!(seats.stats().iter().map(|seat| seat.accepts).collect::<Vec<_>>(), [0, 5, 0]);
     }
 }

@@ -4,13 +4,15 @@
 //! [`Acceptor::next`]. The runtime's epoll cannot watch the acceptor's epoll instead: `ep_poll_callback` ignores EPOLLEXCLUSIVE
 //! for a nested epoll, and the kernel would wake all workers for each connection.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{self, Context, Poll};
+use std::task::{self, Context, Poll, ready};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,16 +20,14 @@ use fourtuple_syscalls::epoll;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
 
+use crate::listen::accepted_stream::{Stream, Turn};
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
 use crate::listen::connection::{Connection, OpenGuard, chance};
 use crate::listen::error::ListenError;
 use crate::listen::group::{Inner, ListenerGroup};
-use crate::listen::incoming::Incoming;
 use crate::listen::policy::Family;
 use crate::listen::recycle::Recycle;
 use crate::listen::seats::{Count, Phase};
-use crate::listen::stream::Stream;
-use crate::listen::turn::Turn;
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime: usually a current-thread runtime in each of several threads,
 /// each with its own acceptor ([`Workers::Runtimes`](crate::listen::Workers::Runtimes)). A multi-thread runtime is one worker: its single
@@ -433,5 +433,41 @@ impl Drop for AsyncAcceptor {
     fn drop(&mut self) {
         self.stop();
         self.join();
+    }
+}
+
+/// The connections of an [`AsyncAcceptor`] as a stream; see [`AsyncAcceptor::incoming`]. An error does not end the stream. Dropping it drops
+/// the acceptor.
+///
+/// Example: [`AsyncAcceptor::incoming`].
+pub struct Incoming {
+    next: Pin<Box<Accepting>>,
+}
+
+/// A call of [`AsyncAcceptor::accept`], with the acceptor.
+type Accepting = dyn Future<Output = (AsyncAcceptor, Result<Accepted, ListenError>)> + Send;
+
+impl Incoming {
+    pub(super) fn of(acceptor: AsyncAcceptor) -> Incoming {
+        Incoming { next: Box::pin(acceptor.accept_owned()) }
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Incoming").finish_non_exhaustive()
+    }
+}
+
+impl futures_core::Stream for Incoming {
+    type Item = Result<Accepted, ListenError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let (acceptor, accepted) = ready!(self.next.as_mut().poll(context));
+        *self = Incoming::of(acceptor);
+        Poll::Ready(match accepted {
+            Err(ListenError::Drained) => None,
+            accepted => Some(accepted),
+        })
     }
 }

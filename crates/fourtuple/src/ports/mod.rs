@@ -10,16 +10,9 @@ mod budget;
 #[cfg(feature = "plan")]
 mod cost;
 #[cfg(feature = "plan")]
-mod counted;
-#[cfg(feature = "plan")]
-mod fleet;
-#[cfg(feature = "plan")]
-mod free;
-#[cfg(feature = "plan")]
 mod kernel;
 #[cfg(feature = "plan")]
 mod plan;
-mod random;
 mod range;
 #[cfg(feature = "plan")]
 mod simulate;
@@ -28,12 +21,9 @@ pub use budget::{Budget, BudgetError, Closer, TIME_WAIT, steady_tuples};
 #[cfg(feature = "plan")]
 pub use cost::{CostError, Costs, CostsByFill, ProbeCost, expected_probes, halves};
 #[cfg(feature = "plan")]
-pub use fleet::Fleet;
-#[cfg(feature = "plan")]
 pub use kernel::{Probes, SearchResult, TupleTable, WindowSearch};
 #[cfg(feature = "plan")]
-pub use plan::{DialTotals, Plan, PlanError, PlanOutcome, PlanPoint};
-pub use random::Random;
-pub use range::{PortRange, PortSet, RangeError};
+pub use plan::{DialTotals, Fleet, Plan, PlanError, PlanOutcome, PlanPoint};
+pub use range::{PortRange, PortSet, Random, RangeError};
 #[cfg(feature = "plan")]
 pub use simulate::{Fill, FillPart, SimulatedDial, dial};

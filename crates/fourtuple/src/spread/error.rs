@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 
 use fourtuple_syscalls::errno_name;
 
+use crate::errors::{has_temporary_cause, is_temporary_for_server};
 use crate::spread::control::ControlFilter;
-use crate::spread::device::DeviceName;
-use crate::spread::selector::Selector;
-use crate::temporary::{has_temporary_cause, is_temporary_for_server};
+use crate::spread::selector::{DeviceName, Selector};
 
 /// An error of a [`UdpGroup`](crate::spread::UdpGroup).
 ///

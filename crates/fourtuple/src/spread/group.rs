@@ -8,13 +8,10 @@ use fourtuple_syscalls::option::{self, Answer, Instruction};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, membarrier};
 
-use crate::spread::classic::{self, By};
-use crate::spread::control::ControlFilter;
-use crate::spread::device::DeviceName;
+use crate::spread::control::{self, By, ControlFilter};
 use crate::spread::error::UdpGroupError;
 use crate::spread::programs::Programs;
-use crate::spread::selector::{Selector, SlotRule};
-use crate::spread::table::Table;
+use crate::spread::selector::{DeviceName, Selector, SlotRule};
 
 /// Maximum number of sockets of a group.
 pub(super) const MAX_MEMBERS: usize = 1024;
@@ -205,7 +202,7 @@ impl UdpGroup {
         }
         // The control socket is bound last: before members have their slots, the kernel's hash would give it data.
         if let Some(filter) = filter {
-            let control = group.filtered_socket(&classic::only_control(filter))?;
+            let control = group.filtered_socket(&control::only_control(filter))?;
             group.bind(&control)?;
             if let (true, Some(programs)) = (has_table, &group.programs) {
                 programs.seat_control(control.as_fd())?;
@@ -247,7 +244,7 @@ impl UdpGroup {
 
     fn open_member(&self) -> Result<OwnedFd, UdpGroupError> {
         match &self.filter {
-            Some(filter) => self.filtered_socket(&classic::without_control(filter)),
+            Some(filter) => self.filtered_socket(&control::without_control(filter)),
             None => self.socket(),
         }
     }
@@ -292,7 +289,7 @@ impl UdpGroup {
             _ => return Ok(()),
         };
         const CALL: &str = "setsockopt(SO_ATTACH_REUSEPORT_CBPF)";
-        let program = classic::program(by, members as u32, filter);
+        let program = control::program(by, members as u32, filter);
         match option::attach_group_selector(first.as_fd(), &program).map_err(self.failure(CALL))? {
             Answer::Done => Ok(()),
             Answer::Absent => Err(UdpGroupError::Absent {
@@ -564,4 +561,241 @@ fn selector(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser
         (Selector::Cpu | Selector::Cpumap { .. }, _) => Chooser::Classic(By::Cpu),
         (Selector::Map(rule), _) => Chooser::Table(rule),
     })
+}
+
+impl UdpGroup {
+    /// Returns a group of sockets that another process has opened, in the order of its members. The selector stays in force, since the
+    /// kernel keeps it while one of the sockets is open. `control` and `link` are the results of [`UdpGroup::control`] and
+    /// [`UdpGroup::link`] in the other process. The group cannot be changed ([`UdpGroupError::Fixed`], even with [`Selector::Map`]), and
+    /// [`UdpGroup::at_device`] returns `None`.
+    ///
+    /// # Errors
+    ///
+    /// [`UdpGroupError::Members`]; [`UdpGroupError::NotOne`] when the sockets are not all bound to one address, or when
+    /// the selector has a program at a device and `link` is missing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fourtuple::spread::{Selector, UdpGroup};
+    ///
+    /// let group = UdpGroup::open("127.0.0.1:0".parse()?, 2, &Selector::Random)?;
+    /// let members = vec![group.member(0)?, group.member(1)?]; // sent to the other process (SCM_RIGHTS of unix(7))
+    /// let link = group.link().map(|link| link.try_clone_to_owned()).transpose()?;
+    ///
+    /// let adopted = UdpGroup::adopt(Selector::Random, members, None, link)?; // in the other process
+    /// drop(group);
+    /// assert_eq!((adopted.len(), adopted.has_control()), (2, false));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn adopt(
+        spread: Selector,
+        members: Vec<OwnedFd>,
+        control: Option<OwnedFd>,
+        link: Option<OwnedFd>,
+    ) -> Result<UdpGroup, UdpGroupError> {
+        if !(1..=MAX_MEMBERS).contains(&members.len()) {
+            return Err(UdpGroupError::Members { members: members.len() });
+        }
+        let mut first: Option<SocketAddr> = None;
+        for member in members.iter().chain(&control) {
+            // Fails for a descriptor that is not an IP socket.
+            let address = socket::local_address(member.as_fd()).map_err(|error| UdpGroupError::NotOne {
+                selector: spread,
+                why: "a member is no UDP socket",
+                error: Some(error),
+            })?;
+            if *first.get_or_insert(address) != address {
+                return Err(UdpGroupError::NotOne {
+                    selector: spread,
+                    why: "its members are bound to different addresses",
+                    error: None,
+                });
+            }
+        }
+        let Some(address) = first else { return Err(UdpGroupError::Members { members: 0 }) };
+        if spread.device().is_some() && link.is_none() {
+            return Err(UdpGroupError::NotOne {
+                selector: spread,
+                why: "the link of its program at the device is missing",
+                error: None,
+            });
+        }
+        Ok(UdpGroup::of(address, spread, members, control, link))
+    }
+}
+
+/// The step between visited slots. It is odd, so that steps modulo a power of two visit every slot, and large, so that consecutive
+/// visits are far apart.
+const STRIDE: usize = 2531;
+
+/// The member of each slot.
+#[derive(Debug)]
+pub(super) struct Table {
+    owner: Vec<usize>,
+}
+
+impl Table {
+    /// Returns a table in which slots go to members in turn. The distribution is even for flows with small numbers too.
+    pub(super) fn even(slots: usize, seats: usize) -> Table {
+        Table { owner: (0..slots).map(|slot| slot % seats).collect() }
+    }
+
+    /// Returns all pairs of slot and member.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.owner.iter().copied().enumerate()
+    }
+
+    /// Divides the slots by weight with the fewest moves, and returns each moved slot with its new member. The sum of the weights must not
+    /// be 0.
+    pub(super) fn steer(&mut self, weights: &[u32]) -> Vec<(usize, usize)> {
+        let quotas = quotas(self.owner.len(), weights);
+        let mut has = vec![0_usize; weights.len()];
+        for owner in &self.owner {
+            if let Some(has) = has.get_mut(*owner) {
+                *has += 1;
+            }
+        }
+        let mut moved = Vec::new();
+        let mut slot = 0;
+        for _ in 0..self.owner.len() {
+            slot = (slot + STRIDE) % self.owner.len();
+            let from = self.owner[slot];
+            if has.get(from).is_some_and(|has| *has <= quotas[from]) {
+                continue;
+            }
+            // Picks the member with the fewest slots relative to its share. There is one while another member has too many.
+            let lacks = |seat: &usize| quotas[*seat].saturating_sub(has[*seat]);
+            let Some(to) = (0..weights.len()).rev().max_by_key(lacks).filter(|seat| lacks(seat) > 0) else {
+                break;
+            };
+            if let Some(has) = has.get_mut(from) {
+                *has -= 1;
+            }
+            has[to] += 1;
+            self.owner[slot] = to;
+            moved.push((slot, to));
+        }
+        moved
+    }
+}
+
+/// Returns the number of slots of each member by weight. Slots left by rounding go to the largest remainders.
+fn quotas(slots: usize, weights: &[u32]) -> Vec<usize> {
+    let sum: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
+    let exact = |weight: u32| slots as u128 * u128::from(weight);
+    let mut quotas: Vec<usize> = weights.iter().map(|weight| (exact(*weight) / sum) as usize).collect();
+    let mut by_rest: Vec<usize> = (0..weights.len()).collect();
+    by_rest.sort_by_key(|seat| std::cmp::Reverse(exact(weights[*seat]) % sum));
+    let left = slots - quotas.iter().sum::<usize>().min(slots);
+    for seat in by_rest.into_iter().take(left) {
+        quotas[seat] += 1;
+    }
+    quotas
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_adopted_group_keeps_its_selector() {
+        let group = UdpGroup::open("127.0.0.1:0".parse().unwrap(), 3, &Selector::Random).unwrap();
+        let (address, members) = (group.address(), (0..3).map(|seat| group.member(seat).unwrap()).collect());
+        let adopted = UdpGroup::adopt(Selector::Random, members, None, None).unwrap();
+        assert!(!adopted.has_control());
+        drop(group);
+        assert_eq!((adopted.address(), adopted.len()), (address, 3));
+        // The selector is still in force: packets of one 4-tuple reach all members.
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..200 {
+            sender.send_to(b"x", address).unwrap();
+        }
+        for seat in 0..3 {
+            assert!(socket::has_something(adopted.member(seat).unwrap().as_fd()), "{seat}");
+        }
+    }
+
+    #[test]
+    fn sockets_that_form_no_group_are_refused() {
+        let socket = || OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert!(matches!(
+            UdpGroup::adopt(Selector::Hash, Vec::new(), None, None),
+            Err(UdpGroupError::Members { members: 0 })
+        ));
+        let strangers = [(vec![socket(), socket()], None), (vec![socket()], Some(socket()))];
+        for (members, control) in strangers {
+            let strangers = UdpGroup::adopt(Selector::Hash, members, control, None);
+            assert!(matches!(strangers, Err(UdpGroupError::NotOne { .. })));
+        }
+        let unlinked = UdpGroup::adopt("xdp:64".parse().unwrap(), vec![socket()], None, None);
+        assert!(matches!(unlinked, Err(UdpGroupError::NotOne { .. })));
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert!(matches!(
+            UdpGroup::adopt(Selector::Hash, vec![file], None, None),
+            Err(UdpGroupError::NotOne { .. })
+        ));
+    }
+
+    fn held(table: &Table, seats: usize) -> Vec<usize> {
+        (0..seats).map(|seat| table.iter().filter(|(_, owner)| *owner == seat).count()).collect()
+    }
+
+    #[test]
+    fn a_joining_member_gets_slots_of_each_member() {
+        let mut table = Table::even(4096, 3);
+        let moved = table.steer(&[1, 1, 1, 1]);
+        assert_eq!(moved.len(), 1024);
+        assert!(moved.iter().all(|(_, to)| *to == 3));
+        assert_eq!(held(&table, 4), [1024; 4]);
+        // Checks the first slots too, which are the only used slots when flows are few.
+        let low = table.iter().take(64).filter(|(_, owner)| *owner == 3).count();
+        assert!((8..=24).contains(&low), "{low}");
+    }
+
+    #[test]
+    fn the_slots_of_a_leaving_member_go_to_all_members() {
+        let mut table = Table::even(4096, 4);
+        let moved = table.steer(&[1, 0, 1, 1]);
+        assert_eq!(moved.len(), 1024);
+        assert_eq!(held(&table, 4), [1366, 0, 1365, 1365]);
+    }
+
+    #[test]
+    fn weights_are_slots() {
+        let mut table = Table::even(4096, 3);
+        table.steer(&[1, 2, 5]);
+        assert_eq!(held(&table, 3), [512, 1024, 2560]);
+        table.steer(&[0, 0, 7]);
+        assert_eq!(held(&table, 3), [0, 0, 4096]);
+    }
+
+    proptest! {
+        #[test]
+        fn slots_are_divided_by_weight(
+            before in prop::collection::vec(0..=u32::MAX, 1..40),
+            after in prop::collection::vec(0..=u32::MAX, 1..40),
+        ) {
+            prop_assume!(before.iter().any(|weight| *weight > 0) && after.iter().any(|weight| *weight > 0));
+            let mut table = Table::even(4096, before.len());
+            table.steer(&before);
+            // The number of members only grows.
+            let mut after = after;
+            after.resize(after.len().max(before.len()), 0);
+            let old = held(&table, after.len());
+            let moved = table.steer(&after);
+            let new = held(&table, after.len());
+            prop_assert_eq!(new.iter().sum::<usize>(), 4096);
+            let sum: f64 = after.iter().map(|weight| f64::from(*weight)).sum();
+            for (weight, slots) in after.iter().zip(&new) {
+                prop_assert!((f64::from(*weight) / sum * 4096.0 - *slots as f64).abs() <= 1.0);
+            }
+            let least: usize = new.iter().zip(&old).map(|(new, old)| new.saturating_sub(*old)).sum();
+            prop_assert_eq!(moved.len(), least);
+        }
+    }
 }

@@ -7,24 +7,13 @@
 //! A member leaves in three steps, so that no packet is lost: its slots move to other members, the library waits for packets in flight,
 //! and the caller reads the receive queue until it is empty.
 
-mod adopt;
-mod classic;
 mod control;
-mod device;
 mod error;
 mod group;
-mod key;
-#[cfg(feature = "bpf")]
-mod programs;
-#[cfg(not(feature = "bpf"))]
-#[path = "programs_absent.rs"]
 mod programs;
 mod selector;
-mod table;
 
 pub use control::{ControlFilter, ControlFilterParseError};
-pub use device::{DeviceName, DeviceNameError};
 pub use error::UdpGroupError;
 pub use group::{UdpGroup, XdpReport};
-pub use key::FlowKey;
-pub use selector::{CpuOrder, Selector, SelectorParseError, SlotRule};
+pub use selector::{CpuOrder, DeviceName, DeviceNameError, FlowKey, Selector, SelectorParseError, SlotRule};

@@ -1,161 +1,261 @@
-//! The selectors that are eBPF programs. `programs_absent` replaces this file in a build without the feature `bpf`.
+//! The selectors that are eBPF programs.
 
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+#[cfg(feature = "bpf")]
+pub(super) use built::Programs;
+#[cfg(not(feature = "bpf"))]
+pub(super) use not_built::Programs;
 
-use fourtuple_bpf::{BpfError, Chooser, Control, Counted, CpuMap, GroupMap, Mode, ModeRequest, SourcePort};
+#[cfg(feature = "bpf")]
+mod built {
+    use std::net::SocketAddr;
+    use std::os::fd::BorrowedFd;
 
-use crate::spread::control::ControlFilter;
-use crate::spread::error::UdpGroupError;
-use crate::spread::group::XdpReport;
-use crate::spread::key::FlowKey;
-use crate::spread::selector::{CpuOrder, Selector, SlotRule};
+    use fourtuple_bpf::{
+        BpfError, Chooser, Control, Counted, CpuMap, GroupMap, Mode, ModeRequest, SourcePort,
+    };
 
-/// The eBPF programs of a group.
-#[derive(Debug)]
-pub(super) struct Programs {
-    spread: Selector,
-    map: Option<GroupMap>,
-    packets: Option<Packets>,
-}
+    use crate::spread::control::ControlFilter;
+    use crate::spread::error::UdpGroupError;
+    use crate::spread::group::XdpReport;
+    use crate::spread::selector::FlowKey;
+    use crate::spread::selector::{CpuOrder, Selector, SlotRule};
 
-/// An XDP program at a device, which handles packets before the sockets.
-#[derive(Debug)]
-enum Packets {
-    SourcePort(SourcePort),
-    CpuMap(CpuMap),
-}
-
-impl Programs {
-    pub(super) const SLOTS: usize = GroupMap::SLOTS;
-
-    /// Loads the program that uses a table, if a rule is given.
-    pub(super) fn load(
+    /// The eBPF programs of a group.
+    #[derive(Debug)]
+    pub(in crate::spread) struct Programs {
         spread: Selector,
-        rule: Option<SlotRule>,
-        control: Option<&ControlFilter>,
-    ) -> Result<Programs, UdpGroupError> {
-        let control = control.map(|filter| match *filter {
-            ControlFilter::Bytes { key: FlowKey { offset, width, mask }, value } => {
-                Control::Bytes { offset, width, mask, value }
-            }
-            ControlFilter::Hops(hops) => Control::Hops(hops),
-            ControlFilter::SourcePort(port) => Control::SourcePort(port),
-            ControlFilter::Neighbour { key: FlowKey { offset, width, mask }, value } => {
-                Control::Neighbour { offset, width, mask, value }
-            }
-        });
-        let map = rule
-            .map(|rule| GroupMap::load(chooser(rule), control))
-            .transpose()
-            .map_err(|error| failure(spread, error))?;
-        Ok(Programs { spread, map, packets: None })
+        map: Option<GroupMap>,
+        packets: Option<Packets>,
     }
 
-    fn failed(&self) -> impl Fn(BpfError) -> UdpGroupError {
-        let spread = self.spread;
-        move |error| failure(spread, error)
+    /// An XDP program at a device, which handles packets before the sockets.
+    #[derive(Debug)]
+    enum Packets {
+        SourcePort(SourcePort),
+        CpuMap(CpuMap),
     }
 
-    fn map(&self) -> Result<&GroupMap, UdpGroupError> {
-        self.map.as_ref().ok_or(UdpGroupError::Fixed { selector: self.spread })
-    }
+    impl Programs {
+        pub(in crate::spread) const SLOTS: usize = GroupMap::SLOTS;
 
-    pub(super) fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
-        self.map()?.attach(socket).map_err(self.failed())
-    }
-
-    /// Attaches the XDP program of the selector to the device that receives packets for `address`.
-    pub(super) fn attach_to_device(
-        &mut self,
-        address: SocketAddr,
-        device: u32,
-        members: usize,
-    ) -> Result<(), UdpGroupError> {
-        self.packets = match self.spread {
-            Selector::XdpSourcePort { ports, .. } => Some(Packets::SourcePort(
-                SourcePort::attach(address, ports, device, ModeRequest::Either).map_err(self.failed())?,
-            )),
-            Selector::Cpumap { cpus, order, .. } => {
-                let cpus = cpus.map_or_else(|| processors().min(members as u32), u32::from);
-                let by = match order {
-                    CpuOrder::Turn => Chooser::Hash,
-                    CpuOrder::Random => Chooser::Random,
-                    CpuOrder::Key(FlowKey { offset, width, mask }) => Chooser::Key { offset, width, mask },
-                };
-                Some(Packets::CpuMap(
-                    CpuMap::attach(address, cpus, by, device, ModeRequest::Either).map_err(self.failed())?,
-                ))
-            }
-            _ => None,
-        };
-        Ok(())
-    }
-
-    pub(super) fn seat(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
-        self.map()?.seat(seat, socket).map_err(self.failed())
-    }
-
-    pub(super) fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
-        self.map()?.seat_control(socket).map_err(self.failed())
-    }
-
-    pub(super) fn leave(&self, seat: usize) -> Result<(), UdpGroupError> {
-        self.map()?.leave(seat).map_err(self.failed())
-    }
-
-    pub(super) fn choose(&self, rule: SlotRule) -> Result<(), UdpGroupError> {
-        self.map()?.choose(chooser(rule));
-        Ok(())
-    }
-
-    pub(super) fn give(&self, slot: usize, seat: usize) -> Result<(), UdpGroupError> {
-        self.map()?.give(slot, seat).map_err(self.failed())
-    }
-
-    pub(super) fn strays(&self) -> u64 {
-        self.map.as_ref().map_or(0, GroupMap::strays)
-    }
-
-    /// Returns the BPF link that keeps the program attached to the device.
-    pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
-        self.packets.as_ref().map(|packets| match packets {
-            Packets::SourcePort(program) => program.link(),
-            Packets::CpuMap(program) => program.link(),
-        })
-    }
-
-    pub(super) fn at_device(&self) -> Option<XdpReport> {
-        let (mode, Counted { changed, passed }) = match self.packets.as_ref()? {
-            Packets::SourcePort(program) => (program.mode(), program.counted()),
-            Packets::CpuMap(program) => (program.mode(), program.counted()),
-        };
-        Some(XdpReport { native: mode == Mode::Native, changed, passed })
-    }
-}
-
-fn failure(selector: Selector, error: BpfError) -> UdpGroupError {
-    match error {
-        BpfError::NotPermitted { call, source } => {
-            UdpGroupError::NotPermitted { selector, call, needs: BpfError::NEEDS, error: source }
+        /// Loads the program that uses a table, if a rule is given.
+        pub(in crate::spread) fn load(
+            spread: Selector,
+            rule: Option<SlotRule>,
+            control: Option<&ControlFilter>,
+        ) -> Result<Programs, UdpGroupError> {
+            let control = control.map(|filter| match *filter {
+                ControlFilter::Bytes { key: FlowKey { offset, width, mask }, value } => {
+                    Control::Bytes { offset, width, mask, value }
+                }
+                ControlFilter::Hops(hops) => Control::Hops(hops),
+                ControlFilter::SourcePort(port) => Control::SourcePort(port),
+                ControlFilter::Neighbour { key: FlowKey { offset, width, mask }, value } => {
+                    Control::Neighbour { offset, width, mask, value }
+                }
+            });
+            let map = rule
+                .map(|rule| GroupMap::load(chooser(rule), control))
+                .transpose()
+                .map_err(|error| failure(spread, error))?;
+            Ok(Programs { spread, map, packets: None })
         }
-        BpfError::Absent { what, source, .. } => {
-            UdpGroupError::Absent { selector, what, error: Some(source) }
+
+        fn failed(&self) -> impl Fn(BpfError) -> UdpGroupError {
+            let spread = self.spread;
+            move |error| failure(spread, error)
         }
-        other => UdpGroupError::Bpf { selector, error: other.into() },
+
+        fn map(&self) -> Result<&GroupMap, UdpGroupError> {
+            self.map.as_ref().ok_or(UdpGroupError::Fixed { selector: self.spread })
+        }
+
+        pub(in crate::spread) fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
+            self.map()?.attach(socket).map_err(self.failed())
+        }
+
+        /// Attaches the XDP program of the selector to the device that receives packets for `address`.
+        pub(in crate::spread) fn attach_to_device(
+            &mut self,
+            address: SocketAddr,
+            device: u32,
+            members: usize,
+        ) -> Result<(), UdpGroupError> {
+            self.packets = match self.spread {
+                Selector::XdpSourcePort { ports, .. } => Some(Packets::SourcePort(
+                    SourcePort::attach(address, ports, device, ModeRequest::Either).map_err(self.failed())?,
+                )),
+                Selector::Cpumap { cpus, order, .. } => {
+                    let cpus = cpus.map_or_else(|| processors().min(members as u32), u32::from);
+                    let by = match order {
+                        CpuOrder::Turn => Chooser::Hash,
+                        CpuOrder::Random => Chooser::Random,
+                        CpuOrder::Key(FlowKey { offset, width, mask }) => {
+                            Chooser::Key { offset, width, mask }
+                        }
+                    };
+                    Some(Packets::CpuMap(
+                        CpuMap::attach(address, cpus, by, device, ModeRequest::Either)
+                            .map_err(self.failed())?,
+                    ))
+                }
+                _ => None,
+            };
+            Ok(())
+        }
+
+        pub(in crate::spread) fn seat(
+            &self,
+            seat: usize,
+            socket: BorrowedFd<'_>,
+        ) -> Result<(), UdpGroupError> {
+            self.map()?.seat(seat, socket).map_err(self.failed())
+        }
+
+        pub(in crate::spread) fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
+            self.map()?.seat_control(socket).map_err(self.failed())
+        }
+
+        pub(in crate::spread) fn leave(&self, seat: usize) -> Result<(), UdpGroupError> {
+            self.map()?.leave(seat).map_err(self.failed())
+        }
+
+        pub(in crate::spread) fn choose(&self, rule: SlotRule) -> Result<(), UdpGroupError> {
+            self.map()?.choose(chooser(rule));
+            Ok(())
+        }
+
+        pub(in crate::spread) fn give(&self, slot: usize, seat: usize) -> Result<(), UdpGroupError> {
+            self.map()?.give(slot, seat).map_err(self.failed())
+        }
+
+        pub(in crate::spread) fn strays(&self) -> u64 {
+            self.map.as_ref().map_or(0, GroupMap::strays)
+        }
+
+        /// Returns the BPF link that keeps the program attached to the device.
+        pub(in crate::spread) fn link(&self) -> Option<BorrowedFd<'_>> {
+            self.packets.as_ref().map(|packets| match packets {
+                Packets::SourcePort(program) => program.link(),
+                Packets::CpuMap(program) => program.link(),
+            })
+        }
+
+        pub(in crate::spread) fn at_device(&self) -> Option<XdpReport> {
+            let (mode, Counted { changed, passed }) = match self.packets.as_ref()? {
+                Packets::SourcePort(program) => (program.mode(), program.counted()),
+                Packets::CpuMap(program) => (program.mode(), program.counted()),
+            };
+            Some(XdpReport { native: mode == Mode::Native, changed, passed })
+        }
+    }
+
+    fn failure(selector: Selector, error: BpfError) -> UdpGroupError {
+        match error {
+            BpfError::NotPermitted { call, source } => {
+                UdpGroupError::NotPermitted { selector, call, needs: BpfError::NEEDS, error: source }
+            }
+            BpfError::Absent { what, source, .. } => {
+                UdpGroupError::Absent { selector, what, error: Some(source) }
+            }
+            other => UdpGroupError::Bpf { selector, error: other.into() },
+        }
+    }
+
+    fn chooser(rule: SlotRule) -> Chooser {
+        match rule {
+            SlotRule::Hash => Chooser::Hash,
+            SlotRule::Random => Chooser::Random,
+            SlotRule::Cpu => Chooser::Processor,
+            SlotRule::Key(FlowKey { offset, width, mask }) => Chooser::Key { offset, width, mask },
+        }
+    }
+
+    /// Returns the number of CPUs that this process may use.
+    fn processors() -> u32 {
+        std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32)
     }
 }
 
-fn chooser(rule: SlotRule) -> Chooser {
-    match rule {
-        SlotRule::Hash => Chooser::Hash,
-        SlotRule::Random => Chooser::Random,
-        SlotRule::Cpu => Chooser::Processor,
-        SlotRule::Key(FlowKey { offset, width, mask }) => Chooser::Key { offset, width, mask },
-    }
-}
+/// A build without the feature `bpf`.
+#[cfg(not(feature = "bpf"))]
+mod not_built {
+    use std::net::SocketAddr;
+    use std::os::fd::BorrowedFd;
 
-/// Returns the number of CPUs that this process may use.
-fn processors() -> u32 {
-    std::thread::available_parallelism().map_or(1, |processors| processors.get() as u32)
+    use crate::spread::control::ControlFilter;
+    use crate::spread::error::UdpGroupError;
+    use crate::spread::group::XdpReport;
+    use crate::spread::selector::{Selector, SlotRule};
+
+    /// The eBPF programs of a group, which this build lacks.
+    #[derive(Debug)]
+    pub(in crate::spread) struct Programs {
+        spread: Selector,
+    }
+
+    impl Programs {
+        pub(in crate::spread) const SLOTS: usize = 1;
+
+        pub(in crate::spread) fn load(
+            spread: Selector,
+            _rule: Option<SlotRule>,
+            _control: Option<&ControlFilter>,
+        ) -> Result<Programs, UdpGroupError> {
+            Err(UdpGroupError::NotBuilt { selector: spread, feature: "bpf" })
+        }
+
+        fn not_built(&self) -> UdpGroupError {
+            UdpGroupError::NotBuilt { selector: self.spread, feature: "bpf" }
+        }
+
+        pub(in crate::spread) fn attach(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn attach_to_device(
+            &mut self,
+            _address: SocketAddr,
+            _device: u32,
+            _members: usize,
+        ) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn seat(
+            &self,
+            _seat: usize,
+            _socket: BorrowedFd<'_>,
+        ) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn seat_control(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn leave(&self, _seat: usize) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn choose(&self, _rule: SlotRule) -> Result<(), UdpGroupError> {
+            Err(self.not_built())
+        }
+
+        pub(in crate::spread) fn give(&self, _slot: usize, _seat: usize) -> Result<(), UdpGroupError> {
+            Ok(())
+        }
+
+        pub(in crate::spread) fn strays(&self) -> u64 {
+            0
+        }
+
+        pub(in crate::spread) fn link(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        pub(in crate::spread) fn at_device(&self) -> Option<XdpReport> {
+            None
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::stream::connect;
+use crate::accept_tokio::connect;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::middleware::{self, Next};

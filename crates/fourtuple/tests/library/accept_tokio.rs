@@ -8,7 +8,6 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::stream::connect;
 use fourtuple::listen::{
     AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, Family, ListenError, ListenerGroup,
     ListenerGroupBuilder, Recycle, Workers,
@@ -23,7 +22,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, client, server};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
@@ -461,4 +461,14 @@ fn the_choice_of_auto_names_its_kind_of_workers() {
             workers.into_iter().for_each(Worker::stop);
         }
     });
+}
+
+pub(crate) trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
+
+pub(crate) async fn connect(group: &ListenerGroup) -> Box<dyn Both> {
+    match group.endpoint() {
+        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await.unwrap()),
+        Endpoint::Inet(address) => Box::new(TcpStream::connect(address).await.unwrap()),
+    }
 }

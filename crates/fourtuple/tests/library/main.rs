@@ -5,16 +5,11 @@
 mod accept_axum;
 mod accept_tokio;
 mod connector;
-mod dial_tokio;
 mod errnos;
 mod features;
-mod no_threads;
-mod ports_plan;
-mod ports_search;
+mod ports;
 mod sources;
 mod strategies;
-mod stream;
 mod traps;
 mod udp;
-mod unseen;
 mod vectors;

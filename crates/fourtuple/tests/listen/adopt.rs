@@ -14,9 +14,9 @@ use fourtuple::listen::{AcceptPolicy, Family, ListenError, ListenerGroupBuilder,
 use fourtuple_syscalls::{child, option};
 use fourtuple_testing::{StopOnDrop, in_namespace};
 
-use crate::examples::beside;
 use crate::policies::is_available;
 use crate::pool::{Opened, Worker, ask, connect, endpoint, open, serve, try_ask};
+use crate::processes::beside;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

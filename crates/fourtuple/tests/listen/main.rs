@@ -4,14 +4,9 @@ mod adopt;
 mod dispatcher;
 mod drain;
 mod errnos;
-mod examples;
 mod limits;
 mod policies;
 mod pool;
 mod processes;
-mod recycle;
-mod reload;
 #[cfg(feature = "bpf")]
 mod soak;
-#[cfg(feature = "uring")]
-mod uring;

@@ -14,8 +14,7 @@ use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
-use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
-use crate::listen::wait::shared_state::{Preparation, SharedState};
+use crate::listen::wait::{AcceptOutcome, Preparation, Seat, SharedState, Wait};
 
 /// The interval at which a worker checks its waker: only a timeout ends a blocking accept(2).
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);

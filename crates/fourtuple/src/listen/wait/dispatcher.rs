@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{Errno, message};
 
-use crate::listen::channels::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
 use crate::listen::connection::Connection;
+use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
 use crate::listen::error::ListenError;
 use crate::listen::handoff::{self, HandoffConnection, ROOM};
-use crate::listen::idle::{Idle, sooner};
 use crate::listen::seats::Count;
-use crate::listen::wait::seat::{Seat, Wait};
-use crate::listen::wait::shared_state::{Preparation, SharedState};
+use crate::listen::wait::{Idle, Preparation, Seat, SharedState, Wait, sooner};
 
 const WAKER: u64 = u64::MAX;
 const DISPATCHER: u64 = u64::MAX - 1;
@@ -56,7 +54,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     epoll.add(end(seat), DISPATCHER, Interest::ACCEPT).map_err(&failed)?;
     Ok(Box::new(Dispatched {
         epoll,
-        tenure: channels::next_tenure(&group.0.seats, seat.number),
+        tenure: dispatcher::next_tenure(&group.0.seats, seat.number),
         unsent: Some(JOINED),
         has_work: false,
         kept: None,

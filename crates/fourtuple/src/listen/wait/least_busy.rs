@@ -17,8 +17,7 @@ use crate::listen::error::ListenError;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
 use crate::listen::wait::pool::{ListenerInterest, Pool};
-use crate::listen::wait::seat::{Seat, Wait};
-use crate::listen::wait::shared_state::{Preparation, SharedState};
+use crate::listen::wait::{Preparation, Seat, SharedState, Wait};
 
 /// The interval at which a worker looks for connections that were counted at their SYN and never completed (SYN floods,
 /// resets).

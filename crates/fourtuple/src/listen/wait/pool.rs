@@ -15,11 +15,9 @@ use fourtuple_syscalls::{option, socket};
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
-use crate::listen::idle::{Idle, sooner};
 use crate::listen::policy::AcceptPolicy;
-use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
-use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
+use crate::listen::wait::{AcceptOutcome, Idle, Rounds, Seat, Wait, sooner};
 
 const WAKER: u64 = u64::MAX;
 const HANDOFF: u64 = u64::MAX - 1;

@@ -16,12 +16,9 @@ use fourtuple_syscalls::{Endpoint, Errno, socket};
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
-use crate::listen::idle::{Idle, sooner};
 use crate::listen::policy::AcceptPolicy;
-use crate::listen::rounds::Rounds;
 use crate::listen::seats::Count;
-use crate::listen::wait::seat::{AcceptOutcome, Seat, Wait};
-use crate::listen::wait::shared_state::{Preparation, SharedState};
+use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Rounds, Seat, SharedState, Wait, sooner};
 
 /// The token of the accept. The token of a connection is its descriptor, which is smaller.
 const ACCEPT: u64 = 1 << 32;

@@ -42,7 +42,7 @@ unsafe extern "C" fn fourtuple_dialer_new(
         let place = unsafe { dialer.as_mut() }.ok_or_else(|| Failure::invalid("dialer is null"))?;
         *place = std::ptr::null_mut();
         // SAFETY: the caller passes an address of this length.
-        let mut builder = Dialer::to(unsafe { address::read(destination, length) }?);
+        let mut builder = Dialer::builder(unsafe { address::read(destination, length) }?);
         // SAFETY: the caller passes null or settings.
         if let Some(settings) = unsafe { settings.as_ref() } {
             if settings.reserved != 0 {

@@ -74,7 +74,7 @@ impl Dialer {
                 .detach(|| short_searches(then_full_range))
                 .map_err(|error| errors::settings(py, &error.into()))?;
         }
-        let mut builder = dial::Dialer::to(destination).strategy(strategy);
+        let mut builder = dial::Dialer::builder(destination).strategy(strategy);
         if let Some(sources) = sources {
             let pool: SourcePool = sources.parse().map_err(|error| errors::invalid(py, error))?;
             builder = builder.sources(pool);

@@ -45,7 +45,7 @@ async fn connect(dialer: &Dialer) -> Result<(Async<TcpStream>, DialReport), Box<
 #[test]
 fn async_io_connects_with_prepare() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+    let dialer = Dialer::builder(listener.local_addr().unwrap()).build().unwrap();
     let (stream, report) = async_io::block_on(connect(&dialer)).unwrap();
     let (_accepted, peer) = listener.accept().unwrap();
     assert_eq!((stream.get_ref().local_addr().unwrap(), report.source), (peer, peer));

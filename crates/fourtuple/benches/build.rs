@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut times = Vec::new();
     for _ in 0..=BUILDS {
         let begun = Instant::now();
-        Dialer::to(destination).build()?;
+        Dialer::builder(destination).build()?;
         times.push(begun.elapsed());
     }
     let times = &mut times[1..];

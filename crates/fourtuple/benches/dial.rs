@@ -134,7 +134,7 @@ fn pairs(destination: SocketAddr) -> Vec<Pair> {
     let source = SourcePool::one(IpAddr::from([127, 0, 0, 2]));
     let network = |text: &str| text.parse::<SourcePool>().expect("a network");
     let timeout = Duration::from_secs(5);
-    let to = |strategy| Dialer::to(destination).strategy(strategy);
+    let to = |strategy| Dialer::builder(destination).strategy(strategy);
     let from = |strategy, sources: &SourcePool| to(strategy).sources(sources.clone());
     let any = SourcePool::any;
     let all = || Some(PortRange::ALL);

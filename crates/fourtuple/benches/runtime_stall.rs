@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     {
         let mut built = None;
         let building = async {
-            built = Some(Dialer::to(address).strategy(strategy).build_tokio().await?);
+            built = Some(Dialer::builder(address).strategy(strategy).build_tokio().await?);
             Ok(())
         };
         print(&format!("build_tokio(), {strategy}"), runtime.block_on(measure(building))?);
@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         print(&format!("dial() in a task, {strategy}"), runtime.block_on(measure(blocking))?);
     }
-    let builder = || Dialer::to(address).sources(SourcePool::any());
+    let builder = || Dialer::builder(address).sources(SourcePool::any());
     let building = async { builder().build().map(drop).map_err(Into::into) };
     print("build() in a task, auto", runtime.block_on(measure(building))?);
     Ok(())
@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Holds every port, without a descriptor for each.
 fn fill(address: SocketAddr) -> Result<Parking, Box<dyn Error>> {
-    let dialer = Dialer::to(address).build()?;
+    let dialer = Dialer::builder(address).build()?;
     let mut held = Parking::new()?;
     loop {
         match dialer.dial() {

@@ -76,7 +76,7 @@ fn runtime() -> std::io::Result<Runtime> {
 fn run() -> Result<(), Box<dyn Error>> {
     let Arguments { policy, listen, workers, recycle } = arguments()?;
     let group = ListenerGroupBuilder::at(listen).workers(Workers::Runtimes).policy(policy);
-    let group = group.seats(workers).recycle(recycle).open()?;
+    let group = group.max_workers(workers).recycle(recycle).open()?;
     eprintln!("listening on {}, {workers} workers, {}", group.endpoint(), group.choice());
     // With this policy one thread accepts for all workers.
     let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| group.dispatcher()).transpose()?;

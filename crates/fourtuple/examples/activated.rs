@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let serving = |acceptor| scope.spawn(|| serve(acceptor));
         let workers: Vec<_> = acceptors.into_iter().map(serving).collect();
         until_sigterm()?;
-        println!("{:?}", group.retire(Duration::from_secs(60))?);
+        println!("{:?}", group.hand_over(Duration::from_secs(60))?);
         workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))?;
         Ok(())
     })

@@ -32,7 +32,7 @@ fn fetch() -> Result<(), Box<dyn Error>> {
     let destination = arguments.next().ok_or(USAGE)?.parse().map_err(|error| format!("ADDRESS: {error}"))?;
     let path = arguments.next().unwrap_or_else(|| "/".to_owned());
     let strategy = arguments.next().map_or(Ok(Strategy::Auto), |name| name.parse())?;
-    let mut builder = Dialer::to(destination).strategy(strategy).timeout(Duration::from_secs(3));
+    let mut builder = Dialer::builder(destination).strategy(strategy).timeout(Duration::from_secs(3));
     if let Some(sources) = arguments.next() {
         builder = builder.sources(sources.parse()?);
     }

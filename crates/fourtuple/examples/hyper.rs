@@ -32,7 +32,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
     let address = arguments.next().ok_or("usage: hyper ADDRESS [PATH] [SOURCES]")?;
     let path = arguments.next().unwrap_or_else(|| "/".to_owned());
-    let mut builder = Dialer::to(address.parse().map_err(|error| format!("ADDRESS: {error}"))?)
+    let mut builder = Dialer::builder(address.parse().map_err(|error| format!("ADDRESS: {error}"))?)
         .timeout(Duration::from_secs(3));
     if let Some(sources) = arguments.next() {
         builder = builder.sources(sources.parse()?);

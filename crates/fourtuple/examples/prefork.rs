@@ -2,7 +2,7 @@
 //! workers one by one on request. With the policy `dispatcher` one more process runs the dispatcher.
 //!
 //! `cargo run -p fourtuple --example prefork -- [POLICY] [ADDRESS] [WORKERS]`, as in `-- rotate 127.0.0.1:8000 4`; then on
-//! standard input the commands `kill N`, `kill dispatcher`, `reload`, `stats`, `leaks` or `retire`.
+//! standard input the commands `kill N`, `kill dispatcher`, `reload`, `stats`, `leaks` or `hand-over`.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -38,7 +38,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let count = arguments.next().map_or(Ok(4), |count| count.parse::<usize>())?;
     // One additional seat lets a new worker join before an old one leaves.
     let listen =
-        ListenerGroupBuilder::at(address).policy(policy).workers(Workers::Processes).seats(count + 1);
+        ListenerGroupBuilder::at(address).policy(policy).workers(Workers::Processes).max_workers(count + 1);
     let group = listen.open()?;
     let has_dispatcher = group.policy() == AcceptPolicy::Dispatcher;
     let mut dispatcher = has_dispatcher.then(|| Child::start(&group, dispatch)).transpose()?;
@@ -51,7 +51,7 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let dead = dispatcher.take().ok_or("no dispatcher")?;
                 dead.process.kill()?;
                 println!("killed the dispatcher, {}", dead.process.wait()?);
-                group.vacate_dispatcher();
+                group.dispatcher_died();
                 dispatcher = Some(Child::start(&group, dispatch)?);
             }
             ["kill", number] => {
@@ -60,7 +60,7 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let dead = std::mem::replace(place, start()?);
                 dead.process.kill()?;
                 println!("killed {}, {}", dead.seat, dead.process.wait()?);
-                group.vacate(dead.seat);
+                group.worker_died(dead.seat);
             }
             ["reload"] => {
                 for place in &mut workers {
@@ -77,23 +77,23 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let leaked = group.stats().iter().map(|seat| seat.leaked.to_string()).collect::<Vec<_>>();
                 println!("leaked {}", leaked.join(" "));
             }
-            ["retire"] => {
+            ["hand-over"] => {
                 // Each process wakes its own threads.
                 for child in workers.iter_mut().chain(&mut dispatcher) {
                     child.ours.write_all(RETIRE)?;
                 }
-                let report = group.retire(DEADLINE)?;
+                let report = group.hand_over(DEADLINE)?;
                 let when = if report.elapsed < DEADLINE { "before" } else { "at" };
-                println!("retired {when} the deadline, {} open", report.open);
+                println!("handed over {when} the deadline, {} open", report.open);
             }
-            _ => println!("kill N, kill dispatcher, reload, stats, leaks or retire"),
+            _ => println!("kill N, kill dispatcher, reload, stats, leaks or hand-over"),
         }
     }
     workers.into_iter().chain(dispatcher).try_for_each(Child::leave)?;
     Ok(())
 }
 
-/// The time that requests in progress get when the group retires.
+/// The time that requests in progress get when the group hands over.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The work of a child process.
@@ -124,7 +124,7 @@ impl Child {
     }
 
     fn leave(mut self) -> Result<(), Box<dyn Error>> {
-        // A group that has retired has ended its dispatcher and its workers.
+        // A group that has handed over has ended its dispatcher and its workers.
         let _ = self.ours.write_all(LEAVE);
         self.process.wait()?;
         Ok(())
@@ -154,7 +154,7 @@ fn orders(
     thread::spawn(move || {
         let mut order = [0];
         while parent.read_exact(&mut order).is_ok() && order == *RETIRE {
-            if let Err(error) = group.retire(DEADLINE) {
+            if let Err(error) = group.hand_over(DEADLINE) {
                 eprintln!("{error}");
             }
         }

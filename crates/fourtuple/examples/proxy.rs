@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let workers = thread::available_parallelism()?.get();
     let group = ListenerGroupBuilder::at(listen.parse::<SocketAddr>()?);
-    let group = group.workers(Workers::Runtimes).seats(workers).open()?;
+    let group = group.workers(Workers::Runtimes).max_workers(workers).open()?;
     // The clones of the connector share what they know of the source ports.
     let connector = Connector::new();
     thread::scope(|scope| {

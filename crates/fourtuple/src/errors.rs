@@ -107,7 +107,7 @@ mod texts {
             ListenError::NoDispatcher { policy, why: "why" },
             ListenError::NotBuilt { policy, feature: "bpf" },
             ListenError::Bpf { policy, error: io_error().into() },
-            ListenError::Setting { setting: "seats", value: "0".to_owned(), accepted: "at least 1" },
+            ListenError::Setting { setting: "max_workers", value: "0".to_owned(), accepted: "at least 1" },
             ListenError::Drained,
             ListenError::Full { seats: 1 },
             ListenError::NotASocket { path: "/tmp".into() },

@@ -32,7 +32,7 @@
 //! ```no_run
 //! use fourtuple::dial::Dialer;
 //!
-//! let dialer = Dialer::to("192.0.2.1:443".parse()?).build()?; // one for each destination, shared by threads
+//! let dialer = Dialer::builder("192.0.2.1:443".parse()?).build()?; // one for each destination, shared by threads
 //! let (stream, report) = dialer.dial()?;
 //! println!("connected from {} with {} attempts", report.source, report.attempts);
 //! # let _: std::net::TcpStream = stream;

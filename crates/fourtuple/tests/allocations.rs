@@ -57,7 +57,7 @@ fn dials_allocate_nothing(
     pool: &str,
     timeout: Option<Duration>,
 ) {
-    let mut builder = Dialer::to(destination).strategy(strategy);
+    let mut builder = Dialer::builder(destination).strategy(strategy);
     if !pool.is_empty() {
         builder = builder.sources(pool.parse().unwrap());
     }
@@ -80,7 +80,7 @@ fn dials_allocate_nothing(
 }
 
 fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
-    let dialer = Dialer::to(destination).sources(SourcePool::any()).build().unwrap();
+    let dialer = Dialer::builder(destination).sources(SourcePool::any()).build().unwrap();
     let mut held = Vec::with_capacity(DIALS as usize + 1);
     let count = allocations_of(|| {
         let mut socket = socket::open(Transport::Tcp, destination, false).unwrap();
@@ -101,11 +101,11 @@ fn a_prepared_socket_allocates_nothing(destination: SocketAddr) {
 /// Checks failed dials too, because a crawler has as many failures as connections.
 fn failures_allocate_nothing() {
     let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
-    let dialer = Dialer::to(refusing).build().unwrap();
+    let dialer = Dialer::builder(refusing).build().unwrap();
     let count = allocations_of(|| assert!(matches!(dialer.dial(), Err(DialError::Refused { .. }))));
     assert_eq!(count, 0, "refused connections");
     let (_listener, destination) = listener("127.0.0.9", 4096);
-    let dialer = Dialer::to(destination).without_census().build().unwrap();
+    let dialer = Dialer::builder(destination).without_census().build().unwrap();
     let _held: Vec<_> = std::iter::from_fn(|| dialer.dial().ok()).collect();
     let exhausted = || assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
     assert_eq!(allocations_of(exhausted), 0, "no port left");

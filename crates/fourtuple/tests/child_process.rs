@@ -15,7 +15,7 @@ fn trap_11_a_child_process_draws_other_ports() {
     if std::env::var_os(CHILD).is_some() {
         let dialer = |port: u16| {
             let destination = SocketAddr::from(([127, 0, 0, 1], port));
-            Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap()
+            Dialer::builder(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap()
         };
         let (_listener, destination) = listener("127.0.0.1", 64);
         let drawn: Vec<u16> =

@@ -24,8 +24,9 @@ fn every_form_of_exhaustion_is_named_and_leaks_nothing() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         let sources = SourcePool::one("127.0.0.2".parse().unwrap());
-        let tcp =
-            |strategy| Dialer::to(destination).sources(sources.clone()).strategy(strategy).build().unwrap();
+        let tcp = |strategy| {
+            Dialer::builder(destination).sources(sources.clone()).strategy(strategy).build().unwrap()
+        };
         let dialers = [tcp(Strategy::KernelDefault), tcp(Strategy::Auto), tcp(Strategy::SELECT_TEST_REPEAT)];
         let streams: Vec<_> = (0..8).map(|_| dialers[1].dial().unwrap()).collect();
         let udp = |sharing| UdpDialer::new(destination, None, sharing).unwrap();
@@ -66,7 +67,7 @@ fn no_descriptor_is_free_and_no_connection_is_lost() {
     in_namespace(|| {
         let address: std::net::SocketAddr = "127.0.0.1:4000".parse().unwrap();
         let group =
-            ListenerGroupBuilder::at(address).policy(AcceptPolicy::Dispatcher).seats(2).open().unwrap();
+            ListenerGroupBuilder::at(address).policy(AcceptPolicy::Dispatcher).max_workers(2).open().unwrap();
         let mut dispatcher = group.dispatcher().unwrap();
         let mut workers = [group.join().unwrap(), group.join().unwrap()];
         for worker in &mut workers {

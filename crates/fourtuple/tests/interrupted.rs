@@ -21,7 +21,7 @@ fn a_dial_keeps_its_timeout_under_signals() {
     in_namespace(|| {
         let (_listener, destination, _queued) = full_listener("127.0.0.1");
         let timeout = Duration::from_millis(300);
-        let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
+        let dialer = Dialer::builder(destination).timeout(timeout).build().unwrap();
         let (before, _storm) = (IntervalTimer::signals(), storm());
         loop {
             match dialer.dial().unwrap_err() {
@@ -42,7 +42,7 @@ fn a_dial_that_waits_for_its_handshake_succeeds_under_signals() {
         for timeout in [None, Some(Duration::from_secs(60))] {
             let (socket, destination, _queued) = full_listener("127.0.0.1");
             let before = listen_overflows();
-            let mut builder = Dialer::to(destination);
+            let mut builder = Dialer::builder(destination);
             if let Some(timeout) = timeout {
                 builder = builder.timeout(timeout);
             }
@@ -71,7 +71,7 @@ fn other_calls_of_a_dial_work_under_signals() {
         let _storm = storm();
         capabilities::probe().unwrap();
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let mut held = Vec::new();
             let error = loop {
                 match dialer.dial() {
@@ -101,7 +101,7 @@ fn other_calls_of_a_dial_work_under_signals() {
 fn dials_under_signals_are_counted() {
     in_namespace(|| {
         let (queue, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let before = IntervalTimer::signals();
         let (mut dials, mut failed, mut ratios) = ([0_u32; 2], 0_u32, Vec::new());
         for _ in 0..5 {

@@ -58,7 +58,7 @@ fn policies(test: &str) -> Vec<AcceptPolicy> {
 }
 
 fn at(policy: AcceptPolicy) -> ListenerGroupBuilder {
-    ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(policy).seats(4)
+    ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).policy(policy).max_workers(4)
 }
 
 fn connect(group: &ListenerGroup) -> TcpStream {
@@ -143,12 +143,12 @@ fn with_idle_connection(
 }
 
 #[test]
-fn drain_and_retire_keep_their_deadlines_under_signals() {
+fn drain_and_hand_over_keep_their_deadlines_under_signals() {
     in_namespace(|| {
         let _storm = storm();
-        each_in_namespace(policies("drain_and_retire_keep_their_deadlines_under_signals"), |policy| {
+        each_in_namespace(policies("drain_and_hand_over_keep_their_deadlines_under_signals"), |policy| {
             with_idle_connection(policy, ListenerGroup::drain);
-            with_idle_connection(policy, ListenerGroup::retire);
+            with_idle_connection(policy, ListenerGroup::hand_over);
         });
     });
 }
@@ -213,7 +213,7 @@ fn listener_groups_open_under_signals() {
                         Family::Tcp4 => ([127, 0, 0, 1], 0).into(),
                         Family::Tcp6 => (Ipv6Addr::LOCALHOST, 0).into(),
                     };
-                    let builder = ListenerGroupBuilder::at(endpoint).policy(policy).seats(4);
+                    let builder = ListenerGroupBuilder::at(endpoint).policy(policy).max_workers(4);
                     let group = builder.recycle(Recycle::Measured).open().unwrap();
                     let acceptors = [group.join().unwrap(), group.join().unwrap()];
                     if policy == AcceptPolicy::Dispatcher {

@@ -355,13 +355,14 @@ fn ask(address: SocketAddr) {
 /// Traces a listener group. Returns the statistics of its workers and the results of the trace.
 fn policy(test: &str, waits: AcceptPolicy, from: &str) -> Option<(Vec<SeatStats>, TraceAcceptResults)> {
     let address: SocketAddr = SocketAddr::new(from.parse::<IpAddr>().unwrap(), 0);
-    let group = match ListenerGroupBuilder::at(Endpoint::Inet(address)).policy(waits).seats(WORKERS).open() {
-        Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
-            skip(test, "io_uring", &error.to_string());
-            return None;
-        }
-        group => group.unwrap(),
-    };
+    let group =
+        match ListenerGroupBuilder::at(Endpoint::Inet(address)).policy(waits).max_workers(WORKERS).open() {
+            Err(error @ (ListenError::Absent { .. } | ListenError::NotPermitted { .. })) => {
+                skip(test, "io_uring", &error.to_string());
+                return None;
+            }
+            group => group.unwrap(),
+        };
     let address = group.endpoint().inet().unwrap();
     let run = || {
         let stop = AtomicBool::new(false);

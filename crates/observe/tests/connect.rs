@@ -70,7 +70,7 @@ struct Known {
 
 /// Takes every port of the range and then dials in vain `beyond` times.
 fn fill(strategy: Strategy, destination: SocketAddr, beyond: u64) -> Known {
-    let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+    let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
     let (mut known, mut streams) = (Known::default(), Vec::new());
     let mut dials = 0;
     while dials < beyond {

@@ -37,7 +37,7 @@ fn attach(test: &str, destination: SocketAddr) -> Option<[ConnectSearch; 2]> {
 
 /// Dials until `odd` odd ports were found: the kernel takes the even ports first. Returns the number of even and odd ports.
 fn dial(destination: SocketAddr, odd: u64) -> [u64; 2] {
-    let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+    let dialer = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
     let (mut found, mut streams) = ([0, 0], Vec::new());
     while found[1] < odd {
         let (stream, _) = dialer.dial().unwrap();
@@ -102,7 +102,7 @@ fn every_tier_counts_failed_searches() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         let (_listener, destination) = listener("127.0.0.3", 128);
         let Some(searches) = attach(test, destination) else { return };
-        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let mut streams = Vec::new();
         let refused = loop {
             match dialer.dial() {

@@ -7,7 +7,7 @@ use fourtuple::dial::Dialer;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let dialer = Dialer::to(listener.local_addr()?).build()?;
+    let dialer = Dialer::builder(listener.local_addr()?).build()?;
     let (stream, report) = dialer.dial()?;
     assert_eq!(stream.local_addr()?, report.source);
     Ok(())

@@ -142,7 +142,7 @@ impl Bench {
     }
 
     fn dialer(&self, strategy: Strategy) -> Result<Dialer, LabError> {
-        Ok(Dialer::to(self.destination).strategy(strategy).without_census().build()?)
+        Ok(Dialer::builder(self.destination).strategy(strategy).without_census().build()?)
     }
 
     /// Dials `count` sockets or until the ports run out, and returns the mean time of a dial; `None` if no port was free.

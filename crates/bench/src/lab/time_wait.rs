@@ -332,7 +332,7 @@ fn run(
     let reuse = if remedy.reuses_time_wait { "1" } else { "0" };
     namespace.set("net.ipv4.tcp_tw_reuse", reuse)?;
     let server = namespace.listen(Family::V4, SERVER)?;
-    let mut builder = Dialer::to(SocketAddr::new(Family::V4.loopback(), SERVER)).without_census();
+    let mut builder = Dialer::builder(SocketAddr::new(Family::V4.loopback(), SERVER)).without_census();
     if remedy.sources > 1 {
         let sources = namespace.sources(Family::V4, remedy.sources)?;
         builder = builder.sources(SourcePool::several(sources).expect("addresses of one family, and few"));

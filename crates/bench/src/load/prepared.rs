@@ -196,7 +196,7 @@ fn answer(load: &Load, address: SocketAddr) -> Answer {
 }
 
 fn connect(load: &Load, address: SocketAddr, timeout: Duration) -> Result<(), DialError> {
-    let dialer = Dialer::to(address).sources(load.sources.clone()).timeout(timeout).without_census();
+    let dialer = Dialer::builder(address).sources(load.sources.clone()).timeout(timeout).without_census();
     // What the probe cannot prepare, the run reports.
     let Ok(dialer) = dialer.build() else { return Ok(()) };
     let (stream, _) = dialer.dial()?;

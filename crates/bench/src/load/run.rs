@@ -266,7 +266,7 @@ impl Load {
             (_, Transport::Udp) => (plain(), Some("kernel-default".to_owned())),
             (_, Transport::Tcp) => {
                 let dialer = |destination| {
-                    Dialer::to(destination)
+                    Dialer::builder(destination)
                         .sources(self.sources.clone())
                         .strategy(self.strategy(preflight))
                         // Thousands of dials may fail in a row; the hindsight makes one census for all of them.

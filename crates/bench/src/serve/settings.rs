@@ -171,10 +171,10 @@ impl Serve {
         };
         let group = ListenerGroupBuilder::at(self.listen.clone())
             .policy(policy)
-            .seats(self.workers)
+            .max_workers(self.workers)
             .backlog(self.backlog)
-            .idle(self.idle)
-            .write_limit(self.write_limit())
+            .idle_timeout(self.idle)
+            .write_timeout(self.write_limit())
             .open()?;
         let acceptors = (0..self.workers).map(|_| group.join()).collect::<Result<Vec<_>, _>>()?;
         Ok(ConnectionSources {

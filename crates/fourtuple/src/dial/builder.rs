@@ -18,7 +18,7 @@ use crate::ports::{PortRange, PortSet};
 /// ```
 /// use fourtuple::dial::{Dialer, Strategy};
 ///
-/// let builder = Dialer::to("192.0.2.1:443".parse()?);
+/// let builder = Dialer::builder("192.0.2.1:443".parse()?);
 /// let auto = builder.clone().build()?.choice();
 /// println!("{auto}"); // on Linux 6.8 and later: full-range steered by its port ledger
 /// assert_ne!(auto.strategy, Strategy::Auto);
@@ -63,7 +63,7 @@ impl fmt::Display for StrategyChoice {
 /// use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
 ///
 /// let server = TcpListener::bind("127.0.0.1:0")?;
-/// let builder = Dialer::to(server.local_addr()?)
+/// let builder = Dialer::builder(server.local_addr()?)
 ///     .strategy(Strategy::SELECT_TEST_REPEAT)
 ///     .sources(SourcePool::one([127, 0, 0, 2].into()))
 ///     .device("lo")
@@ -105,7 +105,7 @@ impl DialerBuilder {
         }
     }
 
-    /// Returns the destination that [`Dialer::to`] was called with.
+    /// Returns the destination that [`Dialer::builder`] was called with.
     pub fn destination(&self) -> SocketAddr {
         self.destination
     }

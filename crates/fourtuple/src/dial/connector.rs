@@ -531,7 +531,7 @@ impl fmt::Debug for Opaque {
 /// use fourtuple::dial::{DialedStream, Dialer};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let dialer = Arc::new(Dialer::to("192.0.2.1:80".parse()?).build_tokio().await?);
+/// let dialer = Arc::new(Dialer::builder("192.0.2.1:80".parse()?).build_tokio().await?);
 /// let stream = DialedStream::dial(Arc::clone(&dialer)).await?;
 /// println!("from {} to {}", stream.local_addr(), stream.peer_addr());
 /// # Ok(()) }

@@ -30,7 +30,7 @@ use crate::ports::{PortRange, PortSet};
 /// use fourtuple::dial::Dialer;
 ///
 /// let server = TcpListener::bind("127.0.0.1:0")?;
-/// let dialer = Dialer::to(server.local_addr()?)
+/// let dialer = Dialer::builder(server.local_addr()?)
 ///     .sources("127.0.0.0/28".parse()?) // 14 source addresses
 ///     .timeout(Duration::from_secs(3))
 ///     .build()?;
@@ -70,7 +70,7 @@ impl Dialer {
     /// Returns the settings for a dialer to `destination`. An unspecified address stands for loopback, or for the only IPv4 source
     /// address if one is set, as in connect(2); an IPv4-mapped IPv6 address for its IPv4 address. [`Dialer::destination`] returns the
     /// address that is dialed.
-    pub fn to(destination: SocketAddr) -> DialerBuilder {
+    pub fn builder(destination: SocketAddr) -> DialerBuilder {
         DialerBuilder::new(destination)
     }
 
@@ -147,7 +147,7 @@ impl Dialer {
     /// # fn open() -> std::os::fd::OwnedFd { unreachable!("yours") }
     /// # fn connect(_: std::os::fd::BorrowedFd<'_>, _: std::net::SocketAddr) -> std::io::Result<()> { unreachable!("yours") }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let dialer = Dialer::to("127.0.0.1:8080".parse()?).build()?;
+    /// let dialer = Dialer::builder("127.0.0.1:8080".parse()?).build()?;
     /// let mut socket = open();
     /// let mut attempt = dialer.prepare(socket.as_fd())?;
     /// while let Err(error) = connect(socket.as_fd(), dialer.destination()) {
@@ -197,7 +197,7 @@ impl Dialer {
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let dialer = Dialer::to("192.0.2.1:443".parse()?).build()?;
+    /// let dialer = Dialer::builder("192.0.2.1:443".parse()?).build()?;
     /// let mut attempt = dialer.begin()?;
     /// let socket = loop {
     ///     match connect(attempt.request(), dialer.destination()) {
@@ -383,7 +383,7 @@ pub(super) fn trace_end<T>(
 /// use fourtuple::dial::{Dialer, GuardedStream};
 ///
 /// let server = TcpListener::bind("127.0.0.1:0")?;
-/// let dialer = Dialer::to(server.local_addr()?).build()?;
+/// let dialer = Dialer::builder(server.local_addr()?).build()?;
 /// let (mut stream, report) = GuardedStream::dial(&dialer)?;
 /// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
 /// println!("from {}", report.source);

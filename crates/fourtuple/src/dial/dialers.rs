@@ -85,7 +85,7 @@ impl Dialers {
         }
         let build = Build { dialers: self, destination, cell };
         let dialer = build.cell.get_or_try_init(|| async {
-            (self.settings)(Dialer::to(destination)).build_tokio().await.map(Arc::new)
+            (self.settings)(Dialer::builder(destination)).build_tokio().await.map(Arc::new)
         });
         dialer.await.map(Arc::clone)
     }
@@ -211,7 +211,7 @@ mod tests {
         }
         let build = Build { dialers, destination: address(port), cell };
         if built.is_ok() {
-            build.cell.set(Arc::new(Dialer::to(address(port)).build().unwrap())).unwrap();
+            build.cell.set(Arc::new(Dialer::builder(address(port)).build().unwrap())).unwrap();
         }
     }
 

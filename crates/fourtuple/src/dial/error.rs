@@ -84,7 +84,7 @@ pub(super) const SOCK_DIAG: &str = "sock_diag";
 /// use std::io;
 /// use fourtuple::dial::{DialError, Dialer, Uncounted};
 ///
-/// let error = Dialer::to("127.0.0.1:1".parse()?).build()?.dial().unwrap_err();
+/// let error = Dialer::builder("127.0.0.1:1".parse()?).build()?.dial().unwrap_err();
 /// assert_eq!(error.to_string(), "127.0.0.1:1 refused the connection: nothing listens there, or a firewall rejects it");
 /// assert_eq!((error.kind(), error.raw_os_error()), (io::ErrorKind::ConnectionRefused, Some(111)));
 /// assert!(error.is_retryable() && !error.is_exhausted());
@@ -331,7 +331,7 @@ impl std::convert::From<BuildError> for io::Error {
 /// use std::io;
 /// use fourtuple::dial::{BuildError, Dialer};
 ///
-/// let error = Dialer::to("192.0.2.1:0".parse()?).build().unwrap_err();
+/// let error = Dialer::builder("192.0.2.1:0".parse()?).build().unwrap_err();
 /// assert!(matches!(error, BuildError::PortZero { .. }));
 /// assert!(error.kind() == io::ErrorKind::InvalidInput && !error.is_retryable());
 /// # Ok::<(), std::net::AddrParseError>(())

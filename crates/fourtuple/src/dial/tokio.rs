@@ -105,7 +105,7 @@ impl Dialer {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let server = TcpListener::bind("127.0.0.1:0").await?;
-    /// let dialer = Dialer::to(server.local_addr()?).build_tokio().await?;
+    /// let dialer = Dialer::builder(server.local_addr()?).build_tokio().await?;
     /// let (stream, report) = dialer.dial_tokio().await?;
     /// assert_eq!(stream.local_addr()?, report.source);
     /// # Ok(()) }

@@ -53,8 +53,8 @@ pub struct Acceptor {
     busy: Option<Instant>,
     random: fastrand::Rng,
     waker: AcceptWaker,
-    /// Whether the worker has stopped accepting because the group retires.
-    retired: bool,
+    /// Whether the worker has stopped accepting because the group hands over.
+    handed_over: bool,
     left: bool,
 }
 
@@ -136,7 +136,7 @@ impl Acceptor {
         match open_waiter(&seat) {
             Ok(wait) => {
                 let random = fastrand::Rng::new();
-                Ok(Acceptor { seat, wait, busy: None, random, waker, retired: false, left: false })
+                Ok(Acceptor { seat, wait, busy: None, random, waker, handed_over: false, left: false })
             }
             Err(error) => {
                 seats.free(number);
@@ -176,7 +176,7 @@ impl Acceptor {
         seats.set(*number, Count::Idle, 0);
         let Some(mut connection) = found? else { return Ok(None) };
         self.busy = Some(Instant::now());
-        connection.write_left = group.0.write_limit;
+        connection.write_left = group.0.write_timeout;
         connection.moves_to(seats, *number);
         let recycle = group.0.recycle;
         connection.last = recycle.is_last(connection.served(), connection.age(), connection.chance());
@@ -188,16 +188,16 @@ impl Acceptor {
         Ok(Some(connection))
     }
 
-    /// Waits for a readable connection, and stops accepting first if the group retires. The wakeup for this does not end the wait.
+    /// Waits for a readable connection, and stops accepting first if the group hands over. The wakeup for this does not end the wait.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
-        let Acceptor { seat, wait, waker, retired, .. } = self;
+        let Acceptor { seat, wait, waker, handed_over, .. } = self;
         let seats = &seat.group.0.seats;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if !*retired && seats.is_retired() {
-                wait.retire(seat)?;
-                *retired = true;
-                seats.worker_retired(seat.number);
+            if !*handed_over && seats.is_handed_over() {
+                wait.hand_over(seat)?;
+                *handed_over = true;
+                seats.worker_handed_over(seat.number);
             }
             // Asked first: under load `found` is never `None`.
             if waker.asked.swap(false, Ordering::AcqRel) {
@@ -245,7 +245,7 @@ impl Acceptor {
     /// # let mut client = TcpStream::connect(group.endpoint().inet().expect("TCP"))?;
     /// # client.write_all(b"ping")?;
     /// let connection = acceptor.next(None)?.expect("no wakeup yet");
-    /// let (socket, guard) = acceptor.let_go(connection)?;
+    /// let (socket, guard) = acceptor.detach(connection)?;
     ///
     /// let mut stream = TcpStream::from(socket); // for the event loop of the caller
     /// stream.read_exact(&mut [0; 4])?;
@@ -255,7 +255,7 @@ impl Acceptor {
     /// assert_eq!(acceptor.stats().open, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn let_go(&mut self, mut connection: Connection) -> Result<(OwnedFd, OpenGuard), ListenError> {
+    pub fn detach(&mut self, mut connection: Connection) -> Result<(OwnedFd, OpenGuard), ListenError> {
         self.forget(&mut connection)?;
         Ok(connection.into_parts())
     }

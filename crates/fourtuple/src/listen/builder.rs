@@ -33,11 +33,11 @@ use crate::listen::wait::Preparation;
 /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0))
 ///     .workers(Workers::Threads)
 ///     .policy(AcceptPolicy::ROTATE)
-///     .seats(16)
+///     .max_workers(16)
 ///     .backlog(1024)
 ///     .recycle(Recycle::Requests(1000))
-///     .idle(Duration::from_secs(30))
-///     .write_limit(Duration::from_secs(1))
+///     .idle_timeout(Duration::from_secs(30))
+///     .write_timeout(Duration::from_secs(1))
 ///     .defer_accept(Duration::from_secs(5))
 ///     .fast_open(256)
 ///     .open()?;
@@ -60,7 +60,7 @@ pub struct ListenerGroupBuilder {
     workers: Workers,
     recycle: Recycle,
     idle: Duration,
-    write_limit: Duration,
+    write_timeout: Duration,
 }
 
 impl ListenerGroupBuilder {
@@ -90,7 +90,7 @@ impl ListenerGroupBuilder {
             workers: Workers::Threads,
             recycle: Recycle::Never,
             idle: Duration::from_secs(60),
-            write_limit: Duration::from_secs(2),
+            write_timeout: Duration::from_secs(2),
         }
     }
 
@@ -101,10 +101,10 @@ impl ListenerGroupBuilder {
         self
     }
 
-    /// Sets the number of seats: the most workers at one time. At least 1; with [`AcceptPolicy::ReuseportLeastBusy`] at most
-    /// 64.
+    /// Sets the maximum number of workers at one time, each of which has a seat. At least 1; with
+    /// [`AcceptPolicy::ReuseportLeastBusy`] at most 64.
     #[must_use]
-    pub fn seats(mut self, seats: usize) -> ListenerGroupBuilder {
+    pub fn max_workers(mut self, seats: usize) -> ListenerGroupBuilder {
         self.seats = seats;
         self
     }
@@ -139,7 +139,7 @@ impl ListenerGroupBuilder {
     /// [`SeatStats::idle_closed`](crate::listen::SeatStats::idle_closed) counts such connections. On a tokio runtime the limit
     /// applies only until the first bytes arrive.
     #[must_use]
-    pub fn idle(mut self, limit: Duration) -> ListenerGroupBuilder {
+    pub fn idle_timeout(mut self, limit: Duration) -> ListenerGroupBuilder {
         self.idle = limit;
         self
     }
@@ -152,8 +152,8 @@ impl ListenerGroupBuilder {
     ///
     /// The limit has no effect on a tokio runtime, whose writes do not block the worker.
     #[must_use]
-    pub fn write_limit(mut self, limit: Duration) -> ListenerGroupBuilder {
-        self.write_limit = limit;
+    pub fn write_timeout(mut self, limit: Duration) -> ListenerGroupBuilder {
+        self.write_timeout = limit;
         self
     }
 
@@ -189,10 +189,10 @@ impl ListenerGroupBuilder {
         let refuse =
             |setting, value: String, accepted| Err(ListenError::Setting { setting, value, accepted });
         if self.seats == 0 {
-            return refuse("seats", "0".to_owned(), "at least 1");
+            return refuse("max_workers", "0".to_owned(), "at least 1");
         }
         if self.idle.is_zero() {
-            return refuse("idle", "0s".to_owned(), "more than 0");
+            return refuse("idle_timeout", "0s".to_owned(), "more than 0");
         }
         if self.tcp != TcpOptions::default() && !self.adopted.is_empty() {
             return refuse(
@@ -258,7 +258,7 @@ impl ListenerGroupBuilder {
             listeners,
             shared,
             idle: self.idle,
-            write_limit: self.write_limit,
+            write_timeout: self.write_timeout,
             path: Mutex::new(path),
             wakers: Mutex::default(),
             known_listeners: Mutex::default(),

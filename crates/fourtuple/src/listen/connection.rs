@@ -12,7 +12,7 @@ use crate::listen::seats::{Count, Phase, Seats};
 
 /// A guard that counts a connection as open in a worker's seat while it exists.
 ///
-/// Example: [`Acceptor::let_go`](crate::listen::Acceptor::let_go).
+/// Example: [`Acceptor::detach`](crate::listen::Acceptor::detach).
 #[derive(Debug)]
 pub struct OpenGuard {
     seats: Arc<Seats>,
@@ -176,7 +176,7 @@ impl Read for Connection {
 /// Writes with send(2), which waits for room in the send buffer. The worker serves no other connection meanwhile.
 ///
 /// Returns [`io::ErrorKind::TimedOut`] when the writes since [`next`](crate::listen::Acceptor::next) returned the connection have
-/// waited for longer than [`ListenerGroupBuilder::write_limit`](crate::listen::ListenerGroupBuilder::write_limit) in total, even
+/// waited for longer than [`ListenerGroupBuilder::write_timeout`](crate::listen::ListenerGroupBuilder::write_timeout) in total, even
 /// if the client reads slowly.
 impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -103,7 +103,7 @@ pub struct DispatcherStats {
     /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
     pub unwatched: u64,
     /// Connections that were closed because they exceeded the limit of
-    /// [`ListenerGroupBuilder::idle`](crate::listen::ListenerGroupBuilder::idle).
+    /// [`ListenerGroupBuilder::idle_timeout`](crate::listen::ListenerGroupBuilder::idle_timeout).
     pub idle_closed: u64,
     /// Connections sent to workers; a kept connection counts each time.
     pub handed: u64,
@@ -159,8 +159,8 @@ pub struct Dispatcher {
     idle: Idle<PendingConnection>,
     /// Readable connections, in the order in which they became readable.
     ready: VecDeque<PendingConnection>,
-    /// Whether the dispatcher has stopped accepting because its group retires.
-    retired: bool,
+    /// Whether the dispatcher has stopped accepting because its group hands over.
+    handed_over: bool,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
     /// The end of a pause in sending connections to workers.
@@ -230,7 +230,7 @@ impl Dispatcher {
             turn,
             idle: Idle::new(group.0.idle),
             ready: VecDeque::new(),
-            retired: false,
+            handed_over: false,
             accept_after: None,
             hand_after: None,
             checked: Instant::now(),
@@ -282,8 +282,8 @@ impl Dispatcher {
 
     fn run_until(&mut self, stop: &AtomicBool) -> Result<(), ListenError> {
         while !stop.load(Ordering::Acquire) && !self.group.is_drained() {
-            if !self.retired && self.seats().is_retired() {
-                self.retire()?;
+            if !self.handed_over && self.seats().is_handed_over() {
+                self.hand_over()?;
             }
             self.hand_out()?;
             let now = Instant::now();
@@ -368,8 +368,8 @@ impl Dispatcher {
 
     /// Stops accepting, for another process that accepts from the same listener. Without EPOLLEXCLUSIVE the kernel wakes both
     /// dispatchers for each connection, so the queue needs no last look.
-    fn retire(&mut self) -> Result<(), ListenError> {
-        self.retired = true;
+    fn hand_over(&mut self) -> Result<(), ListenError> {
+        self.handed_over = true;
         if self.accept_after.take().is_none() {
             self.epoll.remove(self.listener.as_fd()).map_err(self.group.failed("epoll_ctl()"))?;
         }
@@ -584,7 +584,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Handles workers that died without leaving and whose seats were vacated.
+    /// Handles workers that died without leaving and whose seats are free.
     fn reclaim_dead_workers(&mut self) -> Result<(), ListenError> {
         for seat in 0..self.workers.len() {
             if self.workers[seat].present && self.seats().get(seat, Count::Taken) == 0 {

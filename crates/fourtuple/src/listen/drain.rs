@@ -180,14 +180,14 @@ impl ListenerGroup {
     /// let new = ListenerGroupBuilder::from_listeners(listeners)?.open()?; // in the new process
     /// assert_eq!(new.endpoint(), old.endpoint());
     ///
-    /// let report = old.retire(Duration::from_secs(10))?; // in the old process, when the new process accepts
+    /// let report = old.hand_over(Duration::from_secs(10))?; // in the old process, when the new process accepts
     /// assert!(report.is_complete() && old.is_drained() && !new.is_drained());
     /// # Ok::<(), fourtuple::listen::ListenError>(())
     /// ```
-    pub fn retire(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+    pub fn hand_over(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
         let begun = Instant::now();
         let (before, seats) = (self.sums(), &self.0.seats);
-        seats.retire();
+        seats.hand_over();
         // The path of a unix socket belongs to the other process now.
         if let Some(path) = self.0.path.lock().unwrap_or_else(PoisonError::into_inner).take() {
             path.leave();
@@ -196,9 +196,9 @@ impl ListenerGroup {
         let mut empty_counts = 0;
         let open = loop {
             // Asked first: the last connections of a worker that has stopped are counted.
-            let have_all_retired = seats.have_all_retired();
+            let have_all_handed_over = seats.have_all_handed_over();
             let open = self.open_connections();
-            empty_counts = if have_all_retired && open == 0 { empty_counts + 1 } else { 0 };
+            empty_counts = if have_all_handed_over && open == 0 { empty_counts + 1 } else { 0 };
             if begun.elapsed() >= deadline || empty_counts >= EMPTY_COUNTS {
                 break open;
             }
@@ -360,11 +360,11 @@ impl ListenerGroup {
         self.off_runtime(move |group| group.drain(deadline)).await
     }
 
-    /// Does the same as [`retire`](ListenerGroup::retire) on a blocking thread of the current runtime.
+    /// Does the same as [`hand_over`](ListenerGroup::hand_over) on a blocking thread of the current runtime.
     ///
     /// # Errors
     ///
-    /// The errors of [`retire`](ListenerGroup::retire); [`ListenError::Call`] if the runtime shuts down, or with EAGAIN if the system has no thread
+    /// The errors of [`hand_over`](ListenerGroup::hand_over); [`ListenError::Call`] if the runtime shuts down, or with EAGAIN if the system has no thread
     /// left.
     ///
     /// # Panics
@@ -379,12 +379,12 @@ impl ListenerGroup {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let group = fourtuple::listen::ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).open()?;
-    /// let report = group.retire_tokio(Duration::from_secs(10)).await?;
+    /// let report = group.hand_over_tokio(Duration::from_secs(10)).await?;
     /// assert!(report.is_complete());
     /// # Ok(()) }
     /// ```
-    pub async fn retire_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
-        self.off_runtime(move |group| group.retire(deadline)).await
+    pub async fn hand_over_tokio(&self, deadline: Duration) -> Result<DrainReport, ListenError> {
+        self.off_runtime(move |group| group.hand_over(deadline)).await
     }
 
     async fn off_runtime<T: Send + 'static>(

@@ -17,8 +17,8 @@ const FREE: &str = "a path that does not exist, or a socket on which no process 
 /// use std::io;
 /// use fourtuple::listen::{ListenError, ListenerGroupBuilder};
 ///
-/// let error = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).seats(0).open().unwrap_err();
-/// assert!(matches!(error, ListenError::Setting { setting: "seats", .. }));
+/// let error = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).max_workers(0).open().unwrap_err();
+/// assert!(matches!(error, ListenError::Setting { setting: "max_workers", .. }));
 /// assert!(error.is_usage() && error.kind() == io::ErrorKind::InvalidInput);
 /// ```
 #[derive(Debug, thiserror::Error)]
@@ -174,7 +174,7 @@ impl ListenError {
     /// ```
     /// use fourtuple::listen::ListenerGroupBuilder;
     ///
-    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).seats(1).open()?;
+    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).max_workers(1).open()?;
     /// let _acceptor = group.join()?;
     /// assert!(group.join().unwrap_err().is_exhausted());
     /// # Ok::<(), fourtuple::listen::ListenError>(())

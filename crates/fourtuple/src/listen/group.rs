@@ -38,7 +38,7 @@ pub(crate) struct Inner {
     pub(crate) listeners: Listeners,
     pub(crate) shared: SharedState,
     pub(crate) idle: Duration,
-    pub(crate) write_limit: Duration,
+    pub(crate) write_timeout: Duration,
     /// The path of a unix socket, removed when the group is drained or closed.
     pub(crate) path: Mutex<Option<SocketPath>>,
     /// Wakers of the acceptors and dispatchers of this process.
@@ -54,7 +54,7 @@ pub(crate) struct Inner {
 /// ```
 /// use fourtuple::listen::{AcceptPolicy, Family, ListenerGroupBuilder};
 ///
-/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).seats(4).open()?;
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).max_workers(4).open()?;
 /// println!("{}, {}", group.endpoint(), group.choice()); // the port and the policy of `AcceptPolicy::Auto`
 /// assert_eq!((group.family(), group.policy()), (Family::Tcp4, AcceptPolicy::SharedOneshot));
 /// assert!(group.backlog() <= Some(4096)); // at most net.core.somaxconn
@@ -102,9 +102,9 @@ impl ListenerGroup {
 
     /// Returns descriptors of the listeners that this process has opened or received, for a new process that takes the address over
     /// ([`ListenerGroupBuilder::from_listeners`]). The descriptors share their accept queues with the group.
-    /// Example: [`ListenerGroup::retire`].
+    /// Example: [`ListenerGroup::hand_over`].
     ///
-    /// When the new process accepts, this one calls [`retire`](ListenerGroup::retire). A [drain](ListenerGroup::drain) would drop SYNs for
+    /// When the new process accepts, this one calls [`hand_over`](ListenerGroup::hand_over). A [drain](ListenerGroup::drain) would drop SYNs for
     /// the new process too.
     ///
     /// # Errors
@@ -122,9 +122,9 @@ impl ListenerGroup {
     /// process after waitpid(2).
     ///
     /// Example: [`ListenerGroup::fork`].
-    pub fn vacate(&self, seat: usize) {
+    pub fn worker_died(&self, seat: usize) {
         if seat < self.0.seats.count() {
-            self.0.seats.vacate(seat);
+            self.0.seats.worker_died(seat);
         }
     }
 
@@ -133,8 +133,8 @@ impl ListenerGroup {
     /// dispatcher. New connections wait in the accept queue meanwhile.
     ///
     /// Example: [`ListenerGroup::fork`].
-    pub fn vacate_dispatcher(&self) {
-        self.0.seats.vacate_dispatcher();
+    pub fn dispatcher_died(&self) {
+        self.0.seats.dispatcher_died();
     }
 
     /// Returns the counters of every seat, summed over all workers that held the seat.
@@ -243,8 +243,8 @@ impl ListenerGroup {
     /// exit code (101 after a panic). For a group with [`Workers::Processes`](crate::listen::Workers::Processes).
     ///
     /// The kernel kills the child when the thread that called this function ends. After the death of a worker that did not leave, call
-    /// [`vacate`](ListenerGroup::vacate) with its seat, and after the death of a dispatcher
-    /// [`vacate_dispatcher`](ListenerGroup::vacate_dispatcher). `examples/prefork.rs` is a supervisor.
+    /// [`worker_died`](ListenerGroup::worker_died) with its seat, and after the death of a dispatcher
+    /// [`dispatcher_died`](ListenerGroup::dispatcher_died). `examples/prefork.rs` is a supervisor.
     ///
     /// # Errors
     ///
@@ -268,8 +268,8 @@ impl ListenerGroup {
     /// println!("process {} serves", worker.id());
     /// worker.kill()?;
     /// println!("{}", worker.wait()?); // signal: 9 (SIGKILL)
-    /// group.vacate(0); // the first worker had seat 0
-    /// group.vacate_dispatcher(); // only if the process ran the dispatcher
+    /// group.worker_died(0); // the first worker had seat 0
+    /// group.dispatcher_died(); // only if the process ran the dispatcher
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fork(&self, work: impl FnOnce(&ListenerGroup) -> i32) -> Result<WorkerProcess, ListenError> {

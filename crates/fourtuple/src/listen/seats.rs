@@ -32,7 +32,7 @@ pub(crate) enum Count {
     Idle,
     /// Workers that have had the seat, with the policy `Dispatcher`.
     Joins,
-    /// 1 after the worker has stopped accepting because the group retires.
+    /// 1 after the worker has stopped accepting because the group hands over.
     Retired,
     /// The cookie of the listener that the worker owns; 0: none.
     Listener,
@@ -67,7 +67,7 @@ pub struct SeatStats {
     /// Connections that were closed because epoll could not watch them: ENOSPC (fs.epoll.max_user_watches) or ENOMEM.
     pub unwatched: u64,
     /// Connections that were closed because they exceeded the limit of
-    /// [`ListenerGroupBuilder::idle`](crate::listen::ListenerGroupBuilder::idle).
+    /// [`ListenerGroupBuilder::idle_timeout`](crate::listen::ListenerGroupBuilder::idle_timeout).
     pub idle_closed: u64,
     /// Connections that were counted for this worker at their SYN and never completed, as in a SYN flood. Only with
     /// [`ReuseportLeastBusy`](crate::listen::AcceptPolicy::ReuseportLeastBusy), which subtracts them again.
@@ -132,18 +132,18 @@ impl Seats {
     }
 
     /// Returns whether another process accepts from the listeners of the group.
-    pub(crate) fn is_retired(&self) -> bool {
+    pub(crate) fn is_handed_over(&self) -> bool {
         self.group_word(RETIRES).load(Ordering::Acquire) != 0
     }
 
     /// Begins the end of the group while another process accepts from its listeners.
-    pub(crate) fn retire(&self) {
+    pub(crate) fn hand_over(&self) {
         self.group_word(RETIRES).store(1, Ordering::Release);
         self.set_phase(Phase::Retiring);
     }
 
     /// Notes that the worker of a seat has stopped accepting. The connections that it has accepted are counted by then.
-    pub(crate) fn worker_retired(&self, seat: usize) {
+    pub(crate) fn worker_handed_over(&self, seat: usize) {
         self.of(seat, Count::Retired).store(1, Ordering::Release);
     }
 
@@ -153,7 +153,7 @@ impl Seats {
     }
 
     /// Returns whether every worker and the dispatcher have stopped accepting.
-    pub(crate) fn have_all_retired(&self) -> bool {
+    pub(crate) fn have_all_handed_over(&self) -> bool {
         let is_set = |seat, count| self.of(seat, count).load(Ordering::Acquire) != 0;
         self.group_word(DISPATCHES).load(Ordering::Acquire) == 0
             && (0..self.count).all(|seat| !is_set(seat, Count::Taken) || is_set(seat, Count::Retired))
@@ -187,7 +187,7 @@ impl Seats {
     }
 
     /// Notes the death of the dispatcher's process: its connections are no longer counted.
-    pub(crate) fn vacate_dispatcher(&self) {
+    pub(crate) fn dispatcher_died(&self) {
         for seat in 0..self.count {
             let held = self.held(Some(seat)).swap(0, Ordering::Relaxed);
             self.of(seat, Count::Open).fetch_sub(held, Ordering::Relaxed);
@@ -198,7 +198,7 @@ impl Seats {
     }
 
     /// Notes the death of a worker: only the connections that the dispatcher holds are still counted in its seat.
-    pub(crate) fn vacate(&self, seat: usize) {
+    pub(crate) fn worker_died(&self, seat: usize) {
         self.set(seat, Count::Open, self.get(seat, Count::Held));
         self.free(seat);
     }

@@ -53,7 +53,7 @@ use crate::listen::seats::{Count, Phase};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // At least as many seats as workers.
-/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).seats(4).open()?;
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 8080)).workers(Workers::Runtimes).max_workers(4).open()?;
 /// std::thread::scope(|scope| {
 ///     let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| serve(&group))).collect();
 ///     workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))

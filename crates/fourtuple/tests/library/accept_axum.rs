@@ -36,7 +36,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn group() -> ListenerGroupBuilder {
-    ListenerGroupBuilder::at(Endpoint::Inet("127.0.0.1:0".parse().unwrap())).seats(2)
+    ListenerGroupBuilder::at(Endpoint::Inet("127.0.0.1:0".parse().unwrap())).max_workers(2)
 }
 
 fn open(group: &ListenerGroup) -> u64 {

@@ -50,7 +50,7 @@ struct Open {
 }
 
 fn open(policy: AcceptPolicy, family: Family) -> Open {
-    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
+    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(8).open().unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| {
         let (mut dispatcher, over) = (group.dispatcher().unwrap(), Arc::clone(&over));
@@ -396,8 +396,9 @@ fn an_untaken_connection_goes_to_another_worker() {
 #[test]
 fn recycle_closes_connections_and_measured_is_refused() {
     in_namespace(|| {
-        let listen =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::SharedOneshot).seats(4);
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
+            .policy(AcceptPolicy::SharedOneshot)
+            .max_workers(4);
         let group = listen.clone().recycle(Recycle::Requests(2)).open().unwrap();
         let worker = Worker::start(&group, serve_bytes);
         client(async {
@@ -439,7 +440,7 @@ fn the_stream_of_connections_ends_with_a_drain() {
 #[test]
 fn the_choice_of_auto_names_its_kind_of_workers() {
     in_namespace(|| {
-        let builder = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).seats(2);
+        let builder = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).max_workers(2);
         for (group, policy, reason) in [
             (
                 builder().open().unwrap(),

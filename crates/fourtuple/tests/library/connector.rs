@@ -93,7 +93,7 @@ fn hyper_gets_the_last_twentieth_of_the_ports() {
         range("20000 20199");
         run(async {
             let server = http_server("127.0.0.1:4000").await;
-            let fill = Dialer::to(server).build().unwrap();
+            let fill = Dialer::builder(server).build().unwrap();
             let mut held = Vec::new();
             for _ in 0..190 {
                 held.push(fill.dial_tokio().await.unwrap());
@@ -371,7 +371,7 @@ fn a_dial_returns_a_connected_stream_and_a_report() {
             let listener = TcpListener::bind("127.0.0.1:4000").await.unwrap();
             let destination = listener.local_addr().unwrap();
             for timeout in [None, Some(Duration::from_secs(60))] {
-                let mut builder = Dialer::to(destination).sources("127.0.0.2".parse().unwrap());
+                let mut builder = Dialer::builder(destination).sources("127.0.0.2".parse().unwrap());
                 if let Some(timeout) = timeout {
                     builder = builder.timeout(timeout);
                 }
@@ -402,7 +402,7 @@ fn a_refused_connection_burns_no_port() {
         range("20000 20007");
         let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
-            let dialer = Dialer::to(refusing).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(refusing).strategy(strategy).build().unwrap();
             run(async {
                 for _ in 0..32 {
                     let error = dialer.dial_tokio().await.unwrap_err();
@@ -423,7 +423,7 @@ fn no_answer_is_a_timeout_in_time_and_frees_its_port() {
         // A listener with a full queue answers no further SYN.
         let (_listener, destination) = listener("127.0.0.1", 0);
         let timeout = Duration::from_millis(50);
-        let dialer = Dialer::to(destination).timeout(timeout).build().unwrap();
+        let dialer = Dialer::builder(destination).timeout(timeout).build().unwrap();
         let mut held = Vec::new();
         run(async {
             // There are more dials than ports, so the port of a dial that timed out must be free again.
@@ -447,7 +447,7 @@ fn a_dropped_dial_frees_its_port() {
     in_namespace(|| {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 0);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let mut held = Vec::new();
         run(async {
             for _ in 0..32 {
@@ -467,7 +467,7 @@ fn exhaustion_is_named() {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         for strategy in [Strategy::KernelDefault, Strategy::Auto] {
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             run(async {
                 let mut held = Vec::new();
                 for _ in 0..8 {
@@ -493,8 +493,8 @@ fn dials_that_fail_at_once_let_other_tasks_run() {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
-            let fill = Dialer::to(destination).build().unwrap();
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let fill = Dialer::builder(destination).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             run(async {
                 let mut held = Vec::new();
                 for _ in 0..8 {
@@ -534,7 +534,7 @@ fn the_kernel_chooses_below_a_quarter_of_the_ports() {
     in_namespace(|| {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let steered = dialer.choice().strategy;
         assert_ne!(steered, Strategy::KernelDefault);
         run(async {
@@ -553,10 +553,10 @@ fn a_vain_search_of_the_kernel_is_not_repeated() {
     in_namespace(|| {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let steered = dialer.choice().strategy;
         // Another program takes all ports, which the ledger does not know.
-        let other = Dialer::to(destination).build().unwrap();
+        let other = Dialer::builder(destination).build().unwrap();
         let mut held: Vec<_> = (0..8).map(|_| other.dial().unwrap().0).collect();
         run(async {
             let error = dialer.dial_tokio().await.unwrap_err();
@@ -577,7 +577,7 @@ fn parallel_dials_share_few_ports_without_conflict() {
         // There are exactly as many ports as dials.
         range("20000 20199");
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let dialer = Arc::new(Dialer::to(destination).timeout(Duration::from_secs(60)).build().unwrap());
+        let dialer = Arc::new(Dialer::builder(destination).timeout(Duration::from_secs(60)).build().unwrap());
         let held = run(async {
             let mut dials = JoinSet::new();
             for _ in 0..DIALS {

@@ -96,7 +96,7 @@ fn every_errno_of_connect_is_returned_and_costs_no_port() {
             set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
             let (_listener, destination) = listener("127.0.0.1", 4096);
             for with_tokio in [false, true] {
-                let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+                let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
                 let name = format!("{strategy} {}", if with_tokio { "tokio" } else { "blocking" });
                 rows.lock().unwrap().push(row(&name, |errno| errno, || tcp(&dialer, with_tokio)));
             }
@@ -130,7 +130,7 @@ fn assert_unseen(unseen: Unseen, errno: Errno) {
 fn exhaustion_names_what_cannot_be_seen(errno: Errno) {
     set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
     let (_listener, destination) = listener("127.0.0.1", 64);
-    let dialer = Dialer::to(destination).build().unwrap();
+    let dialer = Dialer::builder(destination).build().unwrap();
     assert_unseen(dialer.choice().unseen.expect("the ledger was not read"), errno);
     assert!(
         dialer.choice().to_string().ends_with("loaded?)") == (errno == Errno::ENOENT),
@@ -213,7 +213,7 @@ fn assert_no_thread(call: &str, error: &io::Error) {
 fn a_long_search_fails_with_eagain() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let error = without_threads(&runtime(), dialer.dial_tokio()).unwrap_err();
         assert!(error.is_retryable());
         let DialError::Call { call, error, .. } = error else { panic!("{error:?}") };
@@ -227,7 +227,7 @@ fn exhaustion_is_reported_without_a_census() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         // Binds to free ports on the thread of the runtime.
-        let dialer = Dialer::to(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap();
         let _held: Vec<_> = (0..8).map(|_| dialer.dial().unwrap()).collect();
         let error = without_threads(&runtime(), dialer.dial_tokio()).unwrap_err();
         let DialError::PortsExhausted { census: Err(Uncounted::Unseen(unseen)), .. } = error else {
@@ -241,7 +241,7 @@ fn exhaustion_is_reported_without_a_census() {
 fn builds_udp_dials_and_names_fail_with_eagain() {
     in_namespace(|| {
         let destination = "127.0.0.1:4000".parse().unwrap();
-        let error = without_threads(&runtime(), Dialer::to(destination).build_tokio()).unwrap_err();
+        let error = without_threads(&runtime(), Dialer::builder(destination).build_tokio()).unwrap_err();
         assert!(error.is_retryable());
         let BuildError::Probe(error) = error else { panic!("{error:?}") };
         assert_no_thread(error.call, &error.error);

@@ -69,7 +69,7 @@ fn collected<T>(work: impl Fn() -> T) -> (T, String) {
 fn a_dial_is_an_event_and_its_report_is_json() {
     in_namespace(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+        let dialer = Dialer::builder(listener.local_addr().unwrap()).build().unwrap();
         let (dialed, seen) = collected(|| dialer.dial());
         let (stream, report) = dialed.unwrap();
         assert!(seen.contains("connected") && seen.contains(&format!("source={}", report.source)), "{seen}");
@@ -82,7 +82,7 @@ fn a_dial_is_an_event_and_its_report_is_json() {
 #[test]
 fn a_refused_dial_is_an_event() {
     in_namespace(|| {
-        let dialer = Dialer::to("127.0.0.1:4999".parse().unwrap()).build().unwrap();
+        let dialer = Dialer::builder("127.0.0.1:4999".parse().unwrap()).build().unwrap();
         let (dialed, seen) = collected(|| dialer.dial());
         dialed.unwrap_err();
         assert!(seen.contains("dial failed") && seen.contains("refused"), "{seen}");

@@ -31,7 +31,7 @@ type Dial<'a> = &'a dyn Fn() -> Result<(TcpStream, DialReport), DialError>;
 
 /// Runs `check` with each form of a dial.
 fn with_each_form(destination: SocketAddr, pool: &str, check: impl Fn(&Dialer, Dial<'_>, &str)) {
-    let builder = || Dialer::to(destination).sources(pool.parse().unwrap());
+    let builder = || Dialer::builder(destination).sources(pool.parse().unwrap());
     for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
         let dialer = builder().strategy(strategy).build().unwrap();
         check(&dialer, &|| dialer.dial(), &format!("{strategy}, blocking"));
@@ -176,7 +176,7 @@ fn a_source_whose_ports_others_hold_fails_no_dial() {
         let (_listener, destination) = listener("127.0.0.1", 4096);
         with_each_form(destination, "127.0.0.7,127.0.0.8", |_, dial, form| {
             // The dialer's ledger page of this source was read when no port was in use.
-            let other = Dialer::to(destination).sources("127.0.0.7".parse().unwrap()).build().unwrap();
+            let other = Dialer::builder(destination).sources("127.0.0.7".parse().unwrap()).build().unwrap();
             let held: Vec<_> = (0..16).map(|_| other.dial().unwrap()).collect();
             let mut free = Vec::new();
             // A hundred draws may miss the last of 16 ports.
@@ -205,7 +205,7 @@ fn exhaustion_costs_one_search_of_the_range() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20015");
         let (_listener, destination) = listener("127.0.0.1", 4096);
         for pool in ["127.0.0.7", "127.0.0.7,127.0.0.8"] {
-            let dialer = Dialer::to(destination)
+            let dialer = Dialer::builder(destination)
                 .sources(pool.parse().unwrap())
                 .strategy(Strategy::KernelDefault)
                 .build()
@@ -236,7 +236,8 @@ fn a_source_without_answers_is_not_always_the_first() {
         wire.far_away(|| device::add_address(FAR, silent, 32).unwrap());
         // Long enough for a source that answers, on any machine.
         let timeout = Duration::from_secs(2);
-        let dialer = Dialer::to(destination).sources(POOL.parse().unwrap()).timeout(timeout).build().unwrap();
+        let dialer =
+            Dialer::builder(destination).sources(POOL.parse().unwrap()).timeout(timeout).build().unwrap();
         let mut failed = 0;
         for _ in 0..12 {
             match dialer.dial() {
@@ -297,7 +298,8 @@ fn a_source_without_answers_fails_at_a_limit_of_the_caller() {
 fn a_late_error_of_a_prepared_socket_ends_the_dial() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).sources("127.0.0.2,127.0.0.3".parse().unwrap()).build().unwrap();
+        let dialer =
+            Dialer::builder(destination).sources("127.0.0.2,127.0.0.3".parse().unwrap()).build().unwrap();
         let socket = socket::open(Transport::Tcp, destination, false).unwrap();
         let mut attempt = dialer.prepare(socket.as_fd()).unwrap();
         std::thread::sleep(Duration::from_millis(101));
@@ -312,7 +314,7 @@ fn the_census_counts_the_source_that_the_error_names() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
         let pool = ["127.0.0.2", "127.0.0.3"].map(address);
-        let one = Dialer::to(destination).sources(SourcePool::one(pool[0])).build().unwrap();
+        let one = Dialer::builder(destination).sources(SourcePool::one(pool[0])).build().unwrap();
         // The first source has 8 connections, the second has none: its ports are bound.
         let _streams: Vec<_> = (0..8).map(|_| one.dial().unwrap()).collect();
         let _bound: Vec<_> = (20000..20008)
@@ -342,7 +344,8 @@ fn the_census_counts_the_source_that_the_error_names() {
 fn callers_with_their_own_calls_try_another_source() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let dialer = Dialer::to(destination).sources("192.0.2.1,127.0.0.1".parse().unwrap()).build().unwrap();
+        let dialer =
+            Dialer::builder(destination).sources("192.0.2.1,127.0.0.1".parse().unwrap()).build().unwrap();
         for _ in 0..20 {
             let mut attempt = dialer.begin().unwrap();
             let stream = loop {

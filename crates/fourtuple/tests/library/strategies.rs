@@ -46,7 +46,7 @@ fn fill(dialer: &Dialer) -> (Vec<TcpStream>, Vec<DialReport>, DialError) {
 fn fills_every_port(strategy: Strategy, address: &'static str) {
     small_range();
     let (_listener, destination) = listener(address, 1024);
-    let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+    let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
     let (streams, reports, error) = fill(&dialer);
     let ports: HashSet<u16> = reports.iter().map(|report| report.source.port()).collect();
     assert_eq!(ports.len(), usize::from(PORTS), "{strategy} left ports unused");
@@ -98,7 +98,7 @@ fn callers_with_their_own_calls_fill_every_port() {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
         for strategy in [Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT, Strategy::Auto] {
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let mut streams = Vec::new();
             let error = loop {
                 match dial_as_wanted(&dialer) {
@@ -135,7 +135,7 @@ fn sources_take_turns_also_where_the_kernel_chooses_the_ports() {
         let (_listener, destination) = listener("127.0.0.1", 1024);
         let sources: SourcePool = "127.0.0.7,127.0.0.8,127.0.0.9".parse().unwrap();
         let dialer =
-            Dialer::to(destination).sources(sources).strategy(Strategy::KernelDefault).build().unwrap();
+            Dialer::builder(destination).sources(sources).strategy(Strategy::KernelDefault).build().unwrap();
         let (mut streams, mut order) = (Vec::new(), Vec::new());
         for round in 0..4 {
             let (stream, known) = dial_as_wanted(&dialer).unwrap();
@@ -219,7 +219,7 @@ fn a_window_without_fallback_fails_while_ports_are_free() {
             tries: NonZeroU16::new(1).unwrap(),
             then_full_range: false,
         };
-        let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
         let (streams, _, error) = fill(&dialer);
         assert!(streams.len() < usize::from(PORTS), "it would be a wonder if no window had been full");
         let DialError::PortsExhausted { census: Ok(census), .. } = error else { panic!("{error:?}") };
@@ -242,7 +242,7 @@ fn auto_fills_every_port_and_reports_its_choice() {
     in_namespace(|| {
         fills_every_port(Strategy::Auto, "127.0.0.1");
         let found = capabilities::probe().unwrap().local_port_range;
-        let choice = Dialer::to("127.0.0.1:9".parse().unwrap()).build().unwrap().choice();
+        let choice = Dialer::builder("127.0.0.1:9".parse().unwrap()).build().unwrap().choice();
         assert_eq!(choice.found, Some(found));
         assert!(choice.steered);
         let expected = match found {
@@ -263,7 +263,7 @@ fn auto_names_a_free_port_at_any_fill() {
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let (_streams, reports, _) = fill(&dialer);
         assert!(reports.iter().all(|report| report.attempts == 1), "a lone dialer never meets a taken port");
     });
@@ -274,8 +274,8 @@ fn auto_handles_ports_taken_by_other_processes() {
     in_namespace(|| {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let dialer = Dialer::to(destination).build().unwrap();
-        let other = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
+        let other = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let others: Vec<_> = (0..PORTS / 2).map(|_| other.dial().unwrap()).collect();
         let (streams, _, error) = fill(&dialer);
         assert_eq!(streams.len(), usize::from(PORTS / 2));
@@ -296,9 +296,9 @@ fn the_ledger_starts_with_the_ports_in_use() {
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let other = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let other = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let _others: Vec<_> = (0..PORTS - 4).map(|_| other.dial().unwrap()).collect();
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let (streams, reports, _) = fill(&dialer);
         assert_eq!(streams.len(), 4);
         assert!(reports.iter().all(|report| report.attempts == 1), "{reports:?}");
@@ -310,7 +310,7 @@ fn released_ports_are_reused_and_a_full_ledger_recovers() {
     in_namespace(|| {
         small_range();
         let (server, destination) = listener("127.0.0.1", 1024);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         for round in 0..4 * u32::from(PORTS) {
             let (stream, report) = dialer.dial().unwrap_or_else(|error| panic!("round {round}: {error}"));
             // The server closes first, so that the port is free at once.
@@ -330,7 +330,8 @@ fn sources_are_filled_evenly_and_to_the_last_port() {
         let sources: SourcePool = "127.0.0.2,127.0.0.3,127.0.0.4".parse().unwrap();
         for strategy in [Strategy::Auto, Strategy::KernelDefault] {
             let (_listener, destination) = listener("127.0.0.1", 1024);
-            let dialer = Dialer::to(destination).sources(sources.clone()).strategy(strategy).build().unwrap();
+            let dialer =
+                Dialer::builder(destination).sources(sources.clone()).strategy(strategy).build().unwrap();
             let mut counts = [0_u32; 3];
             let mut streams = Vec::new();
             for dialed in 1..=3 * u32::from(PORTS) {
@@ -351,14 +352,14 @@ fn without_the_option_auto_falls_back_and_full_range_fails() {
         seccomp::refuse_option(0, IP_LOCAL_PORT_RANGE).unwrap();
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let full = Dialer::to(destination).strategy(Strategy::FullRange).build().unwrap();
+        let full = Dialer::builder(destination).strategy(Strategy::FullRange).build().unwrap();
         match full.dial() {
             Err(DialError::NotSupported { option: "IP_LOCAL_PORT_RANGE", strategy, .. }) => {
                 assert_eq!(strategy, "full-range");
             }
             other => panic!("{other:?}"),
         }
-        let auto = Dialer::to(destination).build().unwrap();
+        let auto = Dialer::builder(destination).build().unwrap();
         assert_eq!(auto.choice().found, Some(LocalPortRange::Absent));
         let (streams, reports, error) = fill(&auto);
         assert_eq!(streams.len(), usize::from(PORTS));
@@ -375,7 +376,7 @@ fn a_caller_may_connect_by_itself() {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
         for strategy in [Strategy::Auto, Strategy::SELECT_TEST_REPEAT, Strategy::KernelDefault] {
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let open = || socket::open(Transport::Tcp, destination, true).unwrap();
             let mut fd = open();
             let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
@@ -397,7 +398,8 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
         let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", destination.port()).parse().unwrap();
-        let dialer = |to, sources: &str| Dialer::to(to).sources(sources.parse().unwrap()).build().unwrap();
+        let dialer =
+            |to, sources: &str| Dialer::builder(to).sources(sources.parse().unwrap()).build().unwrap();
         let (_streams, _, _) = fill(&dialer(destination, "127.0.0.2"));
         // Both the ledger and the census know the ports in use by the plain address.
         let pool = dialer(mapped, "::ffff:127.0.0.2,::ffff:127.0.0.3");
@@ -412,7 +414,7 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
         // A caller may have an IPv6 socket for it.
         for strategy in [Strategy::Auto, Strategy::SELECT_TEST_REPEAT, Strategy::KernelDefault] {
             let sources = "127.0.0.4".parse().unwrap();
-            let dialer = Dialer::to(mapped).sources(sources).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(mapped).sources(sources).strategy(strategy).build().unwrap();
             let fd = socket::open(Transport::Tcp, mapped, false).unwrap();
             let attempt = dialer.prepare(fd.as_fd()).unwrap();
             socket::connect(fd.as_fd(), mapped).unwrap();
@@ -445,7 +447,7 @@ fn windows_of_more_than_1024_ports_are_long_searches() {
         for (ports, is_long) in [(500, false), (1_024, false), (1_025, true), (5_000, true)] {
             let (width, tries) = (NonZeroU16::new(ports).unwrap(), NonZeroU16::MIN);
             let strategy = Strategy::RandomWindow { width, tries, then_full_range: false };
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let fd = socket::open(Transport::Tcp, destination, false).unwrap();
             assert_eq!(dialer.prepare(fd.as_fd()).unwrap().searches_for_long(), is_long, "{ports}");
         }
@@ -460,10 +462,10 @@ fn a_dropped_attempt_keeps_the_port_of_its_connection() {
         let (_listener, destination) = listener("127.0.0.1", 1024);
         // From half of the ports on, and with the option, the ledger gives the port.
         let half: Vec<_> = {
-            let dialer = Dialer::to(destination).build().unwrap();
+            let dialer = Dialer::builder(destination).build().unwrap();
             (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
         };
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let open = |_| {
             let fd = socket::open(Transport::Tcp, destination, false).unwrap();
             let attempt = dialer.prepare(fd.as_fd()).unwrap();
@@ -482,7 +484,7 @@ fn threads_never_get_the_same_port() {
     in_namespace(|| {
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let streams: Vec<TcpStream> = thread::scope(|scope| {
             let workers: Vec<_> = (0..4)
                 .map(|_| scope.spawn(|| (0..PORTS / 4).map(|_| dialer.dial().unwrap().0).collect::<Vec<_>>()))
@@ -504,12 +506,12 @@ fn auto_can_be_built_without_a_free_port_for_the_probe() {
                 std::net::TcpListener::bind(any).unwrap()
             })
             .collect();
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
         drop(others);
         assert!(dialer.dial().is_ok());
         // A probe that was not possible then is repeated.
-        let found = Dialer::to(destination).build().unwrap().choice().found;
+        let found = Dialer::builder(destination).build().unwrap().choice().found;
         assert_ne!(found, Some(LocalPortRange::Unproven));
     });
 }
@@ -568,7 +570,7 @@ fn a_guarded_stream_releases_the_port_that_its_peer_closed() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
-        let dialer = Dialer::to(listener.local_addr().unwrap()).build().unwrap();
+        let dialer = Dialer::builder(listener.local_addr().unwrap()).build().unwrap();
         let mut held = Vec::new();
         for _ in 0..7 {
             held.push((dialer.dial().unwrap(), listener.accept().unwrap()));

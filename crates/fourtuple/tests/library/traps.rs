@@ -77,7 +77,7 @@ fn trap_2_windows_skip_reserved_ports_and_binds_do_not() {
             let error = connect_within(destination, 20000, 20031).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
         }
-        let auto = Dialer::to(destination).build().unwrap();
+        let auto = Dialer::builder(destination).build().unwrap();
         let streams: Vec<TcpStream> = (0..32).map(|_| auto.dial().unwrap().0).collect();
         assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() >= 20032));
         match auto.dial() {
@@ -89,12 +89,12 @@ fn trap_2_windows_skip_reserved_ports_and_binds_do_not() {
         // The other source has no port in use. Draws of reserved ports do not count: 400 tries miss the last of 32 ports once in 300,000.
         let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(400).unwrap() };
         let source = SourcePool::one("127.0.0.2".parse::<IpAddr>().unwrap());
-        let repeat = Dialer::to(destination).sources(source).strategy(strategy).build().unwrap();
+        let repeat = Dialer::builder(destination).sources(source).strategy(strategy).build().unwrap();
         let streams: Vec<TcpStream> = (0..32).map(|_| repeat.dial().unwrap().0).collect();
         assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() >= 20032));
         assert!(matches!(repeat.dial(), Err(DialError::PortsExhausted { .. })));
         // The caller is responsible for a port that it requests by number.
-        let fixed = Dialer::to(destination).source_port(20001).build().unwrap();
+        let fixed = Dialer::builder(destination).source_port(20001).build().unwrap();
         assert_eq!(fixed.dial().unwrap().1.source.port(), 20001);
     });
 }
@@ -126,7 +126,7 @@ fn trap_3_no_automatic_choice_takes_a_bound_port() {
                 fd
             })
             .collect();
-        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let streams: Vec<TcpStream> = (0..4).map(|_| dialer.dial().unwrap().0).collect();
         match dialer.dial() {
             Err(DialError::PortsExhausted { census: Ok(census), .. }) => {
@@ -147,14 +147,14 @@ fn trap_3_a_socket_without_reuse_makes_a_bind_busy() {
         let holdout = tcp(other);
         socket::bind(holdout.as_fd(), SocketAddr::from(([0, 0, 0, 0], 20003))).unwrap();
         socket::connect(holdout.as_fd(), other).unwrap();
-        let fixed = Dialer::to(destination).source_port(20003).build().unwrap();
+        let fixed = Dialer::builder(destination).source_port(20003).build().unwrap();
         match fixed.dial() {
             Err(DialError::TupleBusy { local, .. }) => assert_eq!(local.port(), 20003),
             other => panic!("{other:?}"),
         }
         // 400 draws miss the last of 8 ports once in 1e23.
         let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(400).unwrap() };
-        let repeat = Dialer::to(destination).strategy(strategy).build().unwrap();
+        let repeat = Dialer::builder(destination).strategy(strategy).build().unwrap();
         let streams: Vec<TcpStream> = (0..7).map(|_| repeat.dial().unwrap().0).collect();
         assert!(streams.iter().all(|stream| stream.local_addr().unwrap().port() != 20003));
         assert!(matches!(repeat.dial(), Err(DialError::PortsExhausted { .. })));
@@ -173,10 +173,10 @@ fn trap_4_full_windows_lead_to_the_full_range() {
         }
         range("20000 20063");
         let (_listener, destination) = listener("127.0.0.1", 1024);
-        let filler = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let filler = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         let _streams: Vec<TcpStream> = (0..63).map(|_| filler.dial().unwrap().0).collect();
         let strategy = "random-window:1".parse().unwrap();
-        let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
         let fd = tcp(destination);
         let mut attempt = dialer.prepare(fd.as_fd()).unwrap();
         while let Err(error) = socket::connect(fd.as_fd(), destination) {
@@ -196,7 +196,7 @@ fn trap_5_a_refused_connection_burns_no_port_and_no_retry() {
         range("20000 20007");
         let refusing: SocketAddr = "127.0.0.1:4999".parse().unwrap();
         for strategy in [Strategy::Auto, Strategy::KernelDefault, Strategy::SELECT_TEST_REPEAT] {
-            let builder = Dialer::to(refusing).strategy(strategy);
+            let builder = Dialer::builder(refusing).strategy(strategy);
             let blocking = builder.clone().build().unwrap();
             let polling = builder.timeout(Duration::from_secs(60)).build().unwrap();
             for dialer in [blocking, polling] {
@@ -209,7 +209,7 @@ fn trap_5_a_refused_connection_burns_no_port_and_no_retry() {
         }
         // If a refused dial kept its port in the ledger, eight refused dials would use up the range.
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         drop(_listener);
         for _ in 0..32 {
             assert!(matches!(dialer.dial(), Err(DialError::Refused { .. })));
@@ -227,7 +227,7 @@ fn trap_5_no_answer_is_a_timeout_in_time() {
         range("20000 20007");
         // A listener whose queue is full answers no further SYN.
         let (_listener, destination) = listener("127.0.0.1", 0);
-        let dialer = Dialer::to(destination).timeout(Duration::from_millis(50)).build().unwrap();
+        let dialer = Dialer::builder(destination).timeout(Duration::from_millis(50)).build().unwrap();
         let mut held = Vec::new();
         let error = loop {
             match dialer.dial() {
@@ -250,7 +250,7 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
         let itself: SocketAddr = "127.0.0.1:20000".parse().unwrap();
         let sources = SourcePool::one("127.0.0.1".parse::<IpAddr>().unwrap());
         for strategy in [Strategy::KernelDefault, Strategy::Auto] {
-            let dialer = Dialer::to(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(itself).sources(sources.clone()).strategy(strategy).build().unwrap();
             for _ in 0..3 {
                 match dialer.dial() {
                     Err(DialError::SelfConnect { destination: address, .. }) => assert_eq!(address, itself),
@@ -264,7 +264,7 @@ fn trap_8_a_socket_is_never_connected_to_itself() {
             ("0.0.0.0:20000", Some("127.0.0.9"), "127.0.0.9:20000"),
             ("[::]:20000", None, "[::1]:20000"),
         ] {
-            let dialer = Dialer::to(unspecified.parse().unwrap());
+            let dialer = Dialer::builder(unspecified.parse().unwrap());
             let dialer = match source {
                 Some(source) => dialer.sources(source.parse().unwrap()),
                 None => dialer,
@@ -298,13 +298,13 @@ fn trap_9_each_namespace_has_a_range_of_its_own() {
 fn trap_9_a_timeout_separates_search_and_handshake() {
     in_namespace(|| {
         let (_listener, destination) = listener("127.0.0.1", 16);
-        let dialer = Dialer::to(destination).timeout(Duration::from_secs(60)).build().unwrap();
+        let dialer = Dialer::builder(destination).timeout(Duration::from_secs(60)).build().unwrap();
         let (stream, report) = dialer.dial().unwrap();
         assert!(report.connect > Duration::ZERO && report.handshake > Duration::ZERO, "{report:?}");
         // The stream must block again: a read of nothing would otherwise fail at once.
         stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         drop(stream);
-        let blocking = Dialer::to(destination).build().unwrap();
+        let blocking = Dialer::builder(destination).build().unwrap();
         assert_eq!(blocking.dial().unwrap().1.handshake, Duration::ZERO);
     });
 }
@@ -314,16 +314,16 @@ fn trap_10_device_and_freebind_keep_working() {
     in_namespace(|| {
         range("20000 20007");
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).device("lo").build().unwrap();
+        let dialer = Dialer::builder(destination).device("lo").build().unwrap();
         dialer.dial().unwrap();
-        let missing = Dialer::to(destination).device("nosuch0").build().unwrap();
+        let missing = Dialer::builder(destination).device("nosuch0").build().unwrap();
         match missing.dial() {
             Err(DialError::Call { call: "setsockopt SO_BINDTODEVICE", .. }) => {}
             other => panic!("{other:?}"),
         }
         // 192.0.2.1 is not an address of this namespace; the caller's own option makes it one.
         let foreign: IpAddr = "192.0.2.1".parse().unwrap();
-        let dialer = Dialer::to(destination).sources(SourcePool::one(foreign)).build().unwrap();
+        let dialer = Dialer::builder(destination).sources(SourcePool::one(foreign)).build().unwrap();
         assert!(
             matches!(dialer.dial(), Err(DialError::SourceNotLocal { source_address, .. }) if source_address == foreign)
         );
@@ -345,7 +345,7 @@ fn trap_10_a_transparent_socket_gets_its_port_at_connect() {
         const IP_TRANSPARENT: i32 = 19;
         for strategy in [Strategy::KernelDefault, Strategy::Auto, Strategy::SELECT_TEST_REPEAT] {
             let pool = SourcePool::one(client);
-            let dialer = Dialer::to(destination).sources(pool).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).sources(pool).strategy(strategy).build().unwrap();
             let fd = socket::open(Transport::Tcp, destination, true).unwrap();
             option::set_int(fd.as_fd(), 0, IP_TRANSPARENT, 1).unwrap();
             let attempt = dialer.prepare(fd.as_fd()).unwrap();
@@ -367,7 +367,7 @@ fn trap_10_fast_open_finds_its_port_when_connect_is_called() {
         range("20000 20007");
         set_sysctl("net.ipv4.tcp_fastopen", "1027");
         const TCP_FASTOPEN_CONNECT: i32 = 30;
-        let dialer = Dialer::to(destination).build().unwrap();
+        let dialer = Dialer::builder(destination).build().unwrap();
         let open = || {
             let fd = tcp(destination);
             option::set_int(fd.as_fd(), 6, TCP_FASTOPEN_CONNECT, 1).unwrap();
@@ -396,7 +396,7 @@ fn trap_12_only_a_search_by_parity_misses_a_port() {
         let (_listener, anywhere) = listener("0.0.0.0", 4096);
         let count = |host: u8, strategy| {
             let destination = SocketAddr::from(([127, 1, 1, host], anywhere.port()));
-            let dialer = Dialer::to(destination).strategy(strategy).build().unwrap();
+            let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let mut streams = Vec::new();
             while let Ok((stream, _)) = dialer.dial() {
                 streams.push(stream);
@@ -422,7 +422,7 @@ fn a_failed_bind_to_port_zero_is_exhaustion() {
         let error = TcpListener::bind(any).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
         let (_listener, destination) = listener("127.0.0.1", 64);
-        let dialer = Dialer::to(destination).strategy(Strategy::KernelDefault).build().unwrap();
+        let dialer = Dialer::builder(destination).strategy(Strategy::KernelDefault).build().unwrap();
         match dialer.dial() {
             Err(DialError::PortsExhausted { census: Ok(census), .. }) => {
                 assert_eq!((census.established, census.otherwise), (0, 8));
@@ -462,7 +462,7 @@ fn windows_outside_of_the_range_are_clamped_bound_by_bound() {
 
 #[test]
 fn bad_settings_are_refused_before_any_call() {
-    let to = |text: &str| Dialer::to(text.parse().unwrap());
+    let to = |text: &str| Dialer::builder(text.parse().unwrap());
     assert!(matches!(to("127.0.0.1:0").build(), Err(BuildError::PortZero { .. })));
     let v6 = SourcePool::one("::1".parse().unwrap());
     assert!(matches!(to("127.0.0.1:1").sources(v6).build(), Err(BuildError::Family { .. })));

@@ -119,7 +119,7 @@ fn a_takeover_loses_no_request() {
                         while !stop.load(Ordering::Acquire) {
                             let mut stream = connect(&old);
                             ask(&mut *stream, 50);
-                            // The old group closes the connection after the response when it retires.
+                            // The old group closes the connection after the response when it hands over.
                             let _closed = try_ask(&mut *stream, 50);
                             answered.fetch_add(1, Ordering::AcqRel);
                         }
@@ -140,7 +140,7 @@ fn a_takeover_loses_no_request() {
                 let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
                 let new = Opened::from(new.policy(policy).open().unwrap());
                 let successors = Worker::start_many(&new, 3);
-                let report = old.retire(DEADLINE).unwrap();
+                let report = old.hand_over(DEADLINE).unwrap();
                 assert!(report.is_complete(), "{policy}: {report:?}");
                 let accepts = |group: &fourtuple::listen::ListenerGroup| {
                     group.stats().iter().map(|seat| seat.accepts).sum::<u64>()
@@ -151,7 +151,7 @@ fn a_takeover_loses_no_request() {
                 drop(stopping);
                 // The last requests need the workers too.
                 clients.into_iter().for_each(|client| client.join().unwrap());
-                assert_eq!(accepts(&old), before, "{policy}: a retired group accepts nothing");
+                assert_eq!(accepts(&old), before, "{policy}: a group that has handed over accepts nothing");
                 assert!(accepts(&new) > 0, "{policy}");
                 successors.into_iter().for_each(Worker::stop);
             });
@@ -190,12 +190,12 @@ fn blocking_waits_beside_another_policy() {
 
 /// The worker of the old group stops while connections are queued. The new group answers all but at most one of them.
 #[test]
-fn retire_leaves_the_accept_queue() {
+fn hand_over_leaves_the_accept_queue() {
     const QUEUED: u64 = 20;
     in_namespace(|| {
         // The dispatcher accepts before a worker is idle.
         let has_queue = |policy: &AcceptPolicy| *policy != AcceptPolicy::Dispatcher;
-        for policy in adopting("retire_leaves_the_accept_queue").filter(has_queue) {
+        for policy in adopting("hand_over_leaves_the_accept_queue").filter(has_queue) {
             let old = open(policy, Family::Tcp4);
             let mut acceptor = old.join().unwrap();
             let mut first = connect(&old);
@@ -206,7 +206,7 @@ fn retire_leaves_the_accept_queue() {
             let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
             let new = new.policy(policy).open().unwrap();
             thread::scope(|scope| {
-                let retire = scope.spawn(|| old.retire(DEADLINE).unwrap());
+                let hand_over = scope.spawn(|| old.hand_over(DEADLINE).unwrap());
                 while !served.is_last() {
                     thread::yield_now();
                 }
@@ -214,7 +214,7 @@ fn retire_leaves_the_accept_queue() {
                 while let Some(connection) = acceptor.next(None).unwrap() {
                     serve(&mut acceptor, connection);
                 }
-                let report = retire.join().unwrap();
+                let report = hand_over.join().unwrap();
                 assert!(report.is_complete() && report.accepted <= 1, "{policy}: {report:?}");
             });
             let worker = Worker::start(&new);
@@ -281,7 +281,7 @@ fn a_takeover_between_processes_loses_no_request() {
                             let mut stream = connect_to(address);
                             ask_activated(&mut stream)
                                 .expect("the first request of a connection is answered");
-                            // The old process closes the connection after a response when it retires.
+                            // The old process closes the connection after a response when it hands over.
                             let _closed = ask_activated(&mut stream);
                         }
                     });

@@ -69,7 +69,7 @@ fn a_busy_worker_that_dies_delays_no_request() {
         for _ in 0..10 {
             assert_eq!(ask(&mut *connect(&group), 0).0, 1);
         }
-        group.vacate(0);
+        group.worker_died(0);
         let heir = Worker::start(&group);
         // The thread of the dispatcher may start late.
         let serves = (0..10_000).any(|_| {
@@ -127,7 +127,7 @@ fn an_idle_worker_that_dies_keeps_no_connection() {
             // The dispatcher sends this request to the dead worker.
             thread::sleep(Duration::from_millis(100));
             let worker = Worker::start(&group);
-            group.vacate(0);
+            group.worker_died(0);
             assert_eq!(asks.join().unwrap(), (1, 1));
             worker.stop();
         });

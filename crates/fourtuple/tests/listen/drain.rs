@@ -94,7 +94,7 @@ fn ask(group: &ListenerGroup, requests: u32, answers: &AtomicU64, stop: &AtomicB
 }
 
 fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
-    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(8).open().unwrap();
+    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(8).open().unwrap();
     let (answers, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (group, answers, stop) = (&group, &answers, &stop);
     let never = AtomicBool::new(false);
@@ -152,7 +152,8 @@ fn a_drain_under_load_resets_no_connection() {
 fn a_full_queue_is_served_before_the_end() {
     in_namespace(|| {
         for (policy, family) in everywhere("a_full_queue_is_served_before_the_end") {
-            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(4).open().unwrap();
+            let group =
+                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(4).open().unwrap();
             // A listener of the group queues the connections until a worker joins.
             let mut streams: Vec<_> = (0..16).map(|_| connect(&group)).collect();
             for stream in &mut streams {
@@ -305,7 +306,8 @@ fn a_server_without_privileges_drains() {
 fn a_kept_connection_is_open_until_the_deadline() {
     in_namespace(|| {
         for (policy, family) in everywhere("a_kept_connection_is_open_until_the_deadline") {
-            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(4).open().unwrap();
+            let group =
+                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(4).open().unwrap();
             let never = AtomicBool::new(false);
             thread::scope(|scope| {
                 let (group, never) = (&group, &never);

@@ -221,7 +221,7 @@ fn matrix(
     each_in_namespace(policies, |policy| {
         let mut classes = [" Waits:", " Counted:", " Ends:"].map(str::to_owned);
         for errno in errnos {
-            let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).seats(1);
+            let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).max_workers(1);
             let group = match listen.open() {
                 Ok(group) => group,
                 Err(error) => {

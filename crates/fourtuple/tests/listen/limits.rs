@@ -60,8 +60,8 @@ fn ask_in_time(group: &ListenerGroup) -> Box<dyn Stream> {
 fn silent_connections_are_closed() {
     in_namespace(|| {
         for (policy, family) in everywhere("silent_connections_are_closed") {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
-            let group = listen.idle(Duration::from_millis(100)).open().unwrap();
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let group = listen.idle_timeout(Duration::from_millis(100)).open().unwrap();
             beside(&group, 1, || {
                 // One client that never sends a byte, and one that sends one request.
                 let mut silent = connect(&group);
@@ -86,8 +86,8 @@ fn silent_connections_are_closed_under_load() {
             *family == Family::Unix && ![AcceptPolicy::Blocking, AcceptPolicy::Dispatcher].contains(policy)
         });
         for (policy, family) in policies {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(1);
-            let group = listen.idle(Duration::from_millis(100)).open().unwrap();
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(1);
+            let group = listen.idle_timeout(Duration::from_millis(100)).open().unwrap();
             let mut acceptor = group.join().unwrap();
             let _silent = connect(&group);
             let begun = Instant::now();
@@ -104,8 +104,8 @@ fn silent_connections_are_closed_under_load() {
 fn active_connections_are_kept() {
     in_namespace(|| {
         for (policy, family) in everywhere("active_connections_are_kept") {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
-            let group = listen.idle(Duration::from_secs(60)).open().unwrap();
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let group = listen.idle_timeout(Duration::from_secs(60)).open().unwrap();
             beside(&group, 1, || {
                 let mut stream = connect(&group);
                 for number in 1..=5 {
@@ -152,7 +152,7 @@ fn a_slow_reader_has_a_write_limit() {
     in_namespace(|| {
         const LIMIT: Duration = Duration::from_millis(200);
         let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive);
-        let group = listen.write_limit(LIMIT).open().unwrap();
+        let group = listen.write_timeout(LIMIT).open().unwrap();
         let mut acceptor = group.join().unwrap();
         let mut stream = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
         stream.write_all(b"x").unwrap();
@@ -184,7 +184,7 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
     in_namespace(|| {
         let limit = std::env::var("FOURTUPLE_WRITE_LIMIT_MS").map_or(100, |limit| limit.parse().unwrap());
         let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::SharedOneshot);
-        let group = listen.write_limit(Duration::from_millis(limit)).open().unwrap();
+        let group = listen.write_timeout(Duration::from_millis(limit)).open().unwrap();
         let (group, stop) = (&group, &AtomicBool::new(false));
         thread::scope(|scope| {
             let _stop = StopOnDrop(stop);
@@ -224,8 +224,11 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
 fn only_the_unwatched_connection_is_dropped() {
     in_namespace(|| {
         for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot, AcceptPolicy::Plain] {
-            let group =
-                ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).seats(1).open().unwrap();
+            let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
+                .policy(policy)
+                .max_workers(1)
+                .open()
+                .unwrap();
             let group = &group;
             thread::scope(|scope| {
                 let mut acceptor = group.join().unwrap();
@@ -372,8 +375,8 @@ fn signals_interrupt_no_wait() {
     in_namespace(|| {
         each_in_namespace(everywhere("signals_interrupt_no_wait"), |(policy, family)| {
             // A slow host needs longer than the default limit for the response.
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2);
-            let group = listen.write_limit(Duration::from_secs(60)).open().unwrap();
+            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let group = listen.write_timeout(Duration::from_secs(60)).open().unwrap();
             let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
             thread::scope(|scope| {
                 let _stopping = StopOnDrop(stop);
@@ -439,8 +442,8 @@ fn settings_out_of_range_are_refused() {
         let at = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher);
         let age = |jitter| Recycle::Age { limit: Duration::from_secs(1), jitter };
         for (listen, setting) in [
-            (at().seats(0), "seats is 0"),
-            (at().idle(Duration::ZERO), "idle is 0s"),
+            (at().max_workers(0), "max_workers is 0"),
+            (at().idle_timeout(Duration::ZERO), "idle_timeout is 0s"),
             (at().recycle(age(f64::NAN)), "jitter is NaN"),
             (at().recycle(age(1.5)), "jitter is 1.5"),
         ] {
@@ -448,7 +451,7 @@ fn settings_out_of_range_are_refused() {
             assert!(error.is_usage() && error.to_string().starts_with(setting), "{error}");
         }
         for seats in [1 << 59, usize::MAX] {
-            let error = at().seats(seats).open().unwrap_err().to_string();
+            let error = at().max_workers(seats).open().unwrap_err().to_string();
             assert!(error.contains("ENOMEM"), "{error}");
         }
         let error = at().open().unwrap().dispatcher().unwrap().depth(0).unwrap_err();
@@ -467,7 +470,7 @@ fn a_group_without_a_free_port_is_exhausted() {
             assert!(error.is_retryable() && error.is_exhausted() == is_exhausted, "{error}");
         }
         drop(held);
-        let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).seats(1).open().unwrap();
+        let group = ListenerGroupBuilder::at((Ipv4Addr::LOCALHOST, 0)).max_workers(1).open().unwrap();
         let acceptor = group.join().unwrap();
         let error = group.join().unwrap_err();
         assert!(error.is_retryable() && error.is_exhausted(), "{error}");
@@ -484,11 +487,11 @@ fn limits_are_60_s_idle_and_2_s_of_writes_by_default() {
         let adopted = ListenerGroupBuilder::from_listeners([listener]).unwrap();
         for builder in [ListenerGroupBuilder::at(endpoint(Family::Tcp4)), adopted] {
             let group = opened(builder);
-            assert!(group.contains("idle: 60s, write_limit: 2s"), "{group}");
+            assert!(group.contains("idle: 60s, write_timeout: 2s"), "{group}");
         }
-        let builder = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).idle(Duration::from_secs(7));
-        let group = opened(builder.write_limit(Duration::from_secs(3)));
-        assert!(group.contains("idle: 7s, write_limit: 3s"), "{group}");
+        let builder = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).idle_timeout(Duration::from_secs(7));
+        let group = opened(builder.write_timeout(Duration::from_secs(3)));
+        assert!(group.contains("idle: 7s, write_timeout: 3s"), "{group}");
     });
 }
 
@@ -507,7 +510,8 @@ fn backlog_reports_the_somaxconn_limit() {
 fn client_resets_do_not_end_a_worker() {
     in_namespace(|| {
         for (policy, family) in everywhere("client_resets_do_not_end_a_worker") {
-            let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(2).open().unwrap();
+            let group =
+                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2).open().unwrap();
             let Some(address) = group.endpoint().inet() else { continue };
             beside(&group, 2, || {
                 for number in 0..100 {
@@ -524,7 +528,7 @@ fn client_resets_do_not_end_a_worker() {
 }
 
 fn open(policy: AcceptPolicy) -> ListenerGroup {
-    let listen = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).seats(16);
+    let listen = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).max_workers(16);
     listen.recycle(Recycle::Measured).open().unwrap()
 }
 

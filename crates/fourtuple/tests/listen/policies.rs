@@ -241,7 +241,7 @@ fn impossible_settings_are_errors() {
             .unwrap_err();
         assert!(refused.to_string().starts_with("reuseport is not possible over unix"), "{refused}");
         let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
-            .seats(1)
+            .max_workers(1)
             .policy(AcceptPolicy::ROTATE)
             .open()
             .unwrap();

@@ -126,7 +126,7 @@ impl Deref for Opened {
 }
 
 pub(crate) fn open(policy: AcceptPolicy, family: Family) -> Opened {
-    Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).seats(16).open().unwrap())
+    Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(16).open().unwrap())
 }
 
 impl From<ListenerGroup> for Opened {

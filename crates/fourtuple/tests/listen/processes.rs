@@ -201,7 +201,7 @@ fn a_killed_dispatcher_loses_only_its_connections() {
             }
         }
         assert_eq!(found, [true; 2], "the second dispatcher has found both workers");
-        assert_eq!(prefork.order("retire"), "retired before the deadline, 0 open");
+        assert_eq!(prefork.order("hand-over"), "handed over before the deadline, 0 open");
         prefork.stop();
     });
 }

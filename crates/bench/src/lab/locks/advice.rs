@@ -28,11 +28,11 @@ pub(super) fn of_pair(
         ),
         Change::Sources => (
             "Dialing from several sources",
-            "Give clients several source addresses: Dialer::to(server).sources(SourcePool::several(addresses))",
+            "Give clients several source addresses: Dialer::builder(server).sources(SourcePool::several(addresses))",
         ),
         Change::FullRange => (
             "A search of the full range, with nine of ten ports taken,",
-            "Let connect() search all ports at once: Dialer::to(server) does so by default where it helps; in C set \
+            "Let connect() search all ports at once: Dialer::builder(server) does so by default where it helps; in C set \
              IP_LOCAL_PORT_RANGE",
         ),
     };

@@ -105,7 +105,7 @@ fn dialers(
 ) -> Result<Vec<Dialer>, LabError> {
     let own = sources.iter().skip(number % sources.len()).step_by(clients.min(sources.len()));
     own.map(|source| {
-        let dialer = Dialer::to(server).sources(SourcePool::one(*source)).strategy(setup.strategy);
+        let dialer = Dialer::builder(server).sources(SourcePool::one(*source)).strategy(setup.strategy);
         Ok(dialer.without_census().build()?)
     })
     .collect()

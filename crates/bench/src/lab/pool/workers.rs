@@ -74,7 +74,8 @@ impl Pool {
         recycle: Recycle,
         serve: impl Serve,
     ) -> Result<Pool, LabError> {
-        let listen = ListenerGroupBuilder::at(endpoint.clone()).policy(policy).seats(count).backlog(BACKLOG);
+        let listen =
+            ListenerGroupBuilder::at(endpoint.clone()).policy(policy).max_workers(count).backlog(BACKLOG);
         let group = listen.recycle(recycle).open()?;
         let mut pool = Pool { group, stop: Arc::default(), threads: Vec::new(), count };
         for _ in 0..count {

@@ -273,7 +273,7 @@ impl StrategyDialer {
     ) -> Result<Self, LabError> {
         Ok(match transport {
             Transport::Tcp => {
-                let mut builder = Dialer::to(destination).strategy(strategy).without_census();
+                let mut builder = Dialer::builder(destination).strategy(strategy).without_census();
                 if !sources.is_empty() {
                     let pool = SourcePool::several(sources).expect("addresses of one family, and few");
                     builder = builder.sources(pool);
@@ -485,7 +485,7 @@ mod tests {
         in_namespace(|| {
             set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
             let (_listener, destination) = listener("127.0.0.1", 64);
-            let full = Dialer::to(destination).strategy(Strategy::FullRange).build().unwrap();
+            let full = Dialer::builder(destination).strategy(Strategy::FullRange).build().unwrap();
             let _held: Vec<_> = (0..8).map(|_| full.dial().unwrap()).collect();
             let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(3).unwrap() };
             let range = "20000-20007".parse().unwrap();

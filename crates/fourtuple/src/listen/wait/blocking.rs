@@ -39,13 +39,13 @@ struct Blocking {
     connection: Option<Connection>,
     /// The time at which the connection became idle.
     since: Instant,
-    /// Whether the worker has stopped accepting because its group retires.
-    retired: bool,
+    /// Whether the worker has stopped accepting because its group hands over.
+    handed_over: bool,
 }
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     let listener = seat.group.listener()?;
-    Ok(Box::new(Blocking { listener, connection: None, since: Instant::now(), retired: false }))
+    Ok(Box::new(Blocking { listener, connection: None, since: Instant::now(), handed_over: false }))
 }
 
 impl Blocking {
@@ -91,13 +91,13 @@ impl Wait for Blocking {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if self.connection.is_none() && !self.retired {
+            if self.connection.is_none() && !self.handed_over {
                 self.connection = self.accept(seat)?;
                 self.since = Instant::now();
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let slice = left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL));
-            if self.connection.is_none() && self.retired {
+            if self.connection.is_none() && self.handed_over {
                 thread::sleep(slice);
             } else if self.is_readable(seat, slice)? {
                 return Ok(self.connection.take());
@@ -128,8 +128,8 @@ impl Wait for Blocking {
     }
 
     /// No connection is queued for this worker alone: accept(2) takes a connection before it returns.
-    fn retire(&mut self, _seat: &Seat) -> Result<(), ListenError> {
-        self.retired = true;
+    fn hand_over(&mut self, _seat: &Seat) -> Result<(), ListenError> {
+        self.handed_over = true;
         Ok(())
     }
 

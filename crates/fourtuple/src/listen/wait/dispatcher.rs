@@ -211,7 +211,7 @@ impl Wait for Dispatched {
     }
 
     /// Does nothing: the dispatcher accepts.
-    fn retire(&mut self, _seat: &Seat) -> Result<(), ListenError> {
+    fn hand_over(&mut self, _seat: &Seat) -> Result<(), ListenError> {
         Ok(())
     }
 

@@ -116,8 +116,8 @@ impl Wait for Chosen {
         self.pool.forget(seat, connection)
     }
 
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        self.pool.retire(seat)
+    fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.pool.hand_over(seat)
     }
 
     fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
@@ -135,7 +135,7 @@ fn refused(error: BpfError) -> ListenError {
         }
         BpfError::Absent { what, source, .. } => ListenError::Absent { policy, what, error: source },
         BpfError::Seats { seats } => ListenError::Setting {
-            setting: "seats",
+            setting: "max_workers",
             value: seats.to_string(),
             accepted: "1 to 64 with reuseport-least-busy",
         },

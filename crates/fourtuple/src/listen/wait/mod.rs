@@ -74,7 +74,7 @@ pub(crate) trait Wait: Send {
 
     /// Stops accepting, for another process that accepts from the same listeners, and takes the connection for which the kernel may
     /// have woken only this worker. Called between two calls of `next`, at most once.
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError>;
+    fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError>;
 
     /// Stops accepting. Returns the connections that other workers must take over; a listener of the worker's own goes into
     /// the handoff queue, which it waits for until the deadline.

@@ -94,8 +94,8 @@ pub(crate) struct Pool {
     rounds: Option<Rounds>,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
-    /// Whether the worker has stopped accepting because its group retires.
-    retired: bool,
+    /// Whether the worker has stopped accepting because its group hands over.
+    handed_over: bool,
 }
 
 impl Pool {
@@ -116,7 +116,7 @@ impl Pool {
             accepts_since_readd: 0,
             rounds: group.is_measured().then(Rounds::default),
             accept_after: None,
-            retired: false,
+            handed_over: false,
         };
         let token = LISTENER | pool.listener.as_raw_fd() as u64;
         let added = pool.epoll.add(pool.listener.as_fd(), token, watching.interest);
@@ -155,7 +155,7 @@ impl Pool {
         }
         let listener = Arc::new(listener);
         group.register_listener(&listener)?;
-        if self.accept_after.is_none() && !self.retired {
+        if self.accept_after.is_none() && !self.handed_over {
             let others: Vec<_> = self.listeners().map(Arc::clone).collect();
             self.listen_or_pause(seat, &listener, &others)?;
         }
@@ -167,7 +167,7 @@ impl Pool {
     fn drop_owned(&mut self, seat: &Seat) -> Result<(), ListenError> {
         let is_owned = |cookie| seat.group.0.seats.is_owned(cookie);
         for (listener, _) in self.inherited.extract_if(.., |(_, cookie)| is_owned(*cookie)) {
-            if self.accept_after.is_none() && !self.retired {
+            if self.accept_after.is_none() && !self.handed_over {
                 self.epoll.remove(listener.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
             }
         }
@@ -309,7 +309,7 @@ impl Pool {
         match event.token() {
             HANDOFF => match seat.take_handoff()? {
                 // The epoll may not know of the connection, because the kernel woke only the worker that left.
-                Some(Arrival::Nudge) if self.retired => {
+                Some(Arrival::Nudge) if self.handed_over => {
                     let listener = Arc::clone(&self.listener);
                     self.accept_last(seat, &listener).map(|()| None)
                 }
@@ -327,7 +327,7 @@ impl Pool {
                     self.watch(seat, connection).map(|()| None)
                 }
             },
-            token if token & LISTENER != 0 && self.retired => Ok(None),
+            token if token & LISTENER != 0 && self.handed_over => Ok(None),
             token if token & LISTENER != 0 => self.accept(seat, (token & !LISTENER) as i32),
             // `None` if the connection was closed after epoll_wait(2).
             token => Ok(self.idle.take(token as usize)),
@@ -393,8 +393,8 @@ impl Wait for Pool {
         })
     }
 
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        self.retired = true;
+    fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.handed_over = true;
         if self.accept_after.take().is_none() {
             self.stop_listening(seat)?;
         }
@@ -407,7 +407,7 @@ impl Wait for Pool {
 
     fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
         self.ready.clear();
-        if self.accept_after.take().is_none() && !self.retired {
+        if self.accept_after.take().is_none() && !self.handed_over {
             self.stop_listening(seat)?;
         }
         for (listener, _) in self.inherited.drain(..) {
@@ -417,7 +417,7 @@ impl Wait for Pool {
         let released = self.idle.drain();
         if seat.group.policy().has_listener_each() {
             seat.group.hand_off_listener(seat.number, &self.listener, until)?;
-        } else if !seat.group.0.seats.is_retired() {
+        } else if !seat.group.0.seats.is_handed_over() {
             seat.nudge_if_queued(&self.listener)?;
         }
         for connection in released.iter().filter(|connection| connection.watched) {

@@ -44,10 +44,10 @@ fn shared(seat: &Seat) -> &SharedEpoll {
     seat.group.0.shared.epoll().expect("the group was opened with this policy")
 }
 
-/// Arms the listener. A group that retires has removed it, perhaps since its event.
+/// Arms the listener. A group that hands over has removed it, perhaps since its event.
 fn arm_listener(seat: &Seat) -> Result<(), ListenError> {
     match shared(seat).arm_listener() {
-        Err(_not_in_the_epoll) if seat.group.0.seats.is_retired() => Ok(()),
+        Err(_not_in_the_epoll) if seat.group.0.seats.is_handed_over() => Ok(()),
         armed => armed.map_err(seat.group.failed("epoll_ctl()")),
     }
 }
@@ -128,7 +128,7 @@ impl Wait for SharedOneshot {
     }
 
     /// The first worker removes the listener for all. A worker that has its event accepts first.
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
+    fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError> {
         shared(seat).stop_listening().map_err(seat.group.failed("epoll_ctl()"))
     }
 

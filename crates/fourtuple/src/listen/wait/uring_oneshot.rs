@@ -81,8 +81,8 @@ struct UringOneshot {
     handoff_armed: bool,
     /// The end of a pause in accepting.
     accept_after: Option<Instant>,
-    /// Whether the worker has stopped accepting because its group retires.
-    retired: bool,
+    /// Whether the worker has stopped accepting because its group hands over.
+    handed_over: bool,
     /// The times of the last polls, with `Recycle::Measured` only.
     rounds: Option<Rounds>,
 }
@@ -114,7 +114,7 @@ impl UringOneshot {
             waker_armed: false,
             handoff_armed: false,
             accept_after: None,
-            retired: false,
+            handed_over: false,
             rounds: seat.group.is_measured().then(Rounds::default),
         })
     }
@@ -159,7 +159,7 @@ impl UringOneshot {
         if !std::mem::replace(&mut self.handoff_armed, true) {
             ring.poll(HANDOFF, seat.group.0.handoff.receiver())?;
         }
-        let may_accept = !self.retired && self.accept_after.is_none();
+        let may_accept = !self.handed_over && self.accept_after.is_none();
         if may_accept && !std::mem::replace(&mut self.accepting, true) {
             ring.accept(ACCEPT, self.listener.as_fd())?;
         }
@@ -279,8 +279,8 @@ impl UringOneshot {
             HANDOFF => {
                 match seat.take_handoff()? {
                     Some(Arrival::Connection(received)) => self.arrive(received.settle(seat.open_guard())),
-                    // The nudge may be of a worker that has not retired yet, for a connection of which no process was woken.
-                    Some(Arrival::Nudge) if self.retired => self.accept_last(seat)?,
+                    // The nudge may be of a worker that has not stopped accepting yet, for a connection of which no process was woken.
+                    Some(Arrival::Nudge) if self.handed_over => self.accept_last(seat)?,
                     // The accept queue may already hold a connection for which this waiter got no wakeup. A new accept checks
                     // the queue first.
                     Some(Arrival::Listener(_) | Arrival::Nudge) | None => {
@@ -376,8 +376,8 @@ impl Wait for UringOneshot {
         Ok(())
     }
 
-    fn retire(&mut self, seat: &Seat) -> Result<(), ListenError> {
-        self.retired = true;
+    fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError> {
+        self.handed_over = true;
         self.accept_last(seat)
     }
 
@@ -408,7 +408,8 @@ mod tests {
         const TEST: &str = "uring_oneshot::every_errno_of_accept_leaves_the_worker_alive";
         in_namespace(|| {
             let endpoint = Endpoint::Inet("127.0.0.1:0".parse().unwrap());
-            let builder = ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::UringOneshot).seats(1);
+            let builder =
+                ListenerGroupBuilder::at(endpoint).policy(AcceptPolicy::UringOneshot).max_workers(1);
             let group = match builder.open() {
                 Ok(group) => group,
                 Err(error) => return skip(TEST, "uring", &error.to_string()),

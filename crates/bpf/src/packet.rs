@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex for tests that run programs: one at a time, as in crates/fourtuple/tests/spread/group.rs.
+/// Locks a mutex for tests that run programs: one at a time, as in crates/fourtuple/tests/spread/main.rs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -21,10 +21,10 @@ use fourtuple_syscalls::socket::{self, Connect};
 use fourtuple_syscalls::{fork, is_of_source, resource};
 
 use crate::capabilities::LocalPortRange;
+use crate::dial::builder::bind_address;
 use crate::dial::dialer::{DialReport, Dialer};
 use crate::dial::error::{DialError, Uncounted};
 use crate::dial::ledger::{Failure, PortLedger};
-use crate::dial::source;
 use crate::dial::strategy::{Step, Strategy};
 use crate::ports::{PortRange, Random};
 
@@ -416,7 +416,7 @@ impl<'a> Attempt<'a> {
 
     /// Returns what the next socket needs before connect(). The request changes after each failure.
     pub fn request(&self) -> ConnectRequest {
-        let source = self.source().map(|source| source::local(source, 0, self.dialer.destination));
+        let source = self.source().map(|source| bind_address(source, 0, self.dialer.destination));
         match self.step {
             Step::Search => ConnectRequest { source, window: None },
             Step::Window(window) => ConnectRequest { source, window: Some(window) },
@@ -466,7 +466,7 @@ impl<'a> Attempt<'a> {
 
     fn local(&self, port: u16) -> SocketAddr {
         let source = self.source().unwrap_or_else(|| self.dialer.unspecified());
-        source::local(source, port, self.dialer.destination)
+        bind_address(source, port, self.dialer.destination)
     }
 
     /// Adds the duration of the caller's own connect() to the report.
@@ -573,7 +573,7 @@ impl Attempt<'_> {
         if self.called("setsockopt IP_BIND_ADDRESS_NO_PORT", set)? == Answer::Absent {
             return Err(self.not_supported("IP_BIND_ADDRESS_NO_PORT"));
         }
-        let bound = bind(socket, source::local(source, 0, self.dialer.destination));
+        let bound = bind(socket, bind_address(source, 0, self.dialer.destination));
         self.socket.has_source = bound.is_ok();
         Ok(bound)
     }

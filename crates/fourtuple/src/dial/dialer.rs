@@ -12,10 +12,10 @@ use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
 use crate::dial::attempt::{Attempt, Retry};
+use crate::dial::builder::SourcePool;
 use crate::dial::builder::{DialerBuilder, StrategyChoice};
 use crate::dial::error::{Counter, DialError};
 use crate::dial::ledger::PortLedger;
-use crate::dial::source::SourcePool;
 use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 

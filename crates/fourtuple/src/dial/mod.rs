@@ -21,7 +21,6 @@ mod dialer;
 mod dialers;
 mod error;
 mod ledger;
-mod source;
 pub mod strategy;
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -29,6 +28,7 @@ mod udp;
 
 pub use attempt::{Attempt, ConnectRequest, Retry};
 pub use builder::{DialerBuilder, StrategyChoice};
+pub use builder::{MAX_SOURCES, SourceError, SourcePool};
 #[cfg(feature = "tokio")]
 pub use connector::{
     ConnectError, Connector, ConnectorBuilder, DialedStream, Resolve, Resolving, SystemResolver,
@@ -37,6 +37,5 @@ pub use dialer::{DialReport, Dialer, GuardedStream};
 #[cfg(feature = "tokio")]
 pub use dialers::Dialers;
 pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
-pub use source::{MAX_SOURCES, SourceError, SourcePool};
 pub use strategy::{Step, Strategy};
 pub use udp::{Sharing, UdpDialer};

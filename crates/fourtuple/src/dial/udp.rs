@@ -10,9 +10,9 @@ use fourtuple_syscalls::{device, is_of_source, option, route};
 
 use crate::capabilities;
 use crate::dial::attempt;
+use crate::dial::builder::{SourcePool, bind_address};
 use crate::dial::dialer::{self, DialReport};
 use crate::dial::error::{BuildError, Counter, DialError, SOCK_DIAG, Uncounted, Unseen};
-use crate::dial::source::{self, SourcePool};
 use crate::dial::strategy::Strategy;
 use crate::ports::{PortRange, PortSet};
 
@@ -404,7 +404,7 @@ impl UdpDialer {
     }
 
     fn local(&self, port: u16) -> SocketAddr {
-        source::local(self.source, port, self.destination)
+        bind_address(self.source, port, self.destination)
     }
 
     fn random_port(&self) -> u16 {

@@ -15,8 +15,8 @@ use fourtuple_syscalls::{child, option};
 use fourtuple_testing::{StopOnDrop, in_namespace};
 
 use crate::policies::is_available;
-use crate::pool::{Opened, Worker, ask, connect, endpoint, open, serve, try_ask};
 use crate::processes::beside;
+use crate::{Opened, Worker, ask, connect, endpoint, open, serve, try_ask};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

@@ -20,7 +20,7 @@ use fourtuple_syscalls::{option, privileges, sock_diag};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
-use crate::pool::{Stream, Worker, connect, endpoint, open, try_ask};
+use crate::{Stream, Worker, connect, endpoint, open, try_ask};
 
 /// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, FailingCall};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, print};
 
-use crate::pool::endpoint;
+use crate::endpoint;
 
 /// The errors in accept(2), also in its section "Error handling", and errors of other kernels.
 const ERRNOS: [Errno; 27] = [

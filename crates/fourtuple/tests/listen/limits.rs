@@ -19,7 +19,7 @@ use fourtuple_syscalls::{option, seccomp};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::{everywhere, is_available};
-use crate::pool::{Opened, Stream, Worker, ask, connect, endpoint, serve, try_ask};
+use crate::{Opened, Stream, Worker, ask, connect, endpoint, serve, try_ask};
 
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 

@@ -12,7 +12,7 @@ use fourtuple_syscalls::option;
 use fourtuple_testing::loopback::Loopback;
 use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl};
 
-use crate::group::{assert_even, lengths, members, open, open_with_control, sender, shares, take};
+use crate::{assert_even, lengths, members, open, open_with_control, sender, shares, take};
 
 const DATA: u32 = 6_000;
 /// The number of data packets between two control packets.

@@ -11,7 +11,7 @@ use fourtuple_syscalls::option;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
-use crate::group::{DEADLINE, lengths, open, shares};
+use crate::{DEADLINE, lengths, open, shares};
 
 /// Returns the number of datagrams that the kernel did not deliver in this namespace, for example because of a wrong checksum.
 fn errors() -> u64 {

@@ -335,7 +335,8 @@ impl Dialer {
 #[non_exhaustive]
 pub struct DialReport {
     /// The strategy of the dial; for [`Strategy::Auto`] the strategy that the dialer chose, or
-    /// [`Strategy::KernelDefault`] while few ports are in use.
+    /// [`Strategy::KernelDefault`] while few ports are in use. For a UDP socket, what its [`Sharing`](super::Sharing) does:
+    /// [`Strategy::KernelDefault`] if it is exclusive, [`Strategy::SELECT_TEST_REPEAT`] if it is shared.
     pub strategy: Strategy,
     /// Source address and port.
     pub source: SocketAddr,

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::dial::{BuildError, DialError, Sharing, SourcePool, UdpDialer};
+use fourtuple::dial::{BuildError, DialError, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl};
@@ -63,6 +63,17 @@ fn shared_ports_serve_every_destination() {
             all.extend(sockets);
         }
         assert_unique(&all);
+    });
+}
+
+#[test]
+fn the_report_names_what_the_mode_does() {
+    in_namespace(|| {
+        for (sharing, strategy) in
+            [(Sharing::Exclusive, Strategy::KernelDefault), (Sharing::Shared, Strategy::SELECT_TEST_REPEAT)]
+        {
+            assert_eq!(dialer("127.0.0.1:9", sharing).dial().unwrap().1.strategy, strategy);
+        }
     });
 }
 

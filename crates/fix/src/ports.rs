@@ -152,11 +152,28 @@ struct Session<'a> {
     inode: u64,
     /// Destinations whose source could not be asked: in a namespace that is not known yet, or without a descriptor or a thread.
     unresolved: Vec<Destination>,
-    /// Namespaces whose routes have changed since their answers.
-    rerouted: BTreeSet<u64>,
-    /// When the answers of such namespaces may be repeated.
-    repeat_from: Instant,
+    rerouted: Rerouted,
     connects: u64,
+}
+
+/// Namespaces whose routes have changed since their answers.
+struct Rerouted {
+    namespaces: BTreeSet<u64>,
+    /// When the answers may be repeated.
+    from: Instant,
+}
+
+impl Rerouted {
+    /// Returns the namespaces if the budget allows to repeat their answers now.
+    fn take(&mut self, now: Instant) -> Option<BTreeSet<u64>> {
+        let is_due = !self.namespaces.is_empty() && now >= self.from;
+        is_due.then(|| std::mem::take(&mut self.namespaces))
+    }
+
+    /// Notes the processor time of answers that were repeated from `now` on.
+    fn spend(&mut self, now: Instant, used: Duration) {
+        self.from = now + used.div_f64(REPEAT_SHARE);
+    }
 }
 
 impl<'a> Session<'a> {
@@ -201,8 +218,7 @@ impl<'a> Session<'a> {
             calibration,
             inode,
             unresolved: Vec::new(),
-            rerouted: BTreeSet::new(),
-            repeat_from: Instant::now(),
+            rerouted: Rerouted { namespaces: BTreeSet::new(), from: Instant::now() },
             connects: 0,
         };
         // A busy destination is known before the first connect.
@@ -226,16 +242,14 @@ impl<'a> Session<'a> {
             self.discover()?;
         }
         self.answer(wanted)?;
-        self.rerouted.extend(self.namespaces.rerouted());
+        self.rerouted.namespaces.extend(self.namespaces.rerouted());
         let now = Instant::now();
-        if !self.rerouted.is_empty() && now >= self.repeat_from {
+        if let Some(rerouted) = self.rerouted.take(now) {
             let start = resource::thread_cpu_time();
             let known = self.fix.destinations();
-            let is_of = |destination: &Destination| self.rerouted.contains(&destination.namespace);
-            let again: Vec<Destination> = known.into_iter().filter(is_of).collect();
-            self.rerouted.clear();
-            let used = self.answer(again)? + resource::thread_cpu_time().saturating_sub(start);
-            self.repeat_from = now + used.div_f64(REPEAT_SHARE);
+            let is_of = |destination: &Destination| rerouted.contains(&destination.namespace);
+            let used = self.answer(known.into_iter().filter(is_of).collect())?;
+            self.rerouted.spend(now, used + resource::thread_cpu_time().saturating_sub(start));
         }
         Ok(())
     }
@@ -484,6 +498,31 @@ mod tests {
         let ports = Ports { estimate: true, ..of_no_cgroup() };
         let error = ports.run(&AtomicBool::new(true), || unreachable!(), |_| ()).unwrap_err();
         assert!(matches!(error, FixError::Interrupted) && error.is_not_valid(), "{error}");
+    }
+
+    /// A routing daemon changes a route ten times a second, and to repeat the answers takes 50 ms of processor time.
+    #[test]
+    fn answers_are_repeated_within_one_percent() {
+        const COST: Duration = Duration::from_millis(50);
+        let start = Instant::now();
+        let mut rerouted = Rerouted { namespaces: BTreeSet::new(), from: start };
+        let mut repeated = Vec::new();
+        for turn in 0..600 {
+            let now = start + turn * Duration::from_millis(100);
+            rerouted.namespaces.insert(u64::from(turn % 2));
+            if let Some(namespaces) = rerouted.take(now) {
+                repeated.push((now - start, namespaces.len()));
+                rerouted.spend(now, COST);
+            }
+        }
+        let times: Vec<u64> = repeated.iter().map(|(at, _)| at.as_secs()).collect();
+        assert_eq!(times, (0..60).step_by(5).collect::<Vec<_>>(), "50 ms each 5 s");
+        // What changed meanwhile is not lost.
+        assert!(repeated[1..].iter().all(|(_, namespaces)| *namespaces == 2));
+        assert_eq!(rerouted.namespaces.len(), 2);
+        // After a quiet time at once, and nothing without a change.
+        assert!(rerouted.take(start + Duration::from_secs(100)).is_some());
+        assert!(rerouted.take(start + Duration::from_secs(200)).is_none());
     }
 
     #[test]

@@ -463,6 +463,21 @@ fn lost_sources(
 mod tests {
     use super::*;
 
+    /// A pass over 3,000 processes takes 150 ms of processor time.
+    #[test]
+    fn a_pass_is_repeated_within_its_share() {
+        let (root, now) = (Path::new("/"), Instant::now());
+        let ways = (&mut Source::default(), &mut Plain::default());
+        let mut census = Census::read(root, ways, None, None, now, None);
+        let of_sockets = census.used;
+        census.read_processes(root, &BTreeSet::new());
+        assert!(census.used > of_sockets, "the processes are a part of the pass");
+        census.used = Duration::from_millis(150);
+        for (seconds, is_recent) in [(0, true), (1, true), (14, true), (16, false)] {
+            assert_eq!(census.is_recent(now + Duration::from_secs(seconds), 0.01), is_recent, "{seconds} s");
+        }
+    }
+
     #[test]
     fn lines_that_set_a_network_sysctl_are_read() {
         let text =

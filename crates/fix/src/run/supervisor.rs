@@ -519,7 +519,53 @@ impl Message {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
+
+    /// The thread of a call that waits no more may have another socket by this number, or have ended and left its number to another
+    /// thread.
+    #[test]
+    fn a_call_that_waits_no_more_gets_no_socket() {
+        let (sender, receiver) = mpsc::channel();
+        thread::scope(|scope| {
+            let (end, ended) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                let (socket, _other) = UnixStream::pair().unwrap();
+                sender.send(user_notification::install()).unwrap();
+                for _ in 0..2 {
+                    // getsockname(2)
+                    socket.local_addr().unwrap();
+                }
+                let _ = ended.recv();
+            });
+            let listener = match receiver.recv().unwrap() {
+                Ok(listener) => listener,
+                Err(error) => {
+                    let test = "supervisor::a_call_that_waits_no_more_gets_no_socket";
+                    return fourtuple_testing::skip(test, "seccomp", &error.to_string());
+                }
+            };
+            let counters = Counters::new(COUNTERS).unwrap();
+            let (mut inbox, mut other) = (Inbox::new().unwrap(), Inbox::new().unwrap());
+            let caller = Listener::from(listener.as_fd().try_clone_to_owned().unwrap());
+            let mut answers = Answers::new(listener, &mut inbox, &counters);
+            // The descriptor of the thread is opened for the first call, and kept for the second.
+            for is_kept in [false, true] {
+                let call = caller.receive(&mut other).unwrap();
+                let of_thread = matches!(Pidfd::of_thread(call.thread), Ok((_, Opened::Thread)));
+                assert_eq!(answers.threads.contains_key(&call.thread), is_kept && of_thread);
+                assert!(answers.socket(&call).is_some());
+                assert_eq!(answers.threads.contains_key(&call.thread), of_thread, "the process is not kept");
+                caller.proceed(call.id).unwrap();
+                assert!(answers.socket(&call).is_none());
+                answers.threads.retain(|_, _| !is_kept);
+                assert!(answers.socket(&call).is_none());
+            }
+            drop(end);
+        });
+    }
 
     #[test]
     fn messages_are_read_as_written() {

@@ -73,6 +73,8 @@ pub fn refuse_watches_from(first: BorrowedFd<'_>) -> io::Result<()> {
 /// A call that [`fail`] makes fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailingCall {
+    /// socket(2).
+    Socket,
     /// accept4(2).
     Accept,
     /// connect(2).
@@ -96,6 +98,7 @@ pub enum FailingCall {
 /// Makes each such call fail with `errno` from now on.
 pub fn fail(call: FailingCall, errno: Errno) -> io::Result<()> {
     let number = match call {
+        FailingCall::Socket => libc::SYS_socket,
         FailingCall::Accept => libc::SYS_accept4,
         FailingCall::Connect => libc::SYS_connect,
         FailingCall::ReceiveMessage => libc::SYS_recvmsg,

@@ -4,13 +4,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
 use crate::program::fixing::{Client, attached, attached_by, record_of};
 use crate::program::{fourtuple, list, number, text};
-use fourtuple_syscalls::{child, device, netns, resource};
+use fourtuple_fix::Ports;
+use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
+use fourtuple_syscalls::{Errno, child, device, netns, resource};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
 const LOW: u16 = 20_000;
@@ -195,6 +199,61 @@ fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
         for other in &mut others {
             other.kill().unwrap();
             other.wait().unwrap();
+        }
+    });
+}
+
+/// EAGAIN of pthread_create() and EMFILE of socket() leave a destination unknown: they do not end the fix, and are not a missing route.
+#[test]
+fn a_fix_without_threads_or_sockets_continues() {
+    in_namespace(|| {
+        let test = "fix_namespaces::a_fix_without_threads_or_sockets_continues";
+        set_range(LOW, PORTS);
+        for (name, address, exhaust) in [
+            ("threads", "127.0.0.2", (|| seccomp::refuse(Facility::Threads)) as fn() -> _),
+            ("sockets", "127.0.0.3", || seccomp::fail(FailingCall::Socket, Errno::EMFILE)),
+        ] {
+            let (_listener, destination) = listener(address, 4096);
+            let Some(cgroup) = cgroup(test, name) else { return };
+            let Some(mut client) = client(test, &cgroup) else { return };
+            let ports = Ports {
+                cgroup: cgroup.0.clone(),
+                past: 0.01,
+                source: None,
+                destination: None,
+                time: None,
+                dry_run: false,
+                estimate: false,
+            };
+            let stop = AtomicBool::new(false);
+            let (reports, progress) = mpsc::channel();
+            let (seen, outcome) = thread::scope(|scope| {
+                let run = || {
+                    // The filter holds for this thread and for those that it starts.
+                    let mut exhaust = Some(exhaust);
+                    ports.run(
+                        &stop,
+                        || (),
+                        move |_| {
+                            exhaust.take().map_or(Ok(()), |exhaust| exhaust()).unwrap();
+                            let _ = reports.send(());
+                        },
+                    )
+                };
+                let fix = scope.spawn(run);
+                // Ten reports take two seconds: the namespace and unknown destinations are read again meanwhile.
+                let seen = progress.iter().take(10).inspect(|()| {
+                    client.connect(address, destination.port(), 1);
+                });
+                let seen = seen.count();
+                stop.store(true, Ordering::Relaxed);
+                (seen, fix.join().unwrap())
+            });
+            let left = match outcome {
+                Err(error) if seen == 0 => return skip(test, "bpf", &error.to_string()),
+                outcome => outcome.unwrap_or_else(|error| panic!("{name}: {error}")).results.left,
+            };
+            assert_eq!(left.into_iter().collect::<Vec<_>>(), [("source-unknown".to_owned(), 10)], "{name}");
         }
     });
 }

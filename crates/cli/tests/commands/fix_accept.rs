@@ -677,6 +677,57 @@ fn a_selector_that_the_server_attached_meanwhile_stays() {
     });
 }
 
+/// A resolver binds a port for each query, and later another program may have a group there.
+#[test]
+fn an_address_that_the_process_has_left_is_not_followed() {
+    in_namespace(|| {
+        let test = "fix_accept::an_address_that_the_process_has_left_is_not_followed";
+        if !python::is_installed(test) {
+            return;
+        }
+        let (mut server, mut other) = (Python::start(), Python::start());
+        server.run(GROUPS);
+        other.run(GROUPS);
+        server.run("more(4150, 2)");
+        let flags = format!("fix accept --pid {} --select flow:0:1 --json", server.pid());
+        let Some(fix) = attached(test, &flags) else { return };
+        // A new group that has its selector shows that the addresses were looked for.
+        let look = |server: &mut Python, port: u16| {
+            server.run(&format!("more({port}, 2)"));
+            until("each socket has a flow", || server.number(&format!("has_selector({port})")) == 1);
+        };
+        server.run("more(4160, reuse=0)");
+        look(&mut server, 4151);
+        server.run("groups.pop(4160)[0].close()");
+        look(&mut server, 4152);
+        other.run("more(4160, 2)");
+        look(&mut server, 4153);
+        assert_eq!(program_of(&mut other, "groups[4160][0]"), None);
+        assert_eq!(record_of(fix)["groups"], 4);
+    });
+}
+
+#[test]
+fn without_descriptors_at_the_end_the_guard_detaches_the_selector() {
+    in_namespace(|| {
+        let test = "fix_accept::without_descriptors_at_the_end_the_guard_detaches_the_selector";
+        if Command::new("prlimit").arg("--version").output().is_err() {
+            return fourtuple_testing::skip(test, "programs", "prlimit is not in PATH");
+        }
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4139", 8, "group") else { return };
+        let flags = server.flags("--select flow:0:1 --json");
+        let Some(mut fix) = attached(test, &flags) else { return };
+        let mut limit = Command::new("prlimit");
+        limit.args(["--pid", &fix.id().to_string(), "--nofile=0:"]);
+        assert!(limit.status().unwrap().success());
+        child::terminate(fix.id()).unwrap();
+        fix.wait().unwrap();
+        // The group has no selector left.
+        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
+        record_of(fix);
+    });
+}
+
 #[test]
 fn bad_values_are_refused_in_one_line() {
     for (flags, words) in [

@@ -36,12 +36,13 @@ impl Scope {
             }
         };
         let mut scope = Scope { target, namespace, addresses: BTreeSet::new() };
-        scope.look().map_err(AcceptError::List)?;
+        scope.look(&BTreeSet::new()).map_err(AcceptError::List)?;
         Ok(scope)
     }
 
-    /// Adds the addresses at which the server listens now.
-    pub(super) fn look(&mut self) -> io::Result<()> {
+    /// Finds the addresses at which the server listens now. Those of a process replace the addresses of before, except for `kept`: a
+    /// resolver binds a port for each query, and later another program may listen there.
+    pub(super) fn look(&mut self, kept: &BTreeSet<(Transport, SocketAddr)>) -> io::Result<()> {
         let all = self.list()?;
         match self.target {
             AcceptTarget::Address(address) => self.addresses.extend(matching(&all, address)),
@@ -49,6 +50,7 @@ impl Scope {
                 let own: BTreeSet<u32> =
                     tree(process).into_iter().flat_map(sockets_of).map(|(_, inode)| inode).collect();
                 let its = all.iter().filter(|member| own.contains(&member.inode));
+                self.addresses.retain(|address| kept.contains(address));
                 self.addresses.extend(its.map(|member| (member.transport, member.local)));
             }
         }

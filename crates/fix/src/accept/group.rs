@@ -129,17 +129,32 @@ impl Group {
     }
 }
 
-/// Detaches the programs from all groups of these sockets that have one of them; a socket is a list of its handles. Returns the groups
-/// with another program, which stays.
+/// What [`detach`] found.
+#[derive(Debug)]
+pub(super) struct Detached {
+    /// The groups with another program, which stays.
+    pub(super) others: BTreeSet<u64>,
+    /// Whether each socket could be examined.
+    pub(super) is_complete: bool,
+}
+
+/// Detaches the programs from all groups of these sockets that have one of them; a socket is a list of its handles.
 pub(super) fn detach(
     learner: &Learner,
     sockets: &[Vec<Handle>],
     programs: &BTreeSet<u32>,
-) -> Result<BTreeSet<u64>, AcceptError> {
-    let (mut seen, mut others) = (BTreeSet::new(), BTreeSet::new());
+) -> Result<Detached, AcceptError> {
+    let mut seen = BTreeSet::new();
+    let mut detached = Detached { others: BTreeSet::new(), is_complete: true };
     for handles in sockets {
-        let Some(socket) = handles.iter().find_map(|handle| handle.duplicate().ok().flatten()) else {
-            continue;
+        let socket = match duplicate(handles) {
+            Ok(Some(socket)) => socket,
+            Ok(None) => continue,
+            // No descriptor is left.
+            Err(_) => {
+                detached.is_complete = false;
+                continue;
+            }
         };
         let found = learner.learn(socket.as_fd())?;
         let Some(group) = found.group.filter(|group| seen.insert(*group)) else { continue };
@@ -148,11 +163,11 @@ pub(super) fn detach(
                 // An error: the group has lost its program since.
                 let _ = option::detach_group_selector(socket.as_fd());
             }
-            Some(_) => _ = others.insert(group),
+            Some(_) => _ = detached.others.insert(group),
             None => {}
         }
     }
-    Ok(others)
+    Ok(detached)
 }
 
 /// Duplicates the descriptor of a socket by the first of its handles that still refers to it. `None`: the socket is closed.
@@ -230,10 +245,12 @@ impl Guard {
         self.pipe.write_all(attached.text().as_bytes())
     }
 
-    /// Ends the guard.
-    pub(super) fn end(mut self) {
-        // The guard may have been killed.
-        let _ = self.tell(&Attached::default());
+    /// Ends the guard. It detaches the selectors unless all `are_detached`.
+    pub(super) fn end(mut self, are_detached: bool) {
+        if are_detached {
+            // The guard may have been killed.
+            let _ = self.tell(&Attached::default());
+        }
         drop(self.pipe);
         let _ = self.process.wait();
     }

@@ -18,7 +18,7 @@ use fourtuple_syscalls::sock_diag::Member;
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::accept::discover::{self, Scope};
-use crate::accept::group::{self, Attached, Candidate, Group, Guard, Handle, Listener, duplicate};
+use crate::accept::group::{self, Attached, Candidate, Detached, Group, Guard, Handle, Listener, duplicate};
 use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget};
 use crate::target;
 
@@ -41,6 +41,9 @@ pub(super) struct Session<'a> {
     free: Vec<usize>,
     /// Cookies of sockets that get no choice: without a group, without what the selector reads, or of a refused group.
     excluded: BTreeSet<u64>,
+    /// Cookies of sockets whose processes were not found at the last look or since: a socket in flight (SCM_RIGHTS), or of another PID
+    /// namespace.
+    unseen: BTreeSet<u64>,
     /// Until then the maps of an earlier fix may hold the sockets.
     deadline: Instant,
     closed: Closed,
@@ -75,6 +78,7 @@ impl<'a> Session<'a> {
             programs: BTreeSet::new(),
             free: (0..LISTENERS).collect(),
             excluded: BTreeSet::new(),
+            unseen: BTreeSet::new(),
             deadline: Instant::now() + RELEASE_TIME,
             closed: Closed::default(),
             left: (0, 0),
@@ -106,7 +110,8 @@ impl<'a> Session<'a> {
     /// Follows the listeners: some were closed, others joined. `looks`: also for new addresses of the process.
     pub(super) fn follow(&mut self, looks: bool) -> Result<(), AcceptError> {
         let is_look = looks && matches!(self.settings.target, AcceptTarget::Process(_));
-        let looked = if is_look { self.scope.look() } else { Ok(()) };
+        let in_groups = self.groups.iter().map(|group| (group.transport, group.local)).collect();
+        let looked = if is_look { self.scope.look(&in_groups) } else { Ok(()) };
         let members = match looked.and_then(|()| self.scope.members()) {
             Ok(members) => members,
             // No descriptor or no thread is left: the next listing follows soon, and the selectors choose meanwhile.
@@ -125,11 +130,10 @@ impl<'a> Session<'a> {
         let known: BTreeSet<u64> = self.listeners().map(|listener| listener.cookie).collect();
         let others: Vec<Member> =
             members.into_iter().filter(|member| !known.contains(&member.cookie)).collect();
-        let fresh: BTreeSet<(Transport, SocketAddr)> = others
-            .iter()
-            .filter(|member| !self.excluded.contains(&member.cookie))
-            .map(|member| (member.transport, member.local))
-            .collect();
+        if looks {
+            self.unseen.clear();
+        }
+        let fresh = fresh(&others, &[&self.excluded, &self.unseen]);
         if fresh.is_empty() {
             self.forget(&[]);
             return Ok(());
@@ -138,9 +142,13 @@ impl<'a> Session<'a> {
         let others: Vec<Member> =
             others.into_iter().filter(|member| fresh.contains(&(member.transport, member.local))).collect();
         let (mut candidates, mut result) = (Vec::new(), Ok(()));
+        self.unseen.extend(others.iter().map(|member| member.cookie));
         for candidate in self.candidates(&others) {
             match candidate {
-                Ok(candidate) => candidates.push(candidate),
+                Ok(candidate) => {
+                    self.unseen.remove(&candidate.cookie);
+                    candidates.push(candidate);
+                }
                 Err(error) => result = Err(error),
             }
         }
@@ -366,9 +374,14 @@ impl<'a> Session<'a> {
         if let Ok(true) = attached {
             return Ok(());
         }
-        for entry in self.groups.pop().into_iter().flat_map(|group| group.entries()) {
+        let Some(group) = self.groups.pop() else { return attached.map(drop) };
+        for entry in group.entries() {
             self.fix.leave(entry);
             self.free.push(entry);
+        }
+        if let Some(program) = group.selector.and_then(|selector| selector.id().ok()) {
+            // No group has it, and the kernel may give its id to another program.
+            self.programs.remove(&program);
         }
         attached.map(drop)
     }
@@ -474,12 +487,13 @@ impl<'a> Session<'a> {
     /// background.
     fn detach(&mut self) -> Result<(), AcceptError> {
         self.groups.iter().for_each(Group::rest);
-        let sockets: Vec<Vec<Handle>> = match self.scope.members() {
-            Ok(members) => discover::handles(&members).into_values().collect(),
-            // No descriptor or no thread is left.
-            Err(_) => self.listeners().map(|listener| listener.handles.clone()).collect(),
-        };
-        let others = group::detach(self.fix.learner(), &sockets, &self.programs)?;
+        let mut sockets: Vec<Vec<Handle>> =
+            self.listeners().map(|listener| listener.handles.clone()).collect();
+        // Listeners of the last moment. An error: no descriptor or no thread is left.
+        if let Ok(members) = self.scope.members() {
+            sockets.extend(discover::handles(&members).into_values());
+        }
+        let Detached { others, is_complete } = group::detach(self.fix.learner(), &sockets, &self.programs)?;
         for group in &self.groups {
             if group.selector.is_some() && others.contains(&group.key) {
                 let message =
@@ -489,7 +503,7 @@ impl<'a> Session<'a> {
             group.entries().into_iter().for_each(|entry| self.fix.leave(entry));
         }
         if let Some(guard) = self.guard.take() {
-            guard.end();
+            guard.end(is_complete);
         }
         Ok(())
     }
@@ -578,6 +592,12 @@ impl Closed {
     }
 }
 
+/// Returns the addresses with a socket that is in none of these sets of cookies.
+fn fresh(others: &[Member], known: &[&BTreeSet<u64>]) -> BTreeSet<(Transport, SocketAddr)> {
+    let is_known = |member: &&Member| known.iter().any(|cookies| cookies.contains(&member.cookie));
+    others.iter().filter(|member| !is_known(member)).map(|member| (member.transport, member.local)).collect()
+}
+
 /// Adds the packets that a group left to the kernel's hash.
 fn add(sum: &mut (u64, u64), group: &Group) {
     let (lapsed, strays) = group.selector.as_ref().map_or((0, 0), |selector| selector.left());
@@ -627,6 +647,25 @@ impl Drop for Heart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// To find the process of a socket, all of /proc is read.
+    #[test]
+    fn sockets_without_a_process_are_not_fresh() {
+        let member = |cookie, port| Member {
+            transport: Transport::Udp,
+            local: SocketAddr::from(([127, 0, 0, 1], port)),
+            cookie,
+            inode: 1,
+            queue: 0,
+        };
+        let others = [member(1, 53), member(2, 53), member(3, 54)];
+        let (excluded, unseen) = (BTreeSet::from([1]), BTreeSet::from([2]));
+        let ports = |known: &[&BTreeSet<u64>]| -> Vec<u16> {
+            fresh(&others, known).iter().map(|(_, local)| local.port()).collect()
+        };
+        assert_eq!(ports(&[&excluded, &unseen]), [54]);
+        assert_eq!(ports(&[&excluded, &BTreeSet::new()]), [53, 54]);
+    }
 
     #[test]
     fn closed_listeners_are_bounded_and_stay_in_the_sums() {

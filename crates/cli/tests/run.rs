@@ -296,6 +296,31 @@ fn a_program_cannot_truncate_the_counters() {
     assert_eq!(ended.stdout, "fourtuple-preload.so\n", "{ended:?}");
 }
 
+/// The number of the main process may belong to another process when a program executes the next one.
+#[test]
+fn counters_of_another_size_are_not_used() {
+    in_namespace(|| {
+        let test = "run::counters_of_another_size_are_not_used";
+        if !fourtuple_testing::python::is_installed(test) {
+            return;
+        }
+        let next =
+            "import socket; raise SystemExit(7 if socket.socket().connect_ex((\"127.0.0.1\", 1)) else 8)";
+        let first = format!(
+            "import fcntl, os, sys\n\
+             empty = os.memfd_create('fourtuple-counters', 2)\n\
+             fcntl.fcntl(empty, 1033, 7)\n\
+             os.environ['FOURTUPLE_RUN_COUNTERS'] = f'/proc/self/fd/{{empty}}'\n\
+             os.execvp('python3', ['python3', '-c', '{next}'])"
+        );
+        let mut command = fourtuple("run --quiet --via preload -- python3 -c");
+        let ended = run(command.arg(first));
+        if !is_refused(test, "preload", &ended) {
+            assert_eq!(ended.code, 7, "{ended:?}");
+        }
+    });
+}
+
 /// The main process leaves a process behind if the supervisor was killed and descendants still wait for answers.
 #[test]
 fn the_process_that_stays_behind_has_no_rights() {

@@ -36,6 +36,7 @@ const O_CLOEXEC: c_int = 0o2_000_000;
 const F_GET_SEALS: c_int = 1034;
 /// F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW: the size of the file, which its owner has set, stays.
 const SEALS: c_int = 7;
+const SEEK_END: c_int = 2;
 const PROT_READ_WRITE: c_int = 3;
 const MAP_SHARED: c_int = 1;
 const SIZE: usize = COUNTERS * mem::size_of::<AtomicU64>();
@@ -65,6 +66,7 @@ unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     fn close(descriptor: c_int) -> c_int;
+    fn lseek(descriptor: c_int, offset: c_long, whence: c_int) -> c_long;
     fn readlink(path: *const c_char, target: *mut c_char, length: usize) -> isize;
     fn fcntl(descriptor: c_int, command: c_int, ...) -> c_int;
     fn mmap(
@@ -148,7 +150,9 @@ extern "C" fn initialise() {
     unsafe {
         let file = if is_counters(path) { open(path, O_RDWR | O_CLOEXEC) } else { -1 };
         if file >= 0 {
-            if fcntl(file, F_GET_SEALS) & SEALS == SEALS {
+            // Access beyond the end of the file would be SIGBUS.
+            let has_size = lseek(file, 0, SEEK_END) >= SIZE as c_long;
+            if has_size && fcntl(file, F_GET_SEALS) & SEALS == SEALS {
                 let address = mmap(ptr::null_mut(), SIZE, PROT_READ_WRITE, MAP_SHARED, file, 0);
                 if address as isize != -1 {
                     SHARED.store(address.cast(), Ordering::Release);

@@ -48,6 +48,11 @@ impl Program {
         let mut path = locate(name)?;
         for _ in 0..INTERPRETERS {
             let refused = |error| RunError::cannot_execute(&path, error);
+            let metadata = fs::metadata(&path).map_err(refused)?;
+            // open(2) of a FIFO waits for a writer. The kernel executes regular files only.
+            if !metadata.is_file() {
+                return Err(refused(io::ErrorKind::PermissionDenied.into()));
+            }
             let file = File::open(&path);
             // A file may be executable without being readable.
             let head = match &file {
@@ -58,7 +63,6 @@ impl Program {
                 path = interpreter;
                 continue;
             }
-            let metadata = fs::metadata(&path).map_err(refused)?;
             let mode = metadata.mode();
             let by_mode = mode & S_ISUID != 0 || mode & S_ISGID != 0 && mode & S_IXGRP != 0;
             let changes_rights = by_mode || privileges::has_file_capabilities(&path);
@@ -172,6 +176,13 @@ pub(super) fn shown(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -187,6 +198,23 @@ mod tests {
         for none in [&b""[..], b"#!", b"#!\n/bin/sh", b"\x7fELF"] {
             assert_eq!(interpreter_of_script(none), None);
         }
+    }
+
+    #[test]
+    fn an_interpreter_that_is_not_a_file_is_refused() {
+        let room = env::temp_dir().join(format!("fourtuple-interpreter-{}", std::process::id()));
+        fs::create_dir_all(&room).unwrap();
+        let (fifo, script) = (room.join("fifo"), room.join("script"));
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        fs::write(&script, format!("#!{}\n", fifo.display())).unwrap();
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        let (sender, found) = mpsc::channel();
+        thread::spawn(move || {
+            sender.send(Program::find(script.as_os_str()).map_err(|error| error.exit_code()))
+        });
+        let found = found.recv_timeout(Duration::from_secs(60));
+        fs::remove_dir_all(&room).unwrap();
+        assert_eq!(found, Ok(Err(126)), "open() of a FIFO waits for a writer");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fourtuple_bpf::fix_ports::NamespacePorts;
@@ -222,10 +222,11 @@ fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
         Err(error) if is_exhausted(&error) => return Err(error),
         entries => entries.into_iter().flatten().flatten(),
     };
-    for entry in entries {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.extend(processes(&entry.path())?);
-        }
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    // The directory is closed before those below it are opened: there may be more levels than descriptors.
+    let below: Vec<PathBuf> = entries.filter(is_directory).map(|entry| entry.path()).collect();
+    for directory in below {
+        found.extend(processes(&directory)?);
     }
     Ok(found)
 }
@@ -266,6 +267,9 @@ pub(crate) fn usable(ports: &NamespacePorts) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -285,6 +289,28 @@ mod tests {
         }
         assert_eq!(namespaces.ports().count(), MAX_RELEASED);
         assert_eq!(namespaces.ports().next().unwrap().0, 3, "the oldest are forgotten");
+    }
+
+    /// A user may delegate a cgroup with more levels than there are descriptors.
+    #[test]
+    fn no_directory_stays_open_for_those_below_it() {
+        let root = std::env::temp_dir().join(format!("fourtuple-levels-{}", std::process::id()));
+        let deepest = root.join("a/b/c");
+        fs::create_dir_all(&deepest).unwrap();
+        let list = deepest.join("cgroup.procs");
+        assert!(Command::new("mkfifo").arg(&list).status().unwrap().success());
+        let of_thread = root.clone();
+        let reader = thread::spawn(move || processes(&of_thread));
+        // open(2) waits for the reader, which then waits for the end of the list.
+        let mut writer = File::options().write(true).open(&list).unwrap();
+        let targets = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let targets = targets.filter_map(|entry| fs::read_link(entry.path()).ok());
+        let open: Vec<PathBuf> = targets.filter(|path| path.starts_with(&root) && *path != list).collect();
+        writer.write_all(b"7\n").unwrap();
+        drop(writer);
+        assert_eq!(reader.join().unwrap().unwrap(), [7]);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(open, Vec::<PathBuf>::new());
     }
 
     #[test]

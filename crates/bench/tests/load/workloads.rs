@@ -1,6 +1,7 @@
 //! Each workload on both engines: client and server count the same, and TIME_WAIT sockets are on the expected side.
 
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::run::{
@@ -195,6 +196,30 @@ fn held_connections_that_the_server_closes_are_lost() {
             let length = std::time::Duration::from_millis(600);
             let Some(ran) = long_enough(length, once, |ran| held(ran) == (50, 50)) else { return };
             assert_eq!(held(&ran), (50, 50), "{ran:#?}");
+        }
+    });
+}
+
+/// A server may speak first, as one of SMTP does.
+#[test]
+fn held_connections_that_get_bytes_are_not_lost() {
+    in_namespace(|| {
+        for engine in ENGINES {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let target = format!("tcp://{}", listener.local_addr().unwrap());
+            std::thread::spawn(move || {
+                let mut greeted = Vec::new();
+                while let Ok((mut stream, _)) = listener.accept() {
+                    stream.write_all(b"220 ready").unwrap();
+                    greeted.push(stream);
+                }
+            });
+            let mut load = load(engine, &target, Workload::Connect);
+            let length = std::time::Duration::from_millis(300);
+            (load.hold, load.connections, load.length) = (20, 0, Some(length));
+            let Some(ran) = run("workloads::held_bytes", &load) else { continue };
+            let held = ran.results.hold.unwrap();
+            assert_eq!((held.opened, held.lost), (20, 0), "{engine:?}");
         }
     });
 }

@@ -192,7 +192,8 @@ impl EpollEngine {
                 self.connected(slot);
             }
             State::Sending if ready.writable() => self.send(slot),
-            State::Watching if ready.readable() => {
+            // Bytes alone end nothing: a server may speak first.
+            State::Watching if ready.ended() => {
                 connection.state = State::Idle;
                 self.events.push_back(Event::Lost { slot });
                 return;

@@ -207,7 +207,9 @@ impl Entry {
 
     /// Asks the process to end, once, and kills it after [`GRACE`].
     fn stop(&mut self) {
-        let State::Running(process) = *lock(&self.state) else { return };
+        // The lock is held: the process is not waited for meanwhile, so that its number is not given to another one.
+        let state = lock(&self.state);
+        let State::Running(process) = *state else { return };
         // It has ended by itself if these fail.
         let _ = match self.stopped {
             None => child::terminate(process),

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,10 @@ use crate::summary::Totals;
 
 /// Number of intervals that may wait for the disk. A further one is lost and counted.
 const MAX_WAITING: usize = 64;
+
+/// Maximum number of bytes that wait for NATS, which may be unreachable for days. A further interval stays in the journal, and a coordinator
+/// asks for it after the end.
+const MAX_UNSENT: usize = 64 << 20;
 
 /// Time until a message that NATS did not acknowledge is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -72,15 +76,35 @@ pub(crate) struct Outbox {
     run: String,
     slot: u32,
     sender: UnboundedSender<Outgoing>,
+    /// Number of bytes in the queue.
+    unsent: Arc<AtomicUsize>,
 }
 
 /// The other end of an [`Outbox`].
-pub(crate) type Queue = UnboundedReceiver<Outgoing>;
+pub(crate) struct Queue {
+    receiver: UnboundedReceiver<Outgoing>,
+    unsent: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    async fn next(&mut self) -> Option<Outgoing> {
+        let outgoing = self.receiver.recv().await?;
+        self.unsent.fetch_sub(outgoing.bytes.len(), Ordering::Relaxed);
+        Some(outgoing)
+    }
+}
 
 impl Outbox {
     pub(crate) fn new(run: &str, slot: u32) -> (Outbox, Queue) {
-        let (sender, queue) = unbounded_channel();
-        (Outbox { run: run.to_owned(), slot, sender }, queue)
+        let (sender, receiver) = unbounded_channel();
+        let unsent = Arc::new(AtomicUsize::new(0));
+        let queue = Queue { receiver, unsent: Arc::clone(&unsent) };
+        (Outbox { run: run.to_owned(), slot, sender, unsent }, queue)
+    }
+
+    /// Returns whether a message of this length exceeds [`MAX_UNSENT`].
+    fn is_full(&self, length: usize) -> bool {
+        self.unsent.load(Ordering::Relaxed) + length > MAX_UNSENT
     }
 
     /// Adds an interval or the end.
@@ -96,6 +120,7 @@ impl Outbox {
     }
 
     fn send(&self, outgoing: Outgoing) {
+        self.unsent.fetch_add(outgoing.bytes.len(), Ordering::Relaxed);
         // The event loop has ended with the agent if this fails; intervals and the end are in the journal.
         let _ = self.sender.send(outgoing);
     }
@@ -245,11 +270,15 @@ impl Recorder {
         if let Content::Interval(counts, parts) = &message.content {
             self.totals.add(counts, parts);
         }
-        if let Err(error) = self.journal.add(&bytes) {
+        let written = self.journal.add(&bytes);
+        if let Err(error) = &written {
             // The message can still arrive over NATS.
             (self.log)(&format!("cannot write the journal of the run {}: {error}", self.run));
         }
-        self.outbox.add(self.sequence, bytes);
+        let is_interval = matches!(message.content, Content::Interval(..));
+        if !(is_interval && written.is_ok() && self.outbox.is_full(bytes.len())) {
+            self.outbox.add(self.sequence, bytes);
+        }
         self.sequence += 1;
     }
 }
@@ -257,7 +286,7 @@ impl Recorder {
 /// Publishes messages in order, each until NATS acknowledges it.
 pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
     let mut publisher = Publisher { context: jetstream(&client), complained: false, log };
-    while let Some(outgoing) = queue.recv().await {
+    while let Some(outgoing) = queue.next().await {
         publisher.send(outgoing).await;
     }
 }
@@ -405,7 +434,11 @@ fn forget_oldest(directory: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_measure::Histogram;
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::interval::{Counts, Parts};
 
     struct Directory(PathBuf);
 
@@ -443,6 +476,49 @@ mod tests {
         assert_eq!(open(3).unwrap().count(), 2);
         assert!(open(4).is_err());
         assert!(Journal::create(&room.0, "r", 3).is_err(), "a run has one journal per slot");
+    }
+
+    /// NATS accepts nothing: nothing takes messages from the queue.
+    #[test]
+    fn unsent_intervals_are_bounded_and_in_the_journal() {
+        let room = Directory::new("unsent");
+        let (outbox, mut queue) = Outbox::new("r", 0);
+        let mut recorder = Recorder {
+            run: "r".to_owned(),
+            slot: 0,
+            journal: Journal::create(&room.0, "r", 0).unwrap(),
+            outbox,
+            sequence: 0,
+            totals: Totals::default(),
+            ports_left: Arc::default(),
+            dropped: Arc::default(),
+            log: |line| panic!("{line}"),
+        };
+        let mut total = Histogram::new();
+        (0..40).for_each(|bit| (0..1_000).for_each(|part| total.record((1 << bit) + (part << bit) / 1_000)));
+        let parts = Parts { first_byte: total.clone(), late: total.clone(), total, ..Parts::default() };
+        let mut add = |content| {
+            let sequence = recorder.sequence;
+            recorder.add(Message { run: "r".to_owned(), slot: 0, sequence, content });
+        };
+        let interval =
+            |second| Content::Interval(Counts { second, ..Counts::default() }, Box::new(parts.clone()));
+        let end = WorkerEnd { record: None, failed: None, start_error_ns: 0, intervals: 0, dropped: 0 };
+        let mut unsent = || std::iter::from_fn(|| queue.next().now_or_never().flatten()).collect::<Vec<_>>();
+        add(interval(0));
+        let length = unsent()[0].bytes.len();
+        let number = (MAX_UNSENT / length + 20) as u64;
+        (1..number).for_each(|second| add(interval(second)));
+        add(Content::End(Box::new(end)));
+        let waiting = unsent();
+        let bytes: usize = waiting.iter().map(|outgoing| outgoing.bytes.len()).sum();
+        assert!((waiting.len() as u64) < number, "{} of {length} bytes each", waiting.len());
+        assert!(bytes <= MAX_UNSENT + MAX_MESSAGE_BYTES, "{bytes}");
+        assert_eq!(waiting.last().unwrap().id, format!("r.0.{number}"), "the end is sent");
+        // NATS accepts messages again.
+        add(interval(number));
+        assert_eq!(unsent().len(), 1);
+        assert_eq!(JournalReader::open(&room.0, "r", 0).unwrap().count() as u64, number + 2);
     }
 
     #[test]

@@ -434,11 +434,10 @@ fn forget_oldest(directory: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use fourtuple_measure::Histogram;
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::interval::{Counts, Parts};
+    use crate::interval::Counts;
 
     struct Directory(PathBuf);
 
@@ -483,6 +482,7 @@ mod tests {
     fn unsent_intervals_are_bounded_and_in_the_journal() {
         let room = Directory::new("unsent");
         let (outbox, mut queue) = Outbox::new("r", 0);
+        let unsent = Arc::clone(&outbox.unsent);
         let mut recorder = Recorder {
             run: "r".to_owned(),
             slot: 0,
@@ -494,31 +494,27 @@ mod tests {
             dropped: Arc::default(),
             log: |line| panic!("{line}"),
         };
-        let mut total = Histogram::new();
-        (0..40).for_each(|bit| (0..1_000).for_each(|part| total.record((1 << bit) + (part << bit) / 1_000)));
-        let parts = Parts { first_byte: total.clone(), late: total.clone(), total, ..Parts::default() };
         let mut add = |content| {
             let sequence = recorder.sequence;
             recorder.add(Message { run: "r".to_owned(), slot: 0, sequence, content });
         };
-        let interval =
-            |second| Content::Interval(Counts { second, ..Counts::default() }, Box::new(parts.clone()));
+        let interval = |second| Content::Interval(Counts { second, ..Counts::default() }, Box::default());
         let end = WorkerEnd { record: None, failed: None, start_error_ns: 0, intervals: 0, dropped: 0 };
-        let mut unsent = || std::iter::from_fn(|| queue.next().now_or_never().flatten()).collect::<Vec<_>>();
+        let mut sent = || -> Vec<String> {
+            std::iter::from_fn(|| queue.next().now_or_never().flatten()).map(|outgoing| outgoing.id).collect()
+        };
         add(interval(0));
-        let length = unsent()[0].bytes.len();
-        let number = (MAX_UNSENT / length + 20) as u64;
-        (1..number).for_each(|second| add(interval(second)));
+        let length = unsent.load(Ordering::Relaxed);
+        assert_eq!((sent(), unsent.load(Ordering::Relaxed)), (vec!["r.0.0".to_owned()], 0));
+        // Room for two more.
+        unsent.store(MAX_UNSENT - 2 * length, Ordering::Relaxed);
+        (1..6).for_each(|second| add(interval(second)));
         add(Content::End(Box::new(end)));
-        let waiting = unsent();
-        let bytes: usize = waiting.iter().map(|outgoing| outgoing.bytes.len()).sum();
-        assert!((waiting.len() as u64) < number, "{} of {length} bytes each", waiting.len());
-        assert!(bytes <= MAX_UNSENT + MAX_MESSAGE_BYTES, "{bytes}");
-        assert_eq!(waiting.last().unwrap().id, format!("r.0.{number}"), "the end is sent");
-        // NATS accepts messages again.
-        add(interval(number));
-        assert_eq!(unsent().len(), 1);
-        assert_eq!(JournalReader::open(&room.0, "r", 0).unwrap().count() as u64, number + 2);
+        assert_eq!(sent(), ["r.0.1", "r.0.2", "r.0.6"], "the end is sent");
+        // NATS has accepted messages.
+        add(interval(7));
+        assert_eq!(sent(), ["r.0.7"]);
+        assert_eq!(JournalReader::open(&room.0, "r", 0).unwrap().count(), 8);
     }
 
     #[test]

@@ -211,6 +211,8 @@ fn an_old_generation_is_stuck_only_where_migration_is_on() {
         group.processes = Part::Seen(vec![process(7, 0), process(8, 5_000_000_000)]);
         expect("B03", 20.0, &group, wanted);
         expect("B03", 21.0, &group, &[]);
+        let lost = ["20 connections at 127.0.0.1:4000 wait for server[7], which is older than server[8]"];
+        expect("B04", 0.0, &group, if migrates == 0 { &lost } else { &[] });
     }
 }
 
@@ -425,7 +427,7 @@ fn sockets_bound_first_at_their_limits() {
             vec![Source { address, in_use, low_parity, destinations: 2, owners: vec![owner(7, 3)] }];
         snapshot
     };
-    expect("P08", 20.0, &of(200, 10, Vec::new()), &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n"]);
+    expect("P08", 20.0, &of(200, 10, Vec::new()), &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n", "process: Some(7)"]);
     expect("P08", 20.0, &of(200, 11, Vec::new()), &["Notice", "no two"][..0]);
     expect("P08", 20.0, &of(199, 0, Vec::new()), &[]);
     expect("P08", 0.0, &of(19, 0, Vec::new()), &[]);
@@ -485,6 +487,9 @@ fn growth_and_shares_at_their_limits() {
     expect("P10", 600.0, &of(1.0, 899), &["about 101 s"]);
     expect("P10", 600.0, &of(1.0, 900), &[]);
     expect("P10", 600.0, &of(1.0, 1_001), &[]);
+    // Half of the sockets are not most of them: the others stay.
+    let half = Tuple { growth_per_s: 1.0, ..tuple(250, 250) };
+    expect("P10", 600.0, &connected(&[], vec![half]), &["uses 500 of 1,000 ports", "about 8 min"]);
     let shared = |sockets: &[u32], established| {
         let owners = (1..).zip(sockets).map(|(pid, sockets)| owner(pid, *sockets)).collect();
         connected(&[], vec![Tuple { owners, ..tuple(established, 100) }])

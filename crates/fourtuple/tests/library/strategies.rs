@@ -386,8 +386,13 @@ fn a_caller_may_connect_by_itself() {
                 }
                 attempt.prepare(fd.as_fd()).unwrap();
             }
+            let [connect, handshake] = [3, 5].map(Duration::from_secs);
+            attempt.add_connect(connect);
+            attempt.add_handshake(handshake);
             let report = attempt.finish(fd.as_fd()).unwrap();
             assert_eq!(report.source, socket::local_address(fd.as_fd()).unwrap());
+            // The dialer's own bind() counts too.
+            assert!(report.connect >= connect && report.handshake == handshake, "{report:?}");
         }
     });
 }
@@ -444,12 +449,20 @@ fn windows_of_more_than_1024_ports_are_long_searches() {
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 29999");
         let (_listener, destination) = listener("127.0.0.1", 16);
-        for (ports, is_long) in [(500, false), (1_024, false), (1_025, true), (5_000, true)] {
+        let window = |ports| {
             let (width, tries) = (NonZeroU16::new(ports).unwrap(), NonZeroU16::MIN);
-            let strategy = Strategy::RandomWindow { width, tries, then_full_range: false };
+            Strategy::RandomWindow { width, tries, then_full_range: false }
+        };
+        for (strategy, is_long) in [
+            (window(500), false),
+            (window(1_024), false),
+            (window(1_025), true),
+            (window(5_000), true),
+            (Strategy::KernelDefault, true),
+        ] {
             let dialer = Dialer::builder(destination).strategy(strategy).build().unwrap();
             let fd = socket::open(Transport::Tcp, destination, false).unwrap();
-            assert_eq!(dialer.prepare(fd.as_fd()).unwrap().searches_for_long(), is_long, "{ports}");
+            assert_eq!(dialer.prepare(fd.as_fd()).unwrap().searches_for_long(), is_long, "{strategy}");
         }
     });
 }
@@ -466,6 +479,17 @@ fn a_dropped_attempt_keeps_the_port_of_its_connection() {
             (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
         };
         let dialer = Dialer::builder(destination).build().unwrap();
+        // An attempt without a connect() returns its port: a ledger without a free port would forget which ones are in use.
+        let held: HashSet<u16> = half.iter().map(|(_, report)| report.source.port()).collect();
+        for _ in 0..4 * PORTS {
+            let attempt = dialer.begin().unwrap();
+            let request = attempt.request();
+            let named = request.window.map_or_else(|| request.source.unwrap().port(), |window| window.low());
+            assert!(
+                request.window.is_none_or(|window| window.len() == 1) && !held.contains(&named),
+                "{request:?}"
+            );
+        }
         let open = |_| {
             let fd = socket::open(Transport::Tcp, destination, false).unwrap();
             let attempt = dialer.prepare(fd.as_fd()).unwrap();

@@ -427,7 +427,12 @@ fn sockets_bound_first_at_their_limits() {
             vec![Source { address, in_use, low_parity, destinations: 2, owners: vec![owner(7, 3)] }];
         snapshot
     };
-    expect("P08", 20.0, &of(200, 10, Vec::new()), &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n", "process: Some(7)"]);
+    expect(
+        "P08",
+        20.0,
+        &of(200, 10, Vec::new()),
+        &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n", "process: Some(7)"],
+    );
     expect("P08", 20.0, &of(200, 11, Vec::new()), &["Notice", "no two"][..0]);
     expect("P08", 20.0, &of(199, 0, Vec::new()), &[]);
     expect("P08", 0.0, &of(19, 0, Vec::new()), &[]);

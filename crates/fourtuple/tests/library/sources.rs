@@ -377,8 +377,8 @@ fn callers_with_their_own_calls_try_another_source() {
         // One dial tries 16 sources of a larger pool.
         let pool = (1..=20).map(|last| format!("192.0.2.{last}")).collect::<Vec<_>>().join(",");
         let dialer = Dialer::builder(destination).sources(pool.parse().unwrap()).build().unwrap();
-        let (mut attempt, _) = dialer.begin().unwrap();
-        let next = || attempt.source_failed("bind", io::ErrorKind::AddrNotAvailable.into()).ok();
+        let mut attempt = dialer.begin().unwrap();
+        let next = || attempt.bind_failed(io::ErrorKind::AddrNotAvailable.into()).ok();
         assert_eq!(1 + std::iter::from_fn(next).count(), 16);
     });
 }

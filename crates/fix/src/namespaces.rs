@@ -269,6 +269,7 @@ pub(crate) fn usable(ports: &NamespacePorts) -> u32 {
 mod tests {
     use std::io::Write;
     use std::process::Command;
+    use std::thread;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::snapshot::{
     Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits, Owner, Part,
     Process, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
-    UnixListener,
+    UdpSocketView, UdpSockets, UnixListener,
 };
 
 use crate::doctor::draft::{Action, Draft, Remedy};
@@ -322,6 +322,30 @@ fn searches_at_their_limits() {
 }
 
 #[test]
+fn drops_of_udp_that_no_counter_has() {
+    let of = |errors| {
+        let mut snapshot = snapshot(&[], &[("Udp.InErrors", errors), ("Udp.RcvbufErrors", errors)]);
+        let socket = UdpSocketView {
+            local: "127.0.0.1:53".parse().unwrap(),
+            remote: None,
+            interface: 0,
+            cookie: 1,
+            queued_bytes: 0,
+            limit_bytes: Some(200),
+            drops: Some(Counter { total: 9, during: 5 }),
+            user: 0,
+            owners: vec![owner(7, 1)],
+        };
+        snapshot.udp = Part::Seen(UdpSockets { total: 1, sockets: vec![socket], left_out: 0 });
+        snapshot
+    };
+    let unseen = ["dropped 5 datagrams", "all sockets: 5 drops", "2 of the drops are in no counter"];
+    expect("U01", 5.0, &of(3), &unseen);
+    expect("U01", 5.0, &of(5), &["dropped 5 datagrams", "the counters have them all"]);
+    expect("U01", 6.0, &of(5), &[]);
+}
+
+#[test]
 fn conntrack_at_its_limit() {
     let of = |entries, drop, early_drop, insert_failed| {
         let names = [("drop", drop), ("early_drop", early_drop), ("insert_failed", insert_failed)];
@@ -393,7 +417,14 @@ fn ports_at_their_limits() {
     );
     expect("P03", 1_001.0, &of(tuple(1_000, 0)), &["Warning", "uses 1,000 of them"]);
     let closing = Tuple { closes_per_s: 20.0, growth_per_s: 20.0, ..tuple(50, 250) };
-    expect("P03", 1_001.0, &of(closing), &["Warning", "needs 1,250 at its rate of 20 closes/s and 60 s"]);
+    let needs = ["Warning", "needs 1,250 at its rate of 20 closes/s and 60 s"];
+    expect("P03", 1_001.0, &of(closing.clone()), &needs);
+    // The range is not small, and the widest one would do; for 2,000 closes/s none would.
+    expect("P03", 0.0, &of(closing.clone()), &needs);
+    expect("P03", 0.0, &of(Tuple { closes_per_s: 2_000.0, growth_per_s: 2_000.0, ..closing }), &[]);
+    // Too many reserved blocks for the widest range.
+    let blocks: Vec<(u16, u16)> = (0..1_000).map(|block| (30_000 + 2 * block, 30_000 + 2 * block)).collect();
+    expect("P03", 1_001.0, &connected(&blocks, vec![tuple(500, 0)]), &["Notice", "\"32768 60999\""]);
     let two = connected(&[], vec![tuple(600, 0), Tuple { source: [10, 0, 0, 9].into(), ..tuple(600, 0) }]);
     expect("P03", 1_001.0, &two, &["10.0.0.1 → 10.0.0.2:80 uses 600"]);
 }
@@ -475,6 +506,20 @@ fn sockets_bound_first_at_their_limits() {
         traced.failures = Part::Seen(Failures { calls: vec![refused(errno, pid)], ..Failures::default() });
         expect("P08", 20.0, &traced, found);
     }
+}
+
+#[test]
+fn held_ports_at_their_limits() {
+    let of = |held_bound| {
+        let mut snapshot = connected(&[], Vec::new());
+        snapshot.connections = Part::Seen(Connections { held_bound, ..Connections::default() });
+        snapshot
+    };
+    expect("P06", 10.0, &of(99), &[]);
+    expect("P06", 10.0, &of(100), &["Notice bind() holds 100 of 1,000 ports without a connection:"]);
+    expect("P06", 10.0, &of(499), &["Notice"]);
+    expect("P06", 10.0, &of(500), &["Warning"]);
+    expect("P06", 0.0, &of(0), &[]);
 }
 
 #[test]
@@ -567,4 +612,18 @@ fn time_wait_at_its_limits() {
     expect("T03", 50.0, &waiting(0, 900, None), &["Warning", "90% of its ports in TIME_WAIT"]);
     expect("T03", 0.0, &waiting(0, 900, Some(1_000)), &[]);
     expect("T03", 0.0, &waiting(0, 900, Some(1_001)), &["tcp_tw_reuse_delay is 1.001 s"]);
+    let stamped = |time_wait, timestamps: &str| {
+        let tuple = Tuple { time_wait_plain: Some(time_wait), ..tuple(0, time_wait) };
+        let mut snapshot = connected(&[], vec![tuple]);
+        for (name, value) in [("net.ipv4.tcp_tw_reuse", "1"), ("net.ipv4.tcp_timestamps", timestamps)] {
+            snapshot.sysctls.insert(name.to_owned(), value.to_owned());
+        }
+        snapshot
+    };
+    for (timestamps, wanted) in [("0", "tcp_timestamps is 0"), ("1", "uses no TCP timestamps")] {
+        expect("T04", 25.0, &stamped(249, timestamps), &[]);
+        expect("T04", 25.0, &stamped(250, timestamps), &["Notice", wanted]);
+        expect("T04", 25.0, &stamped(900, timestamps), &["Warning", wanted]);
+        expect("T04", 0.0, &stamped(0, timestamps), &[]);
+    }
 }

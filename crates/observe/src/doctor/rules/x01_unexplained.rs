@@ -232,6 +232,7 @@ mod tests {
         let of = found(&snapshot);
         assert!(of[0].0.contains("7 connect()") && of[0].0.contains("10.0.0.3:80"), "{of:?}");
         assert!(of[1].0.contains("TcpExt.ListenOverflows grew by 4"), "{of:?}");
+        assert!(of[1].1.iter().any(|fact| fact.starts_with("an accept queue was full")), "{of:?}");
     }
 
     #[test]

@@ -312,13 +312,14 @@ fn sigint_ends_the_reading_early() {
     in_namespace(|| {
         let _held = exhaust();
         let mut running = Running::start(&mut fourtuple("doctor --for 60s --json"));
-        let reads = |id: u32| {
-            let Ok(tasks) = fs::read_dir(format!("/proc/{id}/task")) else { return false };
-            let name =
-                |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            tasks.flatten().any(|entry| name(entry) == "namespace\n")
+        // From here on SIGINT ends the interval between the readings, and not the process.
+        let handles = |id: u32| {
+            let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            caught.is_some_and(|mask| mask & 1 << (2 - 1) != 0)
         };
-        assert!(running.until("reads", reads));
+        assert!(running.until("handles SIGINT", handles));
         child::interrupt(running.id()).unwrap();
         let ended = running.end();
         let record = ended.json();

@@ -60,9 +60,14 @@ pub(crate) fn count(questions: &[Question]) -> Answers {
             let ports = read_ports()?;
             Ok(indices.iter().map(|&index| in_use(&ports, questions[index].destination)).collect())
         });
-        let fills = match found.flatten() {
-            Ok(fills) => fills,
-            Err(error) => {
+        let fills = match found {
+            Ok(Ok(fills)) => fills,
+            // setns(2) and reads of /proc have no EAGAIN.
+            Err(error) if Errno::of(&error) == Some(Errno::EAGAIN) => {
+                answers.error = Some(format!("no thread could be started: {}", errno_name(&error)));
+                continue;
+            }
+            Ok(Err(error)) | Err(error) => {
                 answers.error = Some(format!("a network namespace cannot be read: {}", errno_name(&error)));
                 continue;
             }

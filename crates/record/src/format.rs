@@ -1,4 +1,4 @@
-//! Durations as text. Every output of fourtuple uses this format: tables, pages, advice and progress lines.
+//! Values as text, the same in every output of fourtuple: durations, numbers, text of others, command lines.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::measure::{Conclusion, compare_saved};
 use fourtuple_record::{CompareResults, CompareSettings, Host, LoadSettings, PortsSettings, Remark, Saved};
 
@@ -161,7 +162,11 @@ impl Likeness {
     fn add(&mut self, saved: &Saved) {
         let host = saved.common().host;
         self.kernels.insert(host.kernel.clone());
-        self.hosts.insert(format!("{} CPUs, virtualization {}", host.cpus, host.virtualization));
+        self.hosts.insert(format!(
+            "{}, virtualization {}",
+            counted(host.cpus.into(), "CPU"),
+            host.virtualization
+        ));
         match saved {
             Saved::Load(record) => {
                 self.targets.insert(record.settings.target.clone());
@@ -203,13 +208,13 @@ fn load(settings: &LoadSettings) -> String {
     };
     let method = if settings.method.is_empty() { String::new() } else { format!(" {}", settings.method) };
     format!(
-        "{}{method}, {arrival}, {} connections, {} held, closed by {} after {} requests, {} bytes for {}, pause {} ns",
+        "{}{method}, {arrival}, {}, {} held, closed by {} after {}, {} for {}, pause {} ns",
         settings.workload,
-        settings.connections,
+        counted(settings.connections, "connection"),
         settings.hold,
         settings.close,
-        settings.close_every,
-        settings.request_bytes,
+        counted(settings.close_every, "request"),
+        counted(settings.request_bytes, "byte"),
         settings.response_bytes,
         settings.pause_ns,
     )
@@ -218,8 +223,13 @@ fn load(settings: &LoadSettings) -> String {
 /// Describes the workload of `lab ports`, without the strategy.
 fn ports(settings: &PortsSettings) -> String {
     format!(
-        "{} over IPv{}, range {}-{}, {} sources, filled to {}",
-        settings.protocol, settings.family, settings.low, settings.high, settings.sources, settings.fill
+        "{} over IPv{}, range {}-{}, {}, filled to {}",
+        settings.protocol,
+        settings.family,
+        settings.low,
+        settings.high,
+        counted(settings.sources.into(), "source"),
+        settings.fill
     )
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::listen::{AcceptPolicy, ListenerGroup, SocketPath};
 use fourtuple_record::measure::balance;
+use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Remark, ServeResults, ServeWorker};
 use fourtuple_syscalls::Endpoint;
 
@@ -106,7 +107,8 @@ impl Running {
         let asked = self.started.backlog;
         (asked > most).then(|| {
             let message = format!(
-                "accept queues hold {most} connections instead of {asked}: raise net.core.somaxconn, or ask for --backlog {most}"
+                "accept queues hold {} instead of {asked}: raise net.core.somaxconn, or ask for --backlog {most}",
+                counted(most.into(), "connection")
             );
             Remark::new("backlog-cut", message)
         })

@@ -671,3 +671,11 @@ fn without_threads_commands_end_with_one_line() {
         assert!(ended.line().contains("EAGAIN") || ended.line().contains("os error 11"), "{line}: {ended:?}");
     }
 }
+
+#[test]
+fn the_flags_of_the_unit_are_accepted() {
+    let unit = include_str!("../../../contrib/systemd/fourtuple-agent.service");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/fourtuple ")).unwrap();
+    let ended = run(&mut fourtuple(&command.replace("$FLAGS", "--help")));
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{command}");
+}

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::program::{Ended, fourtuple, is_root, require_valid, run};
+use crate::program::{Ended, fourtuple, is_root, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, option};
@@ -47,8 +47,6 @@ fn without_threads_commands_end_with_one_line() {
         "serve crr --listen 127.0.0.1:0 --for 10ms",
         "serve crr --listen 127.0.0.1:0 --policy dispatcher --for 10ms",
         "forward --listen 127.0.0.1:0 --to 127.0.0.1:9 --for 10ms",
-        "doctor --for 10ms",
-        "doctor --for 10ms --no-trace",
     ];
     let with_own_flags = [
         "export --listen 127.0.0.1:0",
@@ -62,6 +60,18 @@ fn without_threads_commands_end_with_one_line() {
     let mut compare = without_threads("compare --for 1s --");
     compare.args([LABS[0], LABS[0]]);
     is_refused("compare", &run(&mut compare));
+}
+
+/// In its own network namespace `doctor` needs a thread for the probe of the port search only.
+#[test]
+fn without_threads_doctor_says_what_is_not_checked() {
+    for line in ["doctor --for 10ms --json --quiet", "doctor --for 10ms --json --quiet --no-trace"] {
+        let record = run(&mut without_threads(line)).json();
+        let unchecked = list(&record, "/results/unchecked");
+        let search =
+            unchecked.iter().find(|rule| rule["id"] == "P02").unwrap_or_else(|| panic!("{record:#}"));
+        assert!(text(search, "reason").contains("cannot start a thread"), "{search}");
+    }
 }
 
 /// A guard process would remove the selector if the command were killed.

@@ -76,9 +76,9 @@ fn a_terminal_without_cursor_is_refused_in_one_line() {
 }
 
 #[test]
-fn without_threads_top_ends_with_one_line() {
+fn without_threads_top_says_what_is_not_checked() {
     in_namespace(|| {
-        let test = "top::without_threads_top_ends_with_one_line";
+        let test = "top::without_threads_top_says_what_is_not_checked";
         if !is_root() {
             return skip(test, "root", "only root can become a user without processes");
         }
@@ -87,7 +87,7 @@ fn without_threads_top_ends_with_one_line() {
         let Some((code, output)) = in_terminal(&["xterm-256color", &room.program(), &user]) else {
             return skip(test, "python3", "no python3");
         };
-        assert_eq!((code.as_str(), output.lines().count()), ("4", 1), "{output}");
-        assert!(output.contains("cannot start the thread") && output.contains("os error 11"), "{output}");
+        assert_eq!(code, "0", "{output}");
+        assert!(output.contains("checked"), "{output}");
     });
 }

@@ -165,7 +165,12 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         let listener = TcpListener::bind(SELF_TEST)?;
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let mut ring = Ring::new(Transport::Tcp, &[Endpoint::Inet(address)], 2, 64)?;
+        // Bound without listen(): connect() is refused. The port of a listener that was closed would stay open while a process that
+        // another thread forked has a copy of it.
+        let closed = socket::open(Transport::Tcp, address, true)?;
+        socket::bind(closed.as_fd(), SELF_TEST.into())?;
+        let refusing = Endpoint::Inet(socket::local_address(closed.as_fd())?);
+        let mut ring = Ring::new(Transport::Tcp, &[Endpoint::Inet(address), refusing], 2, 64)?;
         let opening = OpenOptions {
             source: with_bind.then(|| SocketAddr::new(address.ip(), 0)),
             // RST: the test leaves no TIME_WAIT socket.
@@ -187,8 +192,7 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
         option::set_reset_on_close(accepted.as_fd())?;
         drop(accepted);
         ring.close(0)?;
-        drop(listener);
-        ring.open(1, &opening, b"?")?;
+        ring.open(1, &OpenOptions { destination: 1, ..opening }, b"?")?;
         let refused = next(&mut ring)?;
         match refused.result {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !ring.is_busy(1) => Ok(Ok(())),

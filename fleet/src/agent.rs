@@ -180,7 +180,7 @@ impl Agent {
             name: self.name.clone(),
             instance: instance.clone(),
             labels: self.labels.iter().cloned().collect(),
-            binary: binary_digest()?,
+            binary: binary_digest(&self.program)?,
             schema: SCHEMA.to_owned(),
             allow: self.permissions.command_names(),
             kernel: self.host.kernel.clone(),

@@ -1,6 +1,6 @@
 //! The connection to NATS.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -142,13 +142,14 @@ pub(crate) fn random_name() -> Result<String, FleetError> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Returns the SHA-256 of the running program in hexadecimal.
+/// Returns the SHA-256 of the running program and of `program`, which it runs, in hexadecimal.
 ///
 /// # Errors
 ///
-/// [`FleetError::Call`] if the program cannot be read.
-pub fn binary_digest() -> Result<String, FleetError> {
-    let bytes = std::fs::read("/proc/self/exe").map_err(FleetError::call("read the running program"))?;
+/// [`FleetError::Call`] if a program cannot be read.
+pub fn binary_digest(program: &Path) -> Result<String, FleetError> {
+    let mut bytes = std::fs::read("/proc/self/exe").map_err(FleetError::call("read the running program"))?;
+    bytes.append(&mut std::fs::read(program).map_err(FleetError::call("read the program that it runs"))?);
     let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
     Ok(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }

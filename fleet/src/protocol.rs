@@ -99,7 +99,7 @@ pub struct AgentInfo {
     /// Identifier of this process, drawn at random.
     pub instance: String,
     pub labels: BTreeMap<String, String>,
-    /// SHA-256 of the running program.
+    /// SHA-256 of the running program and of `fourtuple`, which it runs.
     pub binary: String,
     pub schema: String,
     /// Accepted commands, with commas.

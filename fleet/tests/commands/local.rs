@@ -191,6 +191,9 @@ impl LocalFleet {
         fs::write(&path, bytes).expect("a file in our own directory");
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .expect("our own file");
+        // The program of the agent is the same: the one that it runs differs.
+        let beside = path.with_file_name("fourtuple-fleet");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fourtuple-fleet"), beside).expect("our own directory");
         let mut command = fourtuple_at(&path, &format!("agent --name {name}"));
         command.args(["--state", &self.room.join(name)]);
         let agent = Process::start(command);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
-use crate::{Errno, check, socket};
+use crate::{check, ring, socket};
 
 /// Bit in the user data of an accept operation, whose result is a descriptor.
 const ACCEPT: u64 = 1 << 63;
@@ -104,10 +104,7 @@ impl AcceptRing {
 
     fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
-            match self.ring.submit() {
-                Err(error) if Errno::of(&error) != Some(Errno::EINTR) => return Err(error),
-                _ => {}
-            }
+            ring::persist(|| self.ring.submit())?;
         }
         Ok(())
     }
@@ -133,13 +130,7 @@ impl AcceptRing {
                 self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
             }
         };
-        match result {
-            Ok(_) => Ok(()),
-            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR | Errno::EBUSY)) => {
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        ring::without_completion(result)
     }
 
     /// Returns the next completed operation, with its token.

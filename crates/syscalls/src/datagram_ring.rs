@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 
-use crate::Errno;
 use crate::datagram::{Datagram, Messages, read_control};
+use crate::{Errno, ring};
 
 /// User data of the receive request.
 const RECEIVE: u64 = 1;
@@ -244,10 +244,9 @@ impl DatagramRing {
         let cancel = opcode::AsyncCancel::new(RECEIVE).build().flags(squeue::Flags::SKIP_SUCCESS);
         self.push(&cancel, CANCEL)?;
         let timeout = Timespec::from(Duration::from_millis(10));
-        match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
-            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR)) => Ok(()),
-            result => result.map(drop),
-        }
+        ring::without_completion(
+            self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)),
+        )
     }
 
     fn recycle(&mut self) {
@@ -285,10 +284,9 @@ impl DatagramRing {
             let asked = self.ring.submission().len() as u32;
             let flags = EnterFlags::GETEVENTS.bits();
             // SAFETY: the call takes numbers and no pointers.
-            match unsafe { self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None) } {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => result.map(drop)?,
-            }
+            ring::persist(|| unsafe {
+                self.ring.submitter().enter::<libc::sigset_t>(asked, 0, flags, None)
+            })?;
             if self.ring.submission().is_empty() {
                 return Ok(());
             }

@@ -11,6 +11,7 @@ use std::io;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{CancelBuilder, DestinationSlot, Fixed, SubmitArgs, Timespec};
@@ -282,13 +283,7 @@ impl Ring {
         self.enters += 1;
         let timeout = Timespec::from(timeout);
         let arguments = SubmitArgs::new().timespec(&timeout);
-        match self.ring.submitter().submit_with_args(1, &arguments) {
-            Ok(_) => Ok(()),
-            Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR | Errno::EBUSY)) => {
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        without_completion(self.ring.submitter().submit_with_args(1, &arguments))
     }
 
     pub fn event(&mut self) -> Option<Event> {
@@ -377,12 +372,10 @@ impl Ring {
 
     fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
-            self.enters += 1;
-            match self.ring.submit() {
-                Ok(_) => {}
-                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR)) => {}
-                Err(error) => return Err(error),
-            }
+            persist(|| {
+                self.enters += 1;
+                self.ring.submit()
+            })?;
         }
         Ok(())
     }
@@ -392,6 +385,42 @@ impl Ring {
         // destinations or to a static. This memory is neither freed nor changed while the slot is busy: `idle` and
         // `received` check this, and `drop` waits.
         unsafe { self.ring.submission().push(&entry) }.expect("there is room for a chain");
+    }
+}
+
+/// The pause before another io_uring_enter(2), if the kernel had no memory for a request (EAGAIN) or for a completion (EBUSY, before
+/// Linux 5.19).
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether the error of io_uring_enter(2) may be gone a moment later.
+fn is_short_of_memory(error: &io::Error) -> bool {
+    matches!(Errno::of(error), Some(Errno::EAGAIN | Errno::EBUSY | Errno::ENOMEM))
+}
+
+/// Repeats a call of io_uring_enter(2) that submits, for up to a second, while the kernel is short of memory.
+pub(crate) fn persist(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match call() {
+            Err(error) if Errno::of(&error) == Some(Errno::EINTR) => {}
+            Err(error) if is_short_of_memory(&error) && begun.elapsed() < Duration::from_secs(1) => {
+                thread::sleep(PAUSE);
+            }
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Returns the result of a call of io_uring_enter(2) that waits: that no completion came is no error. The caller looks for completions
+/// and waits again.
+pub(crate) fn without_completion(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(error) if is_short_of_memory(&error) => {
+            thread::sleep(PAUSE);
+            Ok(())
+        }
+        Err(error) if matches!(Errno::of(&error), Some(Errno::ETIME | Errno::EINTR)) => Ok(()),
+        result => result.map(drop),
     }
 }
 
@@ -525,7 +554,6 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::os::fd::AsFd;
-    use std::thread;
 
     use super::*;
     use crate::socket::Connect;

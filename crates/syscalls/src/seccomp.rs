@@ -93,6 +93,10 @@ pub enum FailingCall {
     Receive,
     /// epoll_ctl(EPOLL_CTL_ADD).
     AddWatch,
+    /// io_uring_enter(2).
+    EnterRing,
+    /// io_uring_setup(2).
+    SetUpRing,
 }
 
 /// Makes each such call fail with `errno` from now on.
@@ -107,6 +111,8 @@ pub fn fail(call: FailingCall, errno: Errno) -> io::Result<()> {
         FailingCall::SendMessages => libc::SYS_sendmmsg,
         FailingCall::Send => libc::SYS_sendto,
         FailingCall::Receive => libc::SYS_recvfrom,
+        FailingCall::EnterRing => libc::SYS_io_uring_enter,
+        FailingCall::SetUpRing => libc::SYS_io_uring_setup,
         FailingCall::AddWatch => {
             return install(&[libc::SYS_epoll_ctl], &[equal(1, libc::EPOLL_CTL_ADD)], errno.number());
         }

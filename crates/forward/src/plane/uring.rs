@@ -8,7 +8,7 @@ use fourtuple_syscalls::datagram_ring::DatagramRing;
 
 use crate::error::ForwardError;
 use crate::path::Path;
-use crate::plane::sending::{give_back, not_received, refused, send_all};
+use crate::plane::sending::{give_back, not_received, send_all};
 use crate::plane::{Plane, PlaneKind};
 
 /// The buffers of the ring of a port, and the most messages of a turn.
@@ -86,7 +86,10 @@ impl Plane for Uring {
 
     fn forward(&mut self, number: usize, listener: BorrowedFd<'_>, path: &mut Path) -> io::Result<usize> {
         let Some(Some(ring)) = self.rings.get_mut(number) else { return Ok(0) };
-        let count = ring.receive().map_err(refused("io_uring_enter()"))?;
+        let count = match ring.receive() {
+            Ok(count) => count,
+            Err(error) => return not_received("io_uring_enter()", error, &path.counters).map(|()| 0),
+        };
         if let Some(errno) = ring.take_failure() {
             not_received("recvmsg() of io_uring", errno.into(), &path.counters)?;
         }

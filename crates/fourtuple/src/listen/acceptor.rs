@@ -14,7 +14,7 @@ use crate::listen::group::ListenerGroup;
 use crate::listen::handoff;
 use crate::listen::policy::open_waiter;
 use crate::listen::seats::{Count, Phase, SeatStats};
-use crate::listen::wait::{Seat, Wait};
+use crate::listen::wait::{Released, Seat, Wait};
 
 /// The acceptor of one worker of a group. Dropping it leaves the group, as [`leave`](Acceptor::leave) does.
 ///
@@ -81,7 +81,7 @@ pub struct LeaveReport {
     /// workers. They are closed with the group unless a worker joins before.
     pub waiting: usize,
     /// Idle connections for which the handoff queue, which takes some hundreds, had no room: the worker waits for it for a second in
-    /// total. Dropping them closes them. To lose no request,
+    /// total. Also those that sendmsg(2) refused. Dropping them closes them. To lose no request,
     /// wait for the next request of each and mark its response as the last.
     pub kept: Vec<Connection>,
 }
@@ -291,7 +291,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// The same errors as [`next`](Acceptor::next).
+    /// The same errors as [`next`](Acceptor::next), after everything that could be handed over has been.
     pub fn leave(mut self) -> Result<LeaveReport, ListenError> {
         self.leave_group()
     }
@@ -306,12 +306,11 @@ impl Acceptor {
         // The seat is freed first: of two workers that leave at the same time, one must see that no worker remains.
         seats.free(self.seat.number);
         let (mut sent, until) = (0, handoff::deadline());
-        for mut connection in self.wait.release(&self.seat, until)? {
+        let Released { connections, told } = self.wait.release(&self.seat, until);
+        for mut connection in connections {
             connection.watched = false;
-            // No worker takes a connection from a drained group.
-            if seats.phase() != Phase::Drained
-                && group.0.handoff.put(&connection, until).map_err(group.failed("sendmsg()"))?
-            {
+            // No worker takes a connection from a drained group. What the queue does not take, the caller gets.
+            if seats.phase() != Phase::Drained && group.0.handoff.put(&connection, until).unwrap_or(false) {
                 sent += 1;
             } else {
                 report.kept.push(connection);
@@ -324,7 +323,7 @@ impl Acceptor {
             // With the policy `Dispatcher`, the dispatcher may hold some of the connections that were sent.
             report.waiting = waiting.max(sent) + group.0.shared.idle_connections();
         }
-        Ok(report)
+        told.map(|()| report)
     }
 }
 

@@ -1,6 +1,6 @@
-//! Every errno of accept(2), epoll_ctl(2), sendmsg(2) and recvmsg(2), with every policy: the worker lives, and the event is counted.
+//! Every errno of accept(2), epoll_ctl(2), sendmsg(2), recvmsg(2) and of the calls of io_uring, with every policy: the worker lives, and the event is counted.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -292,7 +292,7 @@ fn dispatcher(
 /// Connects. A connection without data is watched at once.
 fn ready(group: &ListenerGroup, call: FailingCall) -> TcpStream {
     let mut client = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
-    if call == FailingCall::Accept {
+    if call != FailingCall::AddWatch {
         client.write_all(b"?").unwrap();
     }
     client
@@ -340,5 +340,46 @@ fn every_errno_of_messages_leaves_the_dispatcher_alive() {
             let case = |group: &ListenerGroup, errno| messages(group, (call, errno));
             matrix(call, &[AcceptPolicy::Dispatcher], &MESSAGE_ERRNOS, case);
         }
+    });
+}
+
+#[test]
+fn without_memory_or_descriptors_for_a_ring_the_worker_lives() {
+    in_namespace(|| {
+        let cases: [(FailingCall, &[Errno]); 2] = [
+            (FailingCall::EnterRing, &[Errno::EAGAIN, Errno::ENOMEM]),
+            (FailingCall::SetUpRing, &[Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM]),
+        ];
+        for (call, errnos) in cases {
+            let case = |group: &ListenerGroup, errno| {
+                worker(group, (call, errno), |stats: &SeatStats| stats.failed_accepts)
+            };
+            matrix(call, &[AcceptPolicy::UringOneshot], errnos, case);
+        }
+    });
+}
+
+/// With the other policies a worker hands over its listener or its word to the dispatcher in the same way, or has no connection.
+#[test]
+fn a_worker_that_leaves_returns_what_it_cannot_hand_over() {
+    let policies =
+        [AcceptPolicy::Exclusive, AcceptPolicy::Plain, AcceptPolicy::ROTATE, AcceptPolicy::UringOneshot];
+    each_in_namespace(&policies, |policy| {
+        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).max_workers(2);
+        // This kernel has no io_uring.
+        let Ok(group) = listen.open() else { return assert_eq!(*policy, AcceptPolicy::UringOneshot) };
+        let mut acceptor = group.join().unwrap();
+        let mut client = ready(&group, FailingCall::Accept);
+        let mut connection = acceptor.next(Some(LONG)).unwrap().unwrap();
+        assert_eq!(connection.read(&mut [0; 10]).unwrap(), 1);
+        acceptor.keep(connection).unwrap();
+        let leave = || {
+            seccomp::fail(FailingCall::SendMessage, Errno::EIO).unwrap();
+            acceptor.leave()
+        };
+        let report = thread::scope(|scope| scope.spawn(leave).join().unwrap()).unwrap();
+        let [kept] = &mut report.kept.into_iter().collect::<Vec<_>>()[..] else { panic!("{policy}: closed") };
+        kept.write_all(b"!").unwrap();
+        assert_eq!(client.read(&mut [0; 10]).unwrap(), 1, "{policy}");
     });
 }

@@ -14,7 +14,7 @@ use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
-use crate::listen::wait::{AcceptOutcome, Preparation, Seat, SharedState, Wait};
+use crate::listen::wait::{AcceptOutcome, Preparation, Released, Seat, SharedState, Wait};
 
 /// The interval at which a worker checks its waker: only a timeout ends a blocking accept(2).
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -133,7 +133,7 @@ impl Wait for Blocking {
         Ok(())
     }
 
-    fn release(&mut self, _seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
-        Ok(self.connection.take().into_iter().collect())
+    fn release(&mut self, _seat: &Seat, _until: Instant) -> Released {
+        Released::from(Vec::from_iter(self.connection.take()))
     }
 }

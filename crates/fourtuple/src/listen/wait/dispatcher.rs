@@ -13,7 +13,7 @@ use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, 
 use crate::listen::error::ListenError;
 use crate::listen::handoff::{self, HandoffConnection, ROOM};
 use crate::listen::seats::Count;
-use crate::listen::wait::{Idle, Preparation, Seat, SharedState, Wait, sooner};
+use crate::listen::wait::{Idle, Preparation, Released, Seat, SharedState, Wait, sooner};
 
 const WAKER: u64 = u64::MAX;
 const DISPATCHER: u64 = u64::MAX - 1;
@@ -215,18 +215,20 @@ impl Wait for Dispatched {
         Ok(())
     }
 
-    fn release(&mut self, seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, _until: Instant) -> Released {
         self.ready.clear();
-        let mut released: Vec<_> = self.kept.take().into_iter().collect();
+        let mut connections: Vec<_> = self.kept.take().into_iter().collect();
         for connection in self.own.drain() {
-            self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
-            released.push(connection);
+            // Without this the kernel removes it when this epoll instance is closed, a moment later.
+            let _ = self.epoll.remove(connection.as_fd());
+            connections.push(connection);
         }
         // The dispatcher takes back the messages that this worker did not read, or the seat's next worker reads them. If the
         // channel has no room, the dispatcher finds the seat free.
-        match message::send(end(seat), &[LEFT, self.tenure], None) {
+        let told = match message::send(end(seat), &[LEFT, self.tenure], None) {
             Err(error) if !handoff::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
-            _ => Ok(released),
-        }
+            _ => Ok(()),
+        };
+        Released { connections, told }
     }
 }

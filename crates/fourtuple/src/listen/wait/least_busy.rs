@@ -17,7 +17,7 @@ use crate::listen::error::ListenError;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
 use crate::listen::wait::pool::{ListenerInterest, Pool};
-use crate::listen::wait::{Preparation, Seat, SharedState, Wait};
+use crate::listen::wait::{Preparation, Released, Seat, SharedState, Wait};
 
 /// The interval at which a worker looks for connections that were counted at their SYN and never completed (SYN floods,
 /// resets).
@@ -120,10 +120,11 @@ impl Wait for Chosen {
         self.pool.hand_over(seat)
     }
 
-    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, until: Instant) -> Released {
         // The program stops choosing this listener before the listener is handed off with its accept queue.
-        self.program.seat_left(seat.number).map_err(refused)?;
-        self.pool.release(seat, until)
+        let left = self.program.seat_left(seat.number).map_err(refused);
+        let Released { connections, told } = self.pool.release(seat, until);
+        Released { connections, told: left.and(told) }
     }
 }
 

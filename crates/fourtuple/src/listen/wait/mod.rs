@@ -76,9 +76,22 @@ pub(crate) trait Wait: Send {
     /// have woken only this worker. Called between two calls of `next`, at most once.
     fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError>;
 
-    /// Stops accepting. Returns the connections that other workers must take over; a listener of the worker's own goes into
-    /// the handoff queue, which it waits for until the deadline.
-    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError>;
+    /// Stops accepting; a listener of the worker's own goes into the handoff queue, which it waits for until the deadline.
+    fn release(&mut self, seat: &Seat, until: Instant) -> Released;
+}
+
+/// What a worker that leaves has held.
+pub(crate) struct Released {
+    /// The connections that other workers must take over, whatever has failed.
+    pub(crate) connections: Vec<Connection>,
+    /// Whether the others have everything else: a listener, or the news.
+    pub(crate) told: Result<(), ListenError>,
+}
+
+impl From<Vec<Connection>> for Released {
+    fn from(connections: Vec<Connection>) -> Released {
+        Released { connections, told: Ok(()) }
+    }
 }
 
 /// A worker slot of a group, held by the worker that joined.

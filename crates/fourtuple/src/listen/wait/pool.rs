@@ -17,7 +17,7 @@ use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
-use crate::listen::wait::{AcceptOutcome, Idle, Rounds, Seat, Wait, sooner};
+use crate::listen::wait::{AcceptOutcome, Idle, Released, Rounds, Seat, Wait, sooner};
 
 const WAKER: u64 = u64::MAX;
 const HANDOFF: u64 = u64::MAX - 1;
@@ -405,24 +405,26 @@ impl Wait for Pool {
         Ok(())
     }
 
-    fn release(&mut self, seat: &Seat, until: Instant) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, seat: &Seat, until: Instant) -> Released {
         self.ready.clear();
+        let mut told = Ok(());
         if self.accept_after.take().is_none() && !self.handed_over {
-            self.stop_listening(seat)?;
+            told = self.stop_listening(seat);
         }
         for (listener, _) in self.inherited.drain(..) {
             let put = seat.group.0.handoff.put_listener(listener.as_fd(), until);
-            put.map_err(seat.group.failed("sendmsg()"))?;
+            told = told.and(put.map(drop).map_err(seat.group.failed("sendmsg()")));
         }
-        let released = self.idle.drain();
+        let connections = self.idle.drain();
         if seat.group.policy().has_listener_each() {
-            seat.group.hand_off_listener(seat.number, &self.listener, until)?;
+            told = told.and(seat.group.hand_off_listener(seat.number, &self.listener, until));
         } else if !seat.group.0.seats.is_handed_over() {
-            seat.nudge_if_queued(&self.listener)?;
+            told = told.and(seat.nudge_if_queued(&self.listener));
         }
-        for connection in released.iter().filter(|connection| connection.watched) {
-            self.epoll.remove(connection.as_fd()).map_err(seat.group.failed("epoll_ctl()"))?;
+        for connection in connections.iter().filter(|connection| connection.watched) {
+            // Without this the kernel removes it when this epoll instance is closed, a moment later.
+            let _ = self.epoll.remove(connection.as_fd());
         }
-        Ok(released)
+        Released { connections, told }
     }
 }

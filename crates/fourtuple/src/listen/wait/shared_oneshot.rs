@@ -16,7 +16,7 @@ use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
-use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Seat, SharedState, Wait};
+use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Released, Seat, SharedState, Wait};
 
 /// The interval at which a worker checks its waker. A waker in the shared epoll could wake the wrong worker.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -133,11 +133,9 @@ impl Wait for SharedOneshot {
     }
 
     /// Returns nothing unless the group was drained: the remaining workers share all connections.
-    fn release(&mut self, seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
-        if seat.group.is_drained() {
-            return Ok(shared(seat).idle().drain());
-        }
-        Ok(Vec::new())
+    fn release(&mut self, seat: &Seat, _until: Instant) -> Released {
+        let is_drained = seat.group.is_drained();
+        Released::from(if is_drained { shared(seat).idle().drain() } else { Vec::new() })
     }
 }
 

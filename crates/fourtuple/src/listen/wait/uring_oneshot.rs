@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::accept_ring::{AcceptRing, Outcome};
 use fourtuple_syscalls::{Endpoint, Errno, socket};
 
+use crate::errors::is_temporary;
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
-use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Rounds, Seat, SharedState, Wait, sooner};
+use crate::listen::wait::{
+    AcceptOutcome, Idle, Preparation, Released, Rounds, Seat, SharedState, Wait, sooner,
+};
 
 /// The token of the accept. The token of a connection is its descriptor, which is smaller.
 const ACCEPT: u64 = 1 << 32;
@@ -352,10 +355,26 @@ impl UringOneshot {
 impl Wait for UringOneshot {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let here = thread::current().id();
-        let mut ring = self.take_ring(seat, here)?;
-        let found = self.search(&mut ring, seat, timeout);
-        self.ring = Some((here, ring));
-        found
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let found = self.take_ring(seat, here).and_then(|mut ring| {
+                let found = self.search(&mut ring, seat, left)?;
+                self.ring = Some((here, ring));
+                Ok(found)
+            });
+            match found {
+                // No descriptor or no memory for a ring, or for a request. The next ring gets all requests again.
+                Err(ListenError::Call { error, .. }) if is_temporary(&error) => {
+                    seat.not_accepted(error)?;
+                    if left.is_some_and(|left| left.is_zero()) || seat.waker.clear() {
+                        return Ok(None);
+                    }
+                    thread::sleep(left.map_or(BACK_OFF, |left| left.min(BACK_OFF)));
+                }
+                found => return found,
+            }
+        }
     }
 
     /// Stores the connection; its poll is submitted together with the next accept.
@@ -381,12 +400,12 @@ impl Wait for UringOneshot {
         self.accept_last(seat)
     }
 
-    fn release(&mut self, _seat: &Seat, _until: Instant) -> Result<Vec<Connection>, ListenError> {
+    fn release(&mut self, _seat: &Seat, _until: Instant) -> Released {
         // Dropping the ring waits until no poll is in progress. No accept is in progress, so no connection is lost.
         self.ring = None;
         self.ready.clear();
         self.unarmed.clear();
-        Ok(self.idle.drain())
+        Released::from(self.idle.drain())
     }
 }
 

@@ -10,6 +10,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod accept;
+mod budget;
 mod error;
 mod namespaces;
 mod ports;

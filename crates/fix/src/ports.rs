@@ -18,6 +18,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, netns, resource};
 use ipnet::IpNet;
 
+use crate::budget::Budget;
 use crate::error::FixError;
 use crate::namespaces;
 use crate::namespaces::Namespaces;
@@ -27,9 +28,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which port ranges and the processes of the cgroup are read again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum share of a processor that repeats answers after changes of routes. A routing daemon changes unrelated routes all the time,
-/// and the answers for thousands of destinations take tens of milliseconds.
-const REPEAT_SHARE: f64 = 0.01;
+/// Maximum share of a processor that repeats answers after changes of routes, and the same for readings of the processes of the cgroup. A
+/// routing daemon changes unrelated routes all the time, and the answers for thousands of destinations take tens of milliseconds.
+const SHARE: f64 = 0.01;
 /// Maximum number of tuples in a record.
 const TUPLES: usize = 1_000;
 
@@ -153,26 +154,26 @@ struct Session<'a> {
     /// Destinations whose source could not be asked: in a namespace that is not known yet, or without a descriptor or a thread.
     unresolved: Vec<Destination>,
     rerouted: Rerouted,
+    /// Of readings of the processes of the cgroup.
+    reading: Budget,
     connects: u64,
 }
 
 /// Namespaces whose routes have changed since their answers.
 struct Rerouted {
     namespaces: BTreeSet<u64>,
-    /// When the answers may be repeated.
-    from: Instant,
+    budget: Budget,
 }
 
 impl Rerouted {
-    /// Returns the namespaces if the budget allows to repeat their answers now.
-    fn take(&mut self, now: Instant) -> Option<BTreeSet<u64>> {
-        let is_due = !self.namespaces.is_empty() && now >= self.from;
-        is_due.then(|| std::mem::take(&mut self.namespaces))
+    fn new() -> Rerouted {
+        Rerouted { namespaces: BTreeSet::new(), budget: Budget::of(SHARE) }
     }
 
-    /// Notes the processor time of answers that were repeated from `now` on.
-    fn spend(&mut self, now: Instant, used: Duration) {
-        self.from = now + used.div_f64(REPEAT_SHARE);
+    /// Returns the namespaces if the budget allows to repeat their answers now.
+    fn take(&mut self, now: Instant) -> Option<BTreeSet<u64>> {
+        let is_due = !self.namespaces.is_empty() && self.budget.allows(now);
+        is_due.then(|| std::mem::take(&mut self.namespaces))
     }
 }
 
@@ -218,7 +219,8 @@ impl<'a> Session<'a> {
             calibration,
             inode,
             unresolved: Vec::new(),
-            rerouted: Rerouted { namespaces: BTreeSet::new(), from: Instant::now() },
+            rerouted: Rerouted::new(),
+            reading: Budget::of(SHARE),
             connects: 0,
         };
         // A busy destination is known before the first connect.
@@ -249,7 +251,7 @@ impl<'a> Session<'a> {
             let known = self.fix.destinations();
             let is_of = |destination: &Destination| rerouted.contains(&destination.namespace);
             let used = self.answer(known.into_iter().filter(is_of).collect())?;
-            self.rerouted.spend(now, used + resource::thread_cpu_time().saturating_sub(start));
+            self.rerouted.budget.spend(now, used + resource::thread_cpu_time().saturating_sub(start));
         }
         Ok(())
     }
@@ -280,8 +282,16 @@ impl<'a> Session<'a> {
         Ok(used)
     }
 
+    /// Looks for the namespaces of new processes, unless the budget is spent: a namespace whose processes are gone stays unknown, and
+    /// its requests repeat.
     fn discover(&mut self) -> Result<(), FixError> {
+        let now = Instant::now();
+        if !self.reading.allows(now) {
+            return Ok(());
+        }
+        let start = resource::process_cpu_time();
         let fresh = self.namespaces.discover(&self.settings.cgroup);
+        self.reading.spend(now, resource::process_cpu_time().saturating_sub(start));
         if !fresh.is_empty() {
             self.namespaces.note_sources(&self.sources);
             self.set_namespaces(&fresh)?;
@@ -303,8 +313,13 @@ impl<'a> Session<'a> {
         for destination in self.unresolved.drain(..) {
             self.fix.forget(&destination);
         }
-        for cookie in self.namespaces.release(&self.settings.cgroup) {
-            self.fix.forget_namespace(cookie);
+        let now = Instant::now();
+        if self.reading.allows(now) {
+            let start = resource::process_cpu_time();
+            for cookie in self.namespaces.release(&self.settings.cgroup) {
+                self.fix.forget_namespace(cookie);
+            }
+            self.reading.spend(now, resource::process_cpu_time().saturating_sub(start));
         }
         let changed = self.namespaces.reread();
         self.set_namespaces(&changed)
@@ -504,15 +519,15 @@ mod tests {
     #[test]
     fn answers_are_repeated_within_one_percent() {
         const COST: Duration = Duration::from_millis(50);
+        let mut rerouted = Rerouted::new();
         let start = Instant::now();
-        let mut rerouted = Rerouted { namespaces: BTreeSet::new(), from: start };
         let mut repeated = Vec::new();
         for turn in 0..600 {
             let now = start + turn * Duration::from_millis(100);
             rerouted.namespaces.insert(u64::from(turn % 2));
             if let Some(namespaces) = rerouted.take(now) {
                 repeated.push((now - start, namespaces.len()));
-                rerouted.spend(now, COST);
+                rerouted.budget.spend(now, COST);
             }
         }
         let times: Vec<u64> = repeated.iter().map(|(at, _)| at.as_secs()).collect();

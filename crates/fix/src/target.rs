@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, PipeReader, PipeWriter, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use fourtuple_observe::host::cgroup;
-use fourtuple_syscalls::fork::{self, Process};
+use fourtuple_syscalls::fork::Guard;
 
 /// The programs to fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,30 +69,15 @@ pub struct Programs {
     made: Option<(ChildCgroup, Guard)>,
 }
 
-/// A process that moves the processes of a cgroup back when this process has ended, in any way.
-#[derive(Debug)]
-struct Guard {
-    process: Process,
-    pipe: PipeWriter,
-}
-
-impl Guard {
-    /// Starts the guard, before this process has a second thread and before it holds BPF objects.
-    fn start(cgroup: PathBuf) -> io::Result<Guard> {
-        let (process, pipe) = fork::run_beside(c"fourtuple-guard", |mut pipe: PipeReader| {
-            // It ends with the writing end, into which nothing is written.
-            let _ = pipe.read(&mut [0]);
-            ChildCgroup(cgroup).remove();
-            0
-        })?;
-        Ok(Guard { process, pipe })
-    }
-
-    /// Ends the guard.
-    fn end(self) {
-        drop(self.pipe);
-        let _ = self.process.wait();
-    }
+/// Starts a process that moves the processes of a cgroup back when this process has ended, in any way. This process has no second thread
+/// and holds no BPF objects yet.
+fn guard(cgroup: PathBuf) -> io::Result<Guard> {
+    Guard::start(c"fourtuple-guard", |mut pipe| {
+        // It ends with the writing end, into which nothing is written.
+        let _ = pipe.read(&mut [0]);
+        ChildCgroup(cgroup).remove();
+        0
+    })
 }
 
 impl Programs {
@@ -108,7 +93,7 @@ impl Programs {
         let made =
             ChildCgroup::create(root, &format!("fourtuple-fix-{}", std::process::id())).map_err(failed)?;
         let directory = made.0.clone();
-        let guard = Guard::start(directory.clone()).map_err(|error| {
+        let guard = guard(directory.clone()).map_err(|error| {
             made.remove();
             failed(format!("the process that moves it back cannot be started: {error}"))
         })?;

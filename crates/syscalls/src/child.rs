@@ -108,6 +108,15 @@ pub fn terminate(process: u32) -> io::Result<()> {
     signal(process, libc::SIGTERM)
 }
 
+/// Sends SIGSTOP to a process, which the process cannot block.
+///
+/// # Errors
+///
+/// ESRCH: the process has ended. EPERM: the process belongs to another user.
+pub fn stop(process: u32) -> io::Result<()> {
+    signal(process, libc::SIGSTOP)
+}
+
 /// Sends SIGKILL to a process, which the process cannot block.
 ///
 /// # Errors

@@ -3,15 +3,17 @@
 
 use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::{self, PipeReader, PipeWriter};
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use crate::{Errno, check, signals};
+use crate::pidfd::Pidfd;
+use crate::{Errno, check, signals, socket};
 
 /// Returns a number that is the same for all threads of this process and differs from the parent's number.
 ///
@@ -99,32 +101,83 @@ pub fn run_in_process(body: impl FnOnce() -> i32) -> io::Result<Process> {
     unsafe { libc::_exit(code) }
 }
 
-/// Runs `body` in a child process that outlives this process, and uses its result as exit code (101 after a panic). `body` reads
-/// what the parent writes; the end of the pipe says that the parent has closed its end or has ended, in any way.
-///
-/// The child has no other descriptor, so that nothing of the parent stays open; it is in a session of its own, and blocks every
-/// signal but SIGKILL and SIGSTOP. `name` is its name in ps(1), of which the kernel keeps 15 bytes.
-///
-/// # Errors
-///
-/// This process has several threads, whose locks could stay locked in the child forever; or pipe() or fork() failed.
-pub fn run_beside(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Result<(Process, PipeWriter)> {
-    let (reader, writer) = io::pipe()?;
-    let process = run_in_process(|| {
-        // SAFETY: setsid() takes nothing; the name ends in NUL.
-        unsafe {
-            libc::setsid();
-            libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+/// A child process that outlives this process, to tidy up after it however it ends.
+#[derive(Debug)]
+pub struct Guard {
+    process: Process,
+    pipe: PipeWriter,
+}
+
+/// How long a guard that is stopped or frozen may delay this process.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Guard {
+    /// Runs `body` in the child and uses its result as exit code (101 after a panic). `body` reads what [`Guard::tell`] writes; the end
+    /// of the pipe says that this process has called [`Guard::end`] or has ended, in any way.
+    ///
+    /// The child has no other descriptor, so that nothing of the parent stays open; it is in a session of its own, and blocks every
+    /// signal but SIGKILL and SIGSTOP. `name` is its name in ps(1), of which the kernel keeps 15 bytes.
+    ///
+    /// # Errors
+    ///
+    /// This process has several threads, whose locks could stay locked in the child forever; or pipe() or fork() failed.
+    pub fn start(name: &CStr, body: impl FnOnce(PipeReader) -> i32) -> io::Result<Guard> {
+        let (reader, pipe) = io::pipe()?;
+        let process = run_in_process(|| {
+            // SAFETY: setsid() takes nothing; the name ends in NUL.
+            unsafe {
+                libc::setsid();
+                libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+            }
+            // SAFETY: dup2() takes numbers. The values of this process that own descriptors are never dropped, as it ends by _exit().
+            let alone = unsafe { libc::dup2(reader.as_raw_fd(), 0) != -1 && close_all_but_0().is_ok() };
+            if !alone || signals::block_all().is_err() {
+                return 1;
+            }
+            // SAFETY: descriptor 0 is the copy of the reader, which no other value owns.
+            body(PipeReader::from(unsafe { OwnedFd::from_raw_fd(0) }))
+        })?;
+        socket::set_nonblocking(pipe.as_fd(), true)?;
+        Ok(Guard { process, pipe })
+    }
+
+    /// Writes to the pipe.
+    ///
+    /// # Errors
+    ///
+    /// BrokenPipe: the guard has ended. TimedOut: it has not read for five seconds, and may have got a part of `bytes`.
+    pub fn tell(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.pipe.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wake();
+                    if !socket::wait_writable(self.pipe.as_fd(), Some(PATIENCE))? {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
-        // SAFETY: dup2() takes numbers. The values of this process that own descriptors are never dropped, as it ends by _exit().
-        let alone = unsafe { libc::dup2(reader.as_raw_fd(), 0) != -1 && close_all_but_0().is_ok() };
-        if !alone || signals::block_all().is_err() {
-            return 1;
+        Ok(())
+    }
+
+    /// Ends the pipe and waits until the guard has tidied up. A guard that does not run, as in a frozen cgroup, is left to do so later.
+    pub fn end(self) {
+        let Ok(ended) = Pidfd::of_process(self.process.id()) else { return };
+        self.wake();
+        drop(self.pipe);
+        if socket::wait_readable(ended.as_fd(), Some(PATIENCE)).unwrap_or(false) {
+            let _ = self.process.wait();
         }
-        // SAFETY: descriptor 0 is the copy of the reader, which no other value owns.
-        body(PipeReader::from(unsafe { OwnedFd::from_raw_fd(0) }))
-    })?;
-    Ok((process, writer))
+    }
+
+    /// Continues a guard that SIGSTOP has stopped.
+    fn wake(&self) {
+        // It may have been killed.
+        let _ = self.process.signal(libc::SIGCONT);
+    }
 }
 
 /// Closes every descriptor but 0. Allocates nothing and takes no lock.
@@ -168,8 +221,12 @@ impl Process {
 
     /// Sends SIGKILL.
     pub fn kill(&self) -> io::Result<()> {
+        self.signal(libc::SIGKILL)
+    }
+
+    fn signal(&self, signal: libc::c_int) -> io::Result<()> {
         // SAFETY: kill(2) takes no pointers; the process is a child without a waitpid() yet, so its number was not reused.
-        check(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
+        check(unsafe { libc::kill(self.0, signal) }).map(drop)
     }
 
     /// Waits until the process has ended (waitpid(2)), and returns its exit status.

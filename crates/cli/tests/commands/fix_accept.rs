@@ -227,6 +227,20 @@ fn after_sigkill_the_guard_detaches_the_selector() {
 }
 
 #[test]
+fn a_stopped_guard_does_not_delay_the_end() {
+    in_namespace(|| {
+        let test = "fix_accept::a_stopped_guard_does_not_delay_the_end";
+        let Some(server) = Server::start(test, "udp", "127.0.0.1:4154", 8, "group") else { return };
+        let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
+        let guard = guard_of(&fix);
+        child::stop(guard).unwrap();
+        until("the guard is stopped", || stat(guard).is_some_and(|(state, _)| state == 'T'));
+        record_of(fix);
+        assert!(stat(guard).is_none(), "the guard is left behind");
+    });
+}
+
+#[test]
 fn without_guard_and_owner_the_heartbeat_ends() {
     in_namespace(|| {
         let test = "fix_accept::without_guard_and_owner_the_heartbeat_ends";

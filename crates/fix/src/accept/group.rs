@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::io::{self, BufRead, BufReader, PipeReader};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_bpf::FixAccept;
 use fourtuple_bpf::fix_accept::{FoundSocket, GroupSelector, Learner};
 use fourtuple_record::FixAcceptListener;
-use fourtuple_syscalls::fork::{self, Process};
+use fourtuple_syscalls::fork::Guard;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Errno, netns, option};
@@ -228,32 +228,9 @@ pub(super) struct Attached {
     pub(super) addresses: BTreeSet<(Transport, SocketAddr)>,
 }
 
-pub(super) struct Guard {
-    process: Process,
-    pipe: PipeWriter,
-}
-
-impl Guard {
-    /// Starts the guard, before this process has a second thread and before it holds BPF objects.
-    pub(super) fn start(target: AcceptTarget) -> io::Result<Guard> {
-        let (process, pipe) = fork::run_beside(c"fourtuple-guard", |pipe| watch(target, pipe))?;
-        Ok(Guard { process, pipe })
-    }
-
-    /// Replaces what the guard knows.
-    pub(super) fn tell(&mut self, attached: &Attached) -> io::Result<()> {
-        self.pipe.write_all(attached.text().as_bytes())
-    }
-
-    /// Ends the guard. It detaches the selectors unless all `are_detached`.
-    pub(super) fn end(mut self, are_detached: bool) {
-        if are_detached {
-            // The guard may have been killed.
-            let _ = self.tell(&Attached::default());
-        }
-        drop(self.pipe);
-        let _ = self.process.wait();
-    }
+/// Starts the guard, before this process has a second thread and before it holds BPF objects.
+pub(super) fn guard(target: AcceptTarget) -> io::Result<Guard> {
+    Guard::start(c"fourtuple-guard", |pipe| watch(target, pipe))
 }
 
 /// Reads until the pipe ends, and detaches the selectors that are attached then, but no program that the server attached meanwhile.
@@ -277,7 +254,7 @@ fn watch(target: AcceptTarget, pipe: PipeReader) -> i32 {
 }
 
 impl Attached {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let programs = self.programs.iter().map(|program| format!("{program}\n"));
         let addresses = self.addresses.iter();
         let addresses =

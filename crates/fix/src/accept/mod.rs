@@ -16,14 +16,16 @@ use std::time::{Duration, Instant};
 use fourtuple_bpf::fix_accept::{MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Control};
 use fourtuple_record::{FixAcceptResults, Remark};
-use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::{Errno, resource};
 
-use crate::accept::group::Guard;
 use crate::accept::session::Session;
+use crate::budget::Budget;
 
-/// Interval at which the sockets of the server are listed. A listener that joins gets no connections until then, as long as others of
-/// its group are open.
+/// Interval at which the sockets of the server are listed, unless that uses more than [`SHARE`]. A listener that joins gets no connections
+/// until then, as long as others of its group are open.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum share of a processor that lists the sockets of the server: the kernel passes over all UDP sockets of the namespace.
+const SHARE: f64 = 0.05;
 /// Interval at which new addresses of a process are looked for, which reads /proc.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum time from a stop request to the end.
@@ -44,11 +46,12 @@ impl Accept {
         mut progress: impl FnMut(&AcceptProgress),
     ) -> Result<AcceptOutcome, AcceptError> {
         let guard =
-            if self.dry_run { None } else { Some(Guard::start(self.target).map_err(AcceptError::Guard)?) };
+            if self.dry_run { None } else { Some(group::guard(self.target).map_err(AcceptError::Guard)?) };
         let mut session = Session::attach(self, guard)?;
         let start = Instant::now();
         attached(&session.addresses());
-        let (mut followed, mut looked) = (Duration::ZERO, Duration::ZERO);
+        let (mut reported, mut looked) = (Duration::ZERO, Duration::ZERO);
+        let mut budget = Budget::of(SHARE);
         let mut has_ended = false;
         let elapsed = loop {
             let elapsed = start.elapsed();
@@ -56,15 +59,20 @@ impl Accept {
             if remaining.is_zero() || has_ended || stop.load(Ordering::Relaxed) {
                 break elapsed;
             }
-            if elapsed >= followed + FOLLOW_INTERVAL {
-                let is_time_to_look = elapsed >= looked + LOOK_INTERVAL;
-                if is_time_to_look {
-                    looked = elapsed;
+            if elapsed >= reported + FOLLOW_INTERVAL {
+                let now = Instant::now();
+                if budget.allows(now) {
+                    let is_time_to_look = elapsed >= looked + LOOK_INTERVAL;
+                    if is_time_to_look {
+                        looked = elapsed;
+                    }
+                    let used = resource::process_cpu_time();
+                    session.follow(is_time_to_look)?;
+                    budget.spend(now, resource::process_cpu_time().saturating_sub(used));
                 }
-                session.follow(is_time_to_look)?;
                 has_ended = session.has_ended();
-                progress(&session.progress(elapsed, elapsed - followed)?);
-                followed = elapsed;
+                progress(&session.progress(elapsed, elapsed - reported)?);
+                reported = elapsed;
             }
             thread::sleep(remaining.min(POLL_INTERVAL));
         };

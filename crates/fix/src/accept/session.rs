@@ -13,12 +13,13 @@ use fourtuple_bpf::fix_accept::{FoundProgram, Heartbeat, LISTENERS, MEMBERS, Sel
 use fourtuple_bpf::{BpfError, Chooser, FixAccept};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
 use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::fork::Guard;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::Member;
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::accept::discover::{self, Scope};
-use crate::accept::group::{self, Attached, Candidate, Detached, Group, Guard, Handle, Listener, duplicate};
+use crate::accept::group::{self, Attached, Candidate, Detached, Group, Handle, Listener, duplicate};
 use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget};
 use crate::target;
 
@@ -432,16 +433,20 @@ impl<'a> Session<'a> {
     fn tell(&mut self) -> Result<(), AcceptError> {
         let attached =
             Attached { programs: self.programs.clone(), addresses: self.scope.addresses().clone() };
-        match self.guard.as_mut().map(|guard| guard.tell(&attached)) {
-            // The guard was killed. The heartbeat still protects the server.
-            Some(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-                let message = "the guard process was killed; after SIGKILL of fourtuple the selector would stay attached, without a \
-                               choice of its own";
-                self.remarks.insert("guard-ended", message.to_owned());
-                Ok(())
-            }
-            other => other.unwrap_or(Ok(())).map_err(AcceptError::Guard),
-        }
+        let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.tell(attached.text().as_bytes())) else {
+            return Ok(());
+        };
+        // The heartbeat still protects the server.
+        let what = match error.kind() {
+            io::ErrorKind::BrokenPipe => "was killed",
+            io::ErrorKind::TimedOut => "does not run (a frozen cgroup?)",
+            _ => return Err(AcceptError::Guard(error)),
+        };
+        let message = format!(
+            "the guard process {what}; after SIGKILL of fourtuple the selector would stay attached, without a choice of its own"
+        );
+        self.remarks.insert("guard-ended", message);
+        Ok(())
     }
 
     pub(super) fn progress(
@@ -502,8 +507,12 @@ impl<'a> Session<'a> {
             }
             group.entries().into_iter().for_each(|entry| self.fix.leave(entry));
         }
-        if let Some(guard) = self.guard.take() {
-            guard.end(is_complete);
+        if let Some(mut guard) = self.guard.take() {
+            if is_complete {
+                // The guard may have been killed.
+                let _ = guard.tell(Attached::default().text().as_bytes());
+            }
+            guard.end();
         }
         Ok(())
     }

@@ -588,14 +588,27 @@ fn signals_reach_the_program_and_stops_are_passed_on() {
         for way in ["preload", "supervise"] {
             let Some(mut endless) = Endless::start(test, way, client, destination.port()) else { return };
             let state = |process| stat(process).map(|(state, _)| state);
-            let mut stop = Command::new("kill");
-            assert!(stop.args(["-STOP", &endless.program.to_string()]).status().unwrap().success());
+            child::stop(endless.program).unwrap();
             let main = endless.main.id();
             until("stopped", || state(main) == Some('T') && state(endless.program) == Some('T'));
             assert_ne!(state(endless.supervisor), Some('T'));
             let mut resume = Command::new("kill");
             assert!(resume.args(["-CONT", &endless.program.to_string()]).status().unwrap().success());
             until("continued", || state(main) != Some('T'));
+            if way == "supervise" {
+                // The main process takes the place of its supervisor. SIGCONT as from a shell, to the whole group.
+                child::kill(endless.supervisor).unwrap();
+                until("without supervisor", || {
+                    stat(endless.supervisor).is_none_or(|(state, _)| state == 'Z')
+                });
+                child::stop(endless.program).unwrap();
+                until("stopped", || state(main) == Some('T') && state(endless.program) == Some('T'));
+                for process in [endless.program, main] {
+                    let mut resume = Command::new("kill");
+                    assert!(resume.args(["-CONT", &process.to_string()]).status().unwrap().success());
+                }
+                until("continued", || state(main) != Some('T'));
+            }
             child::terminate(main).unwrap();
             until("ended by SIGTERM", || endless.main.try_wait().unwrap().is_some());
             assert_eq!(endless.main.wait().unwrap().code(), Some(128 + 15), "{way}");

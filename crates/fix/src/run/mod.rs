@@ -367,15 +367,21 @@ impl Session<'_> {
             }
             if waiting.is_alone {
                 // The program is a child of this process since the supervisor has ended.
-                let mut ended = None;
-                fork::each_change(|process, change| match change {
-                    Change::Ended(end) if process == waiting.number => ended = Some(end),
-                    _ => {}
+                let mut last = None;
+                fork::each_change(|process, change| {
+                    if process == waiting.number {
+                        last = Some(change);
+                    }
                 })
                 .map_err(at("waitid()"))?;
-                if let Some(end) = ended {
-                    self.leave(waiting);
-                    return Ok(end);
+                match last {
+                    Some(Change::Ended(end)) => {
+                        self.leave(waiting);
+                        return Ok(end);
+                    }
+                    // A shell continues the whole process group.
+                    Some(Change::Stopped(_)) => signals::stop_this_process().map_err(at("raise()"))?,
+                    Some(Change::Continued) | None => {}
                 }
             }
             self.check_binds(waiting);

@@ -360,8 +360,11 @@ const MAX_JOURNALS: usize = 32;
 const SUFFIX: &str = "journal";
 
 /// A journal that grows during a run: each message after its length in 4 bytes, little-endian.
+/// One without a message is removed on drop: its run has not started, and the next start writes it.
 pub(crate) struct Journal {
     file: File,
+    path: PathBuf,
+    is_empty: bool,
 }
 
 impl Journal {
@@ -369,15 +372,25 @@ impl Journal {
     pub(crate) fn create(directory: &Path, run: &str, slot: u32) -> io::Result<Journal> {
         fs::create_dir_all(directory)?;
         forget_oldest(directory)?;
-        let file = OpenOptions::new().write(true).create_new(true).open(path(directory, run, slot))?;
-        Ok(Journal { file })
+        let path = path(directory, run, slot);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        Ok(Journal { file, path, is_empty: true })
     }
 
     pub(crate) fn add(&mut self, message: &[u8]) -> io::Result<()> {
         let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
         bytes.extend_from_slice(message);
+        self.is_empty = false;
         // One write, so that a crash truncates at most the last message.
         self.file.write_all(&bytes)
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if self.is_empty {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -475,6 +488,9 @@ mod tests {
         assert_eq!(open(3).unwrap().count(), 2);
         assert!(open(4).is_err());
         assert!(Journal::create(&room.0, "r", 3).is_err(), "a run has one journal per slot");
+        // The threads of its run could not be created.
+        drop(Journal::create(&room.0, "r", 5).unwrap());
+        assert!(Journal::create(&room.0, "r", 5).is_ok());
     }
 
     /// NATS accepts nothing: nothing takes messages from the queue.
@@ -521,7 +537,7 @@ mod tests {
     fn the_oldest_journals_are_removed() {
         let room = Directory::new("oldest");
         for number in 0..MAX_JOURNALS + 3 {
-            Journal::create(&room.0, &format!("r{number}"), 0).unwrap();
+            Journal::create(&room.0, &format!("r{number}"), 0).unwrap().add(b"one").unwrap();
         }
         assert_eq!(fs::read_dir(&room.0).unwrap().count(), MAX_JOURNALS);
     }

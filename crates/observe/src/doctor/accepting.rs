@@ -215,12 +215,6 @@ pub(crate) fn groups<'a>(listeners: impl IntoIterator<Item = &'a Listener>) -> V
     }
     groups.into_values().filter(|group| group.len() > 1).collect()
 }
-
-/// Returns a name of a listener that no other listener has.
-pub(crate) fn subject(listener: &Listener) -> String {
-    format!("{} (socket {:#x})", listener.address, listener.cookie)
-}
-
 /// Returns whether a member of a group has a queue that does not shrink while the queues of the others are short.
 pub(crate) fn lags(member: &Listener, group: &[&Listener]) -> bool {
     let others = group.iter().filter(|other| other.cookie != member.cookie);

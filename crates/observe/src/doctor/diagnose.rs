@@ -3,16 +3,14 @@
 use fourtuple_record::snapshot::{Owner, Snapshot};
 use fourtuple_record::{Advice, Finding, Proof, Severity, Unchecked};
 
-use crate::doctor::accepting::subject;
 use crate::doctor::attribute::with_callers;
 use crate::doctor::command::Place;
-use crate::doctor::draft::{Action, Draft, Remedy};
+use crate::doctor::draft::{Action, Draft, Remedy, Subject};
 use crate::doctor::rule::Limits;
 use crate::doctor::rule::Rule;
 use crate::doctor::rules::ALL;
 use crate::doctor::rules::x01_unexplained::unexplained;
 use crate::doctor::symptom::{Account, Unexplained};
-use crate::doctor::words::{process, tuple};
 
 /// The findings of all rules.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,6 +44,7 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
     let snapshot = attributed.as_ref().unwrap_or(snapshot);
     let mut diagnosis = Diagnosis::default();
     let mut account = Account::of(snapshot);
+    let mut findings = Vec::new();
     // X01 is the last rule.
     for rule in ALL {
         let limit = limits.of(rule);
@@ -59,8 +58,7 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
                 for (what, amount) in drafts.iter().flat_map(|draft| &draft.explained) {
                     account.explain(rule.id, what, *amount);
                 }
-                let findings = drafts.into_iter().map(|draft| finding(rule, limit, snapshot, place, draft));
-                diagnosis.findings.extend(findings);
+                findings.extend(drafts.into_iter().map(|draft| finding(rule, limit, snapshot, place, draft)));
             }
             Err(reason) => diagnosis.unchecked.push(Unchecked {
                 id: rule.id.to_owned(),
@@ -70,8 +68,9 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
         }
     }
     diagnosis.unexplained = account.unexplained();
-    absorb_failures(&mut diagnosis.findings, snapshot);
-    absorb_effects(&mut diagnosis.findings, snapshot);
+    absorb_failures(&mut findings, snapshot);
+    absorb_effects(&mut findings, snapshot);
+    diagnosis.findings = findings.into_iter().map(|found| found.finding).collect();
     // A stable sort keeps the order of the rules.
     diagnosis
         .findings
@@ -93,33 +92,46 @@ const EFFECTS: [(&str, &[&str]); 4] = [
     ("A01", &["A02", "A07"]),
 ];
 
+/// A finding with its subject as a value.
+struct Found {
+    subject: Subject,
+    finding: Finding,
+}
+
+impl Found {
+    fn is_of(&self, id: &str) -> bool {
+        self.finding.id == id
+    }
+}
+
 /// Makes the effects of a fault of a listener facts of its cause: one finding for one fault.
-fn absorb_effects(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+fn absorb_effects(findings: &mut Vec<Found>, snapshot: &Snapshot) {
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
     // F01 names a process, the other rules name a listener.
     let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
-    let unix = unix.iter().map(|listener| (listener.path.clone(), &listener.owners));
-    let owners: Vec<(String, &Vec<Owner>)> =
-        listeners.iter().map(|listener| (subject(listener), &listener.owners)).chain(unix).collect();
-    let holds = |holder: &str, held: &str| {
+    let unix = unix.iter().map(|listener| (Subject::Unix(listener.path.clone()), &listener.owners));
+    let owners: Vec<(Subject, &Vec<Owner>)> =
+        listeners.iter().map(|listener| (listener.into(), &listener.owners)).chain(unix).collect();
+    let holds = |holder: &Subject, held: &Subject| {
         let found = owners.iter().find(|(subject, _)| subject == held);
-        found.is_some_and(|(_, owners)| matches!(&owners[..], [only] if process(only) == holder))
+        let is_holder = |only: &Owner| matches!(holder, Subject::Process(pid, _) if *pid == only.pid);
+        found.is_some_and(|(_, owners)| matches!(&owners[..], [only] if is_holder(only)))
     };
     for (id, effects) in EFFECTS {
         // A process that has descriptors left accepts.
         let is_cause =
-            |finding: &&Finding| finding.id == id && (id != "F01" || finding.severity == Severity::Critical);
-        let causes: Vec<String> =
-            findings.iter().filter(is_cause).map(|finding| finding.subject.clone()).collect();
+            |found: &&Found| found.is_of(id) && (id != "F01" || found.finding.severity == Severity::Critical);
+        let causes: Vec<Subject> =
+            findings.iter().filter(is_cause).map(|found| found.subject.clone()).collect();
         for subject in causes {
-            let is_effect = |finding: &mut Finding| {
-                let is_same = finding.subject == subject || id == "F01" && holds(&subject, &finding.subject);
-                is_same && effects.contains(&finding.id.as_str())
+            let is_effect = |found: &mut Found| {
+                let is_same = found.subject == subject || id == "F01" && holds(&subject, &found.subject);
+                is_same && effects.contains(&found.finding.id.as_str())
             };
-            let absorbed: Vec<Finding> = findings.extract_if(.., is_effect).collect();
-            let cause = findings.iter_mut().find(|finding| finding.id == id && finding.subject == subject);
-            let cause = cause.expect("a rule is not among its own effects");
-            for effect in absorbed {
+            let absorbed: Vec<Found> = findings.extract_if(.., is_effect).collect();
+            let cause = findings.iter_mut().find(|found| found.is_of(id) && found.subject == subject);
+            let cause = &mut cause.expect("a rule is not among its own effects").finding;
+            for Found { finding: effect, .. } in absorbed {
                 cause.severity = cause.severity.min(effect.severity);
                 cause.evidence.push(effect.verdict);
             }
@@ -129,30 +141,32 @@ fn absorb_effects(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
 
 /// Makes failed calls of connect() (P07) a fact of the exhausted tuple (P01), instead of a finding with the same remedies, if the program
 /// that failed is the program that has the ports.
-fn absorb_failures(findings: &mut Vec<Finding>, snapshot: &Snapshot) {
+fn absorb_failures(findings: &mut Vec<Found>, snapshot: &Snapshot) {
     let tuples =
         snapshot.connections.seen().map(|connections| connections.tuples.as_slice()).unwrap_or_default();
-    let explains = |exhausted: &Finding, failure: &Finding| {
-        let own = tuples.iter().find(|own| tuple(own) == exhausted.subject);
-        exhausted.id == "P01"
+    let explains = |exhausted: &Found, failure: &Found| {
+        let Subject::Connects(pid, name, destination) = &failure.subject else { return false };
+        let own = tuples.iter().find(|own| Subject::from(*own) == exhausted.subject);
+        exhausted.is_of("P01")
             && own.is_some_and(|own| {
-                let subject = |owner: &Owner| format!("{} → {}", process(owner), own.destination);
-                own.owners.iter().any(|owner| subject(owner) == failure.subject)
+                let mut owners = own.owners.iter();
+                own.destination == *destination
+                    && owners.any(|owner| owner.pid == *pid && owner.name == *name)
             })
     };
-    let failures: Vec<Finding> = findings.extract_if(.., |finding| finding.id == "P07").collect();
+    let failures: Vec<Found> = findings.extract_if(.., |found| found.is_of("P07")).collect();
     for failure in failures {
         match findings.iter_mut().find(|exhausted| explains(exhausted, &failure)) {
-            Some(exhausted) => {
-                exhausted.severity = exhausted.severity.min(failure.severity);
-                exhausted.evidence.insert(0, failure.verdict);
+            Some(Found { finding: exhausted, .. }) => {
+                exhausted.severity = exhausted.severity.min(failure.finding.severity);
+                exhausted.evidence.insert(0, failure.finding.verdict);
             }
             None => findings.push(failure),
         }
     }
 }
 
-fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Finding {
+fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Found {
     let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
     let helps = |remedy: &Remedy| match &remedy.change {
         None => true,
@@ -171,7 +185,11 @@ fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draf
     let (now, proper) = (advice(now), advice(proper));
     let verdict = place.sentence(&verdict);
     let evidence = evidence.iter().map(|fact| place.sentence(fact)).collect();
-    Finding { id: rule.id.to_owned(), severity, subject, verdict, evidence, now, proper }
+    let text = subject.to_string();
+    Found {
+        subject,
+        finding: Finding { id: rule.id.to_owned(), severity, subject: text, verdict, evidence, now, proper },
+    }
 }
 
 /// Returns a remedy as text, or `None` if its command has no meaning at this place, or no effect on this kernel.

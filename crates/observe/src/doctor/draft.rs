@@ -1,18 +1,76 @@
 //! A finding as a rule writes it, before its remedies are checked.
 
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot, Tuple};
 
 use crate::doctor::command::{Content, Cure, Scope, Setting, Step};
 
 /// The effect of a remedy on a snapshot.
 pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
 
+/// What a finding is about; different for each finding of a rule. Findings are joined by it, and its text is for readers only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// Connections from a source address to a destination.
+    Tuple(IpAddr, SocketAddr),
+    /// A listener, by its address and cookie.
+    Listener(SocketAddr, u64),
+    /// A listener of a unix socket, by its path.
+    Unix(String),
+    /// A process, by its number and name.
+    Process(u32, String),
+    /// Calls of connect() of a process to a destination.
+    Connects(u32, String, SocketAddr),
+    /// A sysctl, a table, or another thing of the host.
+    Host(String),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let process = |pid: u32, name: &str| Owner { pid, name: name.to_owned(), sockets: 0 };
+        match self {
+            Subject::Tuple(source, destination) => write!(formatter, "{source} → {destination}"),
+            Subject::Listener(address, cookie) => write!(formatter, "{address} (socket {cookie:#x})"),
+            Subject::Unix(text) | Subject::Host(text) => formatter.write_str(text),
+            Subject::Process(pid, name) => process(*pid, name).fmt(formatter),
+            Subject::Connects(pid, name, destination) => {
+                write!(formatter, "{} → {destination}", process(*pid, name))
+            }
+        }
+    }
+}
+
+impl From<&Tuple> for Subject {
+    fn from(tuple: &Tuple) -> Subject {
+        Subject::Tuple(tuple.source, tuple.destination)
+    }
+}
+
+impl From<&Listener> for Subject {
+    fn from(listener: &Listener) -> Subject {
+        Subject::Listener(listener.address, listener.cookie)
+    }
+}
+
+impl From<&str> for Subject {
+    fn from(text: &str) -> Subject {
+        Subject::Host(text.to_owned())
+    }
+}
+
+impl From<String> for Subject {
+    fn from(text: String) -> Subject {
+        Subject::Host(text)
+    }
+}
+
 /// A finding whose remedies are not checked yet.
 pub(crate) struct Draft {
     pub(crate) severity: Severity,
-    /// The subject of the finding; different for each finding of a rule.
-    pub(crate) subject: String,
+    pub(crate) subject: Subject,
     /// The fault in one line, with its figures.
     pub(crate) verdict: String,
     pub(crate) evidence: Vec<String>,
@@ -25,7 +83,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// Creates a finding without remedies.
-    pub(crate) fn new(severity: Severity, subject: impl Into<String>, verdict: impl Into<String>) -> Draft {
+    pub(crate) fn new(severity: Severity, subject: impl Into<Subject>, verdict: impl Into<String>) -> Draft {
         Draft {
             severity,
             subject: subject.into(),
@@ -85,8 +143,8 @@ pub(crate) enum What {
     Drops(u64),
     /// Connections that wait for accept() and were there at the first reading, by cookie of the listener.
     Queue(u64),
-    /// Ports that a tuple takes, as it is displayed.
-    Growth(String),
+    /// Ports that a tuple takes.
+    Growth(Subject),
 }
 
 impl What {

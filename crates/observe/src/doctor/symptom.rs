@@ -7,7 +7,7 @@ use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::doctor::budget::Budget;
 use crate::doctor::causes::{COUNTERS, Noise, is_failure_of_interest};
 use crate::doctor::datagram::Counted;
-use crate::doctor::draft::What;
+use crate::doctor::draft::{Subject, What};
 use crate::doctor::words::{count, counted};
 
 /// A symptom in a snapshot.
@@ -37,7 +37,7 @@ pub(crate) enum Symptom<'a> {
         owners: &'a [Owner],
     },
     Growth {
-        tuple: String,
+        tuple: Subject,
         seconds: u64,
     },
 }
@@ -154,7 +154,7 @@ impl<'a> Account<'a> {
             let seconds = left / tuple.growth_per_s;
             if tuple.growth_per_s > 1.0 && seconds < SOON_S {
                 let ports = tuple.growth_per_s * snapshot.interval_ns as f64 / 1e9;
-                let growth = Symptom::Growth { tuple: tuple.to_string(), seconds: seconds as u64 };
+                let growth = Symptom::Growth { tuple: tuple.into(), seconds: seconds as u64 };
                 self.add(growth, ports as u64);
             }
         }
@@ -246,7 +246,7 @@ impl Item<'_> {
             Symptom::Qdisc { device, kind, .. } => format!("drops of {kind} of {device}"),
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
-            Symptom::Growth { tuple, .. } => tuple.clone(),
+            Symptom::Growth { tuple, .. } => tuple.to_string(),
         }
     }
 }

@@ -5,10 +5,10 @@ use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 
 use crate::doctor::accepting::{
     self, Settings, acceptors, drops, during, empty_faster, empty_unix, explains_listener, explains_unix,
-    flooded, handshakes_allowed, holders, is_full, kept_waiting, other_drops, refused, subject, time,
-    unix_acceptors, up_to,
+    flooded, handshakes_allowed, holders, is_full, kept_waiting, other_drops, refused, time, unix_acceptors,
+    up_to,
 };
-use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::rule::{Checked, Rule, Threshold, joined};
 use crate::doctor::words::{count, counted, doing, percent, process, segments};
 
@@ -73,7 +73,7 @@ fn unix_draft_a01(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> O
         let interval = time(snapshot.interval_ns);
         verdict += &format!("; {} of connect() failed with EAGAIN in {interval}", counted(failed, "call"));
     }
-    let draft = Draft::new(severity, path.clone(), verdict)
+    let draft = Draft::new(severity, Subject::Unix(path.clone()), verdict)
         .because(format!(
             "first reading: {} in the queue, second reading: {}",
             counted(waiting_before.into(), "connection"),
@@ -116,7 +116,7 @@ fn draft_a01(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Dra
             if drops == 1 { "was" } else { "were" }
         );
     }
-    let mut draft = Draft::new(severity, subject(listener), verdict).because(format!(
+    let mut draft = Draft::new(severity, listener, verdict).because(format!(
         "first reading: {} in the queue ({} of the backlog), second reading: {}",
         counted(waiting_before.into(), "connection"),
         percent(waiting_before.into(), backlog.into()),
@@ -185,7 +185,7 @@ fn unix_draft_a02(snapshot: &Snapshot, listener: &UnixListener, limit: f64) -> O
         process(&client.owner),
         counted(client.failed, "time")
     );
-    let draft = Draft::new(Severity::Warning, listener.path.clone(), verdict).because(fact);
+    let draft = Draft::new(Severity::Warning, Subject::Unix(listener.path.clone()), verdict).because(fact);
     Some(empty_unix(explains_unix(draft, listener), snapshot, listener))
 }
 
@@ -216,7 +216,7 @@ fn draft_a02(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
         doing(listener.waiting.into(), "connection", "wait"),
         count(listener.backlog.into())
     );
-    let draft = Draft::new(Severity::Warning, subject(listener), verdict)
+    let draft = Draft::new(Severity::Warning, listener, verdict)
         .because(format!(
             "all listeners of the namespace: ListenDrops {}, of these ListenOverflows {}",
             count(during(snapshot, "TcpExt.ListenDrops")),
@@ -340,7 +340,14 @@ fn of_unix_a04(snapshot: &Snapshot, limit: f64) -> Checked {
     let listeners = snapshot.unix_listeners.seen()?.iter().filter(is_cut).filter(matters);
     let drafts = listeners.map(|listener| {
         let UnixListener { path, owners, waiting, .. } = listener;
-        draft_a04(path.clone(), path, owners, &unix_acceptors(snapshot, listener), *waiting, somaxconn)
+        draft_a04(
+            Subject::Unix(path.clone()),
+            path,
+            owners,
+            &unix_acceptors(snapshot, listener),
+            *waiting,
+            somaxconn,
+        )
     });
     Ok(drafts.collect())
 }
@@ -361,13 +368,13 @@ fn of_tcp_a04(snapshot: &Snapshot, limit: f64) -> Checked {
         .map(|listener| {
             let server = acceptors(snapshot, listener);
             let address = listener.address.to_string();
-            draft_a04(subject(listener), &address, &listener.owners, &server, listener.waiting, somaxconn)
+            draft_a04(listener.into(), &address, &listener.owners, &server, listener.waiting, somaxconn)
         })
         .collect())
 }
 
 fn draft_a04(
-    subject: String,
+    subject: Subject,
     address: &str,
     owners: &[Owner],
     server: &str,
@@ -636,7 +643,7 @@ fn unix_standing(snapshot: &Snapshot, listener: &UnixListener) -> Draft {
         time(snapshot.interval_ns),
         unix_acceptors(snapshot, listener)
     );
-    let mut draft = Draft::new(Severity::Warning, path.clone(), verdict).because(format!(
+    let mut draft = Draft::new(Severity::Warning, Subject::Unix(path.clone()), verdict).because(format!(
         "{} in the queue at the first reading, {} at the second",
         counted(listener.waiting_before.into(), "connection"),
         count(listener.waiting.into())
@@ -690,7 +697,7 @@ fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
         time(snapshot.interval_ns),
         acceptors(snapshot, listener)
     );
-    let mut draft = Draft::new(Severity::Warning, subject(listener), verdict).because(format!(
+    let mut draft = Draft::new(Severity::Warning, listener, verdict).because(format!(
         "{} in the queue at the first reading, {} at the second; the oldest has waited {} or longer",
         counted(listener.waiting_before.into(), "connection"),
         count(listener.waiting.into()),

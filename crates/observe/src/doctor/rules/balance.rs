@@ -4,7 +4,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::doctor::accepting::{
-    acceptors, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, subject, time,
+    acceptors, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
 use crate::doctor::command::Scope;
@@ -195,7 +195,7 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
         stopped.map_or_else(|| acceptors(snapshot, member), process),
         count(longest.into())
     );
-    let mut draft = Draft::new(severity, subject(member), verdict).because(format!(
+    let mut draft = Draft::new(severity, member, verdict).because(format!(
         "its queue held {} at the first reading; the backlog is {}",
         count(member.waiting_before.into()),
         count(member.backlog.into())
@@ -291,7 +291,7 @@ fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
         acceptors(snapshot, member),
         successor.map_or_else(String::new, |other| acceptors(snapshot, other))
     );
-    Draft::new(Severity::Warning, subject(member), verdict)
+    Draft::new(Severity::Warning, member, verdict)
         .explains(What::Queue(member.cookie))
         .because(format!("its queue held {} at the first reading", count(member.waiting_before.into())))
         .now(Remedy::sysctl("net.ipv4.tcp_migrate_req", "1", "a closed listener passes its queue on to the others"))

@@ -11,7 +11,7 @@ use crate::doctor::accepting;
 use crate::doctor::attribute::{Growth, left_behind, unknown_user, users};
 use crate::doctor::budget::{Budget, state};
 use crate::doctor::command::Scope;
-use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::{
     more_ports, more_sources, network, print_name, printed, shorter_searches, wider_range,
 };
@@ -54,7 +54,7 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
         process(owner),
         counted(*failed, "call")
     );
-    let subject = format!("{} → {destination}", process(owner));
+    let subject = Subject::Connects(owner.pid, owner.name.clone(), destination);
     let failed = What::Calls {
         call: "connect",
         errno: errno::EADDRNOTAVAIL,
@@ -407,7 +407,7 @@ fn draft_p10(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64
             verdict += &format!(" and {leak}");
         }
     }
-    let draft = Draft::new(Severity::Warning, tuple(subject), verdict).explains(What::Growth(tuple(subject)));
+    let draft = Draft::new(Severity::Warning, subject, verdict).explains(What::Growth(subject.into()));
     more_ports(draft, snapshot, subject)
 }
 
@@ -604,7 +604,7 @@ fn draft_p12(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, large: &[&Ow
         named.join(", "),
         percent(budget.taken().into(), budget.total.into())
     );
-    let mut draft = Draft::new(Severity::Notice, tuple(subject), verdict);
+    let mut draft = Draft::new(Severity::Notice, subject, verdict);
     draft.now.extend(more_sources(snapshot, subject));
     draft.now.extend(wider_range(snapshot, Some(subject)));
     draft.proper.extend(printed(snapshot, subject));

@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{Part, Process, Snapshot};
 
 use crate::doctor::accepting::{during, explains_listener, explains_unix, time};
 use crate::doctor::command::{Scope, Setting, Step};
-use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, percent};
 use fourtuple_record::errno;
@@ -50,7 +50,8 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let verdict =
         format!("{name} has {} of {} descriptors, {}", count(used), count(most), percent(used, most));
     let ceiling = process.descriptor_ceiling.map_or("unlimited".to_owned(), count);
-    let mut draft = Draft::new(severity, &name, verdict).because(format!("the hard limit is {ceiling}"));
+    let mut draft = Draft::new(severity, Subject::Process(process.pid, process.name.clone()), verdict)
+        .because(format!("the hard limit is {ceiling}"));
     // prlimit() refuses a hard limit above fs.nr_open, with EPERM also for root.
     let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);
     let is_highest = highest <= most;

@@ -90,7 +90,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
             counted(budget.held.into(), "more port")
         )
     });
-    let mut draft = Draft::new(severity, tuple(subject), verdict)
+    let mut draft = Draft::new(severity, subject, verdict)
         .because(format!("sockets: {}", states(subject)))
         .because_if(left_behind(snapshot, subject))
         .because_if(held)
@@ -110,7 +110,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let draft = draft
         .explains(failed(errno::EADDRNOTAVAIL))
         .explains(failed(errno::EADDRINUSE))
-        .explains(What::Growth(tuple(subject)));
+        .explains(What::Growth(subject.into()));
     let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
     if subject.owners.is_empty() {
         return draft.now(Remedy::own(
@@ -201,7 +201,7 @@ fn draft_p02(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) ->
         counted(low.into(), "port")
     );
     let time = |ns: f64| f64::from(low) * ns / 1e3;
-    let mut draft = Draft::new(Severity::Warning, tuple(subject), verdict)
+    let mut draft = Draft::new(Severity::Warning, subject, verdict)
         .because(format!(
             "{} of {} ports are in use",
             count(budget.in_use.into()),

@@ -187,7 +187,7 @@ fn draft_t03(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, i
             rate(budget.total.into()),
             rate(budget.ceiling_per_s())
         );
-        return Draft::new(severity, tuple(subject), verdict).now(Remedy::sysctl(
+        return Draft::new(severity, subject, verdict).now(Remedy::sysctl(
             "net.ipv4.tcp_tw_reuse_delay",
             "1000",
             effect,
@@ -199,7 +199,7 @@ fn draft_t03(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, i
         tuple(subject),
         delay_s(snapshot)
     );
-    let mut draft = Draft::new(severity, tuple(subject), verdict).because(match subject.time_wait_plain {
+    let mut draft = Draft::new(severity, subject, verdict).because(match subject.time_wait_plain {
         Some(_) => "the connections had TCP timestamps, which both sides need",
         None => "net.ipv4.tcp_timestamps is on here; the peer needs TCP timestamps too",
     });
@@ -293,7 +293,7 @@ fn of_peers(snapshot: &Snapshot, limit: f64) -> Checked {
         let severity = if budget.is_past(90.0) { Severity::Warning } else { Severity::Notice };
         let guess = tuple.time_wait_plain.is_none();
         drafts.push(
-            Draft::new(severity, words::tuple(tuple), verdict)
+            Draft::new(severity, tuple, verdict)
                 .because("net.ipv4.tcp_timestamps is 1 here, so the peer, or a device on the way, lacks them")
                 .because_if(guess.then(|| {
                     "no port in TIME_WAIT was ever taken again (TcpExt.TWRecycled is 0); the sockets themselves are visible to root only".to_owned()
@@ -455,7 +455,7 @@ fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         count(budget.total.into()),
         tuple(subject)
     );
-    let mut draft = Draft::new(Severity::Notice, tuple(subject), verdict)
+    let mut draft = Draft::new(Severity::Notice, subject, verdict)
         .because_if(left_behind(snapshot, subject))
         .proper(keep_connections(subject));
     draft.proper.extend(printed(snapshot, subject));

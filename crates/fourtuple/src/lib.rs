@@ -3,7 +3,7 @@
 //! - [`dial`] opens TCP connections and connected UDP sockets: it finds a free source port quickly, and its errors name the cause.
 //! - [`listen`] distributes connections over the workers of a server.
 //! - [`spread`] distributes the packets of a UDP port over a group of sockets.
-//! - [`ports`] calculates with port ranges and budgets; with the feature `plan` it also simulates the kernel's port search.
+//! - [`ports`] calculates with port ranges and budgets.
 //! - [`capabilities`] probes which socket options the kernel supports.
 //!
 //! The crate keeps no pool of connections, speaks no protocol and changes no sysctl.
@@ -119,8 +119,6 @@
 //! - `serde`: `Serialize` for reports and counters, and also `Deserialize` for settings, in the form of their `Display`.
 //! - `tracing`: debug events: each dial and its failure; workers that join and leave, the end of a group, failed accepts, and
 //!   connections closed by a limit.
-//! - `plan`: the simulation of the kernel's port search in [`ports`], for the tools of this repository. The feature promises no
-//!   stability: any version may change its types and functions.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]

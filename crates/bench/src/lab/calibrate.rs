@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use fourtuple::dial::{DialError, Dialer, Strategy};
-use fourtuple::ports::{Costs, CostsByFill, PortRange, ProbeCost};
+use fourtuple::ports::PortRange;
+use fourtuple_observe::plan::{Costs, CostsByFill, ProbeCost};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};

@@ -2,8 +2,8 @@ use std::io;
 
 use fourtuple::dial::{BuildError, DialError};
 use fourtuple::listen::ListenError;
-use fourtuple::ports::CostError;
 use fourtuple_forward::ForwardError;
+use fourtuple_observe::plan::CostError;
 use fourtuple_syscalls::netns;
 
 /// The reason why an experiment failed.

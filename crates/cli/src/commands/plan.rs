@@ -5,11 +5,10 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{
-    self, Closer, Costs, CostsByFill, PlanError, PortRange, PortSet, TIME_WAIT, WindowSearch,
-};
+use fourtuple::ports::{Closer, PortRange, PortSet, TIME_WAIT};
 use fourtuple_bench::lab::Watch;
 use fourtuple_observe::plan;
+use fourtuple_observe::plan::{Costs, CostsByFill, PlanError, WindowSearch};
 use fourtuple_record::Saved;
 use fourtuple_record::measure::words::counted;
 use time::OffsetDateTime;
@@ -129,7 +128,7 @@ impl Plan {
         };
         let strategy =
             self.strategy(search, self.kernel == Kernel::This && found == Some(LocalPortRange::Absent));
-        let planned = ports::Plan {
+        let planned = plan::Plan {
             range,
             reserved,
             sources: self.sources,
@@ -144,7 +143,7 @@ impl Plan {
                 CostSource::Reference => Costs::reference().into(),
             },
             seed: self.output.seed,
-            ..ports::Plan::new(strategy)
+            ..plan::Plan::new(strategy)
         };
         let refuse = |error: PlanError| UsageError(error.to_string());
         let capabilities: Vec<_> = found.iter().map(|found| ("ip_local_port_range", found.name())).collect();

@@ -130,7 +130,7 @@ impl Strategy {
     /// Does the same as [`Strategy::step`], but draws no reserved port to bind: bind() by number accepts reserved ports. A draw of such
     /// a port does not count as a step.
     #[inline]
-    pub(crate) fn unreserved_step(
+    pub fn unreserved_step(
         self,
         tried: u32,
         range: PortRange,

@@ -108,7 +108,7 @@ impl PortRange {
     }
 
     /// Returns the words of a [`PortSet`] that contain the range: index and mask of each.
-    pub(super) fn masks(self) -> impl Iterator<Item = (u16, u64)> {
+    fn masks(self) -> impl Iterator<Item = (u16, u64)> {
         (self.low >> 6..=self.high >> 6).map(move |index| (index, mask(self, index)))
     }
 
@@ -198,14 +198,8 @@ impl PortSet {
         self.words.fill(0);
     }
 
-    /// Removes all ports of `range`, and possibly ports within 63 ports of it.
-    #[cfg(feature = "plan")]
-    pub(super) fn clear_in(&mut self, range: PortRange) {
-        self.words[usize::from(range.low >> 6)..=usize::from(range.high >> 6)].fill(0);
-    }
-
     /// Returns 64 ports from port 64 x `index` on, the lowest in the lowest bit.
-    pub(super) fn word(&self, index: u16) -> u64 {
+    fn word(&self, index: u16) -> u64 {
         self.words[usize::from(index)]
     }
 

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{Budget, Closer, Plan, PlanOutcome, PortRange, TIME_WAIT, WindowSearch};
+use fourtuple::ports::{Budget, Closer, PortRange, TIME_WAIT};
 use fourtuple_record::measure::words::{counted, decimal, grouped};
 use fourtuple_record::{PlanOther, format_duration, format_time};
 
-use crate::plan::Reuse;
+use crate::plan::{Plan, PlanOutcome, Reuse, WindowSearch};
 
 /// Returns the advice for a plan, one sentence or two a line: how many connections fit, when the ports run out and when
 /// connect() gets slow, and which settings help.

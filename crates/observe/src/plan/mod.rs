@@ -1,17 +1,26 @@
-//! A plan of source ports as a record: the settings as understood, the figures, and advice in sentences.
+//! The cost of a port search, a simulation of the kernel's search, and plans: as a record with the settings as understood, the figures,
+//! and advice in sentences.
 //!
-//! `fourtuple plan` and the Python package share it. The module measures nothing and reads nothing: [`fourtuple::ports::Plan`] has all
-//! input.
+//! `fourtuple plan` and the Python package share it. The module measures nothing and reads nothing: [`Plan`] has all input.
 #![warn(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod advice;
+mod cost;
+mod kernel;
+mod model;
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{Closer, Plan, PlanError, PlanOutcome, WindowSearch};
+use fourtuple::ports::Closer;
 use fourtuple_record::{PlanMoment, PlanOther, PlanPoint, PlanResults, PlanSettings};
+
+pub use cost::{CostError, Costs, CostsByFill, ProbeCost, expected_probes, halves};
+pub use kernel::{Probes, SearchResult, TupleTable, WindowSearch};
+pub use model::{DialTotals, FillPoint, Fleet, Plan, PlanError, PlanOutcome};
+pub use simulate::{Fill, FillPart, SimulatedDial, dial};
 
 /// Maximum number of connections to simulate for a strategy that the plan is only compared with. Its costs come from the fills of one
 /// pair, which are simulated in any case.

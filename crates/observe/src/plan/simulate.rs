@@ -1,7 +1,9 @@
 use std::collections::VecDeque;
 
-use crate::dial::{Step, Strategy};
-use crate::ports::{Probes, Random, TupleTable};
+use fourtuple::dial::{Step, Strategy};
+use fourtuple::ports::Random;
+
+use crate::plan::{Probes, TupleTable};
 
 /// Number of length classes of searches. A class is a power of two of the length, because the cost of a probe depends on the length.
 /// A failed search by parity probes 65,536 ports twice: 17 bits.
@@ -33,7 +35,8 @@ pub struct SimulatedDial {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch, dial};
+/// use fourtuple::ports::{PortRange, PortSet, Random};
+/// use fourtuple_observe::plan::{TupleTable, WindowSearch, dial};
 ///
 /// let range = PortRange::new(32768, 32769)?;
 /// let mut random = Random::with_seed(1);
@@ -156,7 +159,8 @@ impl FillPart {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
+/// use fourtuple::ports::{PortRange, PortSet, Random};
+/// use fourtuple_observe::plan::{Fill, TupleTable, WindowSearch};
 ///
 /// let range = PortRange::new(32768, 33767)?;
 /// let mut random = Random::with_seed(1);

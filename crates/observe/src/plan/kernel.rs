@@ -1,13 +1,13 @@
 use std::fmt;
 
-use crate::ports::{PortRange, PortSet, Random};
+use fourtuple::ports::{PortRange, PortSet, Random};
 
 /// The kernel's search of a window that was set with IP_LOCAL_PORT_RANGE. Without a window all kernels search the range of the
 /// namespace by parity (`__inet_hash_connect`).
 ///
 /// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums, reason = "of the feature `plan`, without a promise of stability")]
+#[allow(clippy::exhaustive_enums, reason = "two generations of kernels")]
 pub enum WindowSearch {
     /// Before Linux 6.8: first the ports with the parity of the window's first port, then the ports of the opposite parity.
     Parity,
@@ -56,7 +56,7 @@ impl std::ops::AddAssign for Probes {
 ///
 /// Example: [`TupleTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
+#[allow(clippy::exhaustive_structs, reason = "two generations of kernels")]
 pub struct SearchResult {
     /// The port, now in use; `None`: the kernel returns EADDRNOTAVAIL.
     pub port: Option<u16>,
@@ -72,7 +72,8 @@ pub struct SearchResult {
 /// with 2 for destinations other than loopback.
 ///
 /// ```
-/// use fourtuple::ports::{PortRange, PortSet, WindowSearch, TupleTable};
+/// use fourtuple::ports::{PortRange, PortSet};
+/// use fourtuple_observe::plan::{WindowSearch, TupleTable};
 ///
 /// let range = PortRange::new(32768, 32775).unwrap();
 /// let mut random = fourtuple::ports::Random::with_seed(1);
@@ -113,7 +114,7 @@ pub struct TupleTable {
     skipped: CountedSet,
     /// Value of `skipped` in the empty table.
     pristine_skipped: CountedSet,
-    established: PortSet,
+    established: Words,
     time_wait: CountedSet,
     /// Ports bound by number for this tuple.
     bound: PortSet,
@@ -152,7 +153,7 @@ impl TupleTable {
             passed: reserved.clone(),
             pristine_skipped: skipped.clone(),
             skipped,
-            established: PortSet::new(),
+            established: Words::default(),
             time_wait: CountedSet::default(),
             bound: PortSet::new(),
             binds: false,
@@ -501,7 +502,7 @@ const BLOCK: u32 = 1024;
 /// each kind of port that it probes.
 #[derive(Clone, Default)]
 pub(super) struct CountedSet {
-    ports: PortSet,
+    ports: Words,
     /// Number of ports per block, by lane (even, odd).
     blocks: [Blocks; 2],
     len: u32,
@@ -578,8 +579,52 @@ impl CountedSet {
     }
 
     fn count_words(&self, low: u16, high: u16, lane: Lane) -> u32 {
-        let range = PortRange::new(low, high).expect("a walk never runs backwards");
-        range.masks().map(|(index, mask)| (self.ports.word(index) & mask & lane.bits()).count_ones()).sum()
+        let (first, last) = (low >> 6, high >> 6);
+        let within = |index: u16| {
+            let from = if index == first { u64::MAX << (low & 63) } else { u64::MAX };
+            let to = if index == last { u64::MAX >> (63 - (high & 63)) } else { u64::MAX };
+            from & to & lane.bits()
+        };
+        (first..=last).map(|index| (self.ports.0[usize::from(index)] & within(index)).count_ones()).sum()
+    }
+}
+
+/// A set of ports in words of 64. [`PortSet`] does not show its words.
+#[derive(Clone)]
+struct Words(Box<[u64; 1024]>);
+
+impl Default for Words {
+    fn default() -> Words {
+        Words(Box::new([0; 1024]))
+    }
+}
+
+impl Words {
+    fn contains(&self, port: u16) -> bool {
+        self.0[usize::from(port >> 6)] >> (port & 63) & 1 == 1
+    }
+
+    /// Returns whether the port was not in the set.
+    fn insert(&mut self, port: u16) -> bool {
+        let is_new = !self.contains(port);
+        self.0[usize::from(port >> 6)] |= 1 << (port & 63);
+        is_new
+    }
+
+    /// Returns whether the port was in the set.
+    fn remove(&mut self, port: u16) -> bool {
+        let was = self.contains(port);
+        self.0[usize::from(port >> 6)] &= !(1 << (port & 63));
+        was
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Removes all ports of `range`, and possibly ports within 63 ports of it.
+    fn clear_in(&mut self, range: PortRange) {
+        self.0[usize::from(range.low() >> 6)..=usize::from(range.high() >> 6)].fill(0);
     }
 }
 

@@ -1,5 +1,6 @@
-use crate::dial::Strategy;
-use crate::ports::{FillPart, Probes, WindowSearch};
+use fourtuple::dial::Strategy;
+
+use crate::plan::{FillPart, Probes, WindowSearch};
 
 /// The cost of one probed port, depending on the number of ports that the search probes.
 ///
@@ -8,7 +9,7 @@ use crate::ports::{FillPart, Probes, WindowSearch};
 /// the points it equals the cost at the nearest point.
 ///
 /// ```
-/// use fourtuple::ports::ProbeCost;
+/// use fourtuple_observe::plan::ProbeCost;
 ///
 /// let cost = ProbeCost::new(vec![(100.0, 40.0), (10_000.0, 160.0)])?;
 /// assert_eq!([1.0, 1_000.0, 1e6].map(|length| cost.ns(length).round()), [40.0, 100.0, 160.0]);
@@ -17,7 +18,7 @@ use crate::ports::{FillPart, Probes, WindowSearch};
 /// // A dial takes 15,000 ns if its first port is free, and 19,000 ns if it probes 100 ports in use.
 /// assert_eq!(ProbeCost::measured(15_000.0, &[(100.0, 19_000.0)])?, ProbeCost::new(vec![(100.0, 40.0)])?);
 /// assert_eq!(ProbeCost::flat(40.0)?.ns(5_000.0), 40.0);
-/// # Ok::<(), fourtuple::ports::CostError>(())
+/// # Ok::<(), fourtuple_observe::plan::CostError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeCost {
@@ -27,7 +28,7 @@ pub struct ProbeCost {
 /// Figures that are not valid costs.
 ///
 /// ```
-/// use fourtuple::ports::{CostError, ProbeCost};
+/// use fourtuple_observe::plan::{CostError, ProbeCost};
 ///
 /// assert_eq!(ProbeCost::new(vec![]), Err(CostError::NoPoints));
 /// assert_eq!(ProbeCost::flat(-1.0), Err(CostError::Point { length: 1.0, ns: -1.0 }));
@@ -119,7 +120,8 @@ impl ProbeCost {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Costs, CostsByFill, Fill, PortRange, PortSet, Random, TupleTable, WindowSearch};
+/// use fourtuple::ports::{PortRange, PortSet, Random};
+/// use fourtuple_observe::plan::{Costs, CostsByFill, Fill, TupleTable, WindowSearch};
 ///
 /// let mut random = Random::with_seed(1);
 /// let range = PortRange::KERNEL_DEFAULT;
@@ -135,7 +137,7 @@ impl ProbeCost {
 /// let measured = costs.clone().calibrated(15_000.0, &[(100.0, 19_000.0)])?;
 /// let by_fill = CostsByFill { half: measured, full: costs };
 /// assert_eq!(by_fill.mean_ns(&fill.parts[1], 1.0), Some(second));
-/// # Ok::<(), fourtuple::ports::CostError>(())
+/// # Ok::<(), fourtuple_observe::plan::CostError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::exhaustive_structs, reason = "of the feature `plan`, without a promise of stability")]
@@ -248,7 +250,7 @@ impl From<Costs> for CostsByFill {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{WindowSearch, expected_probes, halves};
+/// use fourtuple_observe::plan::{WindowSearch, expected_probes, halves};
 ///
 /// let probes = |strategy, used| expected_probes(strategy, WindowSearch::Linear, 28_232, used).round();
 /// assert_eq!(probes(Strategy::FullRange, 0.75), 4.0);
@@ -282,8 +284,6 @@ pub fn halves(strategy: Strategy, search: WindowSearch) -> bool {
         Strategy::KernelDefault => true,
         Strategy::FullRange => search == WindowSearch::Parity,
         Strategy::SelectTestRepeat { .. } | Strategy::RandomWindow { .. } => false,
-        Strategy::Auto => {
-            panic!("Strategy::Auto must be replaced by what it chooses before its cost is asked for")
-        }
+        other => panic!("{other} must be replaced by what it chooses before its cost is asked for"),
     }
 }

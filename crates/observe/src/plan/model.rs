@@ -2,11 +2,10 @@ use std::num::NonZeroUsize;
 use std::thread;
 use std::time::Duration;
 
-use crate::dial::Strategy;
-use crate::ports::{
-    Budget, BudgetError, Closer, Costs, CostsByFill, Fill, FillPart, PortRange, PortSet, Random, TIME_WAIT,
-    TupleTable, WindowSearch, halves, steady_tuples,
-};
+use fourtuple::dial::Strategy;
+use fourtuple::ports::{Budget, BudgetError, Closer, PortRange, PortSet, Random, TIME_WAIT, steady_tuples};
+
+use crate::plan::{Costs, CostsByFill, Fill, FillPart, TupleTable, WindowSearch, halves};
 
 /// Number of parts of the fill in a plan.
 const PARTS: usize = 16;
@@ -22,7 +21,8 @@ const SAMPLE: u64 = 20_000_000;
 /// ```
 /// use std::time::Duration;
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Closer, Plan};
+/// use fourtuple::ports::Closer;
+/// use fourtuple_observe::plan::Plan;
 ///
 /// let plan = Plan { arrival_per_s: Some(2_000.0), closer: Closer::Us, ..Plan::new(Strategy::KernelDefault) };
 /// let outcome = plan.outcome().unwrap();
@@ -73,7 +73,7 @@ pub struct Plan {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Plan, PlanError};
+/// use fourtuple_observe::plan::{Plan, PlanError};
 ///
 /// assert_eq!(Plan::new(Strategy::Auto).outcome(), Err(PlanError::Undecided));
 /// let plan = Plan { arrival_per_s: Some(-1.0), ..Plan::new(Strategy::FullRange) };
@@ -115,7 +115,7 @@ pub struct PlanOutcome {
     pub failed_dials: u64,
     /// Cost of connect() by sixteenth of the fill of one pair, the mean of five fills. A part without a successful dial has no
     /// point.
-    pub by_fill: Vec<PlanPoint>,
+    pub by_fill: Vec<FillPoint>,
     /// Dials of the whole fleet from an empty table to the steady state, or without a rate until all ports are in use.
     pub fleet: DialTotals,
     /// Number of simulated connections.
@@ -127,7 +127,7 @@ pub struct PlanOutcome {
 /// Example: [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct PlanPoint {
+pub struct FillPoint {
     /// Share of the ports in use at the end of this part, 0 to 1.
     pub fill: f64,
     /// Mean number of probed ports per dial.
@@ -284,11 +284,11 @@ impl Plan {
         u64::try_from(needed).unwrap_or(u64::MAX).max(1)
     }
 
-    fn points(&self, fill: &Fill) -> Vec<PlanPoint> {
+    fn points(&self, fill: &Fill) -> Vec<FillPoint> {
         let parts = fill.parts.iter().enumerate();
         let point = |(index, part)| {
             let mean_ns = self.costs.mean_ns(part, middle(index))?.round() as u64;
-            Some(PlanPoint {
+            Some(FillPoint {
                 fill: (index + 1) as f64 / PARTS as f64,
                 probes: part.probes_per_dial()?,
                 mean_ns,
@@ -321,7 +321,8 @@ fn middle(part: usize) -> f64 {
 ///
 /// ```
 /// use fourtuple::dial::Strategy;
-/// use fourtuple::ports::{Fleet, PortRange, PortSet, WindowSearch};
+/// use fourtuple::ports::{PortRange, PortSet};
+/// use fourtuple_observe::plan::{Fleet, WindowSearch};
 ///
 /// let fleet = Fleet {
 ///     range: PortRange::KERNEL_DEFAULT,

@@ -7,7 +7,8 @@ use std::error::Error;
 use std::time::Instant;
 
 use fourtuple::dial::Strategy;
-use fourtuple::ports::{Fleet, PortRange, PortSet, WindowSearch};
+use fourtuple::ports::{PortRange, PortSet};
+use fourtuple_observe::plan::{Fleet, WindowSearch};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);

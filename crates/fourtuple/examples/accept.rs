@@ -8,12 +8,11 @@ use std::convert::Infallible;
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use fourtuple::listen::{
-    AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, ListenerGroup, ListenerGroupBuilder, Recycle, Session,
+    AcceptPolicy, AsyncAcceptor, AsyncConnection, Endpoint, ListenerGroup, ListenerGroupBuilder, Recycle,
     Workers,
 };
 use http_body_util::Full;
@@ -131,11 +130,12 @@ fn work(group: &ListenerGroup, mut stopped: watch::Receiver<()>) -> Result<(), B
     })
 }
 
-async fn serve(Accepted { stream, session, .. }: Accepted) {
-    // The session exists until the connection ends. hyper reads the further requests.
-    let session = Arc::new(session);
+async fn serve(connection: AsyncConnection) {
+    // hyper reads the further requests.
+    let handle = connection.handle();
     let answer = service_fn(move |_: Request<Incoming>| {
-        let last = answered(&session);
+        let last = handle.should_close();
+        handle.response_sent();
         async move {
             let mut response = Response::new(Full::new(Bytes::from_static(b"hello\n")));
             if last {
@@ -145,12 +145,5 @@ async fn serve(Accepted { stream, session, .. }: Accepted) {
         }
     });
     // A client may close the connection in the middle of a request.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
-}
-
-/// Counts a request. Returns whether it is the last of its connection.
-fn answered(session: &Session) -> bool {
-    let last = session.is_last();
-    session.answered();
-    last
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(connection), answer).await;
 }

@@ -41,8 +41,8 @@ fn serve(mut acceptor: Acceptor) -> Result<(), ListenError> {
     while let Some(mut connection) = acceptor.next(None)? {
         let mut request = [0; 1024];
         if matches!(connection.read(&mut request), Ok(1..)) && connection.write_all(b"answer\n").is_ok() {
-            connection.answered();
-            if !connection.is_last() {
+            connection.response_sent();
+            if !connection.should_close() {
                 acceptor.keep(connection)?;
             }
         }

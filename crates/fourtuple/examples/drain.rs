@@ -33,12 +33,12 @@ fn serve(mut acceptor: Acceptor) -> Result<(), ListenError> {
             continue;
         }
         // During the drain each response is the last of its connection: HTTP servers send `Connection: close`.
-        let answer: &[u8] = if connection.is_last() { b"last answer\n" } else { b"answer\n" };
+        let answer: &[u8] = if connection.should_close() { b"last answer\n" } else { b"answer\n" };
         if connection.write_all(answer).is_err() {
             continue;
         }
-        connection.answered();
-        if !connection.is_last() {
+        connection.response_sent();
+        if !connection.should_close() {
             acceptor.keep(connection)?;
         }
     }

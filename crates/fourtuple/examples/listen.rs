@@ -26,8 +26,8 @@ fn serve(mut acceptor: Acceptor) -> Result<(), ListenError> {
         if !matches!(connection.read(&mut request), Ok(1..)) || connection.write_all(b"answer\n").is_err() {
             continue;
         }
-        connection.answered();
-        if !connection.is_last() {
+        connection.response_sent();
+        if !connection.should_close() {
             acceptor.keep(connection)?; // any idle worker gets its next request
         }
     }

@@ -189,8 +189,8 @@ fn answer(acceptor: &mut Acceptor, mut connection: Connection) -> Result<(), Lis
     }
     while let Some(end) = connection.carry.iter().position(|byte| *byte == b'\n') {
         connection.carry.drain(..=end);
-        connection.answered();
-        let is_last = connection.is_last();
+        connection.response_sent();
+        let is_last = connection.should_close();
         let line = format!("{} {}\n", acceptor.seat(), connection.served());
         if connection.write_all(line.as_bytes()).is_err() || is_last {
             return Ok(());

@@ -64,15 +64,15 @@ fn work(group: &ListenerGroup, connector: &Connector, upstream: &str) -> Result<
         loop {
             let stream = match acceptor.accept().await {
                 Err(ListenError::Drained) => return Ok(()),
-                accepted => accepted?.into_stream(),
+                accepted => accepted?,
             };
-            let (client, upstream, session) = (client.clone(), upstream.to_owned(), stream.session_handle());
+            let (client, upstream, session) = (client.clone(), upstream.to_owned(), stream.handle());
             let service = service_fn(move |request| {
                 let (client, upstream, session) = (client.clone(), upstream.clone(), session.clone());
                 async move {
                     let mut response = forward(client, upstream, request).await?;
-                    session.answered();
-                    if session.is_last() {
+                    session.response_sent();
+                    if session.should_close() {
                         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                     }
                     Ok::<_, http::Error>(response)

@@ -64,7 +64,7 @@
 //! # drop(response); Ok(()) }
 //! ```
 //!
-//! A server with hyper (feature `tokio`): [`listen`] has a type `AcceptedStream`, whose documentation is a whole server that drains on SIGTERM.
+//! A server with hyper (feature `tokio`): [`listen`] has a type `AsyncConnection`, whose documentation is a whole server that drains on SIGTERM.
 //!
 //! A server with axum (feature `axum`), one listener for all its runtimes:
 //!
@@ -271,14 +271,12 @@ const _: () = {
     is_send_and_sync::<dial::ConnectorBuilder>();
     is_send_and_sync::<dial::DialedStream>();
     is_send_and_sync::<dial::GuardedStream<std::sync::Arc<dial::Dialer>>>();
-    is_send::<listen::Accepted>();
     is_send::<listen::Incoming>();
-    is_send_and_sync::<listen::AcceptedStream>();
-    is_send_and_sync::<listen::Session>();
-    is_send_and_sync::<listen::SessionHandle>();
+    is_send_and_sync::<listen::AsyncConnection>();
+    is_send_and_sync::<listen::ConnectionHandle>();
     is_send::<listen::AsyncAcceptor>();
     is_unpin::<dial::DialedStream>();
-    is_unpin::<listen::AcceptedStream>();
+    is_unpin::<listen::AsyncConnection>();
     is_unpin::<listen::Incoming>();
 };
 

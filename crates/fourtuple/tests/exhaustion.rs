@@ -99,7 +99,7 @@ fn no_descriptor_is_free_and_no_connection_is_lost() {
                         .unwrap_or_else(|| panic!("round {round}: {:?}", group.stats()));
                     assert_eq!(connection.read(&mut [0]).unwrap(), 1);
                     connection.write_all(b"y").unwrap();
-                    connection.answered();
+                    connection.response_sent();
                     worker.keep(connection).unwrap();
                 }
                 for client in &mut clients {

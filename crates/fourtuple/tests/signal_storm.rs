@@ -85,7 +85,7 @@ fn work(mut acceptor: Acceptor) {
         let mut request = [0];
         match connection.read(&mut request) {
             Ok(1) => {
-                connection.answered();
+                connection.response_sent();
                 connection.write_all(&request).unwrap();
                 acceptor.keep(connection).unwrap();
             }
@@ -172,9 +172,9 @@ fn a_runtime_accepts_drains_and_leaves_under_signals() {
                         loop {
                             match acceptor.accept().await {
                                 Ok(mut accepted) => {
-                                    accepted.stream.read_u8().await.unwrap();
-                                    accepted.stream.write_u8(1).await.unwrap();
-                                    accepted.session.answered();
+                                    accepted.read_u8().await.unwrap();
+                                    accepted.write_u8(1).await.unwrap();
+                                    accepted.response_sent();
                                 }
                                 Err(ListenError::Drained) => break,
                                 Err(error) => panic!("{policy}: {error}"),

@@ -327,7 +327,7 @@ fn answer(connection: &mut Connection) -> bool {
     match connection.read(&mut byte) {
         Ok(1) => {
             connection.write_all(&byte).unwrap();
-            connection.answered();
+            connection.response_sent();
             true
         }
         Ok(_) => false,

@@ -147,12 +147,12 @@ pub fn fast_open(listener: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Sets IPV6_V6ONLY, before bind(): whether a socket at the unspecified IPv6 address leaves IPv4 to other sockets.
-pub fn set_only_ipv6(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+pub fn set_ipv6_only(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(on))
 }
 
 /// Returns whether IPV6_V6ONLY is set on an IPv6 socket.
-pub fn is_only_ipv6(socket: BorrowedFd<'_>) -> io::Result<bool> {
+pub fn is_ipv6_only(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(get_int(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0)
 }
 

@@ -44,7 +44,7 @@ pub struct Listener {
     /// Local address; the unspecified address stands for all addresses.
     pub local: SocketAddr,
     /// For the unspecified IPv6 address: whether the socket excludes IPv4 (IPV6_V6ONLY).
-    pub only_ipv6: bool,
+    pub ipv6_only: bool,
     /// Connections in the accept queue (sk_ack_backlog, which sock_diag returns in idiag_rqueue).
     pub waiting: u32,
     /// Limit of the accept queue: the backlog of listen(2), cut to net.core.somaxconn (sk_max_ack_backlog, in
@@ -352,7 +352,7 @@ pub(crate) fn entry(reply: &Reply) -> Entry {
 fn listener(reply: &Reply, attributes: &[u8]) -> Listener {
     Listener {
         local: entry(reply).local,
-        only_ipv6: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
+        ipv6_only: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
             .is_some_and(|value| value.first() == Some(&1)),
         waiting: reply.receive_queue,
         backlog: reply.send_queue,

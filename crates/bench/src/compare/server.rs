@@ -212,7 +212,7 @@ impl ServerAddress {
 fn tcp_listener(target: SocketAddr) -> io::Result<bool> {
     let mut found = false;
     sock_diag::each_listener(|listener| {
-        found |= receives(listener.local, listener.only_ipv6, target);
+        found |= receives(listener.local, listener.ipv6_only, target);
     })?;
     Ok(found)
 }
@@ -233,10 +233,10 @@ fn udp_socket(target: SocketAddr) -> io::Result<bool> {
 }
 
 /// Returns whether the kernel delivers packets for `target` to a socket that is bound to `local`.
-fn receives(local: SocketAddr, only_ipv6: bool, target: SocketAddr) -> bool {
+fn receives(local: SocketAddr, ipv6_only: bool, target: SocketAddr) -> bool {
     let is_wildcard = match local.ip() {
         IpAddr::V4(ip) => ip.is_unspecified() && target.is_ipv4(),
-        IpAddr::V6(ip) => ip.is_unspecified() && (target.is_ipv6() || !only_ipv6),
+        IpAddr::V6(ip) => ip.is_unspecified() && (target.is_ipv6() || !ipv6_only),
     };
     // The kernel sends what is addressed to the unspecified address to loopback (ip_route_output_key_hash_rcu,
     // ip6_datagram_connect).
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn wildcard_and_loopback_sockets_receive() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        for (local, only_ipv6, target, expected) in [
+        for (local, ipv6_only, target, expected) in [
             ("127.0.0.1:80", false, "127.0.0.1:80", true),
             ("127.0.0.1:80", false, "127.0.0.1:81", false),
             ("127.0.0.2:80", false, "127.0.0.1:80", false),
@@ -266,7 +266,7 @@ mod tests {
             ("[::]:80", true, "[::1]:80", true),
             ("127.0.0.1:80", false, "0.0.0.0:80", true),
         ] {
-            assert_eq!(receives(address(local), only_ipv6, address(target)), expected, "{local} {target}");
+            assert_eq!(receives(address(local), ipv6_only, address(target)), expected, "{local} {target}");
         }
     }
 

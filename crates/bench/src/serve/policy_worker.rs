@@ -147,7 +147,7 @@ impl PolicyWorker {
         let (mut position, mut used) = (Position::from_mark(connection.mark), 0);
         while used < bytes.len() {
             let every = self.close.every().is_some_and(|every| u64::from(connection.served()) + 1 >= every);
-            let step = self.decoder.next(&mut position, &bytes[used..], every || connection.is_last());
+            let step = self.decoder.next(&mut position, &bytes[used..], every || connection.should_close());
             used += step.used;
             connection.mark = position.mark();
             let Some(answer) = step.answer else { break };
@@ -155,7 +155,7 @@ impl PolicyWorker {
                 self.counts.error(name);
             }
             if answer.is_response() {
-                connection.answered();
+                connection.response_sent();
                 // Counted before it is sent: a client that has the response finds the request counted.
                 self.counts.requests.add(1);
                 self.work.serve();

@@ -32,9 +32,9 @@ use crate::listen::wait::{Released, Seat, Wait};
 /// let mut connection = acceptor.next(None)?.expect("no wakeup yet");
 /// connection.read_exact(&mut [0; 4])?;
 /// connection.write_all(b"pong")?;
-/// connection.answered();
+/// connection.response_sent();
 /// println!("{} requests in {:?}", connection.served(), connection.age());
-/// if !connection.is_last() {
+/// if !connection.should_close() {
 ///     acceptor.keep(connection)?;
 /// }
 ///
@@ -249,7 +249,7 @@ impl Acceptor {
     ///
     /// let mut stream = TcpStream::from(socket); // for the event loop of the caller
     /// stream.read_exact(&mut [0; 4])?;
-    /// guard.answered();
+    /// guard.response_sent();
     /// assert_eq!((acceptor.stats().open, acceptor.stats().requests), (1, 1));
     /// drop((stream, guard));
     /// assert_eq!(acceptor.stats().open, 0);

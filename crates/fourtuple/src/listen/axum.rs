@@ -19,7 +19,7 @@ use axum::serve::{IncomingStream, Listener};
 use tokio::time;
 use tower_service::Service;
 
-use crate::listen::accepted_stream::{AcceptedStream, SessionHandle, StreamAddr};
+use crate::listen::async_connection::{AsyncConnection, ConnectionHandle, StreamAddr};
 use crate::listen::error::ListenError;
 use crate::listen::tokio::{AsyncAcceptor, OnError, Session};
 
@@ -43,14 +43,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Ok(()) }
 /// ```
 impl Listener for AsyncAcceptor {
-    type Io = AcceptedStream;
+    type Io = AsyncConnection;
     type Addr = StreamAddr;
 
-    async fn accept(&mut self) -> (AcceptedStream, StreamAddr) {
+    async fn accept(&mut self) -> (AsyncConnection, StreamAddr) {
         loop {
             match AsyncAcceptor::accept(self).await {
                 Ok(accepted) => {
-                    let stream = accepted.into_stream();
+                    let stream = accepted;
                     // Without an address the client has already reset the connection.
                     if let Ok(address) = stream.peer_addr() {
                         return (stream, address);
@@ -97,31 +97,31 @@ impl Connected<IncomingStream<'_, AsyncAcceptor>> for StreamAddr {
     }
 }
 
-/// The session of the connection, for `ConnectInfo<SessionHandle>` in handlers and middleware: counts requests, and closes
+/// The session of the connection, for `ConnectInfo<ConnectionHandle>` in handlers and middleware: counts requests, and closes
 /// connections for [`Recycle`](crate::listen::Recycle) and a drain. [`by_request`] does both without a middleware.
 ///
 /// ```
 /// use axum::extract::{ConnectInfo, Request};
 /// use axum::http::header::{CONNECTION, HeaderValue};
 /// use axum::{Router, middleware, middleware::Next, response::Response, routing::get};
-/// use fourtuple::listen::SessionHandle;
+/// use fourtuple::listen::ConnectionHandle;
 ///
-/// async fn count(ConnectInfo(session): ConnectInfo<SessionHandle>, request: Request, next: Next) -> Response {
+/// async fn count(ConnectInfo(session): ConnectInfo<ConnectionHandle>, request: Request, next: Next) -> Response {
 ///     let mut response = next.run(request).await;
-///     if session.is_last() {
+///     if session.should_close() {
 ///         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 ///     }
-///     session.answered();
+///     session.response_sent();
 ///     response
 /// }
 ///
 /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(middleware::from_fn(count));
-/// let app = app.into_make_service_with_connect_info::<SessionHandle>();
+/// let app = app.into_make_service_with_connect_info::<ConnectionHandle>();
 /// # drop(app);
 /// ```
-impl Connected<IncomingStream<'_, AsyncAcceptor>> for SessionHandle {
-    fn connect_info(stream: IncomingStream<'_, AsyncAcceptor>) -> SessionHandle {
-        stream.io().session_handle()
+impl Connected<IncomingStream<'_, AsyncAcceptor>> for ConnectionHandle {
+    fn connect_info(stream: IncomingStream<'_, AsyncAcceptor>) -> ConnectionHandle {
+        stream.io().handle()
     }
 }
 
@@ -154,7 +154,7 @@ pub fn by_request(app: Router) -> ByRequest {
     ByRequest { app: app.with_state(()) }
 }
 
-/// Makes a [`CountedRequests`] for each connection. Example: [`by_request`].
+/// Makes a service for each connection. Example: [`by_request`].
 #[derive(Clone, Debug)]
 pub struct ByRequest {
     app: Router,
@@ -170,7 +170,7 @@ impl Service<IncomingStream<'_, AsyncAcceptor>> for ByRequest {
     }
 
     fn call(&mut self, stream: IncomingStream<'_, AsyncAcceptor>) -> Self::Future {
-        let session = stream.io().session_handle();
+        let session = stream.io().handle();
         future::ready(Ok(CountedRequests {
             app: self.app.clone(),
             session,
@@ -183,7 +183,7 @@ impl Service<IncomingStream<'_, AsyncAcceptor>> for ByRequest {
 #[derive(Clone, Debug)]
 pub struct CountedRequests {
     app: Router,
-    session: SessionHandle,
+    session: ConnectionHandle,
     address: StreamAddr,
 }
 
@@ -206,10 +206,10 @@ impl Service<Request> for CountedRequests {
         Box::pin(async move {
             let Ok(mut response) = response.await;
             if let Some(session) = session {
-                if session.is_last() {
+                if session.should_close() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                session.answered();
+                session.response_sent();
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS
                     || response.headers().contains_key(CONNECTION)
                 {

@@ -44,7 +44,7 @@ use crate::listen::wait::Preparation;
 /// assert_eq!((group.policy(), group.stats().len()), (AcceptPolicy::ROTATE, 16));
 ///
 /// let every_ipv6: SocketAddr = "[::]:8080".parse()?;
-/// let builder = ListenerGroupBuilder::at(every_ipv6).only_ipv6(true);
+/// let builder = ListenerGroupBuilder::at(every_ipv6).ipv6_only(true);
 /// # drop(builder);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -179,8 +179,8 @@ impl ListenerGroupBuilder {
     /// Sets IPV6_V6ONLY: whether a group at `[::]` leaves IPv4 connections to other listeners. The default is the sysctl
     /// net.ipv6.bindv6only, usually false. IPv6 only.
     #[must_use]
-    pub fn only_ipv6(mut self, on: bool) -> ListenerGroupBuilder {
-        self.tcp.only_ipv6 = Some(on);
+    pub fn ipv6_only(mut self, on: bool) -> ListenerGroupBuilder {
+        self.tcp.ipv6_only = Some(on);
         self
     }
 
@@ -204,8 +204,8 @@ impl ListenerGroupBuilder {
         if self.tcp.defer_accept == Some(0) {
             return refuse("defer_accept", "0s".to_owned(), "at least 1s");
         }
-        if self.tcp.only_ipv6.is_some() && family != Family::Tcp6 {
-            return refuse("only_ipv6", self.endpoint.to_string(), "an IPv6 address");
+        if self.tcp.ipv6_only.is_some() && family != Family::Tcp6 {
+            return refuse("ipv6_only", self.endpoint.to_string(), "an IPv6 address");
         }
         if self.tcp != TcpOptions::default() && family == Family::Unix {
             return refuse("defer_accept or fast_open", self.endpoint.to_string(), "a TCP address");

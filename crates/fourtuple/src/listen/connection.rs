@@ -43,7 +43,7 @@ impl OpenGuard {
     }
 
     /// Counts a request as answered, for a runtime that reads the further requests of a connection by itself.
-    pub fn answered(&self) {
+    pub fn response_sent(&self) {
         self.seats.add(self.seat, Count::Requests, 1);
     }
 }
@@ -113,9 +113,9 @@ impl Connection {
     }
 
     /// Counts a request as answered.
-    pub fn answered(&self) {
+    pub fn response_sent(&self) {
         self.served.set(self.served().saturating_add(1));
-        self.guard.answered();
+        self.guard.response_sent();
         if let Some(waited) = self.waited.take() {
             self.guard.seats.comparison().add_request(waited);
         }
@@ -143,7 +143,7 @@ impl Connection {
     /// Returns whether the server must close the connection after the current response: announce this in the response and drop the
     /// connection. [`Recycle`](crate::listen::Recycle) requires it, or the group is
     /// [draining](crate::listen::ListenerGroup::drain).
-    pub fn is_last(&self) -> bool {
+    pub fn should_close(&self) -> bool {
         self.last || self.guard.is_draining()
     }
 

@@ -79,7 +79,7 @@ impl Remaining {
 
 impl ListenerGroup {
     /// Drains the group: the kernel queues no new connection, and workers accept and serve connections that are queued or
-    /// in a handshake. Each response is the last of its connection: [`is_last`](crate::listen::Connection::is_last) returns true, and the
+    /// in a handshake. Each response is the last of its connection: [`should_close`](crate::listen::Connection::should_close) returns true, and the
     /// server must announce it, in HTTP with `Connection: close`.
     ///
     /// Returns when all connections are closed, or after `deadline`. From then on, [`next`](crate::listen::Acceptor::next)
@@ -156,7 +156,7 @@ impl ListenerGroup {
 
     /// Ends the group while another process accepts from the same listeners ([`listeners`](ListenerGroup::listeners)): workers stop
     /// accepting and serve the connections that they have. Each response is the last of its connection
-    /// ([`is_last`](crate::listen::Connection::is_last)).
+    /// ([`should_close`](crate::listen::Connection::should_close)).
     ///
     /// Returns when every worker and the dispatcher have stopped accepting and all connections are closed, or after `deadline`. From
     /// then on, [`next`](crate::listen::Acceptor::next) returns `None`. A worker stops accepting in its next call of `next`, so

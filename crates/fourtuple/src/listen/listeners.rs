@@ -34,7 +34,7 @@ pub(crate) struct TcpOptions {
     /// TCP_FASTOPEN: the length of its queue.
     pub(crate) fast_open: Option<u16>,
     /// IPV6_V6ONLY.
-    pub(crate) only_ipv6: Option<bool>,
+    pub(crate) ipv6_only: Option<bool>,
 }
 
 impl TcpOptions {
@@ -43,15 +43,15 @@ impl TcpOptions {
         let failed =
             |error| call("getsockopt(TCP_DEFER_ACCEPT, TCP_FASTOPEN or IPV6_V6ONLY)", endpoint, error);
         let set = |value: u32| (value > 0).then(|| u16::try_from(value).unwrap_or(u16::MAX));
-        let only_ipv6 = endpoint
+        let ipv6_only = endpoint
             .inet()
             .is_some_and(|address| address.is_ipv6())
-            .then(|| option::is_only_ipv6(listener.as_fd()))
+            .then(|| option::is_ipv6_only(listener.as_fd()))
             .transpose();
         Ok(TcpOptions {
             defer_accept: set(option::defer_accept(listener.as_fd()).map_err(failed)?),
             fast_open: set(option::fast_open(listener.as_fd()).map_err(failed)?),
-            only_ipv6: only_ipv6.map_err(failed)?,
+            ipv6_only: ipv6_only.map_err(failed)?,
         })
     }
 
@@ -71,8 +71,8 @@ impl TcpOptions {
         if let Some(queue) = self.fast_open {
             done(FAST, option::set_fast_open(socket.as_fd(), queue.into()).map_err(failed(FAST))?)?;
         }
-        match self.only_ipv6 {
-            Some(on) => option::set_only_ipv6(socket.as_fd(), on).map_err(failed("setsockopt(IPV6_V6ONLY)")),
+        match self.ipv6_only {
+            Some(on) => option::set_ipv6_only(socket.as_fd(), on).map_err(failed("setsockopt(IPV6_V6ONLY)")),
             None => Ok(()),
         }
     }

@@ -16,9 +16,9 @@
 //! A connection has one owner at every moment: the worker that serves it, the policy's `Wait` that watches it, or the handoff queue. Its
 //! seat counts it as open until it is dropped, which closes its socket. An impossible policy is an error; no other policy replaces it.
 
-#[cfg(feature = "tokio")]
-mod accepted_stream;
 mod acceptor;
+#[cfg(feature = "tokio")]
+mod async_connection;
 #[cfg(feature = "axum")]
 mod axum;
 mod builder;
@@ -36,11 +36,11 @@ mod seats;
 mod tokio;
 mod wait;
 
-#[cfg(feature = "tokio")]
-pub use accepted_stream::{AcceptedStream, SessionHandle, Stream, StreamAddr};
 pub use acceptor::{AcceptWaker, Acceptor, LeaveReport};
+#[cfg(feature = "tokio")]
+pub use async_connection::{AsyncConnection, ConnectionHandle, StreamAddr};
 #[cfg(feature = "axum")]
-pub use axum::{ByRequest, CountedRequests, by_request};
+pub use axum::{ByRequest, by_request};
 pub use builder::ListenerGroupBuilder;
 pub use connection::{Connection, OpenGuard};
 pub use dispatcher::{Dispatcher, DispatcherStats};
@@ -53,4 +53,4 @@ pub use policy::{AcceptPolicy, AcceptPolicyError, Family, PolicyChoice, UnknownF
 pub use recycle::{BreakEven, Recycle};
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
-pub use tokio::{Accepted, AsyncAcceptor, Incoming, Session};
+pub use tokio::{AsyncAcceptor, Incoming};

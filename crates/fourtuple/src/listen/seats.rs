@@ -47,7 +47,7 @@ pub(crate) enum Count {
 pub struct SeatStats {
     /// Connections accepted.
     pub accepts: u64,
-    /// Requests answered ([`answered`](crate::listen::Connection::answered)).
+    /// Requests answered ([`response_sent`](crate::listen::Connection::response_sent)).
     pub requests: u64,
     /// Returns of the wait with at least one event.
     pub wakeups: u64,

@@ -20,8 +20,8 @@ use fourtuple_syscalls::epoll;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
 
-use crate::listen::accepted_stream::{Stream, Turn};
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
+use crate::listen::async_connection::{AsyncConnection, Stream, Turn};
 use crate::listen::connection::{Connection, OpenGuard, chance};
 use crate::listen::error::ListenError;
 use crate::listen::group::{Inner, ListenerGroup};
@@ -43,7 +43,7 @@ use crate::listen::seats::{Count, Phase};
 ///         let mut acceptor = AsyncAcceptor::new(group.join()?)?;
 ///         loop {
 ///             match acceptor.accept().await {
-///                 Ok(accepted) => drop(tokio::spawn(async move { drop(accepted.into_stream()) })), // serve it
+///                 Ok(accepted) => drop(tokio::spawn(async move { drop(accepted) })), // serve it
 ///                 Err(ListenError::Drained) => return Ok(()),
 ///                 Err(error) => return Err(error),
 ///             }
@@ -61,7 +61,7 @@ use crate::listen::seats::{Count, Phase};
 /// # Ok(()) }
 /// ```
 ///
-/// [`AcceptedStream`](crate::listen::AcceptedStream) has a whole server with hyper.
+/// [`AsyncConnection`] has a whole server with hyper.
 ///
 /// A thread of the acceptor waits for the next connection only while a task waits in [`accept`](AsyncAcceptor::accept) and the runtime
 /// has no other task to run. So while the runtime is busy, other workers get the connections that have bytes to read; at most one, which
@@ -82,7 +82,7 @@ use crate::listen::seats::{Count, Phase};
 /// Dropping the acceptor leaves the group and waits for the thread: up to 50 ms with `Blocking` and `SharedOneshot`.
 /// [`leave`](AsyncAcceptor::leave) does not block the runtime.
 ///
-/// Example: [`Accepted::into_stream`].
+/// Example: [`ConnectionHandle`](crate::listen::ConnectionHandle).
 #[derive(Debug)]
 pub struct AsyncAcceptor {
     bridge: Arc<Bridge>,
@@ -123,25 +123,9 @@ impl std::fmt::Debug for OnError {
     }
 }
 
-/// A readable connection of a runtime. Dropping the stream closes it; drop the session with it, or use
-/// [`into_stream`](Accepted::into_stream), which joins the parts.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Accepted {
-    /// The socket.
-    pub stream: Stream,
-    /// Counts the connection as open in the group; keep it as long as the connection.
-    pub session: Session,
-    /// Bytes that another worker has already read and that precede the bytes from `stream`. Empty unless a worker without a runtime
-    /// has handed over the connection.
-    pub carry: Vec<u8>,
-}
-
 /// The requests of one connection, and whether the next response is its last.
-///
-/// Example: [`Accepted::into_stream`].
 #[derive(Debug)]
-pub struct Session {
+pub(super) struct Session {
     guard: OpenGuard,
     recycle: Recycle,
     served: AtomicU32,
@@ -153,26 +137,26 @@ pub struct Session {
 
 impl Session {
     /// Counts a request as answered.
-    pub fn answered(&self) {
+    pub(super) fn response_sent(&self) {
         let count = |served: u32| Some(served.saturating_add(1));
         // The closure never returns `None`, so the update cannot fail.
         let _ = self.served.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
-        self.guard.answered();
+        self.guard.response_sent();
     }
 
     /// Returns the number of requests answered so far.
-    pub fn served(&self) -> u32 {
+    pub(super) fn served(&self) -> u32 {
         self.served.load(Ordering::Relaxed)
     }
 
     /// Returns the time since the connection was accepted.
-    pub fn age(&self) -> Duration {
+    pub(super) fn age(&self) -> Duration {
         self.born.elapsed()
     }
 
     /// Returns whether the server must close the connection after the current response: [`Recycle`] requires it, or the group is
     /// [draining](ListenerGroup::drain).
-    pub fn is_last(&self) -> bool {
+    pub(super) fn should_close(&self) -> bool {
         self.guard.is_draining() || self.recycle.is_last(self.served(), self.age(), chance(self.draw))
     }
 
@@ -329,7 +313,7 @@ impl AsyncAcceptor {
     /// # Panics
     ///
     /// Panics outside of a tokio runtime with I/O enabled.
-    pub async fn accept(&mut self) -> Result<Accepted, ListenError> {
+    pub async fn accept(&mut self) -> Result<AsyncConnection, ListenError> {
         loop {
             // Tasks that are ready run first: while one blocks the runtime, another worker serves the next connection. A new task becomes
             // ready when the runtime has looked at its socket, and `block_on` then polls its own future before the task.
@@ -347,7 +331,7 @@ impl AsyncAcceptor {
     }
 
     /// Registers a connection with the runtime.
-    fn register(&self, mut connection: Connection) -> io::Result<Accepted> {
+    fn register(&self, mut connection: Connection) -> io::Result<AsyncConnection> {
         let carry = std::mem::take(&mut connection.carry);
         let (served, born, draw) = (connection.served(), connection.born, connection.draw);
         let (socket, guard) = connection.into_parts();
@@ -366,7 +350,7 @@ impl AsyncAcceptor {
             turn: Turn::default(),
             group: Arc::downgrade(&self.group.0),
         };
-        Ok(Accepted { stream, session, carry })
+        Ok(AsyncConnection::new(stream, session, carry))
     }
 
     /// Returns the connections as a stream, which ends after a [drain](ListenerGroup::drain) of the group.
@@ -376,9 +360,9 @@ impl AsyncAcceptor {
     ///
     /// # async fn example(group: fourtuple::listen::ListenerGroup) -> Result<(), fourtuple::listen::ListenError> {
     /// let acceptor = fourtuple::listen::AsyncAcceptor::new(group.join()?)?;
-    /// let mut streams = acceptor.incoming().map(|accepted| accepted.map(|accepted| accepted.into_stream()));
-    /// while let Some(stream) = streams.next().await {
-    ///     drop(stream?);
+    /// let mut connections = acceptor.incoming();
+    /// while let Some(connection) = connections.next().await {
+    ///     drop(connection?);
     /// }
     /// # Ok(()) }
     /// ```
@@ -387,7 +371,7 @@ impl AsyncAcceptor {
     }
 
     /// Waits for a connection, and returns the acceptor with it.
-    pub(super) async fn accept_owned(mut self) -> (AsyncAcceptor, Result<Accepted, ListenError>) {
+    pub(super) async fn accept_owned(mut self) -> (AsyncAcceptor, Result<AsyncConnection, ListenError>) {
         let accepted = self.accept().await;
         (self, accepted)
     }
@@ -445,7 +429,7 @@ pub struct Incoming {
 }
 
 /// A call of [`AsyncAcceptor::accept`], with the acceptor.
-type Accepting = dyn Future<Output = (AsyncAcceptor, Result<Accepted, ListenError>)> + Send;
+type Accepting = dyn Future<Output = (AsyncAcceptor, Result<AsyncConnection, ListenError>)> + Send;
 
 impl Incoming {
     pub(super) fn of(acceptor: AsyncAcceptor) -> Incoming {
@@ -460,7 +444,7 @@ impl fmt::Debug for Incoming {
 }
 
 impl futures_core::Stream for Incoming {
-    type Item = Result<Accepted, ListenError>;
+    type Item = Result<AsyncConnection, ListenError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let (acceptor, accepted) = ready!(self.next.as_mut().poll(context));

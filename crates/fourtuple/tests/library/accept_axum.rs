@@ -14,8 +14,8 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Router, routing::get, routing::post};
 use fourtuple::listen::{
-    AcceptPolicy, AsyncAcceptor, Endpoint, Family, ListenerGroup, ListenerGroupBuilder, Recycle,
-    SessionHandle, StreamAddr, by_request,
+    AcceptPolicy, AsyncAcceptor, ConnectionHandle, Endpoint, Family, ListenerGroup, ListenerGroupBuilder,
+    Recycle, StreamAddr, by_request,
 };
 use fourtuple_testing::in_namespace;
 use http_body_util::{BodyExt, Empty};
@@ -66,12 +66,16 @@ async fn request(sender: &mut http1::SendRequest<Empty<Bytes>>) -> (Bytes, bool)
 }
 
 /// Counts each request, and announces the last one.
-async fn count(ConnectInfo(session): ConnectInfo<SessionHandle>, request: Request, next: Next) -> Response {
+async fn count(
+    ConnectInfo(session): ConnectInfo<ConnectionHandle>,
+    request: Request,
+    next: Next,
+) -> Response {
     let mut response = next.run(request).await;
-    if session.is_last() {
+    if session.should_close() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    session.answered();
+    session.response_sent();
     response
 }
 
@@ -87,7 +91,7 @@ fn a_hundred_requests_on_kept_connections_leave_none_open() {
             run(async {
                 let group = group().policy(policy).open().unwrap();
                 let listener = AsyncAcceptor::new(group.join().unwrap()).unwrap();
-                let app = counted().into_make_service_with_connect_info::<SessionHandle>();
+                let app = counted().into_make_service_with_connect_info::<ConnectionHandle>();
                 let (stop, stopped) = oneshot::channel::<()>();
                 let server = axum::serve(listener, app).with_graceful_shutdown(async { drop(stopped.await) });
                 let server = tokio::spawn(server.into_future());
@@ -148,7 +152,7 @@ fn a_recycled_connection_is_closed_after_its_last_response() {
         run(async {
             let group = group().recycle(Recycle::Requests(3)).open().unwrap();
             let listener = AsyncAcceptor::new(group.join().unwrap()).unwrap();
-            let app = counted().into_make_service_with_connect_info::<SessionHandle>();
+            let app = counted().into_make_service_with_connect_info::<ConnectionHandle>();
             let server = tokio::spawn(axum::serve(listener, app).into_future());
             let mut client = client(&group).await;
             let mut last = Vec::new();
@@ -168,7 +172,7 @@ fn a_drain_ends_the_server_without_a_reset() {
         run(async {
             let group = Arc::new(group().open().unwrap());
             let listener = AsyncAcceptor::new(group.join().unwrap()).unwrap();
-            let app = counted().into_make_service_with_connect_info::<SessionHandle>();
+            let app = counted().into_make_service_with_connect_info::<ConnectionHandle>();
             let (terminate, terminated) = oneshot::channel::<()>();
             let draining = Arc::clone(&group);
             let server = axum::serve(listener, app).with_graceful_shutdown(async move {
@@ -192,14 +196,19 @@ fn bytes_of_another_worker_are_replayed_first() {
     in_namespace(|| {
         run(async {
             let group = group().open().unwrap();
-            let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+            let mut other = group.join().unwrap();
             let mut sent = connect(&group).await;
+            sent.write_all(b"first second ").await.unwrap();
+            let mut connection = other.next(None).unwrap().unwrap();
+            let mut read = [0; 20];
+            let length = Read::read(&mut connection, &mut read).unwrap();
+            connection.carry = read[..length].to_vec();
+            other.keep(connection).unwrap();
+            let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
+            other.leave().unwrap();
             sent.write_all(b"third").await.unwrap();
-            let mut accepted = acceptor.accept().await.unwrap();
-            assert!(accepted.carry.is_empty());
-            accepted.carry = b"first second ".to_vec();
-            let mut stream = accepted.into_stream();
-            let handle = stream.session_handle();
+            let mut stream = acceptor.accept().await.unwrap();
+            let handle = stream.handle();
             let mut read = [0; 18];
             // The first read ends within the replayed bytes.
             let length = stream.read(&mut read[..5]).await.unwrap();
@@ -210,13 +219,13 @@ fn bytes_of_another_worker_are_replayed_first() {
             sent.read_exact(&mut answer).await.unwrap();
             assert_eq!(&answer, b"back");
 
-            handle.answered();
-            assert_eq!((stream.session().served(), open(&group)), (1, 1));
-            assert!(!handle.is_last());
+            handle.response_sent();
+            assert_eq!((stream.served(), open(&group)), (1, 1));
+            assert!(!handle.should_close());
             drop(stream);
             // A handle does not keep the connection open.
             assert_eq!(open(&group), 0);
-            assert!(handle.is_last());
+            assert!(handle.should_close());
             drop(sent);
         });
     });
@@ -230,7 +239,7 @@ fn addresses_of_a_stream_are_those_of_its_socket() {
             let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
             let mut sent = TcpStream::connect(group.endpoint().inet().unwrap()).await.unwrap();
             sent.write_all(b"x").await.unwrap();
-            let stream = acceptor.accept().await.unwrap().into_stream();
+            let stream = acceptor.accept().await.unwrap();
             assert_eq!(stream.peer_addr().unwrap().inet(), Some(sent.local_addr().unwrap()));
             assert_eq!(stream.local_addr().unwrap().inet(), Some(sent.peer_addr().unwrap()));
         });

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fourtuple::listen::{
-    AcceptPolicy, Accepted, AsyncAcceptor, Endpoint, Family, ListenError, ListenerGroup,
+    AcceptPolicy, AsyncAcceptor, AsyncConnection, Endpoint, Family, ListenError, ListenerGroup,
     ListenerGroupBuilder, Recycle, Workers,
 };
 use fourtuple_record::measure::balance;
@@ -97,7 +97,7 @@ impl Worker {
     /// Joins in the calling thread, so that seats are in order.
     fn start<F: Future<Output = ()> + Send + 'static>(
         group: &ListenerGroup,
-        serve: fn(Accepted) -> F,
+        serve: fn(AsyncConnection) -> F,
     ) -> Worker {
         let mut acceptor = AsyncAcceptor::new(group.join().unwrap()).unwrap();
         let (stop, mut stopped) = oneshot::channel();
@@ -119,7 +119,7 @@ impl Worker {
     fn start_many<F: Future<Output = ()> + Send + 'static>(
         group: &ListenerGroup,
         count: usize,
-        serve: fn(Accepted) -> F,
+        serve: fn(AsyncConnection) -> F,
     ) -> Vec<Worker> {
         (0..count).map(|_| Worker::start(group, serve)).collect()
     }
@@ -131,11 +131,10 @@ impl Worker {
 }
 
 /// Answers each byte with the next one.
-async fn serve_bytes(Accepted { mut stream, session, carry, .. }: Accepted) {
-    assert!(carry.is_empty());
+async fn serve_bytes(mut stream: AsyncConnection) {
     while let Ok(byte) = stream.read_u8().await {
-        let last = session.is_last();
-        session.answered();
+        let last = stream.should_close();
+        stream.response_sent();
         if stream.write_u8(byte.wrapping_add(1)).await.is_err() || last {
             break;
         }
@@ -146,10 +145,9 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
     Ok(Response::new(Full::new(Bytes::from_static(b"hello"))))
 }
 
-async fn serve_http(Accepted { stream, session, .. }: Accepted) {
+async fn serve_http(stream: AsyncConnection) {
     let _ =
         server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(hello)).await;
-    drop(session);
 }
 
 /// Returns whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
@@ -335,13 +333,12 @@ fn at_most_one_connection_waits_for_a_busy_runtime() {
 }
 
 /// Reads slowly.
-async fn serve_slowly(Accepted { mut stream, session, .. }: Accepted) {
+async fn serve_slowly(mut stream: AsyncConnection) {
     stream.read_u8().await.unwrap();
     stream.write_u8(0).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     stream.read_u8().await.unwrap();
     stream.write_u8(0).await.unwrap();
-    drop(session);
 }
 
 #[test]
@@ -424,7 +421,7 @@ fn the_stream_of_connections_ends_with_a_drain() {
             for _ in 0..3 {
                 let mut client = connect(&group).await;
                 client.write_all(b"x").await.unwrap();
-                let mut stream = incoming.next().await.unwrap().unwrap().into_stream();
+                let mut stream = incoming.next().await.unwrap().unwrap();
                 let mut read = [0];
                 stream.read_exact(&mut read).await.unwrap();
                 assert_eq!(&read, b"x");

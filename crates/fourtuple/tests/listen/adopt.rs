@@ -207,7 +207,7 @@ fn hand_over_leaves_the_accept_queue() {
             let new = new.policy(policy).open().unwrap();
             thread::scope(|scope| {
                 let hand_over = scope.spawn(|| old.hand_over(DEADLINE).unwrap());
-                while !served.is_last() {
+                while !served.should_close() {
                     thread::yield_now();
                 }
                 drop(served);
@@ -313,7 +313,7 @@ fn options_are_set_on_every_listener() {
                 .policy(policy)
                 .defer_accept(Duration::from_millis(900))
                 .fast_open(7)
-                .only_ipv6(true)
+                .ipv6_only(true)
                 .open()
                 .unwrap();
             let workers = Worker::start_many(&group, 2);
@@ -335,7 +335,7 @@ fn options_are_set_on_every_listener() {
 fn further_listeners_have_the_options_of_the_adopted_one() {
     in_namespace(|| {
         let first = ListenerGroupBuilder::at((Ipv6Addr::UNSPECIFIED, 0)).policy(AcceptPolicy::Reuseport);
-        let first = first.only_ipv6(true).fast_open(7).defer_accept(Duration::from_secs(3)).backlog(9);
+        let first = first.ipv6_only(true).fast_open(7).defer_accept(Duration::from_secs(3)).backlog(9);
         let first = first.open().unwrap();
         let acceptor = first.join().unwrap();
         let group = ListenerGroupBuilder::from_listeners(first.listeners().unwrap()).unwrap();
@@ -346,7 +346,7 @@ fn further_listeners_have_the_options_of_the_adopted_one() {
         let listeners = group.listeners().unwrap();
         assert_eq!(listeners.len(), 3);
         for listener in listeners.iter().map(AsFd::as_fd) {
-            assert!(option::is_only_ipv6(listener).unwrap());
+            assert!(option::is_ipv6_only(listener).unwrap());
             assert_eq!(
                 (option::fast_open(listener).unwrap(), option::defer_accept(listener).unwrap()),
                 (7, 3)
@@ -382,7 +382,7 @@ fn options_that_do_not_fit_are_refused() {
     in_namespace(|| {
         let v4: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
         for builder in [
-            ListenerGroupBuilder::at(v4).only_ipv6(true),
+            ListenerGroupBuilder::at(v4).ipv6_only(true),
             ListenerGroupBuilder::at(v4).defer_accept(Duration::ZERO),
             ListenerGroupBuilder::at(endpoint(Family::Unix)).fast_open(1),
             ListenerGroupBuilder::from_listeners([listener()]).unwrap().fast_open(1),

@@ -44,8 +44,8 @@ fn work(mut acceptor: Acceptor) {
             _ => continue,
         }
         // Read before the request is counted, because the drain may begin in between.
-        let last = connection.is_last();
-        connection.answered();
+        let last = connection.should_close();
+        connection.response_sent();
         if connection.write_all(&[u8::from(last)]).is_ok() && !last {
             acceptor.keep(connection).unwrap();
         }
@@ -252,7 +252,7 @@ fn a_drain_reports_remaining_connections() {
         let _client = half_open(address);
         let report = group.drain(Duration::from_millis(20)).unwrap();
         assert_eq!((report.open, report.queued, report.handshakes), (1, 2, Some(1)), "{report:?}");
-        assert!(!report.is_complete() && connection.is_last());
+        assert!(!report.is_complete() && connection.should_close());
         assert!(acceptor.next(None).unwrap().is_none());
     });
 }

@@ -413,7 +413,7 @@ fn signals_interrupt_no_wait() {
                         }
                         // The response is larger than all buffers, so the worker waits for a client that begins to read after 100 ms.
                         connection.write_all(&vec![7; 16 << 20]).unwrap();
-                        connection.answered();
+                        connection.response_sent();
                         answered += 1;
                         acceptor.keep(connection).unwrap();
                     }

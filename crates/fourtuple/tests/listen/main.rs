@@ -240,10 +240,10 @@ pub(crate) fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
             Some(gate) => gate.pass(),
             None => thread::sleep(Duration::from_micros(work.into())),
         }
-        connection.answered();
+        connection.response_sent();
         let mut answer = (acceptor.seat() as u32).to_ne_bytes().to_vec();
         answer.extend(connection.served().to_ne_bytes());
-        if connection.write_all(&answer).is_err() || connection.is_last() {
+        if connection.write_all(&answer).is_err() || connection.should_close() {
             return;
         }
     }

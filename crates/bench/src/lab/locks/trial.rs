@@ -203,7 +203,7 @@ fn serve(acceptor: &mut Acceptor, stop: &AtomicBool) -> Result<Duration, ListenE
             Ok(0) => {}
             Ok(_) => {
                 if connection.write_all(b"!").is_ok() {
-                    connection.answered();
+                    connection.response_sent();
                     acceptor.keep(connection)?;
                 }
             }

@@ -260,14 +260,14 @@ fn serve_one(
     };
     connection.carry.drain(..request.length);
     work(request.work, spend, stop);
-    let close = request.close || connection.is_last();
+    let close = request.close || connection.should_close();
     answer.clear();
     // The end is recorded before the answer is written, so the time for the write counts as wait.
     wire::write_response(answer, seat, begun_ns, monotonic_ns(), close);
     if connection.write_all(answer).is_err() {
         return Next::Close;
     }
-    connection.answered();
+    connection.response_sent();
     if close { Next::Close } else { Next::Keep }
 }
 

@@ -183,7 +183,7 @@ fn queue(listeners: &[Listener], destination: SocketAddr) -> Option<ListenQueue>
     let ranks: [&dyn Fn(&Listener) -> bool; 3] = [
         &|listener| listener.local.ip() == wanted.ip(),
         &|listener| listener.local.is_ipv4() == wanted.is_ipv4() && listener.local.ip().is_unspecified(),
-        &|listener| wanted.is_ipv4() && all_of_ipv6(listener) && !listener.only_ipv6,
+        &|listener| wanted.is_ipv4() && all_of_ipv6(listener) && !listener.ipv6_only,
     ];
     ranks.iter().find_map(|rank| {
         let mut queue = ListenQueue::default();
@@ -428,9 +428,9 @@ mod tests {
 
     #[test]
     fn the_queue_belongs_to_the_socket_that_gets_connections() {
-        let at = |local: &str, only_ipv6, backlog| Listener {
+        let at = |local: &str, ipv6_only, backlog| Listener {
             local: local.parse().expect("an address"),
-            only_ipv6,
+            ipv6_only,
             waiting: 0,
             backlog,
         };

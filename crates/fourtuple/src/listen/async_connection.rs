@@ -7,11 +7,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::listen::tokio::{Accepted, Session};
+use crate::listen::tokio::Session;
 
 /// An accepted connection of a tokio runtime, for servers that take one object per connection, such as hyper and axum.
 ///
@@ -37,15 +38,15 @@ use crate::listen::tokio::{Accepted, Session};
 ///     loop {
 ///         let stream = match acceptor.accept().await {
 ///             Err(ListenError::Drained) => return Ok(()),
-///             accepted => accepted?.into_stream(),
+///             accepted => accepted?,
 ///         };
-///         let session = stream.session_handle();
+///         let session = stream.handle();
 ///         let service = service_fn(move |_request| {
 ///             let mut response = Response::new(Full::new(Bytes::from("hello")));
-///             if session.is_last() {
+///             if session.should_close() {
 ///                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 ///             }
-///             session.answered();
+///             session.response_sent();
 ///             async { Ok::<_, Infallible>(response) }
 ///         });
 ///         // The timer limits the time for the head of a request, 30 s; the group limits the time to the first bytes.
@@ -67,9 +68,9 @@ use crate::listen::tokio::{Accepted, Session};
 /// }
 /// ```
 ///
-/// Example: [`Accepted::into_stream`].
+/// Example: [`ConnectionHandle`].
 #[derive(Debug)]
-pub struct AcceptedStream {
+pub struct AsyncConnection {
     /// `None` while it is dropped.
     stream: Option<Stream>,
     session: Arc<Session>,
@@ -81,7 +82,7 @@ pub struct AcceptedStream {
 
 /// The address of one side of a connection.
 ///
-/// Example: [`Accepted::into_stream`].
+/// Example: [`ConnectionHandle`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StreamAddr {
@@ -91,56 +92,40 @@ pub enum StreamAddr {
     Unix(Option<PathBuf>),
 }
 
-/// The requests of an [`AcceptedStream`], for code that does not have the stream itself, such as the handlers of axum.
+/// The requests of an [`AsyncConnection`], for code that does not have the connection itself, such as the handlers of axum.
 ///
 /// The handle does not keep the connection open in the counters of its group.
 ///
-/// Example: [`Accepted::into_stream`].
+/// ```
+/// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, StreamAddr, Workers};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// use tokio::net::TcpStream;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).workers(Workers::Runtimes).open()?;
+/// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
+/// let mut client = TcpStream::connect(acceptor.group().endpoint().inet().expect("TCP")).await?;
+/// client.write_all(b"ping").await?;
+///
+/// let mut stream = acceptor.accept().await?;
+/// assert_eq!(stream.peer_addr()?.inet(), Some(client.local_addr()?));
+/// assert_eq!(stream.local_addr()?, StreamAddr::Tcp(client.peer_addr()?));
+/// let handle = stream.handle(); // for code that does not have the stream
+/// stream.read_exact(&mut [0; 4]).await?;
+/// stream.write_all(b"pong").await?;
+/// handle.response_sent();
+/// assert!(stream.served() == 1 && !handle.should_close());
+/// println!("open for {:?} at worker {}", stream.age(), acceptor.seat());
+///
+/// let report = acceptor.leave().await?; // the stream stays with its task
+/// assert_eq!(report.handed_over, 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
-pub struct SessionHandle(Weak<Session>);
+pub struct ConnectionHandle(Weak<Session>);
 
-impl Accepted {
-    /// Returns one stream that replays `carry` and holds the session.
-    ///
-    /// ```
-    /// use fourtuple::listen::{AsyncAcceptor, ListenerGroupBuilder, StreamAddr, Workers};
-    /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    /// use tokio::net::TcpStream;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let group = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).workers(Workers::Runtimes).open()?;
-    /// let mut acceptor = AsyncAcceptor::new(group.join()?)?;
-    /// let mut client = TcpStream::connect(acceptor.group().endpoint().inet().expect("TCP")).await?;
-    /// client.write_all(b"ping").await?;
-    ///
-    /// let mut stream = acceptor.accept().await?.into_stream();
-    /// assert_eq!(stream.peer_addr()?.inet(), Some(client.local_addr()?));
-    /// assert_eq!(stream.local_addr()?, StreamAddr::Tcp(client.peer_addr()?));
-    /// let handle = stream.session_handle(); // for code that does not have the stream
-    /// stream.read_exact(&mut [0; 4]).await?;
-    /// stream.write_all(b"pong").await?;
-    /// handle.answered();
-    /// assert!(stream.session().served() == 1 && !handle.is_last());
-    /// println!("open for {:?} at worker {}", stream.session().age(), acceptor.seat());
-    ///
-    /// let report = acceptor.leave().await?; // the stream stays with its task
-    /// assert_eq!(report.handed_over, 0);
-    /// # Ok(()) }
-    /// ```
-    pub fn into_stream(self) -> AcceptedStream {
-        let Accepted { stream, session, carry } = self;
-        AcceptedStream {
-            stream: Some(stream),
-            session: Arc::new(session),
-            bytes: TurnBytes::default(),
-            carry,
-            replayed: 0,
-        }
-    }
-}
-
-impl AcceptedStream {
+impl AsyncConnection {
     /// Returns the address of the client.
     ///
     /// # Errors
@@ -173,24 +158,46 @@ impl AcceptedStream {
         Pin::new(self.stream.as_mut().expect("a stream until it is dropped"))
     }
 
-    /// Returns the requests of the connection.
-    pub fn session(&self) -> &Session {
-        &self.session
+    /// Joins the parts of a connection.
+    pub(super) fn new(stream: Stream, session: Session, carry: Vec<u8>) -> AsyncConnection {
+        let (session, bytes) = (Arc::new(session), TurnBytes::default());
+        AsyncConnection { stream: Some(stream), session, bytes, carry, replayed: 0 }
     }
 
-    /// Returns a handle of the session, for code that does not have the stream.
-    pub fn session_handle(&self) -> SessionHandle {
-        SessionHandle(Arc::downgrade(&self.session))
+    /// Counts a response as sent.
+    pub fn response_sent(&self) {
+        self.session.response_sent();
+    }
+
+    /// Returns the number of responses sent so far.
+    pub fn served(&self) -> u32 {
+        self.session.served()
+    }
+
+    /// Returns the time since the connection was accepted.
+    pub fn age(&self) -> Duration {
+        self.session.age()
+    }
+
+    /// Returns whether the server must close the connection after the current response: [`Recycle`](crate::listen::Recycle) requires it, or
+    /// the group is [draining](crate::listen::ListenerGroup::drain).
+    pub fn should_close(&self) -> bool {
+        self.session.should_close()
+    }
+
+    /// Returns a handle for code that does not have the connection.
+    pub fn handle(&self) -> ConnectionHandle {
+        ConnectionHandle(Arc::downgrade(&self.session))
     }
 }
 
-impl SessionHandle {
+impl ConnectionHandle {
     /// Counts a request as answered, unless the connection is closed. Call it once for each response, after
-    /// [`is_last`](SessionHandle::is_last), which compares the number of earlier responses with the limit of
+    /// [`should_close`](ConnectionHandle::should_close), which compares the number of earlier responses with the limit of
     /// [`Recycle::Requests`](crate::listen::Recycle::Requests).
-    pub fn answered(&self) {
+    pub fn response_sent(&self) {
         if let Some(session) = self.0.upgrade() {
-            session.answered();
+            session.response_sent();
         }
     }
 
@@ -200,10 +207,10 @@ impl SessionHandle {
         self.0.upgrade()
     }
 
-    /// Returns whether the server must close the connection after the current response: [`Session::is_last`], or the connection is
+    /// Returns whether the server must close the connection after the current response: [`AsyncConnection::should_close`], or the connection is
     /// already closed.
-    pub fn is_last(&self) -> bool {
-        self.0.upgrade().is_none_or(|session| session.is_last())
+    pub fn should_close(&self) -> bool {
+        self.0.upgrade().is_none_or(|session| session.should_close())
     }
 }
 
@@ -231,13 +238,13 @@ impl fmt::Display for StreamAddr {
     }
 }
 
-impl AsFd for AcceptedStream {
+impl AsFd for AsyncConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream().as_fd()
     }
 }
 
-impl AsyncRead for AcceptedStream {
+impl AsyncRead for AsyncConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -269,7 +276,7 @@ impl AsyncRead for AcceptedStream {
     }
 }
 
-impl AsyncWrite for AcceptedStream {
+impl AsyncWrite for AsyncConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -311,7 +318,7 @@ impl AsyncWrite for AcceptedStream {
 }
 
 /// Between two requests that `by_request` counts, the socket returns to the group.
-impl Drop for AcceptedStream {
+impl Drop for AsyncConnection {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take().filter(|_| self.bytes.has_ended) {
             self.session.keep(stream);
@@ -320,23 +327,9 @@ impl Drop for AcceptedStream {
 }
 
 /// A stream socket of a runtime, over TCP or AF_UNIX.
-///
-/// ```no_run
-/// use fourtuple::listen::{AsyncAcceptor, Stream};
-///
-/// # async fn example(mut acceptor: AsyncAcceptor) -> Result<(), Box<dyn std::error::Error>> {
-/// let accepted = acceptor.accept().await?;
-/// if let Stream::Tcp(stream) = &accepted.stream {
-///     stream.set_nodelay(true)?;
-/// }
-/// # Ok(()) }
-/// ```
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum Stream {
-    /// TCP.
+pub(super) enum Stream {
     Tcp(TcpStream),
-    /// AF_UNIX.
     Unix(UnixStream),
 }
 

@@ -480,6 +480,7 @@ impl Outcome {
             seconds: &seconds,
             in_flight: &self.in_flight,
             answers: &self.answers,
+            request_bytes: load.workload.sizes().0 as u64,
             offered: load.arrival.rate_per_s().map(|_| Offered {
                 intended: tally.offered,
                 done: tally.operations,

@@ -38,6 +38,8 @@ pub struct RunMeasurements<'a> {
     /// Signs of the server in each second of `seconds`: receives of bytes, and failures by an answer, such as ECONNREFUSED; neither timeouts
     /// nor a lack of ports.
     pub answers: &'a [u64],
+    /// Size of a request.
+    pub request_bytes: u64,
     /// The offered load; `None` in a closed loop.
     pub offered: Option<Offered>,
     /// Time from the first intended start to the end of the last operation.
@@ -241,6 +243,10 @@ fn saturated(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     found.advice.push("More --threads, or a lower --rate, would leave the client room.".to_owned());
 }
 
+/// Requests up to this size are in the buffers of the socket at once. A larger one takes the time of its upload, in which a server answers
+/// nothing.
+const SENT_AT_ONCE: u64 = 64 * 1024;
+
 /// Reports whole seconds in which nothing was received although operations were in progress.
 fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     let mut stalls: Vec<(Duration, u32)> = Vec::new();
@@ -266,15 +272,19 @@ fn server_stalls(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
     }
     let Some(longest) = stalls.iter().max_by_key(|(_, seconds)| *seconds) else { return };
     let all: u32 = stalls.iter().map(|(_, seconds)| seconds).sum();
-    found.remark(
-        "server-stalled",
-        format!(
-            "in {} nothing was answered though operations were under way, the longest time {} from {} on",
-            counted(all.into(), "second"),
-            format_time(Duration::from_secs(longest.1.into())),
-            format_time(longest.0)
-        ),
+    let mut message = format!(
+        "in {} nothing was answered though operations were under way, the longest time {} from {} on",
+        counted(all.into(), "second"),
+        format_time(Duration::from_secs(longest.1.into())),
+        format_time(longest.0)
     );
+    if seen.request_bytes > SENT_AT_ONCE {
+        message += &format!(
+            "; requests of {} may still have been on their way",
+            counted(seen.request_bytes, "byte")
+        );
+    }
+    found.remark("server-stalled", message);
 }
 
 /// The meanings of the names of errors.
@@ -451,6 +461,7 @@ mod tests {
                 seconds: &self.seconds,
                 in_flight: &self.in_flight,
                 answers: &[],
+                request_bytes: 1,
                 details: &self.details,
                 statuses: &self.statuses,
                 offered: self.need.rate_per_s.map(|rate| Offered {
@@ -532,7 +543,13 @@ mod tests {
         let found = hindsight(&case.seen());
         assert_eq!(ids(&found), ["server-stalled"]);
         assert!(found.remarks[0].message.contains("in 3 seconds"), "{:?}", found.remarks);
-        assert!(found.remarks[0].message.contains("2.00s from 1.00s on"), "{:?}", found.remarks);
+        assert!(found.remarks[0].message.ends_with("2.00s from 1.00s on"), "{:?}", found.remarks);
+        let upload = hindsight(&RunMeasurements { request_bytes: 10_000_000, ..case.seen() });
+        let message = &upload.remarks[0].message;
+        assert!(
+            message.ends_with("requests of 10,000,000 bytes may still have been on their way"),
+            "{message}"
+        );
         let no_port = Some(NoPort { first: SECOND, last: SECOND * 5, total: SECOND * 3 });
         assert_eq!(ids(&hindsight(&RunMeasurements { no_port, ..case.seen() })), ["ports-ran-out"]);
         let idle = [0; 6];

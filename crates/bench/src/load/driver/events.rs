@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -9,9 +10,8 @@ use fourtuple_record::{Slow, errno};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, is_of_source};
 
-use crate::load::driver::{Driver, FAILED_RETRY, MAX_RETRY, MIN_LOOK_NS, Phase, REFUSED};
+use crate::load::driver::{Driver, FAILED_RETRY, Handshake, MAX_RETRY, MIN_LOOK_NS, Phase, REFUSED};
 use crate::load::engine::{Engine, Event, Stage};
-use crate::load::origin::Attempt;
 use crate::load::settings::Close;
 use crate::load::tally::MAX_SLOW;
 use crate::load::workload::{Failure, ParseOutcome};
@@ -36,10 +36,13 @@ impl<E: Engine> Driver<'_, E> {
         self.part.connections += 1;
         let slot = &mut self.slots[number as usize];
         self.tally.by_destination[slot.to] += 1;
-        slot.local = slot.attempt.take().and_then(Attempt::keep);
+        let mut handshake = Handshake::Since(None);
+        if let Phase::Opening { attempt, since } = mem::replace(&mut slot.phase, Phase::Closed) {
+            slot.local = attempt.keep();
+            handshake = Handshake::Since(search_ns.map(|search| since + search));
+        }
+        slot.phase = Phase::AwaitingResponse { handshake, has_first_byte: false };
         slot.requested_at = now;
-        slot.search_ns = search_ns;
-        slot.phase = Phase::AwaitingResponse;
         if let Some(search) = search_ns {
             self.tally.search.record(search);
             if let Some(detail) = &mut self.part.detail {
@@ -71,14 +74,17 @@ impl<E: Engine> Driver<'_, E> {
     /// Records the time of the handshake once requests can be sent, if the time of the port search before it is known.
     fn count_handshake(&mut self, number: u32, now: u64) {
         let slot = &mut self.slots[number as usize];
-        if slot.handshaking && slot.protocol.established() {
-            slot.handshaking = false;
+        if let Phase::AwaitingResponse { handshake, .. } = &mut slot.phase
+            && let Handshake::Since(since) = *handshake
+            && slot.protocol.established()
+        {
+            *handshake = Handshake::Recorded;
             slot.requested_at = now;
-            if let Some(search) = slot.search_ns {
-                let handshake = now.saturating_sub(slot.opened).saturating_sub(search);
-                self.tally.handshake.record(handshake);
+            if let Some(since) = since {
+                let took = now.saturating_sub(since);
+                self.tally.handshake.record(took);
                 if let Some(detail) = &mut self.part.detail {
-                    detail.handshake.record(handshake);
+                    detail.handshake.record(took);
                 }
             }
         }
@@ -92,20 +98,22 @@ impl<E: Engine> Driver<'_, E> {
             return self.give_up_on(number, name.into(), now);
         }
         let slot = &mut self.slots[number as usize];
-        if slot.phase == Phase::Probing {
-            let goes_on = count > 0 && slot.protocol.idle(self.engine.received(number, count));
-            return if goes_on { self.engine.probe(number) } else { self.reconnect(number) };
-        }
-        if slot.phase == Phase::Draining {
-            return if count == 0 {
-                self.ended_by_server(number, now)
-            } else {
-                self.engine.exchange(number, &[])
-            };
+        match slot.phase {
+            Phase::Probing => {
+                let goes_on = count > 0 && slot.protocol.idle(self.engine.received(number, count));
+                return if goes_on { self.engine.probe(number) } else { self.reconnect(number) };
+            }
+            Phase::Draining if count == 0 => return self.ended_by_server(number, now),
+            Phase::Draining => return self.engine.exchange(number, &[]),
+            _ => {}
         }
         let outcome = slot.protocol.receive(self.engine.received(number, count));
-        if !slot.has_first_byte && count > 0 && slot.protocol.answered() {
-            slot.has_first_byte = true;
+        if let Phase::AwaitingResponse { has_first_byte, .. } = &mut slot.phase
+            && !*has_first_byte
+            && count > 0
+            && slot.protocol.answered()
+        {
+            *has_first_byte = true;
             // The request may have been sent after the turn that `now` began.
             let first_byte = now.saturating_sub(slot.requested_at);
             self.tally.first_byte.record(first_byte);
@@ -164,8 +172,7 @@ impl<E: Engine> Driver<'_, E> {
             self.close(number)?;
             return self.free(number, now);
         }
-        slot.phase = Phase::Warm;
-        slot.idle_since = now;
+        slot.phase = Phase::Warm { since: now };
         self.free(number, now)
     }
 
@@ -185,51 +192,59 @@ impl<E: Engine> Driver<'_, E> {
         error: &io::Error,
         now: u64,
     ) -> io::Result<()> {
-        let slot = &mut self.slots[number as usize];
-        if slot.phase == Phase::Held {
+        let slot = &self.slots[number as usize];
+        match slot.phase {
             // Without its watch, the end of the connection would go unnoticed: it counts as lost.
-            return self.handle(Event::Lost { slot: number }, now);
-        }
-        if slot.phase == Phase::Draining && !slot.cancelled {
+            Phase::Held => return self.handle(Event::Lost { slot: number }, now),
             // A RST instead of a FIN ends the connection too.
-            return self.ended_by_server(number, now);
-        }
-        let is_udp = self.shared.load.transport() == Transport::Udp;
-        if is_port_taken(stage, error, is_udp) {
-            self.engine.close(number)?;
-            let slot = &mut self.slots[number as usize];
-            let again = slot.attempt.as_mut().and_then(|attempt| attempt.taken(stage == Stage::Bind));
-            return match again {
-                Some(request) => self.open_as(number, request),
-                None => {
-                    slot.attempt = None;
-                    self.no_port(number);
-                    Ok(())
-                }
-            };
+            Phase::Draining if !slot.cancelled => return self.ended_by_server(number, now),
+            Phase::Opening { .. } => return self.not_opened(number, stage, error, now),
+            _ => {}
         }
         if let Some(name) = self.overdue(number, now) {
             return self.give_up_on(number, name.into(), now);
         }
-        if may_be_of_source(stage, error, now.saturating_sub(self.slots[number as usize].opened)) {
-            let attempt = self.slots[number as usize].attempt.as_mut();
-            let other = attempt.and_then(|attempt| attempt.failed(stage == Stage::Bind, copy_of(error)));
-            if let Some(request) = other {
+        let is_gone = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+        match slot.phase {
+            // The connection is open: neither data nor FIN has arrived.
+            Phase::Probing if error.kind() == io::ErrorKind::WouldBlock => self.send_request(number, now),
+            Phase::Probing => self.reconnect(number),
+            Phase::AwaitingResponse { has_first_byte: false, .. } if is_gone && self.may_retry(number) => {
+                self.retry_request(number)
+            }
+            _ => self.give_up_on(number, errno_name(error).into(), now),
+        }
+    }
+
+    /// Tries another port or source for a connection that could not be opened, or counts an error.
+    fn not_opened(&mut self, number: u32, stage: Stage, error: &io::Error, now: u64) -> io::Result<()> {
+        let is_udp = self.shared.load.transport() == Transport::Udp;
+        let overdue = self.overdue(number, now);
+        let Phase::Opening { attempt, since } = &mut self.slots[number as usize].phase else { return Ok(()) };
+        let is_bind = stage == Stage::Bind;
+        let is_taken = is_port_taken(stage, error, is_udp);
+        let other = match &overdue {
+            _ if is_taken => attempt.taken(is_bind),
+            None if may_be_of_source(stage, error, now.saturating_sub(*since)) => {
+                attempt.failed(is_bind, copy_of(error))
+            }
+            _ => None,
+        };
+        match other {
+            Some(request) => {
                 self.engine.close(number)?;
-                return self.open_as(number, request);
+                self.open_as(number, request)
+            }
+            None if is_taken => {
+                self.engine.close(number)?;
+                self.no_port(number);
+                Ok(())
+            }
+            None => {
+                let failure = overdue.map_or_else(|| errno_name(error).into(), Failure::from);
+                self.give_up_on(number, failure, now)
             }
         }
-        let slot = &self.slots[number as usize];
-        if slot.phase == Phase::Probing {
-            // The connection is open: neither data nor FIN has arrived.
-            let is_open = error.kind() == io::ErrorKind::WouldBlock;
-            return if is_open { self.send_request(number, now) } else { self.reconnect(number) };
-        }
-        let is_gone = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
-        if is_gone && !slot.has_first_byte && self.may_retry(number) {
-            return self.retry_request(number);
-        }
-        self.give_up_on(number, errno_name(error).into(), now)
     }
 
     fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
@@ -238,8 +253,7 @@ impl<E: Engine> Driver<'_, E> {
         self.error(failure);
         self.tally.last_end = now;
         let slot = &mut self.slots[number as usize];
-        let was_open = slot.phase != Phase::Opening;
-        slot.attempt = None;
+        let was_open = !matches!(slot.phase, Phase::Opening { .. });
         self.close(number)?;
         let slot = &mut self.slots[number as usize];
         if slot.holds {
@@ -286,8 +300,7 @@ impl<E: Engine> Driver<'_, E> {
     pub(super) fn free(&mut self, number: u32, now: u64) -> io::Result<()> {
         self.active -= 1;
         if self.share.schedule.is_some() {
-            let warm = self.slots[number as usize].phase == Phase::Warm;
-            if warm {
+            if matches!(self.slots[number as usize].phase, Phase::Warm { .. }) {
                 self.warm.push(number)
             } else {
                 self.closed.push(number)
@@ -492,8 +505,8 @@ impl<E: Engine> Driver<'_, E> {
     /// Counts the operations that are still in progress at the end of the run as errors.
     pub(super) fn abandon(&mut self, now: u64) {
         for number in 0..self.slots.len() as u32 {
-            let phase = self.slots[number as usize].phase;
-            if phase.is_waiting() && phase != Phase::Draining {
+            let phase = &self.slots[number as usize].phase;
+            if phase.is_waiting() && !matches!(phase, Phase::Draining) {
                 let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
                 self.error(name.into());
             }

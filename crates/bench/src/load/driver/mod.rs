@@ -134,32 +134,47 @@ pub(crate) struct Share {
 }
 
 /// The state of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum Phase<'a> {
     Closed,
-    Opening,
+    /// `since`: the start of the last try of a port and a source.
+    Opening {
+        attempt: Attempt<'a>,
+        since: u64,
+    },
     /// An operation has begun on a kept connection; a read before the request finds out whether the server has closed it.
     Probing,
     /// The request was sent; the response is not complete.
-    AwaitingResponse,
+    AwaitingResponse {
+        handshake: Handshake,
+        has_first_byte: bool,
+    },
     /// The operation is complete; the FIN of the server is due.
     Draining,
-    /// Open and idle.
-    Warm,
+    /// Open and idle, since the end of the last operation.
+    Warm {
+        since: u64,
+    },
     Held,
 }
 
-impl Phase {
+/// The handshake of a connection: of TCP, and of TLS with https.
+#[derive(Clone, Copy)]
+enum Handshake {
+    /// In progress since the end of the port search, if its time is known.
+    Since(Option<u64>),
+    Recorded,
+}
+
+impl Phase<'_> {
     /// Returns whether the timeout applies in this phase.
-    fn is_waiting(self) -> bool {
-        matches!(self, Phase::Opening | Phase::Probing | Phase::AwaitingResponse | Phase::Draining)
+    fn is_waiting(&self) -> bool {
+        !matches!(self, Phase::Closed | Phase::Warm { .. } | Phase::Held)
     }
 }
 
 struct Slot<'a> {
-    phase: Phase,
+    phase: Phase<'a>,
     protocol: Box<dyn ProtocolState>,
-    attempt: Option<Attempt<'a>>,
     /// The number of the destination.
     to: usize,
     /// The local address and port, if known: the dialer gets them back when the connection is closed.
@@ -170,18 +185,10 @@ struct Slot<'a> {
     started: u64,
     /// Start of the timeout: the actual start of the operation, or the end of its wait for a port.
     timed_from: u64,
-    /// Start of the last attempt to open the connection.
-    opened: u64,
-    /// End of the last operation on an open connection.
-    idle_since: u64,
     /// Time at which the connection was established or, on a kept connection, the request was sent.
     requested_at: u64,
-    search_ns: Option<u64>,
     /// Number of failures to open a connection since the last operation that succeeded.
     failures: u32,
-    /// The time of the handshake (TCP, and TLS with https) is not recorded yet.
-    handshaking: bool,
-    has_first_byte: bool,
     cancelled: bool,
     holds: bool,
 }
@@ -232,20 +239,14 @@ impl<'a, E: Engine> Driver<'a, E> {
         let slot = |number| Slot {
             phase: Phase::Closed,
             protocol: shared.protocol(),
-            attempt: None,
             to: 0,
             local: None,
             request: 0,
             intended: 0,
             started: 0,
             timed_from: 0,
-            opened: 0,
-            idle_since: 0,
             requested_at: 0,
-            search_ns: None,
             failures: 0,
-            handshaking: false,
-            has_first_byte: false,
             cancelled: false,
             holds: number < share.hold,
         };
@@ -541,10 +542,8 @@ impl<E: Engine> Driver<'_, E> {
                 detail.late.record(self.tally.behind);
             }
         }
-        if slot.phase != Phase::Warm {
-            return self.connect(number);
-        }
-        let may_be_closed = self.shared.load.transport() == Transport::Tcp && now - slot.idle_since >= IDLE;
+        let Phase::Warm { since } = slot.phase else { return self.connect(number) };
+        let may_be_closed = self.shared.load.transport() == Transport::Tcp && now - since >= IDLE;
         if may_be_closed {
             slot.phase = Phase::Probing;
             return self.engine.probe(number);
@@ -555,9 +554,8 @@ impl<E: Engine> Driver<'_, E> {
     /// Sends the request of an operation on its open connection.
     fn send_request(&mut self, number: u32, now: u64) -> io::Result<()> {
         let slot = &mut self.slots[number as usize];
-        slot.phase = Phase::AwaitingResponse;
+        slot.phase = Phase::AwaitingResponse { handshake: Handshake::Recorded, has_first_byte: false };
         slot.requested_at = now;
-        slot.has_first_byte = false;
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);
         self.engine.exchange(number, slot.protocol.outgoing())
@@ -566,7 +564,6 @@ impl<E: Engine> Driver<'_, E> {
     /// Opens a connection for an operation, now or when a port is free.
     fn connect(&mut self, number: u32) -> io::Result<()> {
         let slot = &mut self.slots[number as usize];
-        slot.has_first_byte = false;
         slot.request = 1;
         slot.protocol.renew();
         slot.protocol.begin(slot.request == self.shared.load.close_every);
@@ -589,7 +586,7 @@ impl<E: Engine> Driver<'_, E> {
         match self.shared.origin.begin() {
             Ok((to, attempt, request)) => {
                 let slot = &mut self.slots[number as usize];
-                (slot.to, slot.attempt) = (to, Some(attempt));
+                (slot.to, slot.phase) = (to, Phase::Opening { attempt, since: 0 });
                 self.open_as(number, request)
             }
             Err(_) => {
@@ -599,13 +596,13 @@ impl<E: Engine> Driver<'_, E> {
         }
     }
 
+    /// Opens a connection in the phase [`Phase::Opening`].
     fn open_as(&mut self, number: u32, request: ConnectRequest) -> io::Result<()> {
         let now = self.now();
         let slot = &mut self.slots[number as usize];
-        slot.phase = Phase::Opening;
-        slot.opened = now;
-        slot.handshaking = true;
-        slot.search_ns = None;
+        if let Phase::Opening { since, .. } = &mut slot.phase {
+            *since = now;
+        }
         let bytes = if slot.holds { &[] } else { slot.protocol.outgoing() };
         self.engine.open(number, slot.to, request, bytes)
     }

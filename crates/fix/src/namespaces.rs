@@ -188,19 +188,22 @@ pub(crate) fn local_addresses(prefix: IpNet, limit: usize) -> Vec<IpAddr> {
 
 /// Returns the sysctls of the calling thread's namespace.
 pub(crate) fn read_ports() -> io::Result<NamespacePorts> {
-    // A sysctl that exists and cannot be read now (EMFILE) is not taken for an empty one.
-    let read = |name: &str| match sysctl(Path::new("/"), name) {
-        None if Path::new("/proc/sys").join(name.replace('.', "/")).exists() => {
-            Err(io::Error::other(format!("{name} cannot be read")))
-        }
-        value => Ok(value.unwrap_or_default()),
-    };
     let ports = parse_ports(
         &read("net.ipv4.ip_local_port_range")?,
         &read("net.ipv4.ip_local_reserved_ports")?,
         &read("net.ipv4.tcp_tw_reuse")?,
     );
     ports.ok_or_else(|| io::Error::other("net.ipv4.ip_local_port_range cannot be read"))
+}
+
+/// Returns a sysctl, empty if the kernel lacks it. One that exists and cannot be read now (EMFILE) is an error.
+fn read(name: &str) -> io::Result<String> {
+    match sysctl(Path::new("/"), name) {
+        None if Path::new("/proc/sys").join(name.replace('.', "/")).exists() => {
+            Err(io::Error::other(format!("{name} cannot be read")))
+        }
+        value => Ok(value.unwrap_or_default()),
+    }
 }
 
 /// Returns the inode of the namespace of a path.
@@ -271,6 +274,8 @@ mod tests {
     use std::process::Command;
     use std::thread;
 
+    use fourtuple_syscalls::seccomp::{self, FailingCall};
+
     use super::*;
 
     #[test]
@@ -337,6 +342,22 @@ mod tests {
         }
         let found: Vec<String> = connected.destinations().iter().map(IpAddr::to_string).collect();
         assert_eq!(found, ["127.0.0.3", "127.0.0.2", "::1"]);
+    }
+
+    /// An empty list of reserved ports would let the fix draw ports that are reserved.
+    #[test]
+    fn a_sysctl_that_cannot_be_read_now_is_not_empty() {
+        let reserved = "net.ipv4.ip_local_reserved_ports";
+        let without = move |errno| {
+            seccomp::fail(FailingCall::Open, errno).unwrap();
+            read(reserved).map_err(|error| error.to_string())
+        };
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            let found = thread::spawn(move || without(errno)).join().unwrap();
+            assert_eq!(found, Err(format!("{reserved} cannot be read")), "{errno}");
+        }
+        read(reserved).unwrap();
+        assert_eq!(read("net.ipv4.no_such_sysctl").unwrap(), "");
     }
 
     #[test]

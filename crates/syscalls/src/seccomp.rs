@@ -93,6 +93,8 @@ pub enum FailingCall {
     Receive,
     /// epoll_ctl(EPOLL_CTL_ADD).
     AddWatch,
+    /// openat(2), which open(2) calls too.
+    Open,
     /// io_uring_enter(2).
     EnterRing,
     /// io_uring_setup(2).
@@ -111,6 +113,7 @@ pub fn fail(call: FailingCall, errno: Errno) -> io::Result<()> {
         FailingCall::SendMessages => libc::SYS_sendmmsg,
         FailingCall::Send => libc::SYS_sendto,
         FailingCall::Receive => libc::SYS_recvfrom,
+        FailingCall::Open => libc::SYS_openat,
         FailingCall::EnterRing => libc::SYS_io_uring_enter,
         FailingCall::SetUpRing => libc::SYS_io_uring_setup,
         FailingCall::AddWatch => {

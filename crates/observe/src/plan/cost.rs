@@ -43,7 +43,7 @@ pub enum CostError {
     NoPoints,
     /// A length below 1, a negative cost, or a value that is not finite.
     #[error(
-        "{length} ports at {ns} ns each is no cost: expected a length of at least 1 and a cost of at least 0"
+        "a cost of {ns} ns a port for a walk of {length} is not valid: expected a length of at least 1 and a cost of at least 0"
     )]
     Point {
         /// Length of the walk, in ports.

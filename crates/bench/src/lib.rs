@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod compare;
+mod http1;
 pub mod lab;
 pub mod load;
 pub mod serve;

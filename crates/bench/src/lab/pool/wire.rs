@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::http1::{self, BadLength};
+
 /// Maximum size of a head that is read, in bytes; the lab's own heads have a tenth of this.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
@@ -69,12 +71,12 @@ pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<Request>, Malformed> 
         .split_once('?')
         .and_then(|(_, query)| query.split('&').find_map(|part| part.strip_prefix("work=")))
         .map_or(Ok(0), |text| text.parse().map_err(|_| Malformed("work that is no number")))?;
-    if value(request.headers, "content-length").is_some_and(|length| length != "0")
-        || value(request.headers, "transfer-encoding").is_some()
+    if http1::content_length(request.headers).map_err(refused)?.is_some_and(|length| length > 0)
+        || http1::value(request.headers, "transfer-encoding").is_some()
     {
         return Err(Malformed("a request with a body"));
     }
-    let close = closes(request.headers, request.version);
+    let close = http1::closes(request.headers, request.version);
     Ok(Some(Request { work: Duration::from_nanos(work), close, length }))
 }
 
@@ -103,34 +105,24 @@ pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<Response>, Malformed
     if response.code != Some(200) {
         return Err(Malformed("another status than 200"));
     }
-    if value(response.headers, "transfer-encoding").is_some() {
+    if http1::value(response.headers, "transfer-encoding").is_some() {
         return Err(Malformed("a chunked answer"));
     }
-    let body = match value(response.headers, "content-length") {
-        Some(text) => Some(text.parse::<usize>().map_err(|_| Malformed("a length that is no number"))?),
-        None => None,
-    };
-    let tell = |name| value(response.headers, name).and_then(|text| text.parse().ok());
+    let body = http1::content_length(response.headers).map_err(refused)?;
+    let tell = |name| http1::value(response.headers, name).and_then(|text| text.parse().ok());
     Ok(Some(Response {
         timing: ServerTiming { worker: tell("x-worker"), begun_ns: tell("x-begin"), ended_ns: tell("x-end") },
         // Without a length, the end of the connection ends the answer (RFC 9112, 6.3).
-        close: body.is_none() || closes(response.headers, response.version),
-        length: body.map(|body| head.saturating_add(body)),
+        close: body.is_none() || http1::closes(response.headers, response.version),
+        length: body.map(|body| head.saturating_add(usize::try_from(body).unwrap_or(usize::MAX))),
     }))
 }
 
-fn value<'h>(headers: &[httparse::Header<'h>], name: &str) -> Option<&'h str> {
-    let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
-    std::str::from_utf8(header.value).ok().map(str::trim)
-}
-
-/// Returns whether the connection closes after this message: by default HTTP/1.0 closes, HTTP/1.1 keeps alive (RFC 9112, 9.3).
-fn closes(headers: &[httparse::Header<'_>], version: Option<u8>) -> bool {
-    match value(headers, "connection") {
-        Some(text) if text.eq_ignore_ascii_case("close") => true,
-        Some(text) if text.eq_ignore_ascii_case("keep-alive") => false,
-        _ => version == Some(0),
-    }
+fn refused(length: BadLength) -> Malformed {
+    Malformed(match length {
+        BadLength::NotANumber => "a length that is no number",
+        BadLength::Different => "two different lengths",
+    })
 }
 
 #[cfg(test)]
@@ -180,6 +172,8 @@ mod tests {
             (response.timing, response.close, response.length),
             (ServerTiming::default(), false, Some(plain.len()))
         );
+        let listed = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: TE, close\r\n\r\nok";
+        assert!(parse_response(listed).unwrap().unwrap().close);
         let old = b"HTTP/1.0 200 OK\r\n\r\nuntil the end";
         let response = parse_response(old).unwrap().unwrap();
         assert_eq!((response.close, response.length), (true, None));
@@ -187,6 +181,8 @@ mod tests {
             (&b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"[..], "another status than 200"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "a chunked answer"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "a length that is no number"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok", "a length that is no number"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", "two different lengths"),
             (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
         ] {
             assert_eq!(parse_response(bytes), Err(Malformed(why)));

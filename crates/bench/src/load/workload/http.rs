@@ -1,3 +1,4 @@
+use crate::http1::{self, BadLength};
 use crate::load::workload::{ParseOutcome, ProtocolState, Status};
 
 /// An HTTP/1.1 request.
@@ -282,40 +283,22 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, &'static str> {
         httparse::Status::Partial => return Ok(None),
         httparse::Status::Complete(length) => length,
     };
-    let mut head = Head {
+    let headers = &*response.headers;
+    let status = response.code.ok_or(NOT_HTTP)?;
+    let location = http1::named(headers, "location").next().filter(|_| (300..400).contains(&status));
+    Ok(Some(Head {
         length,
-        status: response.code.ok_or(NOT_HTTP)?,
-        content_length: None,
-        chunked: false,
-        // HTTP/1.0 closes unless it says otherwise.
-        closing: response.version == Some(0),
-        location: None,
-    };
-    for header in response.headers.iter() {
-        if header.name.eq_ignore_ascii_case("content-length") {
-            let value = length_of(header.value).ok_or("a Content-Length that is not a number")?;
-            // Two lengths that differ are an attack or a mistake (RFC 9112, 6.3).
-            if head.content_length.is_some_and(|other| other != value) {
-                return Err("two different values of Content-Length");
-            }
-            head.content_length = Some(value);
-        } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            head.chunked |= mentions(header.value, "chunked");
-        } else if header.name.eq_ignore_ascii_case("location") && (300..400).contains(&head.status) {
-            let text = &header.value[..header.value.len().min(MAX_LOCATION)];
-            head.location = Some(text.escape_ascii().to_string());
-        } else if header.name.eq_ignore_ascii_case("connection") {
-            head.closing =
-                (head.closing && !mentions(header.value, "keep-alive")) || mentions(header.value, "close");
-        }
-    }
-    Ok(Some(head))
-}
-
-/// Parses the value of Content-Length: digits only (RFC 9110, 8.6). `u64::from_str` takes a sign too.
-fn length_of(value: &[u8]) -> Option<u64> {
-    let digits = std::str::from_utf8(value.trim_ascii()).ok()?;
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+        status,
+        content_length: http1::content_length(headers).map_err(|length| match length {
+            BadLength::NotANumber => "a Content-Length that is not a number",
+            BadLength::Different => "two different values of Content-Length",
+        })?,
+        chunked: http1::lists(headers, "transfer-encoding", "chunked"),
+        closing: http1::closes(headers, response.version),
+        location: location.map(|location| {
+            location.value[..location.value.len().min(MAX_LOCATION)].escape_ascii().to_string()
+        }),
+    }))
 }
 
 const NOT_HTTP: &str = "not a status line of HTTP/1";
@@ -326,12 +309,6 @@ fn why(error: httparse::Error) -> &'static str {
         httparse::Error::HeaderName | httparse::Error::HeaderValue => "not a header field of HTTP/1",
         _ => NOT_HTTP,
     }
-}
-
-/// Returns whether a comma-separated list contains `word`.
-fn mentions(value: &[u8], word: &str) -> bool {
-    let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-    words.any(|one| one.eq_ignore_ascii_case(word.as_bytes()))
 }
 
 /// A parser that finds the end of a chunked body (RFC 9112, 7.1) and discards the data.

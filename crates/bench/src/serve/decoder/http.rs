@@ -1,7 +1,8 @@
 //! HTTP/1.1 and 1.0 (RFC 9112), as far as a server with one resource needs it.
 
-use httparse::{EMPTY_HEADER, Request, Status};
+use httparse::{EMPTY_HEADER, Header, Request, Status};
 
+use crate::http1;
 use crate::serve::decoder::{Answer, Decoder, Position, Step};
 
 /// Maximum length of a head in bytes; a longer head gets 431.
@@ -97,18 +98,17 @@ fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
         Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => return refuse(Answer::HeaderTooLarge),
         Err(_) => return refuse(Answer::BadRequest),
     };
-    let length = match body_length(&request) {
+    let length = match body_length(request.headers) {
         Ok(length) => length,
         Err(answer) => return refuse(answer),
     };
     let is_old = request.version == Some(0);
-    let hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host")).count();
+    let hosts = http1::named(request.headers, "host").count();
     // A request of HTTP/1.1 has exactly one Host, an older one at most one (RFC 9112, 3.2).
     if hosts > 1 || (hosts == 0 && !is_old) {
         return refuse(Answer::BadRequest);
     }
-    let stays = !is_old || has(&request, "connection", "keep-alive");
-    let closes = last || !stays || has(&request, "connection", "close");
+    let closes = last || http1::closes(request.headers, request.version);
     let answer = match (request.method == Some("HEAD"), closes, is_old) {
         (false, true, _) => Answer::Close,
         (false, false, false) => Answer::Keep,
@@ -123,7 +123,8 @@ fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
     }
     *position = Position::Body { left: length, answer };
     // A client that waits for 100 gets it, unless the body has begun to arrive (RFC 9110, 10.1.1).
-    let waits = here == 0 && request.version == Some(1) && has(&request, "expect", "100-continue");
+    let waits =
+        here == 0 && request.version == Some(1) && http1::lists(request.headers, "expect", "100-continue");
     if waits {
         return Step { used, answer: Some(Answer::Continue) };
     }
@@ -135,38 +136,12 @@ fn head(position: &mut Position, bytes: &[u8], last: bool) -> Step {
     Step { used: bytes.len(), answer: None }
 }
 
-/// Returns whether a header with a comma-separated list contains `word`.
-fn has(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
-    request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name)).any(|header| {
-        header
-            .value
-            .split(|byte| *byte == b',')
-            .any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
-    })
-}
-
-/// Returns Content-Length, 0 by default, or the response that refuses the request: chunked bodies are not supported, and two
-/// different lengths are an attack (RFC 9112, 6.3).
-fn body_length(request: &Request<'_, '_>) -> Result<u64, Answer> {
-    let mut length = None;
-    for header in request.headers.iter() {
-        if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(Answer::LengthRequired);
-        }
-        if header.name.eq_ignore_ascii_case("content-length") {
-            let digits = header.value.trim_ascii();
-            let said = str::from_utf8(digits)
-                .ok()
-                .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
-                .and_then(|text| text.parse::<u64>().ok())
-                .ok_or(Answer::BadRequest)?;
-            if length.is_some_and(|length| length != said) {
-                return Err(Answer::BadRequest);
-            }
-            length = Some(said);
-        }
+/// Returns the length of the body, 0 by default, or the response that refuses the request: chunked bodies are not supported.
+fn body_length(headers: &[Header<'_>]) -> Result<u64, Answer> {
+    if http1::named(headers, "transfer-encoding").next().is_some() {
+        return Err(Answer::LengthRequired);
     }
-    Ok(length.unwrap_or(0))
+    http1::content_length(headers).map(Option::unwrap_or_default).map_err(|_| Answer::BadRequest)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which port ranges and the processes of the cgroup are read again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum share of a processor that repeats answers after changes of routes, and the same for readings of the processes of the cgroup. A
+/// Maximum share of a processor that repeats answers after changes of routes, and each kind of reading of the processes of the cgroup. A
 /// routing daemon changes unrelated routes all the time, and the answers for thousands of destinations take tens of milliseconds.
 const SHARE: f64 = 0.01;
 /// Maximum number of tuples in a record.
@@ -154,8 +154,10 @@ struct Session<'a> {
     /// Destinations whose source could not be asked: in a namespace that is not known yet, or without a descriptor or a thread.
     unresolved: Vec<Destination>,
     rerouted: Rerouted,
-    /// Of readings of the processes of the cgroup.
-    reading: Budget,
+    /// Of readings of the processes of the cgroup for namespaces that are new, and for those that are gone: with one for both, the
+    /// second would leave nothing for the first.
+    discovery: Budget,
+    release: Budget,
     connects: u64,
 }
 
@@ -220,7 +222,8 @@ impl<'a> Session<'a> {
             inode,
             unresolved: Vec::new(),
             rerouted: Rerouted::new(),
-            reading: Budget::of(SHARE),
+            discovery: Budget::of(SHARE),
+            release: Budget::of(SHARE),
             connects: 0,
         };
         // A busy destination is known before the first connect.
@@ -286,12 +289,12 @@ impl<'a> Session<'a> {
     /// its requests repeat.
     fn discover(&mut self) -> Result<(), FixError> {
         let now = Instant::now();
-        if !self.reading.allows(now) {
+        if !self.discovery.allows(now) {
             return Ok(());
         }
         let start = resource::process_cpu_time();
         let fresh = self.namespaces.discover(&self.settings.cgroup);
-        self.reading.spend(now, resource::process_cpu_time().saturating_sub(start));
+        self.discovery.spend(now, resource::process_cpu_time().saturating_sub(start));
         if !fresh.is_empty() {
             self.namespaces.note_sources(&self.sources);
             self.set_namespaces(&fresh)?;
@@ -314,12 +317,12 @@ impl<'a> Session<'a> {
             self.fix.forget(&destination);
         }
         let now = Instant::now();
-        if self.reading.allows(now) {
+        if self.release.allows(now) {
             let start = resource::process_cpu_time();
             for cookie in self.namespaces.release(&self.settings.cgroup) {
                 self.fix.forget_namespace(cookie);
             }
-            self.reading.spend(now, resource::process_cpu_time().saturating_sub(start));
+            self.release.spend(now, resource::process_cpu_time().saturating_sub(start));
         }
         let changed = self.namespaces.reread();
         self.set_namespaces(&changed)

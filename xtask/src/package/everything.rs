@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 
 use fourtuple::dial::Connector;
 use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder, Workers};
-use fourtuple::ports::{PortRange, PortSet, Random, TupleTable, WindowSearch};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -17,8 +16,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(stream.report().source.ip(), listening.ip());
     drop((stream, acceptor));
     assert!(AcceptPolicy::ALL.contains(&AcceptPolicy::UringOneshot));
-    let (none, mut random) = (PortSet::new(), Random::with_seed(1));
-    let mut table = TupleTable::new(PortRange::KERNEL_DEFAULT, WindowSearch::Linear, &none, &mut random);
-    assert!(table.connect(None, &mut random).port.is_some());
     Ok(())
 }

@@ -25,7 +25,7 @@ const PROGRAMS: [(&str, &str, &str); 2] = [
     ("hello", "", include_str!("hello.rs")),
     (
         "everything",
-        "\"axum\", \"bpf\", \"hyper\", \"plan\", \"serde\", \"tokio\", \"tracing\", \"uring\"",
+        "\"axum\", \"bpf\", \"hyper\", \"serde\", \"tokio\", \"tracing\", \"uring\"",
         include_str!("everything.rs"),
     ),
 ];

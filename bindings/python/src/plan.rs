@@ -6,8 +6,8 @@ use std::time::Duration;
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
 use fourtuple::ports::{Closer, PortRange, PortSet};
-use fourtuple_observe::plan::{Plan, WindowSearch};
 use fourtuple_observe::plan::{self as planned, CostSource, Reuse};
+use fourtuple_observe::plan::{Plan, WindowSearch};
 use pyo3::prelude::*;
 
 use crate::errors;

@@ -1,5 +1,7 @@
 //! The connection to NATS.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -148,9 +150,20 @@ pub(crate) fn random_name() -> Result<String, FleetError> {
 ///
 /// [`FleetError::Call`] if a program cannot be read.
 pub fn binary_digest(program: &Path) -> Result<String, FleetError> {
-    let mut bytes = std::fs::read("/proc/self/exe").map_err(FleetError::call("read the running program"))?;
-    bytes.append(&mut std::fs::read(program).map_err(FleetError::call("read the program that it runs"))?);
-    let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    // In parts: a debug build has a hundred megabytes.
+    let mut part = vec![0; 64 * 1024];
+    for path in [Path::new("/proc/self/exe"), program] {
+        let failed = |error| FleetError::Call { what: "read the programs of this agent", error };
+        let mut file = File::open(path).map_err(failed)?;
+        loop {
+            match file.read(&mut part).map_err(failed)? {
+                0 => break,
+                length => context.update(&part[..length]),
+            }
+        }
+    }
+    let digest = context.finish();
     Ok(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -291,8 +291,7 @@ pub(crate) async fn publish(client: Client, mut queue: Queue, log: fn(&str)) {
     }
 }
 
-/// Publishes the messages of a journal again, from a sequence number on. One message is in memory at a time, and is on its way only when
-/// NATS has read those before.
+/// Publishes the messages of a journal again, from a sequence number on. One message is in memory at a time.
 pub(crate) async fn publish_again(
     client: Client,
     mut journal: JournalReader,
@@ -311,11 +310,6 @@ pub(crate) async fn publish_again(
         }
     }
     for (sequence, bytes) in (from..).zip(journal) {
-        // A task that is aborted leaves its message with the client. Requests that follow each other faster than NATS reads would pile
-        // such messages up.
-        if client.flush().await.is_err() {
-            return;
-        }
         publisher.send(Outgoing::new(&run, slot, sequence, bytes)).await;
     }
 }

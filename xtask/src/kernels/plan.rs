@@ -17,7 +17,7 @@ pub(crate) fn is_wanted(package: &str, name: &str) -> bool {
 /// Tests of these packages that make no system calls (emulation would only make them slow), or that read files or run programs
 /// that are not in the guest.
 const TESTS_FOR_THE_HOST: &[&str] =
-    &["example_programs", "fourtuple-unit", "fourtuple_observe-unit", "rules"];
+    &["example_programs", "fourtuple-unit", "fourtuple_observe-unit", "plan", "rules"];
 
 /// Tests of these packages that need processors of real speed: contended locks, samples of a clock, thousands of connects.
 /// They run on the machine's own kernel.
@@ -33,6 +33,8 @@ const SINGLE_TESTS_THAT_TAKE_A_PROCESSOR: &[(&str, &str)] = &[
 
 /// Single tests and modules of tests that are for the host, by program.
 const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
+    // It runs `cat`.
+    ("census", "the_namespace_of_a_process_is_read"),
     ("library", "errors::"),
     ("library", "ports::"),
     ("library", "vectors::"),

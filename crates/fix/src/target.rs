@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use fourtuple_observe::host::cgroup;
 use fourtuple_syscalls::fork::Guard;
+use fourtuple_syscalls::procfs;
 
 /// The programs to fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,12 +298,6 @@ impl ChildCgroup {
     }
 }
 
-/// Returns all processes that this process sees.
-pub(crate) fn processes() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
 /// Returns the name of a process, empty if it has ended.
 pub(crate) fn command(process: u32) -> String {
     fs::read_to_string(format!("/proc/{process}/comm"))
@@ -312,7 +307,7 @@ pub(crate) fn command(process: u32) -> String {
 /// Returns a process and its descendants.
 pub(crate) fn tree(root: u32) -> BTreeSet<u32> {
     let parents: Vec<(u32, u32)> =
-        processes().filter_map(|process| Some((process, parent(process)?))).collect();
+        procfs::processes("/").filter_map(|process| Some((process, parent(process)?))).collect();
     let mut found = BTreeSet::from([root]);
     loop {
         let before = found.len();

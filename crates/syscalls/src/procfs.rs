@@ -1,8 +1,8 @@
 //! Files of procfs, among them sysctls.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of the first read. The list of all odd ports, the longest list of reserved ports, has 188 KiB.
 const FIRST_READ: usize = 64 << 10;
@@ -40,9 +40,57 @@ fn read_with(path: &Path, mut size: usize) -> io::Result<String> {
     }
 }
 
+/// Returns the processes that this process sees, in no order. `root`: the directory that has `proc`; without procfs there are none.
+pub fn processes(root: impl AsRef<Path>) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(root.as_ref().join("proc")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the open descriptors of a process, each with the name of its file. One that is closed meanwhile may be missing.
+///
+/// # Errors
+/// ENOENT if the process has ended, EACCES if it belongs to another user.
+pub fn descriptors(root: impl AsRef<Path>, process: u32) -> io::Result<impl Iterator<Item = (i32, PathBuf)>> {
+    let entries = fs::read_dir(root.as_ref().join(format!("proc/{process}/fd")))?;
+    Ok(entries.flatten().filter_map(|entry| {
+        Some((entry.file_name().to_str()?.parse().ok()?, fs::read_link(entry.path()).ok()?))
+    }))
+}
+
+/// Returns the sockets of a process: descriptor and inode, which sock_diag(7) reports too.
+///
+/// # Errors
+/// Those of [`descriptors`].
+pub fn sockets(root: impl AsRef<Path>, process: u32) -> io::Result<impl Iterator<Item = (i32, u32)>> {
+    Ok(descriptors(root, process)?.filter_map(|(descriptor, name)| {
+        let inode = name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some((descriptor, inode.parse().ok()?))
+    }))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+    use std::process;
+
     use super::*;
+
+    #[test]
+    fn sockets_are_told_from_other_descriptors() {
+        let (socket, file) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), File::open("/proc/self/stat").unwrap());
+        let inode = fs::metadata(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap().ino() as u32;
+        let own = process::id();
+        assert!(processes("/").any(|process| process == own));
+        let found: Vec<_> = sockets("/", own).unwrap().collect();
+        assert!(found.contains(&(socket.as_raw_fd(), inode)), "{found:?}");
+        assert!(found.iter().all(|(descriptor, _)| *descriptor != file.as_raw_fd()), "{found:?}");
+        assert!(descriptors("/", own).unwrap().any(|(descriptor, _)| descriptor == file.as_raw_fd()));
+        assert_eq!(sockets("/", u32::MAX).map(|_| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(processes("/sys").count(), 0, "no procfs there");
+    }
 
     #[test]
     fn a_file_is_read_whole_in_buffers_of_any_size() {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::format_time;
-use fourtuple_syscalls::{child, netns, schedule};
+use fourtuple_syscalls::{child, netns, procfs, schedule};
 
 use crate::compare::CompareError;
 use crate::compare::server::{POLL, ServerAddress, ServerCommand};
@@ -160,13 +160,11 @@ impl Drop for NamespaceCleanup {
         let begun = Instant::now();
         // Repeated: a process may fork between the listing of /proc and its SIGKILL.
         while begun.elapsed() < MAX_WAIT {
-            let Ok(processes) = fs::read_dir("/proc") else { return };
-            let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
             let is_inside = |id: &u32| {
                 *id != process::id()
                     && fs::read_link(format!("/proc/{id}/ns/net")).is_ok_and(|found| found == own)
             };
-            let inside: Vec<u32> = ids.filter(is_inside).collect();
+            let inside: Vec<u32> = procfs::processes("/").filter(is_inside).collect();
             if inside.is_empty() {
                 return;
             }

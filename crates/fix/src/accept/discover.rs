@@ -7,12 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use fourtuple_syscalls::netns;
+use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::sock_diag::{self, Member};
 use fourtuple_syscalls::socket::Transport;
 
 use crate::accept::group::Handle;
 use crate::accept::{AcceptError, AcceptTarget};
-use crate::target::{processes, tree};
+use crate::target::tree;
 
 /// The addresses of a server in a network namespace.
 pub(super) struct Scope {
@@ -115,7 +116,7 @@ fn matching(all: &[Member], wanted: SocketAddr) -> BTreeSet<(Transport, SocketAd
 pub(super) fn handles(members: &[Member]) -> BTreeMap<u32, Vec<Handle>> {
     let wanted: BTreeMap<u32, u64> = members.iter().map(|member| (member.inode, member.cookie)).collect();
     let mut found: BTreeMap<u32, Vec<Handle>> = BTreeMap::new();
-    for process in processes() {
+    for process in procfs::processes("/") {
         for (descriptor, inode) in sockets_of(process) {
             if let Some(cookie) = wanted.get(&inode) {
                 found.entry(inode).or_default().push(Handle { process, descriptor, cookie: *cookie });
@@ -136,7 +137,7 @@ pub(super) fn worker(handles: &[Handle]) -> u32 {
 /// Returns whether an epoll instance of a process has this descriptor.
 fn polls(process: u32, descriptor: i32) -> bool {
     let is_epoll = |target: &std::path::Path| target.as_os_str() == "anon_inode:[eventpoll]";
-    descriptors(process).any(|(number, target)| {
+    procfs::descriptors("/", process).into_iter().flatten().any(|(number, target)| {
         is_epoll(&target)
             && fs::read_to_string(format!("/proc/{process}/fdinfo/{number}"))
                 .is_ok_and(|text| polled(&text).any(|polled| polled == descriptor))
@@ -150,19 +151,9 @@ fn polled(text: &str) -> impl Iterator<Item = i32> {
         .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
 }
 
-fn descriptors(process: u32) -> impl Iterator<Item = (i32, std::path::PathBuf)> {
-    // The process may end meanwhile.
-    let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| {
-        Some((entry.file_name().to_str()?.parse().ok()?, fs::read_link(entry.path()).ok()?))
-    })
-}
-
+/// Returns the sockets of a process, which may end meanwhile.
 fn sockets_of(process: u32) -> impl Iterator<Item = (i32, u32)> {
-    descriptors(process).filter_map(|(descriptor, target)| {
-        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-        Some((descriptor, inode.parse().ok()?))
-    })
+    procfs::sockets("/", process).into_iter().flatten()
 }
 
 /// Servers by the name of their process, and their setting.

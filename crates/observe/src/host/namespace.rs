@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use fourtuple_syscalls::procfs;
+
 use crate::host::cgroup;
 
 /// A network namespace.
@@ -99,10 +101,9 @@ fn open_file(path: &Path) -> Result<OwnedFd, NamespaceError> {
 /// [`NamespaceError::NoContainer`], [`NamespaceError::Several`]
 pub fn first_process(root: &Path, id: &str) -> Result<u32, NamespaceError> {
     let mut found: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-    for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+    for process in procfs::processes(root) {
         // A process may end in the meantime.
-        let text = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        let text = fs::read_to_string(root.join(format!("proc/{process}/cgroup"))).unwrap_or_default();
         let container = text.lines().find_map(|line| {
             let (_, path) = line.rsplit_once(':')?;
             cgroup::container(path.split('/').find(|name| cgroup::is_container(name, id))?)

@@ -8,6 +8,7 @@ use std::path::Path;
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_record::Remark;
 use fourtuple_record::snapshot::Owner;
+use fourtuple_syscalls::procfs;
 
 use crate::trace::scope::{is_selected, name};
 
@@ -25,11 +26,7 @@ pub(crate) fn processes(wanted: &TaskFilter) -> Vec<Owner> {
 fn processes_in(root: &Path, wanted: &TaskFilter) -> Vec<Owner> {
     let mut found: Vec<Owner> = match wanted.process {
         Some(process) => of_32_bits(root, process, wanted).into_iter().collect(),
-        None => {
-            let entries = fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
-            let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-            numbers.filter_map(|process| of_32_bits(root, process, wanted)).collect()
-        }
+        None => procfs::processes(root).filter_map(|process| of_32_bits(root, process, wanted)).collect(),
     };
     found.sort_by_key(|owner| owner.pid);
     found.truncate(MAX_LISTED);

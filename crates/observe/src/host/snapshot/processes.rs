@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fourtuple_bpf::SocketHolders;
 use fourtuple_record::snapshot::{Owner, Process};
+use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::sock_diag::state;
 
 use crate::host::cgroup;
@@ -87,19 +88,11 @@ impl Sockets {
     fn read_files(root: &Path) -> Sockets {
         let mut pairs = Vec::new();
         let mut hidden = 0;
-        for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let directory = entry.path();
-            let Ok(descriptors) = fs::read_dir(directory.join("fd")) else {
+        for pid in procfs::processes(root) {
+            match procfs::sockets(root, pid) {
+                Ok(sockets) => pairs.extend(sockets.map(|(_, inode)| (inode, pid))),
                 // A process that has ended in the meantime is not hidden.
-                hidden += u32::from(directory.exists());
-                continue;
-            };
-            for descriptor in descriptors.flatten() {
-                let Ok(target) = fs::read_link(descriptor.path()) else { continue };
-                let inode = target.to_str().and_then(|text| text.strip_prefix("socket:["));
-                let inode = inode.and_then(|text| text.strip_suffix(']')).and_then(|text| text.parse().ok());
-                pairs.extend(inode.map(|inode: u32| (inode, pid)));
+                Err(_) => hidden += u32::from(root.join(format!("proc/{pid}")).exists()),
             }
         }
         Sockets { hidden, ..Sockets::of_pairs(root, pairs) }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use fourtuple_record::snapshot::{RunningFix, Tuple};
+use fourtuple_syscalls::procfs;
 
 use crate::host::snapshot::sums::is_large;
 
@@ -47,8 +48,6 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, root: &Path) {
 }
 
 fn read(root: &Path) -> Vec<Fix> {
-    let processes = fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let fix = |pid: u32| {
         let name = fs::read(root.join(format!("proc/{pid}/comm"))).ok()?;
         if name.trim_ascii() != b"fourtuple" {
@@ -57,7 +56,7 @@ fn read(root: &Path) -> Vec<Fix> {
         let line = fs::read_to_string(root.join(format!("proc/{pid}/cmdline"))).ok()?;
         parse(root, pid, &line.split('\0').collect::<Vec<_>>())
     };
-    pids.filter_map(fix).collect()
+    procfs::processes(root).filter_map(fix).collect()
 }
 
 fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {

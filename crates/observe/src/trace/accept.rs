@@ -18,12 +18,12 @@ use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
 use fourtuple_syscalls::errno_name;
 
-use crate::trace::compat;
+use crate::trace::blind_spots;
+use crate::trace::blind_spots::{Judgement, Losses, MISSED};
 use crate::trace::ended::{self, is_alive};
 use crate::trace::error::TraceError;
 use crate::trace::failed::{FailedSession, account};
 use crate::trace::instrument::{Folded, Instrument, Outcome, Session};
-use crate::trace::losses::{Judgement, Losses, MISSED};
 use crate::trace::times::{distribution, merged, times};
 use crate::trace::unix_queues::UnixQueues;
 
@@ -236,8 +236,8 @@ impl Session for AcceptSession {
             let failed = failed.as_ref().ok().map(Vec::as_slice);
             unix.finish(&self.tasks, failed, own_namespace().unwrap_or_default())
         });
-        let of_32_bits = compat::processes(&self.tasks);
-        let unseen = compat::remark(&of_32_bits);
+        let of_32_bits = blind_spots::processes_of_32_bits(&self.tasks);
+        let unseen = blind_spots::remark_of_32_bits(&of_32_bits);
         let calls = failed.map(|failed| account(failed.iter(), of_32_bits));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);

@@ -12,7 +12,8 @@ use fourtuple_bpf::{ConnectSearch, Tier};
 use fourtuple_record::measure::LogLinear;
 use fourtuple_record::{Remark, TraceConnectResults, TraceFlame, TraceTuple};
 
-use crate::trace::compat;
+use crate::trace::blind_spots;
+use crate::trace::blind_spots::{Judgement, Losses, MISSED};
 use crate::trace::connect_results::{all_searches, by_parity, results, rows, tuple_result};
 use crate::trace::ended::is_alive;
 use crate::trace::error::TraceError;
@@ -20,9 +21,8 @@ use crate::trace::failed::{FailedSession, account, correct};
 use crate::trace::flame::Sampling;
 use crate::trace::heat::Heat;
 use crate::trace::instrument::{Folded, Instrument, Outcome, Session};
-use crate::trace::losses::{Judgement, Losses, MISSED};
-use crate::trace::reservoir::Reservoir;
 use crate::trace::tier::{self, Attached};
+use crate::trace::times::Reservoir;
 use crate::trace::times::merged;
 
 /// Samples per second, and as many searches of `OUTLIER` or longer. The ring holds 30,000, and each poll drains it.
@@ -287,8 +287,8 @@ impl Session for ConnectSession {
         if let (Ok(failed), Protocol::Tcp) = (&failed, self.protocol) {
             correct(&mut results.failed, failed);
         }
-        let of_32_bits = compat::processes(&self.tasks);
-        let unseen = compat::remark(&of_32_bits);
+        let of_32_bits = blind_spots::processes_of_32_bits(&self.tasks);
+        let unseen = blind_spots::remark_of_32_bits(&of_32_bits);
         let Judgement { mut validity, notes } =
             losses.judge(all_searches(&totals).count() + totals.established);
         let results = TraceConnectResults {

@@ -12,11 +12,11 @@ use fourtuple_record::{LockClass, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;
 
 use crate::trace::blind_spots::Coverage;
+use crate::trace::blind_spots::{Judgement, Losses, MISSED};
 use crate::trace::error::TraceError;
 use crate::trace::instrument::{Instrument, Outcome, Session};
 use crate::trace::lock_sums::Sums;
-use crate::trace::losses::{Judgement, Losses, MISSED};
-use crate::trace::stacks::Stacks;
+use crate::trace::symbols::Stacks;
 use crate::trace::symbols::Symbols;
 
 /// A trace of waits for TCP's locks.

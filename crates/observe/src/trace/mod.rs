@@ -10,7 +10,6 @@
 
 mod accept;
 mod blind_spots;
-mod compat;
 mod connect;
 mod connect_results;
 mod ended;
@@ -22,12 +21,8 @@ mod heat;
 mod instrument;
 mod lock_class;
 mod lock_sums;
-mod lock_table;
 mod locks;
-mod losses;
-mod reservoir;
 mod scope;
-mod stacks;
 mod survey;
 mod symbols;
 mod tier;

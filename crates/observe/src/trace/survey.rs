@@ -10,7 +10,7 @@ use fourtuple_record::measure::LogLinear;
 use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
 
 use crate::trace::accept::Accept;
-use crate::trace::compat;
+use crate::trace::blind_spots;
 use crate::trace::connect::Connect;
 use crate::trace::error::TraceError;
 use crate::trace::failed::{FailedSession, account};
@@ -235,5 +235,5 @@ fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failur
 
 /// Returns the programs of 32 bits of a network namespace.
 fn of_32_bits(namespace: u32) -> Vec<Owner> {
-    compat::processes(&TaskFilter { network: Some(namespace), ..TaskFilter::default() })
+    blind_spots::processes_of_32_bits(&TaskFilter { network: Some(namespace), ..TaskFilter::default() })
 }

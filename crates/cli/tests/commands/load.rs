@@ -305,7 +305,10 @@ fn ctrl_c_and_a_lost_terminal_keep_what_was_measured() {
         for (engine, signal) in ["auto", "epoll"].into_iter().zip(signals) {
             let line = format!("load http://127.0.0.1:4000 --for 60s --engine {engine} --json");
             let before: u64 = running.counts().iter().map(|worker| worker.requests).sum();
-            let mut load = Running::start(&mut fourtuple(&line));
+            // The tests may run under nohup(1), with which SIGHUP has no effect.
+            let mut command = std::process::Command::new("env");
+            command.arg("--default-signal=HUP").arg(fourtuple("").get_program()).args(line.split(' '));
+            let mut load = Running::start(&mut command);
             let begun = load.until("asked", |_| {
                 running.counts().iter().map(|worker| worker.requests).sum::<u64>() > before + 500
             });

@@ -293,7 +293,8 @@ fn planes_pass_in_band_packets_to_the_session() {
         }
         for link in &links {
             wait_for(&link.state(), State::Up);
-            assert!(link.state().report().handed >= 2);
+            // Init leads from Down to Up at once: one packet may be all.
+            assert!(link.state().report().handed >= 1);
         }
         // Without a reported hop limit, the packet may come from beyond the link.
         let inbox = links[0].inbox();

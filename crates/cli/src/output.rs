@@ -67,6 +67,11 @@ impl Output {
     /// Prints the record, writes the page, and returns the exit status. If one of them fails, saves the record to a temporary
     /// file, unless the JSON was printed.
     pub fn finish(&self, saved: &Saved) -> anyhow::Result<Exit> {
+        self.finish_with(saved, text)
+    }
+
+    /// The same with another text for the terminal.
+    pub fn finish_with(&self, saved: &Saved, text: fn(&Saved) -> String) -> anyhow::Result<Exit> {
         let printed = if self.json { print_json(saved) } else { print(&text(saved)) };
         let page = match &self.html {
             Some(path) => save(path, &html::page(std::slice::from_ref(saved))).map_err(Into::into),
@@ -128,6 +133,11 @@ pub fn json(saved: &Saved) -> anyhow::Result<String> {
 /// Returns the record as tables for this terminal.
 pub fn text(saved: &Saved) -> String {
     text_for(saved, &io::stdout())
+}
+
+/// Returns the record for this terminal, with the facts and remedies that [`text`] leaves out.
+pub fn text_in_full(saved: &Saved) -> String {
+    terminal::render_in_full(saved, width(), has_colour(&io::stdout()))
 }
 
 /// Returns the record as tables for the terminal at a stream.

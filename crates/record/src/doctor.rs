@@ -97,6 +97,9 @@ pub struct Finding {
     pub now: Vec<Advice>,
     /// Changes that last.
     pub proper: Vec<Advice>,
+    /// Place in `findings` of an earlier finding with the same cause, whose remedies help here too; `null`: there is none.
+    #[serde(default)]
+    pub same_cause_as: Option<u32>,
 }
 
 /// A command or a change, and its effect.

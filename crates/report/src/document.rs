@@ -26,14 +26,24 @@ impl Tone {
 pub(crate) enum Medium {
     #[default]
     Both,
+    /// The terminal, in brief or in full.
     Terminal,
+    /// The terminal in brief: the first screen of a record that has more to say.
+    Brief,
+    /// The page, and the terminal in full.
+    Full,
     Page,
 }
 
 impl Medium {
-    /// Returns whether the renderer `here` shows it.
+    /// Returns whether the renderer `here` shows it: the page, or the terminal in brief or in full.
     pub(crate) fn includes(self, here: Medium) -> bool {
-        self == Medium::Both || self == here
+        match self {
+            Medium::Both => true,
+            Medium::Terminal => here != Medium::Page,
+            Medium::Full => here != Medium::Brief,
+            Medium::Brief | Medium::Page => self == here,
+        }
     }
 }
 
@@ -102,6 +112,8 @@ pub(crate) enum Block {
         command: String,
         effect: String,
     },
+    /// A blank line, on the terminal only.
+    Gap,
     /// A warning that the record has no results.
     Nothing,
 }

@@ -204,6 +204,7 @@ fn block(record: usize, block: &Block) -> Markup {
                 div.scroll tabindex="0" { pre { code { (command) } } }
                 p.dim { (effect) }
             }
+            Block::Gap => {}
             Block::Nothing => { p.remark { "Nothing was measured." } }
         }
     }

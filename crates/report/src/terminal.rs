@@ -12,6 +12,15 @@ use crate::table::{Align, Cell, Column, Table, more};
 /// Remarks on validity come first. If a table is too wide, its less important columns are omitted and named below it.
 /// Control characters of the record are replaced, so that a record from another host cannot control the terminal.
 pub fn render(saved: &Saved, width: usize, color: bool) -> String {
+    render_for(Medium::Brief, saved, width, color)
+}
+
+/// Returns all facts and remedies, where [`render`] shows the first of them.
+pub fn render_in_full(saved: &Saved, width: usize, color: bool) -> String {
+    render_for(Medium::Full, saved, width, color)
+}
+
+fn render_for(medium: Medium, saved: &Saved, width: usize, color: bool) -> String {
     let common = saved.common();
     let document = document(saved);
     let mut sheet = Sheet::new(width, color);
@@ -26,7 +35,7 @@ pub fn render(saved: &Saved, width: usize, color: bool) -> String {
         sheet.gap();
     }
     let mut last: Option<&Block> = None;
-    for (_, block) in document.blocks.iter().filter(|(medium, _)| medium.includes(Medium::Terminal)) {
+    for (_, block) in document.blocks.iter().filter(|(shown, _)| shown.includes(medium)) {
         // Blank lines separate tables from text, except from their own heading.
         let heading = matches!(last, Some(Block::Heading(_)));
         if !heading && (is_table(block) || last.is_some_and(is_table)) {
@@ -103,6 +112,7 @@ fn show(sheet: &mut Sheet, block: &Block) {
             sheet.unbroken("    ", command);
             sheet.item("      ", effect, Tone::Dim);
         }
+        Block::Gap => sheet.gap(),
         Block::Nothing => {
             sheet.gap();
             sheet.item("", "Nothing was measured.", Tone::Bad);
@@ -251,7 +261,7 @@ struct Text {
 impl Text {
     fn new(table: &Table) -> Text {
         let most = table.limit.map_or(usize::MAX, |limit| limit.terminal);
-        let shown = |at: &usize| table.columns[*at].medium.includes(Medium::Terminal);
+        let shown = |at: &usize| table.columns[*at].medium.includes(Medium::Brief);
         let kept: Vec<usize> = (0..table.columns.len()).filter(shown).collect();
         let cell = |row: &[Cell], at: usize| (printable(&row[at].text), row[at].tone);
         let columns = kept.iter().map(|&at| table.columns[at]).collect();

@@ -3,8 +3,8 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
-use fourtuple_record::Saved;
-use fourtuple_report::terminal::render;
+use fourtuple_record::{Advice, Saved};
+use fourtuple_report::terminal::{render, render_in_full};
 
 #[test]
 fn every_line_fits_the_width() {
@@ -14,11 +14,43 @@ fn every_line_fits_the_width() {
             let is_command = |line: &&str| {
                 ["    fourtuple fix ports", "    sysctl -w"].iter().any(|start| line.starts_with(start))
             };
-            for line in render(&saved, width, false).lines().filter(|line| !is_command(line)) {
-                assert!(line.chars().count() <= width, "{name} at {width}: {line}");
+            for text in [render(&saved, width, false), render_in_full(&saved, width, false)] {
+                for line in text.lines().filter(|line| !is_command(line)) {
+                    assert!(line.chars().count() <= width, "{name} at {width}: {line}");
+                }
             }
         }
     }
+}
+
+/// The first screen has each cause once: a finding with the cause of another is an id, and only the full text has each remedy.
+#[test]
+fn the_first_screen_of_doctor_is_the_first_cause() {
+    let (_, mut saved) = samples::all().into_iter().find(|(name, _)| *name == "doctor").unwrap();
+    let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+    let first = &mut record.results.findings[0];
+    first.evidence.push("a second fact".into());
+    let mut other = first.now[0].clone();
+    first.now[0].undo = None;
+    (other.action, other.undo) = ("sysctl -w a=1".into(), Some("sysctl -w a=0".into()));
+    (other.condition, other.lasting) = (Some("1025 (first), ".repeat(20)), Some("echo a".into()));
+    let third = Advice { action: "sysctl -w b=1".into(), ..other.clone() };
+    first.now.extend([other, third]);
+    let (brief, full) = (render(&saved, 80, false), render_in_full(&saved, 80, false));
+    assert!(brief.starts_with("critical P01 10.0.0.9 → 10.1.2.3:443 uses 28,231"), "{brief}");
+    let lines = brief.lines().filter(|line| !line.trim().is_empty()).count();
+    assert!(lines <= 24, "{lines} lines:\n{brief}");
+    let both = ["sysctl -w a=1", "sysctl -w a=0", "undoes it", "notice T05 net.ipv4.tcp_tw_recycle"];
+    for part in both {
+        assert!(brief.contains(part) && full.contains(part), "{part}: {brief}");
+    }
+    assert!(brief.contains("also seen, with the same cause: P02\n"), "{brief}");
+    assert!(brief.contains("not checked: A07 · all facts and remedies: `fourtuple doctor --all`"), "{brief}");
+    for part in ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"]
+    {
+        assert!(!brief.contains(part) && full.contains(part), "{part}: {brief}");
+    }
+    assert!(brief.contains("1025 (first), ... (--all)"), "{brief}");
 }
 
 #[test]

@@ -1014,6 +1014,7 @@ class DoctorFinding(TypedDict):
     evidence: list[str]
     now: list[DoctorAdvice]
     proper: list[DoctorAdvice]
+    same_cause_as: NotRequired[int | None]
 
 
 class DoctorUnchecked(TypedDict):

@@ -37,6 +37,9 @@ pub(crate) struct DoctorFlags {
     /// Exit with 3 if a rule could not be checked and there is no finding
     #[arg(long)]
     strict: bool,
+    /// Show every finding with all its facts and remedies
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -82,7 +85,8 @@ impl DoctorFlags {
         let results = DoctorResults { findings, checked, unchecked, snapshot, history: None };
         let validity = validity.into_iter().collect();
         let record = output::record("doctor", started, host, settings, validity, results);
-        let printed = self.output.finish(&Saved::Doctor(record))?;
+        let text = if self.all { output::text_in_full } else { output::text };
+        let printed = self.output.finish_with(&Saved::Doctor(record), text)?;
         Ok(if printed == Exit::Fine { exit } else { printed })
     }
 }

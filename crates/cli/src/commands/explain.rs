@@ -1,5 +1,5 @@
 use clap::Args;
-use fourtuple_observe::doctor::{ALL, explain, named};
+use fourtuple_observe::doctor::{ALL, Rule, about, explain, named};
 use fourtuple_report::terminal::{items, paragraphs};
 
 use crate::exit::{Exit, UsageError};
@@ -11,31 +11,28 @@ use crate::watch;
 /// Needs no host and no privilege.
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
-    /// The rule: P02
+    /// The rule: P02; or a word, which lists the rules about it: TIME_WAIT
     rule: Option<String>,
 }
 
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let width = output::width();
-        let text = match &self.rule {
-            None => {
-                let marks: Vec<String> = ALL.iter().map(|rule| format!("{}  ", rule.id)).collect();
-                items(marks.iter().map(String::as_str).zip(ALL.iter().map(|rule| rule.title)), width)
-            }
-            Some(id) => {
-                let rule = named(id).ok_or_else(|| {
-                    let last = ALL.last().map_or("P01", |rule| rule.id);
-                    UsageError(format!(
-                        "invalid value '{id}' for '[RULE]': no rule has this name; expected one such as {} or {last}, which \
-                         `fourtuple explain` lists",
-                        ALL[0].id
-                    ))
-                })?;
-                paragraphs(&explain(rule, &watch::here()), width)
-            }
+        let text = match self.rule.as_deref().map(|text| (text, named(text), about(text))) {
+            None => list(ALL.iter(), width),
+            Some((_, Some(rule), _)) => paragraphs(&explain(rule, &watch::here()), width),
+            Some((text, None, found)) if found.is_empty() => Err(UsageError(format!(
+                "invalid value '{text}' for '[RULE]': no rule has this name or this word; `fourtuple explain` lists all rules"
+            )))?,
+            Some((_, None, found)) => list(found.into_iter(), width),
         };
         output::print(&text)?;
         Ok(Exit::Fine)
     }
+}
+
+/// Returns a line for each rule.
+fn list(rules: impl Iterator<Item = &'static Rule>, width: usize) -> String {
+    let lines: Vec<(String, &str)> = rules.map(|rule| (format!("{}  ", rule.id), rule.title)).collect();
+    items(lines.iter().map(|(mark, title)| (mark.as_str(), *title)), width)
 }

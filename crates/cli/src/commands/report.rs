@@ -14,6 +14,9 @@ pub(crate) struct Report {
     /// Files of records printed by --json, - for stdin: one record, or one on each line
     #[arg(required = true, value_name = "RECORD")]
     records: Vec<PathBuf>,
+    /// Show all facts and remedies of the findings of `doctor`
+    #[arg(long)]
+    all: bool,
     /// Print the parsed records as JSON, one on each line
     #[arg(long)]
     json: bool,
@@ -32,7 +35,8 @@ impl Report {
             if self.json {
                 output::print_json(saved)?;
             } else {
-                output::print(&output::text(saved))?;
+                let text = if self.all { output::text_in_full } else { output::text };
+                output::print(&text(saved))?;
             }
         }
         if let Some(path) = &self.html {

@@ -75,7 +75,26 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
     diagnosis
         .findings
         .sort_by_key(|finding| (finding.id == UNEXPLAINED, finding.severity, cause(&finding.id)));
+    join_causes(&mut diagnosis.findings);
     diagnosis
+}
+
+/// Refers findings to the first one with the same cause: one about the same subject, or one that the same setting ends.
+fn join_causes(findings: &mut [Finding]) {
+    // Commands that only show something have nothing to undo, and they say nothing about the cause.
+    let settings = |finding: &Finding| -> Vec<String> {
+        let advice = finding.now.iter().filter(|advice| advice.undo.is_some());
+        advice.map(|advice| advice.action.clone()).collect()
+    };
+    for place in 1..findings.len() {
+        let (earlier, [finding, ..]) = findings.split_at_mut(place) else { continue };
+        let own = settings(finding);
+        let is_same = |other: &Finding| {
+            other.subject == finding.subject || settings(other).iter().any(|setting| own.contains(setting))
+        };
+        let first = earlier.iter().position(|other| finding.id != UNEXPLAINED && is_same(other));
+        finding.same_cause_as = first.map(|first| earlier[first].same_cause_as.unwrap_or(first as u32));
+    }
 }
 
 /// Returns the place of a rule among the causes; all other rules come after them.
@@ -188,7 +207,16 @@ fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draf
     let text = subject.to_string();
     Found {
         subject,
-        finding: Finding { id: rule.id.to_owned(), severity, subject: text, verdict, evidence, now, proper },
+        finding: Finding {
+            id: rule.id.to_owned(),
+            severity,
+            subject: text,
+            verdict,
+            evidence,
+            now,
+            proper,
+            same_cause_as: None,
+        },
     }
 }
 

@@ -24,5 +24,5 @@ pub use causes::causes;
 pub use command::{Cure, Place};
 pub use diagnose::{Diagnosis, diagnose, diagnose_at};
 pub use rule::{LimitError, Limits, Rule, Threshold, explain};
-pub use rules::{ALL, named};
+pub use rules::{ALL, about, named};
 pub use symptom::Unexplained;

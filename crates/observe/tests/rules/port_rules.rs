@@ -13,6 +13,7 @@ use crate::namespace::{
 use crate::scene::{
     apply, diagnosis, failed_call, findings, findings_in, now, owner, read, traced_connects, until,
 };
+use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{
     Failures, IdleTimes, Part, Process, RunningFix, Snapshot, Traced, TracedConnects, Tuple,
@@ -131,6 +132,16 @@ fn p01_names_the_side_that_closes_first() {
         assert!(verdict.ends_with("100% of them in TIME_WAIT; envoy[812] calls connect()"), "{verdict}");
         let verdict = the_finding(&later, "T06").verdict;
         assert!(verdict.contains("closes its connections to 10.0.0.1:4000 first: 100% of"), "{verdict}");
+        // One cause: the same tuple, or the same setting helps. The listener has another fault.
+        if let Part::Seen(listeners) = &mut later.listeners {
+            (listeners[0].waiting_before, listeners[0].waiting) =
+                (listeners[0].backlog + 1, listeners[0].backlog + 1);
+        }
+        let found = diagnose(&later, &Limits::default()).findings;
+        let causes: BTreeMap<&str, Option<u32>> =
+            found.iter().map(|finding| (&*finding.id, finding.same_cause_as)).collect();
+        let expected = [("A01", None), ("P01", None), ("P03", Some(0)), ("T03", Some(0)), ("T06", Some(0))];
+        assert_eq!((&*found[0].id, causes), ("P01", BTreeMap::from(expected)));
         apply(advice(&finding, "tcp_tw_reuse=1"));
         // The ports are taken again once the delay of a second is over; the rate of the closes is the mean of 10 s.
         let finding = findings("P01");

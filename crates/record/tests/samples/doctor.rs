@@ -309,6 +309,7 @@ pub(crate) fn doctor() -> DoctorRecord {
         evidence: vec!["the default search looks at the ports of one parity first".into()],
         now: vec![advice("fourtuple fix ports --pid 812 --source 10.0.0.0/28", true)],
         proper: vec![advice("keep connections open, and use them again", false)],
+        same_cause_as: (id == "P02").then_some(0),
     };
     let full = "10.0.0.9 → 10.1.2.3:443 uses 28,231 of 28,232 ports, 98% of them in TIME_WAIT; envoy[812] closed 4,650 connections in the last 10 s, 12 in the last \
                 second; at most 470/s can last";

@@ -3,7 +3,7 @@ use fourtuple_record::{
     Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, Proof, Severity, Unchecked,
 };
 
-use crate::document::{Block, Document, Tone};
+use crate::document::{Block, Document, Medium, Tone};
 use crate::number::{NOTHING, count};
 use crate::table::{Cell, Table};
 use crate::words::{CommandLine, plural, typed, word};
@@ -20,23 +20,20 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
             document.note(tone, nothing(results));
         }
         Some((first, others)) => {
-            show(&mut document, first);
-            if !others.is_empty() {
-                document.heading("Other findings");
-            }
-            for (number, finding) in others.iter().enumerate() {
-                if number > 0 {
-                    document.terminal(|terminal| terminal.note(Tone::Plain, ""));
+            document.on(Medium::Brief, |screen| summarize(screen, first, results));
+            document.on(Medium::Full, |document| {
+                show(document, first);
+                if !others.is_empty() {
+                    document.heading("Other findings");
                 }
-                show(&mut document, finding);
-            }
+                for (number, finding) in others.iter().enumerate() {
+                    if number > 0 {
+                        document.push(Block::Gap);
+                    }
+                    show(document, finding);
+                }
+            });
         }
-    }
-    if let Some(first) = results.findings.first() {
-        document.terminal(|terminal| {
-            terminal.note(Tone::Plain, "");
-            terminal.note(Tone::Dim, format!("`fourtuple explain {}` explains a finding.", first.id));
-        });
     }
     if results.history.is_some() {
         document.page_heading("Over time");
@@ -47,8 +44,61 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
         document.chart("doctor-queues", "TIME_WAIT sockets, and connections that wait for accept().");
     }
     document.page(|page| view(page, &results.snapshot));
-    document.list("Not checked", Tone::Dim, reasons(unchecked));
+    document.on(Medium::Full, |document| document.list("Not checked", Tone::Dim, reasons(unchecked)));
+    document.on(Medium::Brief, |screen| {
+        screen.push(Block::Gap);
+        let ids = joined(unchecked.iter().map(|rule| rule.id.clone()));
+        let rules = (!unchecked.is_empty()).then(|| format!("not checked: {ids}"));
+        let first = results.findings.first();
+        let rest = match (first, &rules) {
+            (None, None) => None,
+            (None, Some(_)) => Some("why: `fourtuple doctor --all`".to_owned()),
+            (Some(_), _) => Some("all facts and remedies: `fourtuple doctor --all`".to_owned()),
+        };
+        let rule = first.map(|first| format!("the rule: `fourtuple explain {}`", first.id));
+        screen.facts([rules, rest, rule].into_iter().flatten().collect());
+    });
     document
+}
+
+/// Adds the first screen: the fault with its first fact and remedies, and a line for each other fault. `--all` shows the rest.
+fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
+    screen.note(tone(first), headline(first));
+    first.evidence.iter().take(1).for_each(|fact| screen.note(Tone::Dim, fact));
+    // Commands that only look come before the one that changes something, which has a command to undo it.
+    let looks = first.now.iter().take_while(|advice| advice.undo.is_none()).count();
+    let now = (looks + 1).min(MAX_REMEDIES).min(first.now.len());
+    let proper = (MAX_REMEDIES - now).max(1).min(first.proper.len());
+    remedies(screen, "do now", &first.now[..now], brief);
+    remedies(screen, "do properly", &first.proper[..proper], brief);
+    let same = results.findings.iter().filter(|finding| finding.same_cause_as == Some(0));
+    let same = joined(same.map(|finding| finding.id.clone()));
+    if !same.is_empty() {
+        screen.note(Tone::Plain, format!("also seen, with the same cause: {same}"));
+    }
+    let mut others =
+        results.findings.iter().skip(1).filter(|finding| finding.same_cause_as.is_none()).peekable();
+    if others.peek().is_some() {
+        screen.heading("Other findings");
+    }
+    others.for_each(|finding| screen.note(tone(finding), headline(finding)));
+}
+
+/// Maximum number of remedies on the first screen.
+const MAX_REMEDIES: usize = 2;
+/// Maximum length of a condition on the first screen.
+const MAX_CONDITION: usize = 80;
+
+/// Returns a remedy without its lasting form, and with the beginning of its condition.
+fn brief(advice: &Advice) -> Vec<Block> {
+    let cut = |condition: &String| match condition.char_indices().nth(MAX_CONDITION) {
+        Some((end, _)) => {
+            let whole = condition[..end].rfind(", ").unwrap_or(end);
+            format!("{}, ... (--all)", &condition[..whole])
+        }
+        None => condition.clone(),
+    };
+    remedy(&Advice { lasting: None, condition: advice.condition.as_ref().map(cut), ..advice.clone() })
 }
 
 /// Returns the rules with their reasons, each text once: rules with the same reason are one item, and a clause of several reasons has an
@@ -96,6 +146,10 @@ fn nothing(results: &DoctorResults) -> String {
     if let Some(sockets) = sockets(&results.snapshot) {
         text += &format!(" over {}", plural(sockets, "socket"));
     }
+    if let Some((in_use, usable)) = busiest(&results.snapshot) {
+        let share = f64::from(in_use) * 100.0 / f64::from(usable);
+        text += &format!("; the busiest destination uses {share:.0}% of {} ports", count(usable.into()));
+    }
     if !results.unchecked.is_empty() {
         text += &format!("; {} could not be checked", plural(results.unchecked.len() as u64, "rule"));
     }
@@ -109,6 +163,18 @@ fn sockets(snapshot: &Snapshot) -> Option<u64> {
     Some(connections + listeners + snapshot.udp.seen().map_or(0, |udp| udp.total))
 }
 
+/// Returns the ports in use of the tuple that uses the most, and the ports that it has.
+fn busiest(snapshot: &Snapshot) -> Option<(u32, u32)> {
+    let in_use = snapshot.connections.seen().ok()?.tuples.iter().map(|tuple| tuple.in_use).max()?;
+    Some((in_use, usable(snapshot)?)).filter(|(_, usable)| *usable > 0)
+}
+
+/// Returns the ports that a tuple has.
+fn usable(snapshot: &Snapshot) -> Option<u32> {
+    let held = snapshot.connections.seen().ok()?.held_tcp;
+    Some(snapshot.ports.seen().ok()?.usable().saturating_sub(held))
+}
+
 fn command_line(settings: &DoctorSettings) -> String {
     CommandLine::new("doctor")
         .maybe("--pid", settings.pid)
@@ -120,19 +186,34 @@ fn command_line(settings: &DoctorSettings) -> String {
 }
 
 fn show(document: &mut Document, finding: &Finding) {
-    let tone = match finding.severity {
+    document.note(tone(finding), headline(finding));
+    finding.evidence.iter().for_each(|fact| document.note(Tone::Dim, fact));
+    remedies(document, "do now", &finding.now, remedy);
+    remedies(document, "do properly", &finding.proper, remedy);
+}
+
+fn tone(finding: &Finding) -> Tone {
+    match finding.severity {
         Severity::Critical => Tone::Bad,
         Severity::Warning => Tone::Strong,
         Severity::Notice => Tone::Plain,
-    };
-    document.note(tone, format!("{}  {}", finding.id, finding.verdict));
-    finding.evidence.iter().for_each(|fact| document.note(Tone::Dim, fact));
-    for (heading, advice) in [("do now", &finding.now), ("do properly", &finding.proper)] {
-        if !advice.is_empty() {
-            document.note(Tone::Dim, heading);
-        }
-        advice.iter().flat_map(remedy).for_each(|block| document.push(block));
     }
+}
+
+fn headline(finding: &Finding) -> String {
+    let severity = match finding.severity {
+        Severity::Critical => "critical",
+        Severity::Warning => "warning",
+        Severity::Notice => "notice",
+    };
+    format!("{severity} {} {}", finding.id, finding.verdict)
+}
+
+fn remedies(document: &mut Document, heading: &str, advice: &[Advice], show: fn(&Advice) -> Vec<Block>) {
+    if !advice.is_empty() {
+        document.note(Tone::Dim, heading);
+    }
+    advice.iter().flat_map(show).for_each(|block| document.push(block));
 }
 
 fn remedy(advice: &Advice) -> Vec<Block> {
@@ -168,9 +249,7 @@ fn remedy(advice: &Advice) -> Vec<Block> {
 /// Adds the tables of tuples and listeners that the rules saw.
 fn view(page: &mut Document, snapshot: &Snapshot) {
     if let Part::Seen(connections) = &snapshot.connections {
-        let usable =
-            snapshot.ports.seen().ok().map(|ports| ports.usable().saturating_sub(connections.held_tcp));
-        page.table_below("Ports in use", tuples(&connections.tuples, usable));
+        page.table_below("Ports in use", tuples(&connections.tuples, usable(snapshot)));
     }
     if let Part::Seen(listeners) = &snapshot.listeners {
         page.table_below("Accept queues", queues(listeners));

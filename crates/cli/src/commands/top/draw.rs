@@ -243,6 +243,7 @@ mod tests {
             evidence: Vec::new(),
             now: Vec::new(),
             proper: Vec::new(),
+            same_cause_as: None,
         };
         let mut view = View::new();
         view.update(Reading {

@@ -58,9 +58,23 @@ pub const ALL: &[Rule] = &[
     x01_unexplained::RULE,
 ];
 
-/// Returns the rule of this name, in upper or lower case.
+/// Returns the rule of this name, in upper or lower case: `P02`, `p2`.
 pub fn named(id: &str) -> Option<&'static Rule> {
-    ALL.iter().find(|rule| rule.id.eq_ignore_ascii_case(id))
+    ALL.iter().find(|rule| {
+        let short = rule.id.replacen('0', "", 1);
+        rule.id.eq_ignore_ascii_case(id) || short.len() < rule.id.len() && short.eq_ignore_ascii_case(id)
+    })
+}
+
+/// Returns the rules about a word: those whose title has it, else those whose explanation has it.
+pub fn about(word: &str) -> Vec<&'static Rule> {
+    let word = word.to_lowercase();
+    let has = |text: &str| text.to_lowercase().contains(&word);
+    let titled: Vec<&Rule> = ALL.iter().filter(|rule| has(rule.title)).collect();
+    match titled.is_empty() {
+        false => titled,
+        true => ALL.iter().filter(|rule| rule.explanation.iter().any(|line| has(line))).collect(),
+    }
 }
 
 #[cfg(test)]

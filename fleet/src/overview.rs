@@ -182,6 +182,7 @@ pub(crate) mod tests {
             evidence: Vec::new(),
             now: Vec::new(),
             proper: Vec::new(),
+            same_cause_as: None,
         };
         Saved::Doctor(Record {
             schema: SCHEMA.to_owned(),

@@ -3,6 +3,8 @@ use std::io::{self, IsTerminal};
 use fourtuple_record::{printable, printable_lines};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::output::shown;
+
 /// A live line on stderr with an optional picture below; hidden if stderr is not a terminal.
 pub struct Line(Option<ProgressBar>);
 
@@ -13,16 +15,16 @@ impl Line {
             return Line(None);
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {wide_msg}{prefix}").expect("the template is valid"),
-        );
+        let style =
+            ProgressStyle::with_template("{spinner} {wide_msg}{prefix}").expect("the template is valid");
+        bar.set_style(style.tick_chars("-\\|/ "));
         Line(Some(bar))
     }
 
     /// Replaces the text of the line.
     pub fn set(&self, words: &[String]) {
         if let Some(bar) = &self.0 {
-            bar.set_message(printable(&words.join("  ")));
+            bar.set_message(shown(&printable(&words.join("  "))));
             bar.tick();
         }
     }
@@ -30,7 +32,7 @@ impl Line {
     /// Replaces the picture below the line.
     pub fn set_picture(&self, picture: &str) {
         if let Some(bar) = &self.0 {
-            bar.set_prefix(format!("\n{}", printable_lines(picture.trim_end())));
+            bar.set_prefix(format!("\n{}", shown(&printable_lines(picture.trim_end()))));
         }
     }
 

@@ -166,21 +166,55 @@ pub fn width() -> usize {
     columns.or_else(fourtuple_syscalls::resource::terminal_width).unwrap_or(100)
 }
 
+/// Returns a text as this terminal can show it: in ASCII with the locale C or POSIX, and on a dumb terminal.
+pub fn shown(text: &str) -> String {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(env::var_os);
+    if is_ascii(locale, env::var_os("TERM")) { ascii(text) } else { text.to_owned() }
+}
+
+/// The first variable that is set names the locale (setlocale(3)). Without one the terminal decides: most containers set none, and show UTF-8.
+fn is_ascii(locale: [Option<OsString>; 3], term: Option<OsString>) -> bool {
+    let name = locale.into_iter().flatten().find(|name| !name.is_empty());
+    name.is_some_and(|name| name == "C" || name == "POSIX") || term.is_some_and(|term| term == "dumb")
+}
+
+/// Replaces each other character by one of ASCII, so that columns keep their width.
+fn ascii(text: &str) -> String {
+    let replaced = |glyph: char| match glyph {
+        '→' => '>',
+        '·' | '–' => '-',
+        '…' => '.',
+        '“' | '”' => '"',
+        '┤' => '|',
+        '└' => '+',
+        '▴' => '^',
+        '▾' => 'v',
+        '▁' | '▂' | '░' => '.',
+        '▃' | '▄' | '▒' => ':',
+        '▅' | '▆' | '▓' => '*',
+        '▇' | '█' => '#',
+        '²' => '2',
+        other if other.is_ascii() => other,
+        _ => '?',
+    };
+    text.chars().map(replaced).collect()
+}
+
 /// Prints a line on stderr. The names and messages of others in it cannot control the terminal, and are not a line of their own.
 ///
 /// Without a reader of stderr a command works all the same. `cargo xtask tidy` accepts no other way to write to stdout and stderr.
 pub fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", printable(line));
+    let _ = writeln!(io::stderr(), "{}", shown(&printable(line)));
 }
 
 /// Prints a record on stderr, for commands whose stdout belongs to another program.
 pub fn say_record(saved: &Saved) {
-    let _ = io::stderr().write_all(printable_lines(&text_for(saved, &io::stderr())).as_bytes());
+    let _ = io::stderr().write_all(shown(&printable_lines(&text_for(saved, &io::stderr()))).as_bytes());
 }
 
 /// Prints lines on stdout, as [`say`] does. Ignores EPIPE: the reader has closed the pipe.
 pub fn print(text: &str) -> anyhow::Result<()> {
-    print_exactly(&printable_lines(text))
+    print_exactly(&shown(&printable_lines(text)))
 }
 
 /// Prints JSON on stdout.
@@ -209,6 +243,17 @@ pub fn host(sysctls: &[&str], capabilities: &[(&str, &str)]) -> Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_locale_c_and_dumb_terminals_get_ascii() {
+        let asks =
+            |locale: [&str; 3], term: &str| is_ascii(locale.map(|name| Some(name.into())), Some(term.into()));
+        assert!(asks(["", "", "C"], "xterm") && asks(["POSIX", "en_US.UTF-8", ""], "xterm"));
+        assert!(asks(["C.UTF-8", "", ""], "dumb"));
+        assert!(!asks(["C.UTF-8", "C", "C"], "xterm") && !is_ascii([None, None, None], None));
+        let picture = "10.0.0.1 → 10.0.0.2:80 · ▁▂▃▄▅▆▇█ ░▒▓ 3² “x”…";
+        assert_eq!(ascii(picture), "10.0.0.1 > 10.0.0.2:80 - ..::**## .:* 32 \"x\".");
+    }
 
     #[test]
     fn a_dumb_terminal_gets_no_colours() {

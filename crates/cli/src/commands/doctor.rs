@@ -82,13 +82,30 @@ impl DoctorFlags {
             ..self.target.settings(nanoseconds(self.time))
         };
         let host = host(&snapshot);
+        let limited = (!watch::here().is_root && !unchecked.is_empty()).then(|| counted(unchecked.len()));
         let results = DoctorResults { findings, checked, unchecked, snapshot, history: None };
         let validity = validity.into_iter().collect();
         let record = output::record("doctor", started, host, settings, validity, results);
         let text = if self.all { output::text_in_full } else { output::text };
         let printed = self.output.finish_with(&Saved::Doctor(record), text)?;
+        if let Some(rules) = limited.filter(|_| !self.output.json) {
+            let line = std::env::args().skip(1).map(|word| shell_word(&word)).collect::<Vec<_>>().join(" ");
+            output::print(&format!(
+                "{rules} not checked; root sees more: sudo {} {line}\n",
+                watch::program()
+            ))?;
+        }
         Ok(if printed == Exit::Fine { exit } else { printed })
     }
+}
+
+fn shell_word(text: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
+    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+fn counted(rules: usize) -> String {
+    if rules == 1 { "1 rule was".to_owned() } else { format!("{rules} rules were") }
 }
 
 /// Removes traced calls with other destinations; the reader has left out their connections.

@@ -303,6 +303,12 @@ fn without_root_a_full_tuple_is_still_found() {
         }
         let shown = unprivileged(QUICK).stdout;
         assert!(shown.contains("not checked: A07, "), "{shown}");
+        let last = shown.lines().last().unwrap_or_default();
+        let command = "/fourtuple doctor --for 100ms";
+        assert!(
+            last.contains(" rules were not checked; root sees more: sudo /") && last.ends_with(command),
+            "{last}"
+        );
         let shown = unprivileged(&format!("{QUICK} --all")).stdout;
         assert!(shown.contains("Not checked"), "{shown}");
         // The words may be in two lines.

@@ -43,9 +43,10 @@ pub(crate) fn binary() -> PathBuf {
 pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
     let mut command = Command::new(program);
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    for name in ["NO_COLOR", "COLUMNS", "CLICOLOR_FORCE"] {
+    for name in ["NO_COLOR", "COLUMNS", "CLICOLOR_FORCE", "TERM"] {
         command.env_remove(name);
     }
+    command.env("LC_ALL", "C.UTF-8");
     command
 }
 

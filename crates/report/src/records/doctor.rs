@@ -46,7 +46,6 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
     document.page(|page| view(page, &results.snapshot));
     document.on(Medium::Full, |document| document.list("Not checked", Tone::Dim, reasons(unchecked)));
     document.on(Medium::Brief, |screen| {
-        screen.push(Block::Gap);
         let ids = joined(unchecked.iter().map(|rule| rule.id.clone()));
         let rules = (!unchecked.is_empty()).then(|| format!("not checked: {ids}"));
         let first = results.findings.first();
@@ -56,7 +55,11 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
             (Some(_), _) => Some("all facts and remedies: `fourtuple doctor --all`".to_owned()),
         };
         let rule = first.map(|first| format!("the rule: `fourtuple explain {}`", first.id));
-        screen.facts([rules, rest, rule].into_iter().flatten().collect());
+        let facts: Vec<String> = [rules, rest, rule].into_iter().flatten().collect();
+        if !facts.is_empty() {
+            screen.push(Block::Gap);
+            screen.facts(facts);
+        }
     });
     document
 }

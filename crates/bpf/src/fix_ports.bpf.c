@@ -394,10 +394,11 @@ NOINLINE long sample(u32 index, struct search *search)
 	struct tuple *tuple = search->tuple;
 	u32 weight = tuple->samples < WINDOW ? tuple->samples + 1 : WINDOW;
 	u32 port = search->namespace->low + random_below(search->span);
-	if (is_unusable(search->context, search, port))
-		tuple->share += (ONE - tuple->share) / weight;
-	else
+	if (!is_unusable(search->context, search, port))
 		tuple->share -= tuple->share / weight;
+	else if (tuple->share < ONE)
+		/* Below ONE: samples of a nearly full range may all meet ports in use. */
+		tuple->share += (ONE - 1 - tuple->share) / weight;
 	tuple->samples = weight;
 	return 0;
 }

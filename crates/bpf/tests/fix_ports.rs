@@ -273,6 +273,22 @@ fn a_full_tuple_is_left_alone() {
     });
 }
 
+/// All samples of a new tuple may meet ports in use: only a look at all ports tells that none is free.
+#[test]
+fn the_first_connect_finds_the_last_free_port() {
+    in_namespace(|| {
+        let (_listener, destination) = listener("127.0.0.1", 4096);
+        let test = "the_first_connect_finds_the_last_free_port";
+        let Some((fix, _cgroup)) = attach(test, &settings(), &ports(), &[destination]) else { return };
+        let Some(held) = hold(destination, (1..PORTS).map(|offset| LOW + offset)) else { return };
+        let last = connect(destination).unwrap();
+        assert_eq!(socket::local_address(last.as_fd()).unwrap().port(), LOW);
+        let counters = fix.counters().unwrap();
+        assert_eq!((counters.drawn, counters.left(LeftAlone::Full)), (1, 0), "{counters:?}");
+        drop(held);
+    });
+}
+
 #[test]
 fn every_port_of_every_source_is_used() {
     in_namespace(|| {

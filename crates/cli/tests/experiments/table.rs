@@ -70,7 +70,8 @@ fn mask(row: &str) -> String {
     ["N ms", "N us"].iter().fold(masked, |text, unit| text.replace(unit, "N s"))
 }
 
-/// Replaces the process IDs of `name[ID]` and `--pid ID`, which differ from run to run, wherever they stand in a row.
+/// Replaces the process IDs of `name[ID]` and `--pid ID`, which differ from run to run, wherever they stand in a text. A small ID (of a
+/// process in a namespace of processes) may be equal to a figure, so figures of a row are not such a text.
 fn without_process_ids(mut row: String) -> String {
     let is_id = |text: &&str| text.parse::<u32>().is_ok();
     while let Some(id) = row
@@ -90,14 +91,14 @@ fn without_process_ids(mut row: String) -> String {
 #[track_caller]
 pub(crate) fn row(finding: &Value, fault: &str, program: &str, before: &str, cure: &str, after: &str) {
     static WRITING: Mutex<()> = Mutex::new(());
+    let words = format!("{}\n{cure}", text(finding, "verdict")).replace('|', "\\|");
+    let words = without_process_ids(words);
+    let (verdict, cure) = words.split_once('\n').expect("two lines");
     let row = format!(
-        "| `{}` {} | {fault} | {program} | {} | {before} | `{}` | {after} |",
+        "| `{}` {} | {fault} | {program} | {verdict} | {before} | `{cure}` | {after} |",
         text(finding, "id"),
         text(finding, "severity"),
-        text(finding, "verdict").replace('|', "\\|"),
-        cure.replace('|', "\\|"),
     );
-    let row = without_process_ids(row);
     let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let (head, mut rows, tail) = read();
     if env::var_os("FOURTUPLE_WRITE").is_some() {

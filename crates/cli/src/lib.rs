@@ -31,6 +31,43 @@ use commands::{compare, doctor, explain, export, fix, fleet, forward, lab, plan,
 #[doc(hidden)]
 pub use commands::{load::LoadFlags, serve::ServeFlags};
 
+/// The page of `fourtuple --help`. clap has no groups of commands; a test compares the names with the commands.
+const HELP: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+Diagnose:
+  doctor   Find what is wrong with the connections of this host, and what to type
+  top      Watch ports, accept queues, workers and findings live
+  explain  Explain a rule of `doctor`: its cause in the kernel, and what helps
+  trace    Trace where connect(), accept() and locks of running programs spend time
+  export   Serve what `doctor` sees for Prometheus, and as a live page
+
+Fix:
+  fix      Fix the connections of running programs from outside, without a restart
+  run      Run a program whose connect() finds a free source port quickly
+
+Measure:
+  lab      Measure what this kernel does, in network namespaces of its own
+  load     Generate connections: their cost, their failures, the source ports they need
+  compare  Compare two commands or saved records: is B faster than A?
+  plan     Plan capacity: when connect() gets slow, and when the ports run out
+  report   Render saved records as tables or as one HTML page
+
+Serve:
+  serve    Run a small server for tests and measurements
+  forward  Forward UDP on all CPUs, even if every packet has the same 4-tuple
+  fleet    Run one load on many hosts as one result, and compare the hosts
+  agent    Perform on this host what `fourtuple fleet` requests
+
+Options:
+{options}
+
+Examples:
+  sudo fourtuple doctor
+  fourtuple load http://127.0.0.1:8080/ --connections 100 --for 10s{after-help}
+";
+
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
 #[command(
@@ -38,6 +75,7 @@ pub use commands::{load::LoadFlags, serve::ServeFlags};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
+    help_template = HELP,
     after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it; `run` has the exit code of its program."
 )]

@@ -157,7 +157,8 @@ impl FromStr for Target {
                 path: "/".to_owned(),
             });
         }
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| refuse(""))?;
+        let without_scheme = " (the scheme is missing: http:// in front of it?)";
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| refuse(without_scheme))?;
         let scheme = match scheme.to_ascii_lowercase().as_str() {
             "http" => Scheme::Http,
             "https" => Scheme::Https,

@@ -55,6 +55,20 @@ fn the_schema_and_the_docs_have_every_name_of_a_table() {
     require_rows("spread.md", &Selector::ALL.iter().map(Selector::name).collect());
 }
 
+/// The first help page lists the commands in groups, from a text of its own.
+#[test]
+fn the_help_lists_every_command_once() {
+    let help = run(&mut fourtuple("--help")).stdout;
+    let groups = help.split("Options:").next().unwrap().lines().filter(|line| line.starts_with("  "));
+    let mut listed: Vec<&str> = groups.filter_map(|line| line.split_whitespace().next()).collect();
+    listed.sort_unstable();
+    let command = fourtuple_cli::command();
+    let mut commands: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
+    commands.sort_unstable();
+    assert_eq!(listed, commands, "{help}");
+    assert!(help.lines().all(|line| line.len() <= 100), "{help}");
+}
+
 #[test]
 fn every_lab_has_a_record_and_a_page() {
     let schema: Value = serde_json::from_str(SCHEMA_JSON).unwrap();

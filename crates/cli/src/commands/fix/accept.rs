@@ -30,7 +30,7 @@ pub(super) struct AcceptFlags {
     #[command(flatten)]
     target: TargetFlags,
     /// least-busy (shortest queue, then fewest open connections), cpu, random, or for UDP flow:OFFSET:WIDTH
-    #[arg(long, value_name = "RULE")]
+    #[arg(long, value_name = "RULE", default_value = "least-busy")]
     select: Rule,
     /// UDP: one socket of each group gets the packets that match (bytes:OFFSET:WIDTH=VALUE, neighbour:..., ttl=HOPS, port=PORT)
     #[arg(long, value_name = "FILTER", value_parser = control)]

@@ -154,7 +154,7 @@ fn a_trace_has_its_searches() {
         "Flame graph: of the time that these programs ran, 59% was in connect() and 40% in the search for a port",
         "tier tp_btf",
         "EADDRNOTAVAIL 4,999, closed 1",
-        "4711 wrk",
+        "wrk[4711]",
         "584us",
         r"fourtuple trace connect --comm 'it'\''s wrk' --dst 127.0.0.1 --port 8080 --netns /run/netns/blue --for 10s --seed 1",
     ] {

@@ -3,7 +3,7 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
-use fourtuple_record::{Advice, Saved};
+use fourtuple_record::{Advice, Distribution, Saved, TraceConnectResults};
 use fourtuple_report::terminal::{render, render_in_full};
 
 #[test]
@@ -51,6 +51,35 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
         assert!(!brief.contains(part) && full.contains(part), "{part}: {brief}");
     }
     assert!(brief.contains("1025 (first), ... (--all)"), "{brief}");
+}
+
+#[test]
+fn a_trace_ends_with_its_result_in_plain_words() {
+    let (_, mut saved) = samples::all().into_iter().find(|(name, _)| *name == "trace connect").unwrap();
+    let mut says = |change: &dyn Fn(&mut TraceConnectResults), words: &str| {
+        let Saved::TraceConnect(record) = &mut saved else { panic!("a record of trace connect") };
+        change(&mut record.results);
+        let text = render(&saved, 200, false);
+        let (_, last) = text.split_once("In plain words\n").unwrap_or_else(|| panic!("{text}"));
+        assert!(last.contains(words), "{words}: {last}");
+    };
+    let none_free = |number: u64| {
+        move |results: &mut TraceConnectResults| {
+            results.tuples.iter_mut().for_each(|tuple| tuple.no_port = 0);
+            results.tuples[0].no_port = number;
+        }
+    };
+    says(&none_free(1), "found no free port once: `fourtuple doctor --to ");
+    says(&none_free(1_200), "found no free port 1,200 times: ");
+    let p99 = |ns: u64| {
+        move |results: &mut TraceConnectResults| {
+            none_free(0)(results);
+            results.search_ns.all = Some(Distribution { count: 9, p99: ns, ..Distribution::default() });
+        }
+    };
+    says(&p99(500_000), "the search for a port is long (99th percentile 500us)");
+    says(&p99(499_999), "the search for a port is short");
+    says(&|results| results.search_ns.all = None, "nothing searched for a port during the trace");
 }
 
 #[test]
@@ -120,7 +149,7 @@ fn key_figures_fit_sixty_columns() {
         "failed: EADDRNOTAVAIL 4,999, closed 1",
         "287us",
         "- 3 events of 15,000 were lost: the ring buffer was full",
-        "4711 wrk",
+        "wrk[4711]",
         "and 5 pairs more, which the JSON has",
     ] {
         assert!(text.contains(expected), "{expected} is missing from\n{text}");
@@ -131,7 +160,7 @@ fn key_figures_fit_sixty_columns() {
         "77 packets dropped because the queue was full (7 of them final ACKs)",
         "4711/4712 it's nginx",
         "0.553",
-        "300 processes it's nginx",
+        "it's nginx (300 processes)",
         "261 calls of connect() to /run/it's </script>.sock failed with EAGAIN because the queue was full",
         "the queues are of 51 readings; accepts and waits of unix sockets are not visible",
         "- 3 events of 15,000 were lost: the ring buffer was full",

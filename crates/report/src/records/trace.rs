@@ -103,11 +103,11 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
     document.items(Tone::Plain, unnamed(&causes));
 }
 
-/// Returns `812 nginx`, or `300 processes curl`.
+/// Returns `nginx[812]`, or `curl (300 processes)`.
 pub(super) fn process(process: u32, processes: u32, name: &str) -> String {
     match processes {
-        0 | 1 => format!("{process} {name}"),
-        several => format!("{} {name}", plural(several.into(), "process")),
+        0 | 1 => format!("{name}[{process}]"),
+        several => format!("{name} ({})", plural(several.into(), "process")),
     }
 }
 
@@ -279,7 +279,6 @@ fn trace_accept_unix_listeners(document: &mut Document, record: &TraceAcceptReco
 fn unix_table(rows: &[TraceUnixListener]) -> Table {
     let owner = |row: &TraceUnixListener| match &row.owners[..] {
         [] => NOTHING.to_owned(),
-        [only] => format!("{} {}", only.pid, only.name),
         [first, ..] => process(first.pid, row.owners.len() as u32, &first.name),
     };
     let connections =
@@ -354,6 +353,9 @@ fn of_listener(listener: &TraceListener) -> Vec<String> {
     let depth = &listener.depth;
     let [max, backlog] = [depth.max, depth.backlog].map(|number| count(number.into()));
     let some = |number: u64, what: &str| (number > 0).then(|| format!("{} {what}", count(number)));
+    let many = |number: u64, noun: &str, what: &str| {
+        (number > 0).then(|| format!("{} {what}", plural(number, noun)))
+    };
     let jain = || format!("Jain's index of the workers {}", index(listener.jain));
     present([
         Some(format!("{} accepted of {} queued", count(listener.accepts), count(listener.queued))),
@@ -361,19 +363,21 @@ fn of_listener(listener: &TraceListener) -> Vec<String> {
             0 => format!("queue depth {max}, backlog {backlog}"),
             _ => format!("queue depth {} on average, {max} at most, backlog {backlog}", quantity(depth.mean)),
         }),
-        some(depth.full, "times full"),
+        (depth.full > 0).then(|| format!("full {}", often(depth.full))),
         some(listener.other_accepts, "accepted by threads outside the filters"),
-        some(listener.retried_handshakes, "handshakes with a retransmitted SYN-ACK"),
-        some(
+        many(listener.retried_handshakes, "handshake", "with a retransmitted SYN-ACK"),
+        many(
             listener.other_drops,
+            "packet",
             match listener.ignored {
-                Some(_) => "packets dropped for other reasons",
-                None => "packets dropped for other reasons or ignored",
+                Some(_) => "dropped for other reasons",
+                None => "dropped for other reasons or ignored",
             },
         ),
-        some(
+        many(
             listener.ignored.unwrap_or(0),
-            "packets ignored (sent again, or before data with TCP_DEFER_ACCEPT)",
+            "packet",
+            "ignored (sent again, or before data with TCP_DEFER_ACCEPT)",
         ),
         some(listener.never_accepted, "closed before they were accepted"),
         some(listener.closed_first, "closed by the workers first (TIME_WAIT here)"),
@@ -447,7 +451,40 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
         document.push(Block::HeatMap { heat: results.heat.clone(), caption });
     }
     document.table_below("By process and destination", trace_connect_tuples(&results.tuples));
+    document.advice.push(trace_connect_words(settings, results));
     document
+}
+
+/// Time of a search, in nanoseconds, from which on it is long: rule P09 of `doctor` has the same default.
+const LONG_SEARCH_NS: u64 = 500_000;
+
+/// Returns the result in plain words, with the next command.
+fn trace_connect_words(settings: &TraceConnectSettings, results: &TraceConnectResults) -> String {
+    let worst = results.tuples.iter().max_by_key(|tuple| tuple.no_port).filter(|tuple| tuple.no_port > 0);
+    let p99_ns = results.search_ns.all.map(|times| times.p99);
+    match (worst, p99_ns) {
+        (Some(tuple), _) => format!(
+            "connect() of {} to {} found no free port {}: `fourtuple doctor --to {}` says what has the ports, and what helps",
+            process(tuple.process, tuple.processes, &tuple.name),
+            tuple.destination,
+            often(tuple.no_port),
+            tuple.destination
+        ),
+        (None, Some(p99_ns)) if p99_ns >= LONG_SEARCH_NS => format!(
+            "the search for a port is long (99th percentile {}): `fourtuple doctor` says why; `fourtuple fix ports` and \
+             `fourtuple run` make it short",
+            duration(p99_ns)
+        ),
+        (None, Some(_)) => "the search for a port is short: it is not why connections are slow".to_owned(),
+        (None, None) if settings.for_ns.is_some() => {
+            "nothing searched for a port during the trace: a longer one (`--for 1m`) may see more".to_owned()
+        }
+        (None, None) => "nothing searched for a port during the trace".to_owned(),
+    }
+}
+
+fn often(number: u64) -> String {
+    if number == 1 { "once".to_owned() } else { format!("{} times", count(number)) }
 }
 
 fn own_filters(settings: &TraceConnectSettings) -> Filters<'_> {
@@ -592,8 +629,25 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
     document.table_below("By call path, innermost function first", trace_locks_paths(results));
     document.table_below("Buckets of local ports", trace_locks_ports(results));
     document.list("What this host cannot show", Tone::Dim, unnamed(&results.blind_spots));
+    document.advice.push(match results.classes.iter().max_by_key(|class| class.wait_ns) {
+        None => "nothing waited for a lock of TCP: locks are not why connections are slow".to_owned(),
+        Some(class) if results.cpu_share < BUSY_SHARE => format!(
+            "the waits take {} of the CPU time, most of them for the lock class {}: nothing to change",
+            percent(results.cpu_share),
+            class.class
+        ),
+        Some(class) => format!(
+            "the waits take {} of the CPU time, most of them for the lock class {}: {} (`fourtuple lab locks` measures the change)",
+            percent(results.cpu_share),
+            class.class,
+            class.remedy
+        ),
+    });
     document
 }
+
+/// Share of the CPU time from which on waits are worth a change: rule L01 of `doctor` has the same default.
+const BUSY_SHARE: f64 = 0.05;
 
 fn trace_locks_filters(settings: &TraceLocksSettings) -> Filters<'_> {
     Filters::new(settings.process, &settings.name, &settings.netns, &settings.cgroup, settings.for_ns)

@@ -221,7 +221,7 @@ fn note(tone: Tone, text: &str) -> Markup {
             Tone::Plain | Tone::Good => { p { (text) } }
             Tone::Strong => { p { strong { (text) } } }
             Tone::Dim => { p.dim { (text) } }
-            Tone::Bad => { p.bad { (text) } }
+            Tone::Bad => { p.bad { strong { (text) } } }
         }
     }
 }

@@ -214,7 +214,7 @@ fn headline(finding: &Finding) -> String {
 
 fn remedies(document: &mut Document, heading: &str, advice: &[Advice], show: fn(&Advice) -> Vec<Block>) {
     if !advice.is_empty() {
-        document.note(Tone::Dim, heading);
+        document.note(Tone::Strong, heading);
     }
     advice.iter().flat_map(show).for_each(|block| document.push(block));
 }

@@ -45,12 +45,23 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
         assert!(brief.contains(part) && full.contains(part), "{part}: {brief}");
     }
     assert!(brief.contains("also seen, with the same cause: P02\n"), "{brief}");
-    assert!(brief.contains("not checked: A07 · all facts and remedies: `fourtuple doctor --all`"), "{brief}");
+    assert!(
+        brief
+            .contains("not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"),
+        "{brief}"
+    );
     for part in ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"]
     {
         assert!(!brief.contains(part) && full.contains(part), "{part}: {brief}");
     }
     assert!(brief.contains("1025 (first), ... (--all)"), "{brief}");
+    // A cause that is not the first has its findings too: no finding is hidden.
+    let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+    let mut last = record.results.findings[2].clone();
+    (last.id, last.same_cause_as) = ("T06".into(), Some(2));
+    record.results.findings.push(last);
+    let brief = render(&saved, 80, false);
+    assert!(brief.contains("Linux 4.12\nalso seen, with the same cause: T06\n"), "{brief}");
 }
 
 #[test]

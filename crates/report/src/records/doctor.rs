@@ -51,8 +51,8 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
         let first = results.findings.first();
         let rest = match (first, &rules) {
             (None, None) => None,
-            (None, Some(_)) => Some("why: `fourtuple doctor --all`".to_owned()),
-            (Some(_), _) => Some("all facts and remedies: `fourtuple doctor --all`".to_owned()),
+            (None, Some(_)) => Some("why: --all".to_owned()),
+            (Some(_), _) => Some("all facts and remedies: --all".to_owned()),
         };
         let rule = first.map(|first| format!("the rule: `fourtuple explain {}`", first.id));
         let facts: Vec<String> = [rules, rest, rule].into_iter().flatten().collect();
@@ -74,17 +74,21 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     let proper = (MAX_REMEDIES - now).max(1).min(first.proper.len());
     remedies(screen, "do now", &first.now[..now], brief);
     remedies(screen, "do properly", &first.proper[..proper], brief);
-    let same = results.findings.iter().filter(|finding| finding.same_cause_as == Some(0));
-    let same = joined(same.map(|finding| finding.id.clone()));
-    if !same.is_empty() {
-        screen.note(Tone::Plain, format!("also seen, with the same cause: {same}"));
-    }
-    let mut others =
-        results.findings.iter().skip(1).filter(|finding| finding.same_cause_as.is_none()).peekable();
+    let findings = results.findings.iter().enumerate();
+    let effects = |place: usize| {
+        let same = results.findings.iter().filter(|other| other.same_cause_as == Some(place as u32));
+        let ids = joined(same.map(|finding| finding.id.clone()));
+        (!ids.is_empty()).then(|| format!("also seen, with the same cause: {ids}"))
+    };
+    effects(0).into_iter().for_each(|effects| screen.note(Tone::Plain, effects));
+    let mut others = findings.skip(1).filter(|(_, finding)| finding.same_cause_as.is_none()).peekable();
     if others.peek().is_some() {
         screen.heading("Other findings");
     }
-    others.for_each(|finding| screen.note(tone(finding), headline(finding)));
+    for (place, finding) in others {
+        screen.note(tone(finding), headline(finding));
+        effects(place).into_iter().for_each(|effects| screen.note(Tone::Plain, effects));
+    }
 }
 
 /// Maximum number of remedies on the first screen.

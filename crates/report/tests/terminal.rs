@@ -46,8 +46,7 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
     }
     assert!(brief.contains("also seen, with the same cause: P02\n"), "{brief}");
     assert!(
-        brief
-            .contains("not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"),
+        brief.contains("not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"),
         "{brief}"
     );
     for part in ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"]

@@ -254,28 +254,39 @@ fn the_dashboard_uses_metrics_that_exist() {
     }
 }
 
+/// What the browser of the next test has asked for.
+#[derive(Default)]
+struct Asked {
+    done: AtomicBool,
+    end: AtomicBool,
+}
+
 /// Answers the browser of the next test: `/outer` is a page with the live page in a frame of the width of a phone, `/wait` is answered
-/// after a request for `/done`, and every other request goes to the exporter. The browser sees one origin, so that the outer page may
-/// read the frame.
+/// after a request for `/done`, and every other request goes to the exporter; after a request for `/end` there are no events any more, as
+/// if it had ended. The browser sees one origin, so that the outer page may read the frame.
 fn front(address: SocketAddr, exporter: &'static str) {
     let listener = TcpListener::bind(address).unwrap();
-    let is_done = Arc::new(AtomicBool::new(false));
+    let asked = Arc::new(Asked::default());
     thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            let is_done = Arc::clone(&is_done);
-            thread::spawn(move || answer(stream, exporter, &is_done));
+            let asked = Arc::clone(&asked);
+            thread::spawn(move || answer(stream, exporter, &asked));
         }
     });
 }
 
-/// The image delays the end of the load, and so the output of the browser, until the page in the frame has had two updates.
+/// The image delays the end of the load, and so the output of the browser, until the page in the frame has had two updates, and then has
+/// lost its server.
 const OUTER: &str = "<!DOCTYPE html><html><body><iframe src=\"/\" width=\"360\" height=\"800\"></iframe><img src=\"/wait\"><script>\
-    const look = () => { const inner = document.querySelector('iframe').contentDocument?.documentElement;\
-    if (!(inner?.dataset.updates >= 2)) return setTimeout(look, 20);\
-    for (const a of inner.attributes) document.documentElement.setAttribute('in-' + a.name, a.value);\
-    fetch('/done'); }; look();</script></body></html>";
+    const root = document.documentElement, frame = () => document.querySelector('iframe').contentDocument?.documentElement;\
+    const look = () => { if (!(frame()?.dataset.updates >= 2)) return setTimeout(look, 20);\
+    for (const a of frame().attributes) root.setAttribute('in-' + a.name, a.value);\
+    fetch('/end'); lose(); };\
+    const lose = () => { if (!frame().hasAttribute('data-stale')) return setTimeout(lose, 20);\
+    root.setAttribute('lost', frame().querySelector('.live').textContent); fetch('/done'); };\
+    look();</script></body></html>";
 
-fn answer(mut stream: TcpStream, exporter: &str, is_done: &AtomicBool) {
+fn answer(mut stream: TcpStream, exporter: &str, asked: &Asked) {
     let mut head = String::new();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     while !head.ends_with("\r\n\r\n") {
@@ -285,11 +296,12 @@ fn answer(mut stream: TcpStream, exporter: &str, is_done: &AtomicBool) {
     }
     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
     match path.as_str() {
-        "/wait" => until("the page has had its updates", || is_done.load(Ordering::Relaxed)),
-        "/done" => is_done.store(true, Ordering::Relaxed),
+        "/wait" => until("the page has had its updates", || asked.done.load(Ordering::Relaxed)),
+        "/done" => asked.done.store(true, Ordering::Relaxed),
+        "/end" => asked.end.store(true, Ordering::Relaxed),
         _ => {}
     }
-    if ["/wait", "/done", "/outer"].contains(&path.as_str()) {
+    if ["/wait", "/done", "/end", "/outer"].contains(&path.as_str()) {
         let length = OUTER.len();
         let _ = write!(
             stream,
@@ -300,7 +312,13 @@ fn answer(mut stream: TcpStream, exporter: &str, is_done: &AtomicBool) {
     let mut behind = TcpStream::connect(exporter).unwrap();
     // The browser closes the stream of events when it ends.
     let _ = write!(behind, "GET {path} HTTP/1.0\r\n\r\n");
-    let _ = std::io::copy(&mut behind, &mut stream);
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = behind.read(&mut buffer) {
+        let has_ended = path == "/events" && asked.end.load(Ordering::Relaxed);
+        if has_ended || stream.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
 }
 
 #[test]
@@ -327,5 +345,6 @@ fn the_live_page_updates_itself_in_a_browser() {
             assert!(!attributes.contains(wrong), "{attributes}");
         }
         assert!(attributes.contains("in-data-drawn=\"2\""), "{attributes}");
+        assert!(attributes.contains("lost=\"The server has not answered since "), "{attributes}");
     });
 }

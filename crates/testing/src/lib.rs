@@ -140,6 +140,13 @@ pub fn set_sysctl(name: &str, value: &str) {
     fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
 }
 
+/// Lets sockets of the current network namespace stay in TIME_WAIT for its whole time. On a busy host a client's last ACK may reach a server
+/// socket that is gone; the answer is a RST, and without net.ipv4.tcp_rfc1337 it ends TIME_WAIT (RFC 1337): of 14,115 connections 269 to 290,
+/// beside six busy loops.
+pub fn keep_time_wait() {
+    set_sysctl("net.ipv4.tcp_rfc1337", "1");
+}
+
 /// Opens a listener without accept(): its accept queue holds the server side of connections without descriptors.
 pub fn listener(address: &str, backlog: i32) -> (OwnedFd, SocketAddr) {
     let address: IpAddr = address.parse().expect("an address");

@@ -11,7 +11,7 @@ use crate::program::{Room, until};
 use crate::table::row;
 use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl};
 use serde_json::Value;
 
 /// A server with four ports, and a client.
@@ -52,6 +52,7 @@ impl Scene {
         }
         resource::raise_descriptor_limit().expect("a limit");
         set_range(low, high);
+        keep_time_wait();
         let room = Room::new();
         let listens: String =
             (SERVER..SERVER + 4).map(|port| format!("listen 10.0.0.2:{port} backlog=4096;")).collect();
@@ -74,16 +75,7 @@ impl Scene {
     /// Makes a number of connections that the client closes first, and waits until they are in TIME_WAIT.
     fn churn(&mut self, number: u64) {
         assert_eq!(self.client.number(&format!("print(churn({number}))")), 0);
-        // Now and then a connection on loopback ends without TIME_WAIT: more of them, once the others had time to arrive there.
-        let mut looks = 0;
-        until("all are in TIME_WAIT", || {
-            let missing = number.saturating_sub(self.client.number("print(waiting())"));
-            looks += 1;
-            if missing > 0 && looks % 30 == 0 {
-                self.client.run(&format!("churn({missing})"));
-            }
-            missing == 0
-        });
+        until("all are in TIME_WAIT", || self.client.number("print(waiting())") >= number);
     }
 }
 
@@ -493,21 +485,14 @@ fn a_slow_search_is_named_by_its_time() {
         let Some(mut scene) = Scene::with_range(test, 32_768, 60_999) else { return };
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         std::fs::write(cgroup.0.join("cgroup.procs"), scene.client.pid().to_string()).expect("a cgroup");
-        // Each in a window of one port (option 51): without a search they are all there before the first has left TIME_WAIT. On a busy host a
-        // few connections end without TIME_WAIT, and each port that is left free makes a search short: they are filled again.
+        // Each in a window of one port (option 51): without a search they are all there before the first has left TIME_WAIT.
         scene.client.run(
-            "def fill():\n  \
-               rows = [line.split() for line in list(open('/proc/thread-self/net/tcp'))[1:]]\n  \
-               taken = {int(row[1][-4:], 16) for row in rows if row[2][-4:] == '0FA0'}\n  \
-               free = [port for port in range(32768, 60999, 2) if port not in taken]\n  \
-               for port in free:\n    \
-                 s = socket.socket(); s.setsockopt(0, 51, (port << 16 | port).to_bytes(4, 'little')); s.connect(('10.0.0.2', 4000)); s.close()\n  \
-               return len(free)\n\
-             try:\n  \
-               for _ in range(20):\n    \
-                 if fill() == 0: break\n    \
-                 time.sleep(0.1)\n\
-             except OSError: churn(14316)",
+            "def churn_even(low, high):\n  \
+               for port in range(low, high, 2):\n    \
+                 s = socket.socket(); s.setsockopt(0, 51, (port << 16 | port).to_bytes(4, 'little')); s.connect(('10.0.0.2', 4000)); s.close()\n\
+             try: churn_even(32768, 60999)\n\
+             except OSError: churn(14116)\n\
+             churn(200)",
         );
         let cost =
             "began = time.thread_time_ns(); churn(100); print((time.thread_time_ns() - began) // 100000)";

@@ -492,6 +492,7 @@ mod tests {
 
     /// Returns whether ports in TIME_WAIT are usable for the same destination long before 60 s have passed.
     fn comes_back(server: &TcpListener, destination: SocketAddr, patience: Duration) -> bool {
+        fourtuple_testing::keep_time_wait();
         while churn(server, destination) {}
         let begun = Instant::now();
         while begun.elapsed() < patience {

@@ -101,7 +101,7 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     assert_eq!(cgroup_of(), before_fix, "the proxy is where it was");
     paste(&command);
     until("ports in TIME_WAIT are used again", || failed_requests(&url, 1) == 0);
-    let after = failed_requests(&url, 100);
+    let after = crate::settings::after_reuse(|| failed_requests(&url, 100) as u64);
     row(
         finding,
         "a proxy that closes its server connections first (traefik#13123)",

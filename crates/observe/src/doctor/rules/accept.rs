@@ -116,10 +116,13 @@ fn draft_a01(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Dra
             if drops == 1 { "was" } else { "were" }
         );
     }
+    let share = match is_full(waiting_before, backlog) {
+        true => "full".to_owned(),
+        false => format!("{} of the backlog", percent(waiting_before.into(), backlog.into())),
+    };
     let mut draft = Draft::new(severity, listener, verdict).because(format!(
-        "first reading: {} in the queue ({} of the backlog), second reading: {}",
+        "first reading: {} in the queue ({share}), second reading: {}",
         counted(waiting_before.into(), "connection"),
-        percent(waiting_before.into(), backlog.into()),
         count(waiting.into())
     ));
     let growth = f64::from(waiting.saturating_sub(waiting_before)) * 1e9 / snapshot.interval_ns.max(1) as f64;

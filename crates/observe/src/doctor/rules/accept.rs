@@ -525,8 +525,12 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
         None => draft,
     };
     let value = |name| snapshot.sysctls.get(name).map_or("not readable", String::as_str);
-    draft
-        .explains_up_to(What::Counter("TcpExt.ListenDrops"), during(snapshot, "TcpExt.TCPReqQFullDrop"))
+    let dropped = during(snapshot, "TcpExt.TCPReqQFullDrop");
+    // Each of these SYNs counts in sk_drops of its listener too (tcp_listendrop).
+    let listeners = snapshot.listeners.seen().into_iter().flatten();
+    let full = listeners.filter(|listener| listener.handshakes > 0 && dropped > 0);
+    full.fold(draft, |draft, listener| draft.explains(What::Drops(listener.cookie)))
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), dropped)
         .explains(What::Counter("TcpExt.TCPReqQFullDrop"))
         .explains(What::Counter("TcpExt.TCPReqQFullDoCookies"))
         .explains(What::Counter("TcpExt.SyncookiesFailed"))

@@ -245,7 +245,13 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
     let draft = draft.because_if(master(snapshot, &listener.owners, accepted(snapshot, listener)));
-    let mut draft = continued(draft, snapshot, &listener.owners);
+    let mut draft = match stopped(snapshot, &listener.owners) {
+        Some(owner) => continued(draft, owner, "it accepts again"),
+        None => draft,
+    };
+    if is_idle(snapshot, &listener.owners) {
+        return draft;
+    }
     draft = draft.now(Remedy::own(
         format!("trace accept --port {port} --for 10s"),
         "shows how long connections wait, and which worker accepts how many",
@@ -267,7 +273,13 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let server = unix_acceptors(snapshot, listener);
     let draft = draft.because_if(master(snapshot, &listener.owners, &listener.workers));
-    let mut draft = continued(draft, snapshot, &listener.owners);
+    let mut draft = match stopped(snapshot, &listener.owners) {
+        Some(owner) => continued(draft, owner, "it accepts again"),
+        None => draft,
+    };
+    if is_idle(snapshot, &listener.owners) {
+        return draft;
+    }
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     if u64::from(listener.backlog) >= somaxconn {
         let longer = (somaxconn * 8).max(4096).to_string();
@@ -278,13 +290,21 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
     with_settings(draft, &listener.owners, &server)
 }
 
-/// Adds the command that continues a stopped process.
-fn continued(draft: Draft, snapshot: &Snapshot, owners: &[Owner]) -> Draft {
-    let Some(owner) = stopped(snapshot, owners) else { return draft };
-    draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(Remedy::privileged(
-        Scope::Process,
-        format!("kill -CONT {}", owner.pid),
-        "lets the process accept again",
+/// Returns whether a process is stopped and no worker runs beside it: at most a master, which does not accept. More workers or a longer queue
+/// would not help.
+fn is_idle(snapshot: &Snapshot, owners: &[Owner]) -> bool {
+    let is_stopped = |owner: &&Owner| stopped(snapshot, std::slice::from_ref(*owner)).is_some();
+    let all = owners.iter().filter(is_stopped).count();
+    all > 0 && owners.len() - all <= 1
+}
+
+/// Adds that a process is stopped, as the first fact, and the command that continues it. `again`: what it then does.
+pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
+    draft.evidence.insert(0, format!("{} is stopped by a signal (state T)", process(owner)));
+    let command = Remedy::privileged(Scope::Process, format!("kill -CONT {}", owner.pid), again);
+    draft.now(command.undone_by(Scope::Process, format!("kill -STOP {}", owner.pid))).proper(Remedy::advice(
+        "find what stopped it: SIGSTOP of a person or a program, a debugger, or the terminal of a job in the background (SIGTTIN, SIGTTOU)",
+        "so that it is not stopped again",
     ))
 }
 
@@ -296,11 +316,11 @@ fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
     draft
         .proper(Remedy::advice(
             format!("{server}: {workers}, or no blocking work in the thread that calls accept()"),
-            "a queue that is emptied as fast as it fills",
+            "so that the queue is emptied as fast as it fills",
         ))
         .proper(Remedy::advice(
             format!("{server}: {backlog}; the kernel cuts it to net.core.somaxconn, and it needs a restart"),
-            "room for bursts, not for overload",
+            "so that bursts have a place; it does not help against overload",
         ))
 }
 

@@ -306,6 +306,14 @@ pub(crate) enum Judged {
 pub(crate) struct Cause {
     pub(crate) text: &'static str,
     pub(crate) when: When,
+    /// What helps, and its effect.
+    pub(crate) cure: Option<(&'static str, &'static str)>,
+}
+
+impl Cause {
+    const fn cured(self, change: &'static str, effect: &'static str) -> Cause {
+        Cause { cure: Some((change, effect)), ..self }
+    }
 }
 
 /// How a cause is recognised.
@@ -339,15 +347,15 @@ const fn honest(call: &'static str, errno: &'static str, protocol: &'static str)
 }
 
 const fn rule(id: &'static str, text: &'static str) -> Cause {
-    Cause { text, when: When::Rule(id) }
+    Cause { text, when: When::Rule(id), cure: None }
 }
 
 const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str) -> Cause {
-    Cause { text, when: When::Shown(judge) }
+    Cause { text, when: When::Shown(judge), cure: None }
 }
 
 const fn perhaps(text: &'static str) -> Cause {
-    Cause { text, when: When::Unknown }
+    Cause { text, when: When::Unknown, cure: None }
 }
 
 /// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
@@ -366,18 +374,20 @@ pub(crate) const CALLS: &[CallRow] = &[
             shown(
                 ipv6_is_off,
                 "the host has no IPv6 address to connect from (net.ipv6.conf.*.disable_ipv6, or a device without an address)",
-            ),
+            )
+            .cured(TO_IPV4, "so that connect() has a source address"),
             rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
             rule("P06", "the ports of the range are held by bind()"),
             rule(
                 "P07",
                 "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
             ),
-            shown(is_tentative, TENTATIVE),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
             shown(
                 before_search,
                 "no source address can be used: the address of the socket is gone, or no device has one",
-            ),
+            )
+            .cured("a source address that `ip address show` lists, or none in the configuration of the program", "so that connect() has one"),
         ],
     ),
     failure(
@@ -385,8 +395,9 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ECONNREFUSED,
         PerSecond(2.0),
         &[
-            shown(lacks_listener, "no socket listens at the address on this host"),
-            shown(is_rejected_here, REJECTED),
+            shown(lacks_listener, "no socket listens at the address on this host")
+                .cured("start the server, or give the client the address that `ss -ltn` shows", "so that someone answers"),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
             perhaps("no socket listens at the address, or a firewall resets connections to it"),
             rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
         ],
@@ -399,7 +410,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("A01", "the accept queue of the server is full"),
             rule("A03", "the listener drops SYNs"),
             rule("N01", "the table of connection tracking is full"),
-            shown(is_tentative, TENTATIVE),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
             perhaps("the host is down, or a firewall drops the packets"),
         ],
     ),
@@ -408,7 +419,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EHOSTUNREACH,
         Nothing,
         &[
-            shown(is_tentative, TENTATIVE),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
             perhaps(
                 "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
             ),
@@ -420,8 +431,9 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ENETUNREACH,
         PerSecond(1.0),
         &[
-            shown(ipv6_is_off, "the host has no IPv6 address, and hence no route"),
-            shown(is_rejected_here, REJECTED),
+            shown(ipv6_is_off, "the host has no IPv6 address, and hence no route")
+                .cured(TO_IPV4, "so that connect() has a source address and a route"),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
             perhaps("there is no route to the address (`ip route get ADDRESS`)"),
         ],
     ),
@@ -453,7 +465,8 @@ pub(crate) const CALLS: &[CallRow] = &[
             shown(
                 is_link_local,
                 "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
-            ),
+            )
+            .cured("the address with its device, as in fe80::1%eth0", "so that the kernel knows the link"),
             perhaps("the socket listens, or its state does not allow connect()"),
         ],
     ),
@@ -462,7 +475,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EACCES,
         Nothing,
         &[
-            shown(is_rejected_here, REJECTED),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
             perhaps(
                 "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
                  a security module, or no write permission for the Unix socket",
@@ -507,7 +520,8 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             rule("P08", "bind() to port 0 found no port: the range is used up"),
-            shown(has_listener, "another socket listens at the address"),
+            shown(has_listener, "another socket listens at the address")
+                .cured("`ss -ltnp` names its process: stop it, or take another port", "so that the address is free"),
             perhaps(
                 "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
             ),
@@ -533,7 +547,8 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EADDRINUSE,
         Nothing,
         &[
-            shown(has_listener, "another socket listens at the address"),
+            shown(has_listener, "another socket listens at the address")
+                .cured("`ss -ltnp` names its process: stop it, or take another port", "so that the address is free"),
             perhaps("another socket listens at the address, or no port of the range is free"),
         ],
     ),
@@ -703,11 +718,11 @@ pub(crate) fn row_of(call: &FailedCall) -> &'static CallRow {
 /// Returns the causes of the errno of a call in a snapshot, as clauses: the cause if the snapshot shows it, otherwise possible causes. No rule
 /// excludes one.
 pub fn causes(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
-    judged(snapshot, call, &[])
+    judged(snapshot, call, &[]).facts()
 }
 
 /// Returns the causes: what the snapshot shows, or what is possible and what is excluded. `checked`: rules without a finding about the call.
-pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Vec<String> {
+pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Judgement {
     let judge = |cause: &Cause| match cause.when {
         When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
         When::Rule(_) | When::Unknown => Judged::Perhaps,
@@ -716,14 +731,31 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     let causes = row_of(call).causes;
     let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
     if let Some(cause) = with(Judged::Yes).next() {
-        return vec![format!("the cause here: {}", cause.text)];
+        return Judgement::Shown(cause);
     }
     let possible = with(Judged::Perhaps).map(|cause| format!("possible: {}", cause.text));
     let excluded = with(Judged::No).filter_map(|cause| match cause.when {
         When::Rule(id) => Some(format!("excluded by {id}: {}", cause.text)),
         _ => None,
     });
-    possible.chain(excluded).collect()
+    Judgement::Open(possible.chain(excluded).collect())
+}
+
+/// What a snapshot says about the cause of failed calls.
+pub(crate) enum Judgement {
+    /// It shows the cause.
+    Shown(&'static Cause),
+    /// The causes that are possible and those that it excludes.
+    Open(Vec<String>),
+}
+
+impl Judgement {
+    pub(crate) fn facts(self) -> Vec<String> {
+        match self {
+            Judgement::Shown(cause) => vec![format!("the cause here: {}", cause.text)],
+            Judgement::Open(facts) => facts,
+        }
+    }
 }
 
 /// Returns whether the calls are more than noise.
@@ -760,6 +792,9 @@ fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
 }
 
+const TO_IPV4: &str = "an IPv4 address of the destination (127.0.0.1 instead of localhost or [::1]), or IPv6 on this host \
+                       (net.ipv6.conf.all.disable_ipv6 = 0, and an address)";
+const NOT_TENTATIVE: &str = "wait until the detection is complete; an address marked `dadfailed` is in use on another host of the link";
 const TENTATIVE: &str = "each IPv6 address of the devices is tentative: duplicate address detection is not complete, or has found a duplicate \
                          (`ip -6 address show`); the source then is ::1, or there is none";
 const REJECTED: &str = "a firewall rule of this host rejects the packet (output chain: `nft list ruleset`, `iptables-save`): this host sent as many \

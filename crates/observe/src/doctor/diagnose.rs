@@ -222,7 +222,7 @@ fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draf
 
 /// Returns a remedy as text, or `None` if its command has no meaning at this place, or no effect on this kernel.
 fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Advice> {
-    let Remedy { action, effect, condition, change, is_tested, cure } = remedy;
+    let Remedy { action, effect, condition, change, is_tested, cure, undo } = remedy;
     let tried = cure.and_then(|cure| (place.try_cure)(cure));
     if tried == Some(false) {
         return None;
@@ -240,6 +240,7 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
             (rendered.command.clone(), Some(rendered))
         }
     };
+    let undo = undo.and_then(|step| place.render(&[step], snapshot)).map(|undo| undo.command);
     Some(Advice {
         action,
         is_command: rendered.is_some(),
@@ -248,7 +249,7 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
         proof,
         needs_root: rendered.as_ref().is_some_and(|rendered| rendered.needs_root),
         until: rendered.as_ref().and_then(|rendered| rendered.until.clone()),
-        undo: rendered.as_ref().and_then(|rendered| rendered.undo.clone()),
+        undo: undo.or_else(|| rendered.as_ref().and_then(|rendered| rendered.undo.clone())),
         lasting: rendered.and_then(|rendered| rendered.lasting),
     })
 }

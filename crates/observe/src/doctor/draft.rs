@@ -167,6 +167,8 @@ pub(crate) struct Remedy {
     pub(crate) is_tested: bool,
     /// What can be tried on this kernel before the remedy is shown.
     pub(crate) cure: Option<Cure>,
+    /// The command that undoes it; that of sysctls is computed from their values.
+    pub(crate) undo: Option<Step>,
 }
 
 /// The action of a remedy.
@@ -179,7 +181,8 @@ pub(crate) enum Action {
 
 impl Remedy {
     fn new(action: Action, effect: impl Into<String>) -> Remedy {
-        Remedy { action, effect: effect.into(), condition: None, change: None, is_tested: false, cure: None }
+        let effect = effect.into();
+        Remedy { action, effect, condition: None, change: None, is_tested: false, cure: None, undo: None }
     }
 
     /// A change that is not a command: of a program, or of another host.
@@ -242,6 +245,11 @@ impl Remedy {
     /// A probe has tried the effect on this kernel, if so.
     pub(crate) fn tested(self, is_tested: bool) -> Remedy {
         Remedy { is_tested, ..self }
+    }
+
+    /// The command that undoes it, of the same kind.
+    pub(crate) fn undone_by(self, scope: Scope, line: impl Into<String>) -> Remedy {
+        Remedy { undo: Some(Step::Other { line: line.into(), scope, needs_root: true }), ..self }
     }
 
     /// The effect can be tried on this kernel. A remedy that then has none is not shown.

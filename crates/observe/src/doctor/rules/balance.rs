@@ -4,7 +4,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Snapshot};
 
 use crate::doctor::accepting::{
-    acceptors, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
+    acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
 use crate::doctor::command::Scope;
@@ -201,13 +201,7 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
         count(member.backlog.into())
     ));
     if let Some(owner) = stopped {
-        draft = draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
-            Remedy::privileged(
-                Scope::Process,
-                format!("kill -CONT {}", owner.pid),
-                "the process accepts again",
-            ),
-        );
+        draft = continued(draft, owner, "it accepts again");
     } else if let [owner] = &member.owners[..] {
         draft = draft.now(Remedy::privileged(
             Scope::Process,

@@ -149,7 +149,7 @@ fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
                 if odd { "odd" } else { "even" }
             )
         } else if connections.tuples_left_out == 0 && shares_none(source, &connections.tuples, usable) {
-            "no two destinations share a port; connect() without bind() gives the same ports to several destinations".to_owned()
+            "no two destinations share a port; connect() without bind() can use one port for several destinations".to_owned()
         } else {
             return None;
         };

@@ -63,16 +63,13 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);
     let is_highest = highest <= most;
     let wanted = if is_highest { most * 4 } else { (most * 4).min(highest) };
-    let (limit, command) = match process.descriptor_ceiling {
-        Some(ceiling) if ceiling <= most => {
-            (wanted, format!("prlimit --pid {} --nofile={wanted}:{wanted}", process.pid))
-        }
-        Some(ceiling) => {
-            let limit = wanted.min(ceiling);
-            (limit, format!("prlimit --pid {} --nofile={limit}:", process.pid))
-        }
-        None => (wanted, format!("prlimit --pid {} --nofile={wanted}:", process.pid)),
+    // The soft limit alone, which the colon without a number after it means, as long as the hard limit allows.
+    let (limit, hard) = match process.descriptor_ceiling {
+        Some(ceiling) if ceiling <= most => (wanted, wanted.to_string()),
+        Some(ceiling) => (wanted.min(ceiling), String::new()),
+        None => (wanted, String::new()),
     };
+    let command = format!("prlimit --pid {} --nofile={limit}:{hard}", process.pid);
     let raised = is_highest.then(|| Step::Set(vec![Setting::new("fs.nr_open", wanted.to_string())]));
     let limited = Step::Other { line: command, scope: Scope::Process, needs_root: true };
     let steps = raised.into_iter().chain([limited]).collect();
@@ -81,9 +78,18 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
         Some(ceiling) if ceiling <= most => {
             "the running process may open more; needs CAP_SYS_RESOURCE, because the hard limit rises too"
         }
-        _ => "the running process may open more",
+        _ => "the running process may open more: its soft limit rises, the hard limit stays",
     };
-    draft = draft.now(Remedy::steps(steps, effect).with(move |snapshot| {
+    // One number alone in a unit file is both limits (systemd.exec(5)), and would lower the hard limit of a service that has a higher one.
+    let lasting = match process.descriptor_ceiling {
+        Some(ceiling) if ceiling <= limit => limit.to_string(),
+        Some(ceiling) => format!("{limit}:{ceiling}"),
+        None => format!("{limit}:infinity"),
+    };
+    let before =
+        process.descriptor_ceiling.filter(|_| !hard.is_empty()).map_or(String::new(), |was| was.to_string());
+    let undo = format!("prlimit --pid {} --nofile={most}:{before}", process.pid);
+    draft = draft.now(Remedy::steps(steps, effect).undone_by(Scope::Process, undo).with(move |snapshot| {
         if let Part::Seen(processes) = &mut snapshot.processes {
             let found = processes.iter_mut().filter(|process| process.pid == pid);
             found.for_each(|process| process.descriptor_limit = Some(limit));
@@ -107,8 +113,8 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
         }
     }
     draft.proper(Remedy::advice(
-        format!("LimitNOFILE={limit} in the unit of {} (nginx also: worker_rlimit_nofile)", process.name),
-        "the limit holds after a restart",
+        format!("LimitNOFILE={lasting} in the unit of {} (nginx has worker_rlimit_nofile too)", process.name),
+        "so that the limit holds after a restart",
     ))
 }
 

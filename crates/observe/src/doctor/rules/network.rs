@@ -3,7 +3,7 @@
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Conntrack, Owner, Part, Process, Snapshot, Translated, UdpSocketView};
 
-use crate::doctor::accepting::{groups as listener_groups, holders, process_of, stopped, time};
+use crate::doctor::accepting::{continued, groups as listener_groups, holders, process_of, stopped, time};
 use crate::doctor::attribute::processes_to;
 use crate::doctor::command::{Scope, Setting};
 use crate::doctor::datagram::{Counted, groups, groups as udp_groups};
@@ -289,13 +289,7 @@ fn draft_u01(
         draft = draft.explains_up_to(What::Counter(counter), drops);
     }
     if let Some(owner) = stopped(snapshot, &socket.owners) {
-        draft = draft.because(format!("{} is stopped by a signal (state T)", process(owner))).now(
-            Remedy::privileged(
-                Scope::Process,
-                format!("kill -CONT {}", owner.pid),
-                "the process reads again",
-            ),
-        );
+        draft = continued(draft, owner, "it reads again");
     }
     // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt); a socket that did not ask has the default as it is.
     let is_default = snapshot.number("net.core.rmem_default").is_ok_and(|default| default == limit);
@@ -538,7 +532,7 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
             .now(Remedy::privileged(
                 Scope::Process,
                 format!("kill {}", other.pid),
-                "its sockets leave the group, if the process should not be there",
+                "its sockets leave the port, if the process should not be there; its connections are reset, and nothing undoes it",
             ))
             .proper(Remedy::advice(
                 "another port for the foreign process, and a user ID for each service",

@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Snapshot};
 
 use crate::doctor::accepting::time;
-use crate::doctor::causes::{COUNTERS, drops_of_qdisc, judged};
+use crate::doctor::causes::{COUNTERS, Judgement, drops_of_qdisc, judged};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::rule::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom};
@@ -77,7 +77,17 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Counter { .. } | Symptom::Qdisc { .. } => Severity::Notice,
         _ => Severity::Warning,
     };
-    let verdict = format!("unexplained: {} in {}", item.sentence(), time(snapshot.interval_ns));
+    let judgement = match &item.symptom {
+        Symptom::Calls(call) => Some(judged(snapshot, call, checked)),
+        _ => None,
+    };
+    let cause = match &judgement {
+        Some(Judgement::Shown(cause)) => Some(*cause),
+        _ => None,
+    };
+    // No rule knows the fault, but the cause of the errno may be known.
+    let kind = if cause.is_some() { "" } else { "unexplained: " };
+    let verdict = format!("{kind}{} in {}", item.sentence(), time(snapshot.interval_ns));
     let mut draft = Draft::new(severity, item.subject(), verdict);
     if item.rest < item.amount {
         let by = item.by.join(", ");
@@ -88,7 +98,13 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         ));
     }
     match &item.symptom {
-        Symptom::Calls(call) => judged(snapshot, call, checked).into_iter().fold(draft, Draft::because),
+        Symptom::Calls(_) => {
+            let draft = judgement.into_iter().flat_map(Judgement::facts).fold(draft, Draft::because);
+            match cause.and_then(|cause| cause.cure) {
+                Some((change, effect)) => draft.proper(Remedy::advice(change, effect)),
+                None => draft,
+            }
+        }
         Symptom::Counter { name, counter } => {
             let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
             draft
@@ -178,8 +194,7 @@ mod tests {
     fn a_failure_without_a_rule_is_named_with_its_causes() {
         let mut snapshot = snapshot(vec![failed("connect", "EADDRNOTAVAIL", "tcp", "[::1]:6432", 320)], &[]);
         let of = found(&snapshot);
-        let expected =
-            "unexplained: 320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
+        let expected = "320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL in 2.0 s";
         assert_eq!(of[0].0, expected);
         assert!(of[0].1[0].starts_with("the cause here: no source address"), "{of:?}");
         let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false, device: None };

@@ -168,18 +168,22 @@ pub fn width() -> usize {
 
 /// Returns a text as this terminal can show it: in ASCII with the locale C or POSIX, and on a dumb terminal.
 pub fn shown(text: &str) -> String {
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(env::var_os);
-    if is_ascii(locale, env::var_os("TERM")) { ascii(text) } else { text.to_owned() }
+    if is_ascii() { ascii(text) } else { text.to_owned() }
+}
+
+/// Returns whether this terminal shows only ASCII.
+pub fn is_ascii() -> bool {
+    needs_ascii(["LC_ALL", "LC_CTYPE", "LANG"].map(env::var_os), env::var_os("TERM"))
 }
 
 /// The first variable that is set names the locale (setlocale(3)). Without one the terminal decides: most containers set none, and show UTF-8.
-fn is_ascii(locale: [Option<OsString>; 3], term: Option<OsString>) -> bool {
+fn needs_ascii(locale: [Option<OsString>; 3], term: Option<OsString>) -> bool {
     let name = locale.into_iter().flatten().find(|name| !name.is_empty());
     name.is_some_and(|name| name == "C" || name == "POSIX") || term.is_some_and(|term| term == "dumb")
 }
 
 /// Replaces each other character by one of ASCII, so that columns keep their width.
-fn ascii(text: &str) -> String {
+pub fn ascii(text: &str) -> String {
     let replaced = |glyph: char| match glyph {
         '→' => '>',
         '·' | '–' => '-',
@@ -187,8 +191,9 @@ fn ascii(text: &str) -> String {
         '“' | '”' => '"',
         '┤' => '|',
         '└' => '+',
-        '▴' => '^',
-        '▾' => 'v',
+        '▴' | '↑' => '^',
+        '▾' | '↓' => 'v',
+        '─' => '-',
         '▁' | '▂' | '░' => '.',
         '▃' | '▄' | '▒' => ':',
         '▅' | '▆' | '▓' => '*',
@@ -246,11 +251,12 @@ mod tests {
 
     #[test]
     fn the_locale_c_and_dumb_terminals_get_ascii() {
-        let asks =
-            |locale: [&str; 3], term: &str| is_ascii(locale.map(|name| Some(name.into())), Some(term.into()));
+        let asks = |locale: [&str; 3], term: &str| {
+            needs_ascii(locale.map(|name| Some(name.into())), Some(term.into()))
+        };
         assert!(asks(["", "", "C"], "xterm") && asks(["POSIX", "en_US.UTF-8", ""], "xterm"));
         assert!(asks(["C.UTF-8", "", ""], "dumb"));
-        assert!(!asks(["C.UTF-8", "C", "C"], "xterm") && !is_ascii([None, None, None], None));
+        assert!(!asks(["C.UTF-8", "C", "C"], "xterm") && !needs_ascii([None, None, None], None));
         let picture = "10.0.0.1 → 10.0.0.2:80 · ▁▂▃▄▅▆▇█ ░▒▓ 3² “x”…";
         assert_eq!(ascii(picture), "10.0.0.1 > 10.0.0.2:80 - ..::**## .:* 32 \"x\".");
     }

@@ -152,7 +152,7 @@ fn a_trace_has_its_searches() {
         "data-chart=\"trace-scatter\"",
         "data-chart=\"trace-heat\"",
         "Flame graph: of the time that these programs ran, 59% was in connect() and 40% in the search for a port",
-        "tier tp_btf",
+        "traced with tp_btf",
         "EADDRNOTAVAIL 4,999, closed 1",
         "wrk[4711]",
         "584us",
@@ -167,7 +167,7 @@ fn a_trace_has_its_accepts() {
     let page = page(&[Saved::TraceAccept(samples::trace_accept())]);
     for text in [
         "<meter min=\"0\" max=\"6000\" value=\"3000\">",
-        "tier tp_btf",
+        "traced with tp_btf",
         "dropped at full queues: 77",
         "4711/4712 it's nginx",
         r"fourtuple trace accept --pid 4711 --comm 'it'\''s nginx' --listen 127.0.0.1 --port 8080 --netns /run/netns/blue --for 10s",

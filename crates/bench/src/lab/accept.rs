@@ -305,7 +305,8 @@ pub fn advice(results: &AcceptResults) -> Vec<String> {
     lines.push(format!(
         "An even distribution on this kernel: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}). Without the library: \
          after each accept4() and before the work, remove the listener from the epoll (EPOLL_CTL_DEL) and add it again \
-         (EPOLL_CTL_ADD), which puts the worker at the end of the order.",
+         (EPOLL_CTL_ADD), which puts the worker at the end of the order. A server that you do not write, with a listener of \
+         SO_REUSEPORT for each worker: `fourtuple fix accept`.",
         in_rust(policy)
     ));
     lines

@@ -437,7 +437,8 @@ fn what_to_set(best: &AcceptCell) -> String {
         every => format!("Close connections after {}", counted(every, "request")),
     };
     format!(
-        "How to set it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. {closing}.",
+        "How to set it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. \
+         {closing}. A server that you do not write, with a listener of SO_REUSEPORT for each worker: `fourtuple fix accept`.",
         crate::lab::pool::in_rust(policy)
     )
 }

@@ -156,15 +156,16 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
     let find = |name: &str| results.runs.iter().find(|run| run.remedy == name);
     let mut lines = vec![format!(
         "A source address that closes first has {} to one destination, and each stays in TIME_WAIT for 60.0s: it cannot \
-         sustain more than {:.0} connections per second.",
+         sustain more than {} per second.",
         counted(results.ports, "port"),
-        results.ceiling_per_s
+        counted(results.ceiling_per_s as u64, "connection")
     )];
     if let Some(run) = find("none-over")
         && let Some(at) = run.stalled_at
     {
+        let before = at.saturating_sub(1);
         lines.push(format!(
-            "Transaction {} found no port (EADDRNOTAVAIL) {}. The {} transactions before it took {}.",
+            "Transaction {} found no port (EADDRNOTAVAIL) {}. {} before it took {}.",
             grouped(at),
             if run.cut {
                 format!(
@@ -178,8 +179,8 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
                     format_duration(run.predicted_stall_ns)
                 )
             },
-            grouped(at - 1),
-            format_duration(((at - 1) as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
+            counted(before, "transaction"),
+            format_duration((before as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
         ));
     }
     let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(description).collect();
@@ -345,9 +346,14 @@ fn run(
     let mut connection: Option<(TcpStream, TcpStream)> = None;
     let mut errors = BTreeMap::new();
     let (mut stall, mut stalled_at, mut first_closed, mut cut) = (None, None, None, false);
+    // When the transaction of the predicted stall began.
+    let mut due = None;
     log.sample();
     while log.completed < transactions {
         let waiting = Instant::now();
+        if predicted_stall_at == Some(log.completed + 1) {
+            due = Some(waiting);
+        }
         let mut refused = 0_u64;
         while connection.is_none() {
             if watch.stopped() {
@@ -406,13 +412,11 @@ fn run(
     log.sample();
     drop(work);
     let stall_length = stall.map_or(Duration::ZERO, |(_, length)| length);
-    // The first port to leave TIME_WAIT is the port that was closed first.
-    let predicted_stall = match (predicted_stall_at, stall, first_closed) {
-        (Some(_), Some((from, _)), Some(closed)) => {
-            let again = if remedy.reuses_time_wait { reuse_delay() } else { TIME_WAIT };
-            again.saturating_sub(from.duration_since(closed))
-        }
-        _ => Duration::ZERO,
+    let again = if remedy.reuses_time_wait { reuse_delay() } else { TIME_WAIT };
+    let (predicted_stall_at, predicted_stall) = match predicted_stall(due, first_closed, again) {
+        Some(stall) => (predicted_stall_at, stall),
+        // A transaction that was not begun has only its number.
+        None => (predicted_stall_at.filter(|_| due.is_none()), Duration::ZERO),
     };
     Ok(TimeWaitRun {
         remedy: remedy.name().to_owned(),
@@ -428,6 +432,13 @@ fn run(
         errors,
         time_wait: log.points,
     })
+}
+
+/// Returns how long the transaction that began at `due`, when no port was left, waits for the first port that was closed; `None` if that port
+/// was back already, because the transactions before took longer than `again`.
+fn predicted_stall(due: Option<Instant>, first_closed: Option<Instant>, again: Duration) -> Option<Duration> {
+    let passed = due?.duration_since(first_closed?);
+    again.checked_sub(passed).filter(|left| !left.is_zero())
 }
 
 /// Sends one byte in each direction.
@@ -481,4 +492,21 @@ fn time_wait_count() -> Option<u64> {
 
 fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_back_in_time_predicts_no_stall() {
+        let began = Instant::now();
+        let after = |seconds| Some(began + Duration::from_secs(seconds));
+        let again = Duration::from_secs(60);
+        assert_eq!(predicted_stall(after(59), Some(began), again), Some(Duration::from_secs(1)));
+        for seconds in [60, 61] {
+            assert_eq!(predicted_stall(after(seconds), Some(began), again), None, "{seconds} s");
+        }
+        assert_eq!(predicted_stall(None, Some(began), again), None, "a run that ended before");
+    }
 }

@@ -29,6 +29,7 @@ mod output;
 mod planes;
 mod records;
 mod run_costs;
+mod sentences;
 mod serve;
 mod tables;
 mod take_over;

@@ -415,8 +415,11 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
         until("nginx answers as many as it has descriptors for", || answers(&mut streams).answered >= 50);
         let before = answers(&mut streams);
         let record = diagnose(&room);
-        let finding =
-            first(&record, "F01", &[&format!("nginx[{}] has ", proxy.pid()), " of 128 descriptors"]);
+        let finding = first(
+            &record,
+            "F01",
+            &[&format!("nginx[{}] has ", proxy.pid()), " and may open no more: its limit is 128"],
+        );
         let command = do_now(finding);
         assert!(command.starts_with(&format!("prlimit --pid {} --nofile=512", proxy.pid())), "{command}");
         paste(&command);

@@ -9,9 +9,9 @@ use crate::doctor::budget::{Budget, state};
 use crate::doctor::words::{caller, count, counted, process, rate, time};
 
 /// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
-/// destination, and sources without a process those that [`users`] names, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT
+/// destination, and sources without a process those that used it during the trace, each with 0 sockets; `None` if there is nothing to add. TIME_WAIT
 /// sockets belong to no process, so that a tuple full of them has none.
-pub(crate) fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
+pub fn with_callers(snapshot: &Snapshot) -> Option<Snapshot> {
     let connections = snapshot.connections.seen().ok()?;
     let is_known = |tuple: &Tuple| !tuple.owners.is_empty() || callers(snapshot, tuple).is_empty();
     let is_used = |source: &Source| !source.owners.is_empty() || users(snapshot, source.address).is_empty();

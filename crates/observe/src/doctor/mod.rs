@@ -19,6 +19,7 @@ mod rules;
 mod symptom;
 mod words;
 
+pub use attribute::with_callers;
 pub use budget::Budget;
 pub use causes::causes;
 pub use command::{Cure, Place};

@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{Owner, Tuple};
 
 /// Returns a share in percent without decimals, but never 100 for less than all: `98%`.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
-    format!("{}%", (part * 100).checked_div(whole).unwrap_or(0))
+    format!("{}%", (u128::from(part) * 100).checked_div(whole.into()).unwrap_or(0))
 }
 
 /// Returns a counted subject with its verb in the plural: `1 connection waits`, `3 connections wait`, `1 socket is`.

@@ -286,7 +286,8 @@ fn f01_a_process_at_its_limit_is_named() {
             own.descriptors = most as u32;
         };
         let command = |snapshot: &Snapshot| {
-            only(&findings_in(snapshot, "F01"), Severity::Critical, " descriptors, 100%").now[0]
+            only(&findings_in(snapshot, "F01"), Severity::Critical, " and may open no more: its limit is ")
+                .now[0]
                 .action
                 .clone()
         };

@@ -109,7 +109,7 @@ fn figures(results: &ForwardResults) -> Vec<(&'static str, String)> {
     ])
 }
 
-/// Describes a BFD session: `up (diagnostic none), 1 times up and 0 times down, 10 sent and 9 received`.
+/// Describes a BFD session: `up (diagnostic none), 1 time up and 0 times down, 10 sent and 9 received`.
 fn session(bfd: &ForwardBfd) -> String {
     let reception = match bfd.reception.as_str() {
         "filter" => ", in-band by a filter",
@@ -121,9 +121,10 @@ fn session(bfd: &ForwardBfd) -> String {
         some => format!(", discarded {some}"),
     };
     let ForwardBfd { state, diagnostic, .. } = bfd;
-    let [ups, downs, sent, received] = [bfd.ups, bfd.downs, bfd.sent, bfd.received].map(count);
+    let [ups, downs] = [bfd.ups, bfd.downs].map(|number| plural(number, "time"));
+    let [sent, received] = [bfd.sent, bfd.received].map(count);
     format!(
-        "{state} (diagnostic {diagnostic}), {ups} times up and {downs} times down, {sent} sent and {received} \
+        "{state} (diagnostic {diagnostic}), {ups} up and {downs} down, {sent} sent and {received} \
          received{discarded}{reception}"
     )
 }

@@ -40,7 +40,7 @@ pub(super) fn document(record: &PlanesRecord) -> Document {
     if !groups.is_empty() {
         document.note(
             Tone::Dim,
-            "CPU: CPU time of the planes per packet; x1by1: relative to one-by-one. Counted: packets per second of that \
+            "CPU: CPU time of the planes per packet; vs 1x1: relative to the plane one-by-one. Counted: packets per second of that \
              time, summed over the planes, as if each had a processor for itself and always had work; x1: over one plane. \
              Reordered: packets that arrived after a later packet of their inner flow.",
         );
@@ -151,7 +151,7 @@ fn table(cells: &[&PlanesCell]) -> Table {
         .terminal(Column::number("(95%)", 7), |cell| {
             Cell::toned(interval(cell.cpu_ns_low, cell.cpu_ns_high, ".."), Tone::Dim)
         })
-        .number("x1by1|Over one by one", 2, |cell| ratio(cell.cpu_to_one_by_one))
+        .number("vs 1x1|Over one by one", 2, |cell| ratio(cell.cpu_to_one_by_one))
         .number("packets", 0, |cell| match cell.limited_by.as_str() {
             "generator" => Cell::from(format!("{}*", rate(cell.pps))).note("* the generator's pace"),
             _ => rate(cell.pps).into(),

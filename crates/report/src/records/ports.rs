@@ -67,7 +67,12 @@ fn facts(settings: &PortsSettings) -> Vec<String> {
         format!("{}/IPv{family}", protocol.to_uppercase()),
         format!("filled to {}", share(*fill)),
         repeats(settings.repeats),
-        if *windows { "one attempt per window, no fallback" } else { "windows with a fallback" }.to_owned(),
+        if *windows {
+            "one attempt per window, no fallback"
+        } else {
+            "a random window first, then the full range"
+        }
+        .to_owned(),
         format!("seed {seed}"),
     ]
 }

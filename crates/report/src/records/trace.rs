@@ -59,15 +59,15 @@ impl<'a> Filters<'a> {
     }
 }
 
-/// Names the instrument: `tier tp_btf (stable tracepoints, by BTF)`.
+/// Names the instrument: `traced with tp_btf (stable tracepoints, by BTF)`.
 fn tier(name: &str) -> String {
     let what = match name {
         "tp_btf" => "stable tracepoints, by BTF",
         "fexit" => "beginning and return of __inet_hash_connect",
         "cgroup+tp_btf" => "programs of the root cgroup, and stable tracepoints by BTF",
-        other => return format!("tier {other}"),
+        other => return format!("traced with {other}"),
     };
-    format!("tier {name} ({what})")
+    format!("traced with {name} ({what})")
 }
 
 /// Returns the figure of an event, if it occurred.
@@ -183,7 +183,7 @@ pub(super) fn trace_accept(record: &TraceAcceptRecord) -> Document {
     let mut document = Document::new("How long connections wait for accept()", command_line(settings), &[]);
     document.page_heading("All listeners");
     document.facts(trace_accept_facts(settings));
-    document.facts(vec![tier(&results.tier), format!("traced for {}", duration(results.elapsed_ns))]);
+    document.facts(vec![tier(&results.tier), format!("for {}", duration(results.elapsed_ns))]);
     document.push(Block::Figures(figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     let is_by_acceptor = settings.process.is_some() || settings.name.is_some() || settings.cgroup.is_some();
@@ -521,7 +521,7 @@ fn instrument(results: &TraceConnectResults) -> Vec<String> {
     present([
         Some(tier(&results.tier)),
         results.tier_reason.as_ref().map(|reason| format!("not the first tier: {reason}")),
-        Some(format!("traced for {}", duration(results.elapsed_ns))),
+        Some(format!("for {}", duration(results.elapsed_ns))),
     ])
 }
 
@@ -615,7 +615,7 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
         Document::new("Which TCP locks were contended", trace_locks_command_line(settings), &[]);
     document.page_heading("All waits");
     document.facts(trace_locks_facts(settings));
-    document.facts(vec![tier(&results.tier), format!("traced for {}", duration(results.elapsed_ns))]);
+    document.facts(vec![tier(&results.tier), format!("for {}", duration(results.elapsed_ns))]);
     document.push(Block::Figures(trace_locks_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     document.heading("By class");

@@ -33,7 +33,7 @@ pub(super) fn of_pair(
         Change::FullRange => (
             "A search of the full range, with nine of ten ports taken,",
             "Let connect() search all ports at once: Dialer::builder(server) does so by default where it helps; in C set \
-             IP_LOCAL_PORT_RANGE",
+             IP_LOCAL_PORT_RANGE; for programs that you do not write there are `fourtuple run` and `fourtuple fix ports`",
         ),
     };
     match (better, worse) {

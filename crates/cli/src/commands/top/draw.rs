@@ -3,14 +3,17 @@
 use fourtuple_record::Severity;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::printable;
+use fourtuple_report::terminal::paragraphs;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::Line;
+use ratatui::symbols::border;
+use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Borders, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
 use crate::commands::top::panel::{Column, Panel};
 use crate::commands::top::view::View;
+use crate::output::ascii;
 
 /// From this size on, all panels are visible at the same time.
 const LARGE: (u16, u16) = (160, 40);
@@ -21,10 +24,17 @@ const ROOMY: u16 = 95;
 /// Minimum width of the column that takes the rest: an IPv4 address with its port.
 const MIN_REST_WIDTH: u16 = 21;
 
-/// The colours; none if NO_COLOR is set.
+/// From this height of the tables on, findings, tuples and accept queues are visible at the same time.
+const STACKED: u16 = 14;
+
+/// Lines of the findings among other tables.
+const FINDINGS: u16 = 6;
+
+/// How the terminal is used: no colours if NO_COLOR is set, ASCII with the locale C.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) has_color: bool,
+    pub(super) is_ascii: bool,
 }
 
 impl Look {
@@ -39,24 +49,111 @@ impl Look {
             Severity::Notice => Style::new(),
         }
     }
+
+    /// Returns a text without control characters, as the terminal can show it.
+    fn text(self, text: &str) -> String {
+        let text = printable(text);
+        if self.is_ascii { ascii(&text) } else { text }
+    }
+
+    /// Returns a line over a table.
+    fn rule(self) -> Block<'static> {
+        let dashes = border::Set { horizontal_top: "-", ..border::PLAIN };
+        Block::new().borders(Borders::TOP).border_set(if self.is_ascii { dashes } else { border::PLAIN })
+    }
+}
+
+/// Which tables are visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tables {
+    All,
+    /// Findings, tuples and accept queues, one above the other.
+    Stacked,
+    One,
+}
+
+impl Tables {
+    fn of(view: &View, width: u16, height: u16) -> Tables {
+        let is_stacked = !matches!(view.panel, Panel::Workers | Panel::TimeWait);
+        match (width, height) {
+            _ if view.is_alone => Tables::One,
+            (width, height) if width >= LARGE.0 && height >= LARGE.1 => Tables::All,
+            (_, height) if is_stacked && height >= STACKED => Tables::Stacked,
+            _ => Tables::One,
+        }
+    }
 }
 
 /// Draws the view over the whole terminal.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, look: Look) {
-    let unexplained = unexplained(view);
-    let head = 2 + u16::from(unexplained.is_some());
-    let areas = Layout::vertical([Constraint::Length(head), Constraint::Min(3), Constraint::Length(1)])
-        .areas(frame.area());
-    let [head, body, foot] = areas;
-    draw_head(frame, head, view, look, unexplained);
-    match &view.page {
-        Some((lines, top)) => draw_page(frame, body, lines, *top),
-        None if frame.area().width >= LARGE.0 && frame.area().height >= LARGE.1 => {
-            draw_all(frame, body, view, look);
-        }
-        None => draw_panel(frame, body, view, view.panel, look),
+    let (width, height) = (frame.area().width, frame.area().height);
+    let mut tables = Tables::of(view, width, height);
+    let mut head = head(view, look, width, tables == Tables::One);
+    if tables == Tables::Stacked && height < head.len() as u16 + STACKED {
+        tables = Tables::One;
+        head = self::head(view, look, width, true);
     }
-    frame.render_widget(Line::styled(keys(view), look.tone(Color::DarkGray)), foot);
+    let areas =
+        Layout::vertical([Constraint::Length(head.len() as u16), Constraint::Min(3), Constraint::Length(1)])
+            .areas(frame.area());
+    let [top, body, foot] = areas;
+    frame.render_widget(Paragraph::new(head), top);
+    match (&view.page, tables) {
+        (Some((lines, top)), _) => draw_page(frame, body, lines, *top, look),
+        (None, Tables::All) => draw_all(frame, body, view, look),
+        (None, Tables::Stacked) => {
+            let rest = [Constraint::Length(FINDINGS), Constraint::Fill(1), Constraint::Fill(1)];
+            let areas: [Rect; 3] = Layout::vertical(rest).areas(body);
+            for (panel, area) in Panel::ALL.into_iter().zip(areas) {
+                draw_panel(frame, area, view, panel, look);
+            }
+        }
+        (None, Tables::One) => draw_panel(frame, body, view, view.panel, look),
+    }
+    frame.render_widget(Line::styled(look.text(&keys(view)), look.tone(Color::DarkGray)), foot);
+}
+
+/// Returns the lines above the tables: host and time, the verdict unless a table shows it, the command to paste, what else was read, and
+/// symptoms that no finding explains.
+fn head(view: &View, look: Look, width: u16, with_verdict: bool) -> Vec<Line<'static>> {
+    let Some(reading) = &view.reading else {
+        return vec![Line::raw("reading sockets, processes and counters")];
+    };
+    let mut title = vec![format!("fourtuple top  {}", reading.title)];
+    title.extend(view.is_frozen.then(|| "FROZEN".to_owned()));
+    title.extend((!view.filter.is_empty()).then(|| format!("filter: {}", view.filter)));
+    let mut lines = vec![Line::styled(look.text(&title.join(" · ")), look.tone(Color::Cyan))];
+    let finding = view.finding();
+    if with_verdict {
+        lines.extend(match finding {
+            None => vec![Line::styled("no finding", look.tone(Color::Green))],
+            Some(finding) => wrapped(&look.text(&finding.verdict), width)
+                .into_iter()
+                .map(|line| Line::styled(line, look.severity(finding.severity)))
+                .collect(),
+        });
+    }
+    let command = finding.and_then(|finding| finding.now.iter().find(|advice| advice.is_command));
+    lines
+        .extend(command.map(|advice| {
+            Line::styled(look.text(&advice.action), Style::new().add_modifier(Modifier::BOLD))
+        }));
+    let mut facts = vec![sockets(view)];
+    let findings = reading.findings.len() as u64;
+    facts.extend((findings > 1).then(|| counted(findings, "finding")));
+    // The reason why nothing is traced may be longer than the line.
+    let unchecked = reading.unchecked as u64;
+    facts.extend((unchecked > 0).then(|| format!("{} not checked", counted(unchecked, "rule"))));
+    facts.push(reading.search.clone());
+    lines.push(Line::raw(look.text(&facts.join(" · "))));
+    let unexplained = unexplained(view);
+    lines.extend(unexplained.map(|line| Line::styled(look.text(&line), look.tone(Color::Yellow))));
+    lines
+}
+
+/// Returns the lines of a text.
+fn wrapped(text: &str, width: u16) -> Vec<String> {
+    paragraphs(&[text.to_owned()], width.into()).lines().map(str::to_owned).collect()
 }
 
 /// Returns the line about symptoms that no finding explains, if there are some.
@@ -64,29 +161,6 @@ fn unexplained(view: &View) -> Option<String> {
     let unexplained = &view.reading.as_ref()?.unexplained;
     let number = counted(unexplained.len() as u64, "symptom");
     (!unexplained.is_empty()).then(|| format!("unexplained, {number}: {}", unexplained.join("; ")))
-}
-
-fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, look: Look, unexplained: Option<String>) {
-    let Some(reading) = &view.reading else {
-        frame.render_widget(Line::raw("reading sockets, processes and counters"), area);
-        return;
-    };
-    let verdict = match reading.findings.split_first() {
-        None => Line::styled("no finding", look.tone(Color::Green)),
-        Some((first, _)) => Line::styled(printable(&first.verdict), look.severity(first.severity)),
-    };
-    let mut facts = vec![sockets(view)];
-    let findings = reading.findings.len() as u64;
-    facts.extend((findings > 1).then(|| counted(findings, "finding")));
-    facts.extend(view.is_frozen.then(|| "FROZEN".to_owned()));
-    facts.extend((!view.filter.is_empty()).then(|| format!("filter: {}", view.filter)));
-    // The reason why nothing is traced may be longer than the line.
-    let unchecked = reading.unchecked as u64;
-    facts.extend((unchecked > 0).then(|| format!("{} not checked", counted(unchecked, "rule"))));
-    facts.push(reading.search.clone());
-    let mut lines = vec![verdict, Line::raw(printable(&facts.join(" · ")))];
-    lines.extend(unexplained.map(|line| Line::styled(printable(&line), look.tone(Color::Yellow))));
-    frame.render_widget(Paragraph::new(lines), area);
 }
 
 /// Returns the number of sockets by state, most sockets first.
@@ -120,15 +194,16 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
     let number = Panel::ALL.iter().position(|other| *other == panel).unwrap_or(0) + 1;
     let title = format!(" {number} {} ", panel.title());
     let style = if is_open { Style::new().add_modifier(Modifier::BOLD) } else { look.tone(Color::DarkGray) };
-    let block = Block::new().borders(Borders::TOP).title(title).border_style(style);
+    let block = look.rule().title(title).border_style(style);
     let rows = match view.rows(panel) {
         Ok(rows) if rows.is_empty() => {
-            frame.render_widget(Paragraph::new("none").block(block), area);
+            let none = if panel == Panel::Findings { look.tone(Color::Green) } else { Style::new() };
+            frame.render_widget(Paragraph::new(Line::styled("none", none)).block(block), area);
             return;
         }
         Ok(rows) => rows,
         Err(reason) => {
-            let text = printable(&format!("not visible: {reason}"));
+            let text = look.text(&format!("not visible: {reason}"));
             frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(block), area);
             return;
         }
@@ -142,13 +217,22 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
             (true, true) => "▴",
             _ => "",
         };
-        aligned(format!("{}{mark}", column.title), column)
+        aligned(look.text(&format!("{}{mark}", column.title)), column)
     };
     let header = TableRow::new(shown.iter().map(|index| title((*index, &columns[*index]))))
         .style(look.tone(Color::Cyan));
+    let rest = MIN_REST_WIDTH.max(area.width.saturating_sub(taken(columns, &shown)));
     let body = rows.iter().map(|row| {
-        let cell = |index: &usize| aligned(printable(&row.cells[*index].text), &columns[*index]);
-        TableRow::new(shown.iter().map(cell))
+        // A verdict is never cut.
+        let cell =
+            |index: &usize| match (look.text(&row.cells[*index].text), row.severity, columns[*index].width) {
+                (text, Some(_), 0) => Text::from_iter(wrapped(&text, rest)),
+                (text, ..) => Text::from(aligned(text, &columns[*index])),
+            };
+        let cells: Vec<Text<'_>> = shown.iter().map(cell).collect();
+        let height = cells.iter().map(Text::height).max().unwrap_or(1);
+        let style = row.severity.map_or_else(Style::new, |severity| look.severity(severity));
+        TableRow::new(cells).height(height as u16).style(style)
     });
     let widths = shown.iter().map(|index| match columns[*index].width {
         0 => Constraint::Fill(1),
@@ -167,21 +251,25 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
 fn shown(columns: &[Column], width: u16) -> Vec<usize> {
     let fits = |index: &usize| !columns[*index].is_extra || width >= ROOMY;
     let mut shown: Vec<usize> = (0..columns.len()).filter(fits).collect();
-    let taken = |shown: &[usize]| shown.iter().map(|index| columns[*index].width + 1).sum::<u16>();
-    while shown.len() > 2 && taken(&shown) + MIN_REST_WIDTH > width {
+    while shown.len() > 2 && taken(columns, &shown) + MIN_REST_WIDTH > width {
         shown.pop();
     }
     shown
+}
+
+/// Returns the width of all columns except the one that takes the rest, with the spaces between them.
+fn taken(columns: &[Column], shown: &[usize]) -> u16 {
+    shown.iter().map(|index| columns[*index].width + 1).sum()
 }
 
 fn aligned(text: String, column: &Column) -> Line<'static> {
     if column.is_number { Line::raw(text).right_aligned() } else { Line::raw(text) }
 }
 
-fn draw_page(frame: &mut Frame<'_>, area: Rect, lines: &[String], top: u16) {
-    let lines: Vec<Line<'_>> = lines.iter().map(|line| Line::raw(printable(line))).collect();
+fn draw_page(frame: &mut Frame<'_>, area: Rect, lines: &[String], top: u16, look: Look) {
+    let lines: Vec<Line<'_>> = lines.iter().map(|line| Line::raw(look.text(line))).collect();
     let page = Paragraph::new(lines).wrap(Wrap { trim: false }).scroll((top, 0));
-    frame.render_widget(page.block(Block::new().borders(Borders::TOP)), area);
+    frame.render_widget(page.block(look.rule()), area);
 }
 
 fn keys(view: &View) -> String {
@@ -199,14 +287,17 @@ fn keys(view: &View) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use fourtuple_record::Finding;
     use fourtuple_record::snapshot::{Connections, EphemeralPorts, Owner, Part, Snapshot, Tuple};
+    use fourtuple_record::{Advice, Finding, Proof};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
     use crate::commands::top::view::Reading;
+
+    const VERDICT: &str =
+        "10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports, 50% of them in TIME_WAIT; envoy[812] closes first";
 
     fn tuple(last: u8, in_use: u32, growth_per_s: f64) -> Tuple {
         Tuple {
@@ -239,15 +330,26 @@ mod tests {
             id: "P01".to_owned(),
             severity: Severity::Critical,
             subject: String::new(),
-            verdict: "10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports".to_owned(),
+            verdict: VERDICT.to_owned(),
             evidence: Vec::new(),
-            now: Vec::new(),
+            now: vec![Advice {
+                action: "sudo fourtuple fix ports --pid 812".to_owned(),
+                is_command: true,
+                effect: "a port at once".to_owned(),
+                condition: None,
+                proof: Proof::None,
+                needs_root: true,
+                until: None,
+                undo: None,
+                lasting: None,
+            }],
             proper: Vec::new(),
             same_cause_as: None,
         };
         let mut view = View::new();
         view.update(Reading {
             snapshot,
+            title: "proxy7 03:52:07 UTC, every 1.0s".to_owned(),
             findings: vec![finding.clone(), finding],
             unexplained: Vec::new(),
             unchecked: 3,
@@ -256,10 +358,14 @@ mod tests {
         view
     }
 
+    /// The width of the terminal that shows only ASCII.
+    const ASCII: u16 = 81;
+
     /// Returns the lines of the terminal.
     fn lines(view: &View, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, view, Look { has_color: true })).unwrap();
+        let look = Look { has_color: true, is_ascii: width == ASCII };
+        terminal.draw(|frame| draw(frame, view, look)).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |row| (0..width).map(|column| buffer[(column, row)].symbol()).collect::<String>();
         (0..height).map(|row| line(row).trim_end().to_owned()).collect()
@@ -269,19 +375,45 @@ mod tests {
         keys.chars().for_each(|key| view.key(KeyEvent::from(KeyCode::Char(key))));
     }
 
+    /// Returns the first line that has this text.
+    #[track_caller]
+    fn line<'a>(shown: &'a [String], text: &str) -> &'a str {
+        shown.iter().find(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}: {shown:#?}"))
+    }
+
     #[test]
-    fn a_small_terminal_shows_the_verdict_and_one_table() {
+    fn a_small_terminal_shows_findings_tuples_and_queues() {
         let mut view = view();
         let shown = lines(&view, 80, 24);
-        assert!(shown[0].starts_with("10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports"), "{shown:#?}");
-        assert!(shown[1].contains("2 findings · 3 rules not checked · no port search yet"), "{shown:#?}");
+        assert_eq!(shown[0], "fourtuple top  proxy7 03:52:07 UTC, every 1.0s");
+        assert_eq!(shown[1], "sudo fourtuple fix ports --pid 812", "a line of its own");
+        assert!(shown[2].contains("2 findings · 3 rules not checked · no port search yet"), "{shown:#?}");
+        for title in ["1 findings", "2 ports by source and destination", "3 accept queues", "not visible:"] {
+            line(&shown, title);
+        }
+        // The verdict has two lines.
+        let whole: Vec<&str> = shown[5..7].iter().flat_map(|line| line.split_whitespace()).collect();
+        assert_eq!(whole.join(" "), format!("P01 critical {VERDICT}"), "{shown:#?}");
         // Sorted by ports in use; the second tuple has 100 free ports and grows by 10 per second.
-        assert!(shown[4].contains("10.1.2.5:443") && shown[4].contains("950"), "{shown:#?}");
-        assert!(shown[5].contains("10.1.2.3:443") && shown[5].contains("10.0s"), "{shown:#?}");
-        assert!(shown[5].contains("envoy[812]") && !shown.join("\n").contains("backlog"), "{shown:#?}");
+        let tuples: Vec<&String> = shown.iter().filter(|line| line.starts_with("10.0.0.9")).collect();
+        assert!(tuples[0].contains("10.1.2.5:443") && tuples[0].contains(" 950"), "{shown:#?}");
+        assert!(tuples[1].contains("10.1.2.3:443") && tuples[1].contains("↑900"), "{shown:#?}");
+        assert!(tuples[1].contains("10.0s") && tuples[1].contains("envoy[812]"), "{shown:#?}");
         assert!(shown[23].contains("q end"), "{shown:#?}");
         press(&mut view, "3");
-        assert!(lines(&view, 80, 24)[3].starts_with("not visible:"), "the listeners are hidden");
+        line(&lines(&view, 80, 24), "1 findings");
+        press(&mut view, "3");
+        let alone = lines(&view, 80, 24);
+        assert!(!alone.join("\n").contains("1 findings"), "{alone:#?}");
+        assert!(alone[1].starts_with("10.0.0.9 → 10.1.2.5:443 uses 950"), "the verdict is above: {alone:#?}");
+    }
+
+    #[test]
+    fn a_terminal_of_ascii_gets_ascii() {
+        let shown = lines(&view(), ASCII, 24);
+        assert!(shown.iter().all(|line| line.is_ascii()), "{shown:#?}");
+        line(&shown, "10.0.0.9 > 10.1.2.3:443");
+        assert!(line(&shown, "1 findings").ends_with("--"), "{shown:#?}");
     }
 
     #[test]
@@ -291,15 +423,18 @@ mod tests {
         let reading = view.reading.as_mut().unwrap();
         reading.unexplained = vec!["Udp.MemErrors grew by 4".to_owned(), "7 connect() failed".to_owned()];
         let shown = lines(&view, 80, 24);
-        assert_eq!(shown[2], "unexplained, 2 symptoms: Udp.MemErrors grew by 4; 7 connect() failed");
-        assert_eq!((&shown[..2], &shown[3..6]), (&above[..2], &above[2..5]));
+        assert_eq!(shown[3], "unexplained, 2 symptoms: Udp.MemErrors grew by 4; 7 connect() failed");
+        assert_eq!((&shown[..3], &shown[4..7]), (&above[..3], &above[3..6]));
     }
 
     #[test]
     fn a_narrow_table_has_whole_columns() {
-        let shown = lines(&view(), 40, 24);
-        assert_eq!(shown[3], "source → destination             in use▾", "{shown:#?}");
-        assert!(shown[4].starts_with("10.0.0.9 → 10.1.2.5:443") && shown[4].ends_with(" 950"), "{shown:#?}");
+        let mut view = view();
+        press(&mut view, "2");
+        let shown = lines(&view, 40, 24);
+        line(&shown, "source → destination             in use▾");
+        let tuple = line(&shown, "10.1.2.5:443   ");
+        assert!(tuple.starts_with("10.0.0.9 → 10.1.2.5:443") && tuple.ends_with(" 950"), "{shown:#?}");
         assert!(shown[23].starts_with("q end"), "{shown:#?}");
     }
 
@@ -326,14 +461,21 @@ mod tests {
         let mut view = view();
         press(&mut view, "/2.4");
         view.key(KeyEvent::from(KeyCode::Enter));
-        let shown = lines(&view, 80, 24);
-        assert!(shown[4].contains("10.1.2.4:443") && shown[5].is_empty(), "{shown:#?}");
+        let tuples = |view: &View| -> Vec<String> {
+            lines(view, 80, 24).into_iter().filter(|line| line.starts_with("10.0.0.9")).collect()
+        };
+        assert!(
+            tuples(&view).len() == 1 && tuples(&view)[0].contains("10.1.2.4:443"),
+            "{:#?}",
+            tuples(&view)
+        );
         press(&mut view, "/");
         view.key(KeyEvent::from(KeyCode::Esc));
         press(&mut view, "r");
-        assert!(lines(&view, 80, 24)[4].contains("10.1.2.4:443"), "the fewest ports first");
+        assert!(tuples(&view)[0].contains("10.1.2.4:443"), "the fewest ports first");
         press(&mut view, " ");
         let empty = Reading {
+            title: String::new(),
             snapshot: Snapshot::default(),
             findings: Vec::new(),
             unexplained: Vec::new(),
@@ -342,10 +484,11 @@ mod tests {
         };
         view.update(empty);
         let shown = lines(&view, 80, 24);
-        assert!(shown[1].contains("FROZEN") && shown[4].contains("10.1.2.4:443"), "{shown:#?}");
+        assert!(shown[0].contains("FROZEN") && tuples(&view)[0].contains("10.1.2.4:443"), "{shown:#?}");
         view.key(KeyEvent::from(KeyCode::Enter));
         let page = lines(&view, 80, 24).join("\n");
         assert!(page.contains("__inet_hash_connect") || page.contains("EADDRNOTAVAIL"), "{page}");
+        assert!(page.lines().any(|line| line == "sudo fourtuple fix ports --pid 812"), "{page}");
         press(&mut view, "x");
         assert!(view.page.is_none() && !view.is_over);
         press(&mut view, "q");

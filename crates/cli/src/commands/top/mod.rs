@@ -3,6 +3,7 @@ mod panel;
 mod view;
 
 use std::env;
+use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use fourtuple_observe::doctor::with_callers;
 use fourtuple_report::duration;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use time::OffsetDateTime;
 
 use crate::exit::Exit;
 use crate::units;
@@ -23,7 +26,8 @@ use view::{Reading, View};
 
 /// Watch ports, accept queues, workers and TIME_WAIT sockets live, with the findings of `doctor`
 ///
-/// Keys: 1 to 5 or Tab select a table, s and r sort, / filters, space freezes, Enter opens the explanation of a finding, q ends.
+/// Keys: 1 to 5 or Tab select a table, its number again shows it alone, s and r sort, / filters, space freezes, Enter opens the
+/// explanation of a finding, q ends.
 #[derive(Debug, Args)]
 pub(crate) struct TopFlags {
     #[command(flatten)]
@@ -71,7 +75,8 @@ impl TopFlags {
         stop: &AtomicBool,
     ) -> anyhow::Result<Exit> {
         let mut view = View::new();
-        let look = Look { has_color: output::has_colour(&io::stdout()) };
+        let look = Look { has_color: output::has_colour(&io::stdout()), is_ascii: output::is_ascii() };
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let mut next = Instant::now();
         while !view.is_over && !stop.load(Ordering::Relaxed) {
             watch.poll();
@@ -82,8 +87,18 @@ impl TopFlags {
                 let snapshot = watch.read();
                 let diagnosis = diagnose_in(namespace, &snapshot, &thresholds.limits, &|_| None);
                 let unexplained = diagnosis.unexplained.into_iter().map(|symptom| symptom.sentence);
+                let taken = OffsetDateTime::now_utc().time();
                 view.update(Reading {
-                    snapshot,
+                    title: format!(
+                        "{} {:02}:{:02}:{:02} UTC, every {}",
+                        host.trim(),
+                        taken.hour(),
+                        taken.minute(),
+                        taken.second(),
+                        duration(self.every.as_nanos() as u64)
+                    ),
+                    // The processes that the verdicts name.
+                    snapshot: with_callers(&snapshot).unwrap_or(snapshot),
                     findings: diagnosis.findings,
                     unexplained: unexplained.collect(),
                     unchecked: diagnosis.unchecked.len(),

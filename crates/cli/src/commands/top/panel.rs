@@ -4,11 +4,14 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use fourtuple_observe::doctor::Budget;
-use fourtuple_record::Finding;
 use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
+use fourtuple_record::{Finding, Severity};
 use fourtuple_report::duration;
 
 use crate::watch::time_to_exhaustion;
+
+/// A change per second below which a figure counts as steady.
+const LEAST_RATE: f64 = 0.05;
 
 /// A table of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +63,19 @@ impl Cell {
     }
 
     fn rate(number: f64) -> Cell {
-        let text = if number.abs() < 0.05 { "-".to_owned() } else { format!("{number:.1}") };
+        let text = if number.abs() < LEAST_RATE { "-".to_owned() } else { format!("{number:.1}") };
         Cell { text, number }
+    }
+
+    /// Returns a count with an arrow in the direction of its change.
+    fn trend(number: u64, change: f64) -> Cell {
+        let arrow = match change {
+            up if up >= LEAST_RATE => "↑",
+            down if down <= -LEAST_RATE => "↓",
+            _ => "",
+        };
+        let count = Cell::count(number);
+        Cell { text: format!("{arrow}{}", count.text), ..count }
     }
 
     fn percent(share: f64) -> Cell {
@@ -69,10 +83,17 @@ impl Cell {
     }
 }
 
-/// A row; `finding` is the index of the finding that it shows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) cells: Vec<Cell>,
+    /// The severity of a finding.
+    pub(super) severity: Option<Severity>,
+}
+
+impl From<Vec<Cell>> for Row {
+    fn from(cells: Vec<Cell>) -> Row {
+        Row { cells, severity: None }
+    }
 }
 
 impl Panel {
@@ -169,7 +190,8 @@ fn process(owner: Option<&Owner>) -> Cell {
 
 fn finding(finding: &Finding) -> Row {
     let severity = format!("{:?}", finding.severity).to_lowercase();
-    Row { cells: vec![Cell::text(&finding.id), Cell::text(severity), Cell::text(&finding.verdict)] }
+    let cells = vec![Cell::text(&finding.id), Cell::text(severity), Cell::text(&finding.verdict)];
+    Row { cells, severity: Some(finding.severity) }
 }
 
 fn tuple(tuple: &Tuple, budget: &Budget) -> Row {
@@ -179,55 +201,53 @@ fn tuple(tuple: &Tuple, budget: &Budget) -> Row {
         // A tuple that never runs out comes last.
         number: left.map_or(f64::NEG_INFINITY, |left| -left),
     };
-    Row {
-        cells: vec![
-            Cell::text(tuple.to_string()),
-            Cell::count(tuple.in_use.into()),
-            Cell::percent(f64::from(budget.taken()) / f64::from(budget.total.max(1))),
-            Cell::count(tuple.states.get("time-wait").copied().unwrap_or(0)),
-            Cell::rate(tuple.growth_per_s),
-            left,
-            process(tuple.owners.first()),
-        ],
-    }
+    Row::from(vec![
+        Cell::text(tuple.to_string()),
+        Cell::trend(tuple.in_use.into(), tuple.growth_per_s),
+        Cell::percent(f64::from(budget.taken()) / f64::from(budget.total.max(1))),
+        Cell::count(tuple.states.get("time-wait").copied().unwrap_or(0)),
+        Cell::rate(tuple.growth_per_s),
+        left,
+        process(tuple.owners.first()),
+    ])
+}
+
+fn queued(waiting: u32, before: u32) -> Cell {
+    Cell::trend(waiting.into(), f64::from(waiting) - f64::from(before))
 }
 
 fn listener(listener: &fourtuple_record::snapshot::Listener) -> Row {
-    Row {
-        cells: vec![
-            Cell::text(listener.address.to_string()),
-            Cell::count(listener.waiting.into()),
-            Cell::count(listener.backlog.into()),
-            Cell::count(listener.handshakes.into()),
-            listener.drops.map_or_else(|| Cell::text("-"), |drops| Cell::count(drops.total)),
-            process(listener.owners.first()),
-        ],
-    }
+    Row::from(vec![
+        Cell::text(listener.address.to_string()),
+        queued(listener.waiting, listener.waiting_before),
+        Cell::count(listener.backlog.into()),
+        Cell::count(listener.handshakes.into()),
+        listener.drops.map_or_else(|| Cell::text("-"), |drops| Cell::count(drops.total)),
+        process(listener.owners.first()),
+    ])
 }
 
 fn unix_listener(listener: &fourtuple_record::snapshot::UnixListener) -> Row {
-    Row {
-        cells: vec![
-            Cell::text(&listener.path),
-            Cell::count(listener.waiting.into()),
-            Cell::count(listener.backlog.into()),
-            Cell::text("-"),
-            Cell::text("-"),
-            process(listener.owners.first()),
-        ],
-    }
+    Row::from(vec![
+        Cell::text(&listener.path),
+        queued(listener.waiting, listener.waiting_before),
+        Cell::count(listener.backlog.into()),
+        Cell::text("-"),
+        Cell::text("-"),
+        process(listener.owners.first()),
+    ])
 }
 
 fn workers(connections: &Connections) -> Vec<Row> {
     let of_service = |service: &fourtuple_record::snapshot::Service| -> Vec<Row> {
         let all: u32 = service.workers.iter().map(|worker| worker.sockets).sum();
-        let row = |worker: &Owner| Row {
-            cells: vec![
+        let row = |worker: &Owner| {
+            Row::from(vec![
                 Cell { text: service.port.to_string(), number: f64::from(service.port) },
                 process(Some(worker)),
                 Cell::count(worker.sockets.into()),
                 Cell::percent(f64::from(worker.sockets) / f64::from(all.max(1))),
-            ],
+            ])
         };
         service.workers.iter().map(row).collect()
     };
@@ -238,9 +258,8 @@ fn workers(connections: &Connections) -> Vec<Row> {
 fn time_wait(connections: &Connections) -> Vec<Row> {
     let row = |name: String, states: &BTreeMap<String, u64>, closes_per_s: f64, owner: Option<&Owner>| {
         let sockets = states.get("time-wait").copied().unwrap_or(0);
-        (sockets > 0).then(|| Row {
-            cells: vec![Cell::text(name), Cell::count(sockets), Cell::rate(closes_per_s), process(owner)],
-        })
+        let cells = vec![Cell::text(name), Cell::count(sockets), Cell::rate(closes_per_s), process(owner)];
+        (sockets > 0).then(|| Row::from(cells))
     };
     let tuples = connections
         .tuples

@@ -10,6 +10,8 @@ use crate::watch;
 
 /// A reading: the snapshot and its findings.
 pub(super) struct Reading {
+    /// The host, the time of the reading and the interval.
+    pub(super) title: String,
     pub(super) snapshot: Snapshot,
     pub(super) findings: Vec<Finding>,
     /// Symptoms that no finding explains, each in one line.
@@ -33,6 +35,8 @@ pub(super) struct View {
     /// New readings are ignored.
     pub(super) is_frozen: bool,
     pub(super) selected: usize,
+    /// The selected table alone is visible.
+    pub(super) is_alone: bool,
     /// The explanation that covers the tables, and the first line that is visible.
     pub(super) page: Option<(Vec<String>, u16)>,
     pub(super) is_over: bool,
@@ -48,6 +52,7 @@ impl View {
             is_typing: false,
             is_frozen: false,
             selected: 0,
+            is_alone: false,
             page: None,
             is_over: false,
         }
@@ -115,7 +120,11 @@ impl View {
     fn command(&mut self, code: KeyCode) {
         match code {
             KeyCode::Char('q') | KeyCode::Esc => self.is_over = true,
-            KeyCode::Char(digit @ '1'..='5') => self.open(digit as usize - '1' as usize),
+            KeyCode::Char(digit @ '1'..='5') => {
+                let panel = digit as usize - '1' as usize;
+                self.is_alone = !self.is_alone && panel == position(self.panel);
+                self.open(panel);
+            }
             KeyCode::Tab => self.open((position(self.panel) + 1) % Panel::ALL.len()),
             KeyCode::BackTab => self.open((position(self.panel) + Panel::ALL.len() - 1) % Panel::ALL.len()),
             KeyCode::Char('/') => self.is_typing = true,
@@ -144,20 +153,23 @@ impl View {
         self.selected = 0;
     }
 
-    /// Opens the selected finding, or the first one if another panel is open: its verdict, its remedies and its rule.
-    fn explain(&mut self) {
+    /// Returns the selected finding, or the first one if another panel is open.
+    pub(super) fn finding(&self) -> Option<&Finding> {
         let rows = self.rows(Panel::Findings).unwrap_or_default();
         let index = if self.panel == Panel::Findings { self.selected } else { 0 };
-        let Some(verdict) = rows.get(index).map(|row| row.cells[2].text.clone()) else { return };
-        let findings = self.reading.iter().flat_map(|reading| &reading.findings);
-        let Some(finding) = findings.into_iter().find(|finding| finding.verdict == verdict) else { return };
+        let verdict = &rows.get(index)?.cells[2].text;
+        self.reading.iter().flat_map(|reading| &reading.findings).find(|finding| finding.verdict == *verdict)
+    }
+
+    /// Opens the finding: its verdict, its remedies and its rule. A command has a line of its own, which can be copied.
+    fn explain(&mut self) {
+        let Some(finding) = self.finding() else { return };
         let mut lines = vec![finding.verdict.clone()];
         lines.extend(finding.evidence.iter().cloned());
         for (heading, advice) in [("do now", &finding.now), ("do properly", &finding.proper)] {
-            lines.extend((!advice.is_empty()).then(String::new));
             for advice in advice {
-                lines.push(format!("{heading}: {}  ({})", advice.action, advice.effect));
-                lines.extend(advice.undo.iter().map(|undo| format!("undo: {undo}")));
+                lines.extend([String::new(), format!("{heading}: {}", advice.effect), advice.action.clone()]);
+                lines.extend(advice.undo.iter().flat_map(|undo| ["undo:".to_owned(), undo.clone()]));
             }
         }
         lines.push(String::new());

@@ -116,10 +116,13 @@ fn draft_a01(snapshot: &Snapshot, listener: &Listener, limit: f64) -> Option<Dra
             if drops == 1 { "was" } else { "were" }
         );
     }
+    let share = match is_full(waiting_before, backlog) {
+        true => "full".to_owned(),
+        false => format!("{} of the backlog", percent(waiting_before.into(), backlog.into())),
+    };
     let mut draft = Draft::new(severity, listener, verdict).because(format!(
-        "first reading: {} in the queue ({} of the backlog), second reading: {}",
+        "first reading: {} in the queue ({share}), second reading: {}",
         counted(waiting_before.into(), "connection"),
-        percent(waiting_before.into(), backlog.into()),
         count(waiting.into())
     ));
     let growth = f64::from(waiting.saturating_sub(waiting_before)) * 1e9 / snapshot.interval_ns.max(1) as f64;
@@ -522,8 +525,12 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
         None => draft,
     };
     let value = |name| snapshot.sysctls.get(name).map_or("not readable", String::as_str);
-    draft
-        .explains_up_to(What::Counter("TcpExt.ListenDrops"), during(snapshot, "TcpExt.TCPReqQFullDrop"))
+    let dropped = during(snapshot, "TcpExt.TCPReqQFullDrop");
+    // Each of these SYNs counts in sk_drops of its listener too (tcp_listendrop).
+    let listeners = snapshot.listeners.seen().into_iter().flatten();
+    let full = listeners.filter(|listener| listener.handshakes > 0 && dropped > 0);
+    full.fold(draft, |draft, listener| draft.explains(What::Drops(listener.cookie)))
+        .explains_up_to(What::Counter("TcpExt.ListenDrops"), dropped)
         .explains(What::Counter("TcpExt.TCPReqQFullDrop"))
         .explains(What::Counter("TcpExt.TCPReqQFullDoCookies"))
         .explains(What::Counter("TcpExt.SyncookiesFailed"))

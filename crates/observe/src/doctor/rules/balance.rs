@@ -187,13 +187,13 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
     let others = group.iter().filter(|other| other.cookie != member.cookie);
     let longest = others.map(|other| other.waiting).max().unwrap_or(0);
     let verdict = format!(
-        "1 of {} listeners at {} is stuck: {} for {}, at most {} for each of the others",
+        "1 of {} listeners at {} is stuck: {} for {}, {} for each of the others",
         group.len(),
         member.address,
         doing(member.waiting.into(), "connection", "wait"),
         // Workers of nginx hold the listeners of all workers.
         stopped.map_or_else(|| acceptors(snapshot, member), process),
-        count(longest.into())
+        if longest == 0 { "none".to_owned() } else { format!("at most {}", count(longest.into())) }
     );
     let mut draft = Draft::new(severity, member, verdict).because(format!(
         "its queue held {} at the first reading; the backlog is {}",

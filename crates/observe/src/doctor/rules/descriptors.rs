@@ -47,8 +47,15 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let name = format!("{}[{}]", process.name, process.pid);
     let used = u64::from(process.descriptors);
     let severity = if used >= most { Severity::Critical } else { Severity::Warning };
-    let verdict =
-        format!("{name} has {} of {} descriptors, {}", count(used), count(most), percent(used, most));
+    let verdict = if used >= most {
+        format!(
+            "{name} has {} and may open no more: its limit is {}",
+            counted(used, "descriptor"),
+            count(most)
+        )
+    } else {
+        format!("{name} has {} of {} descriptors, {}", count(used), count(most), percent(used, most))
+    };
     let ceiling = process.descriptor_ceiling.map_or("unlimited".to_owned(), count);
     let mut draft = Draft::new(severity, Subject::Process(process.pid, process.name.clone()), verdict)
         .because(format!("the hard limit is {ceiling}"));

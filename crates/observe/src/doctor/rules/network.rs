@@ -127,11 +127,11 @@ fn n02(snapshot: &Snapshot, limit: f64) -> Checked {
         time(snapshot.interval_ns)
     );
     let draft = |verdict: String| {
-        Draft::new(Severity::Warning, "nf_conntrack collisions", verdict)
-            .because(format!(
-                "{} resolved without a drop (clashres)",
-                doing(resolved, "more collision", "were")
-            ))
+        let draft = Draft::new(Severity::Warning, "nf_conntrack collisions", verdict);
+        let more =
+            format!("{} resolved without a drop (clashres)", doing(resolved, "more collision", "were"));
+        let draft = if resolved > 0 { draft.because(more) } else { draft };
+        draft
             .explains(What::Counter("conntrack.insert_failed"))
             .explains_up_to(What::Counter("conntrack.drop"), failed.during)
             .explains(What::Counter("TcpExt.TCPSynRetrans"))

@@ -168,7 +168,7 @@ fn p02(snapshot: &Snapshot, limit: f64) -> Checked {
     let mut past_half = Vec::new();
     for tuple in &connections.tuples {
         let budget = Budget::of(snapshot, tuple)?;
-        if tuple.in_use * 2 > budget.total {
+        if tuple.in_use > budget.total / 2 {
             past_half.push((tuple, budget));
         }
     }

@@ -439,6 +439,8 @@ impl Sheet {
         for line in &lines {
             self.line(line);
         }
+        // A column of marks beside another has no title.
+        let dropped: Vec<_> = dropped.into_iter().filter(|title| !title.trim().is_empty()).collect();
         if !dropped.is_empty() {
             self.item("", &format!("(left out at this width: {})", dropped.join(", ")), Tone::Dim);
         }

@@ -290,7 +290,7 @@ fn backlog(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Find
             Transport::Unix => {
                 "what does not fit waits (engine uring) or fails at once with EAGAIN (engine epoll)"
             }
-            _ => "what does not fit is dropped and comes again after 1 s, 3 s, 7 s",
+            _ => "what does not fit is dropped and comes again a second or more later",
         };
         let message = format!(
             "{} at once, the server's accept {} {} (backlog of listen(), {} waiting now): {dropped}",

@@ -69,27 +69,15 @@ fn a01_a_full_and_a_filling_queue_are_named() {
 fn a01_a_full_unix_queue_is_named() {
     with_python(|| {
         set_sysctl("net.core.somaxconn", "8");
-        let mut python = Python::start();
-        let name = format!("@fourtuple-a01-{}", process::id());
-        python.run(&format!(
-            "s = socket.socket(socket.AF_UNIX); s.bind('\\0{}'); s.listen(8); held = []",
-            &name[1..]
-        ));
-        let connect = |number: u32| {
-            format!(
-                "for _ in range({number}):\n  c = socket.socket(socket.AF_UNIX); c.setblocking(False); c.connect('\\0{}'); held.append(c)",
-                &name[1..]
-            )
-        };
-        python.run(&connect(6));
+        let (server, mut client) = unix("a01", 8, 6);
         assert!(findings("A01").is_empty());
-        python.run(&connect(1));
-        only(&findings("A01"), Severity::Warning, &format!("{name} fills: 7 connections wait for "));
-        python.run(&connect(2));
+        client.run("connect(1)");
+        only(&findings("A01"), Severity::Warning, "@a01 fills: 7 connections wait for ");
+        client.run("connect(2)");
         let found = only(&findings("A01"), Severity::Critical, "is full: 9 connections wait for ");
-        says(&found, &[&format!("[{}]", python.pid())]);
+        says(&found, &[&format!("[{}]", server.pid())]);
         assert!(found.proper.iter().any(|advice| advice.action.contains("`listen(N)`")));
-        only(&findings("A04"), Severity::Notice, &format!("the backlog of {name} (python"));
+        only(&findings("A04"), Severity::Notice, "the backlog of @a01 (python");
         // A queue that was not full at the first reading may be a burst.
         let mut burst = snapshot(|| ());
         known(&mut burst.unix_listeners).iter_mut().for_each(|listener| listener.waiting_before = 0);

@@ -329,7 +329,7 @@ mod tests {
             ("more than 100%", &["60%:1ms,50%:2ms"]),
         ] {
             for text in texts {
-                let error = Service::parse(text, duration).unwrap_err();
+                let error = Service::parse(text, duration).expect_err(why);
                 let is_clear = error.contains("is not a service time") && !error.contains('\n');
                 assert!(is_clear, "{why}: {text}: {error}");
             }

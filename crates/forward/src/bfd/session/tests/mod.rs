@@ -217,16 +217,17 @@ fn an_incomplete_saved_state_is_refused() {
 
 #[test]
 fn discarded_packets_change_nothing_and_are_counted() {
-    let authenticate: fn(&mut Vec<u8>) = |bytes| {
+    type Change = fn(&mut Vec<u8>);
+    let authenticate: Change = |bytes| {
         bytes[1] |= 4;
         bytes[3] = 28;
         bytes.extend([1, 4, 1, b'x']);
     };
-    let zero_in_init: fn(&mut Vec<u8>) = |bytes| {
+    let zero_in_init: Change = |bytes| {
         bytes[1] = 0x80;
         bytes[8..12].fill(0);
     };
-    let rows: [(&str, fn(&mut Vec<u8>), u8, Discard); 12] = [
+    let rows: [(&str, Change, u8, Discard); 12] = [
         ("passed a router", |_| {}, 254, Discard::Hops),
         ("passed many routers", |_| {}, 1, Discard::Hops),
         ("has no hop left", |_| {}, 0, Discard::Hops),

@@ -6,6 +6,27 @@ mod samples;
 use fourtuple_record::{Advice, Distribution, Saved, TraceConnectResults};
 use fourtuple_report::terminal::{render, render_in_full};
 
+/// Returns the sample of this name.
+fn sample(name: &str) -> Saved {
+    samples::all().into_iter().find(|(found, _)| *found == name).expect("a sample").1
+}
+
+/// Checks that a text has each of these parts.
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing from\n{text}");
+    }
+}
+
+/// Checks that a text has none of these parts.
+#[track_caller]
+fn lacks(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(!text.contains(part), "{part:?} stands in\n{text}");
+    }
+}
+
 #[test]
 fn every_line_fits_the_width() {
     for (name, saved) in samples::all() {
@@ -26,7 +47,7 @@ fn every_line_fits_the_width() {
 /// The first screen has each cause once: a finding with the cause of another is an id, and only the full text has each remedy.
 #[test]
 fn the_first_screen_of_doctor_is_the_first_cause() {
-    let (_, mut saved) = samples::all().into_iter().find(|(name, _)| *name == "doctor").unwrap();
+    let mut saved = sample("doctor");
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let first = &mut record.results.findings[0];
     first.evidence.push("a second fact".into());
@@ -41,31 +62,25 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
     let lines = brief.lines().filter(|line| !line.trim().is_empty()).count();
     assert!(lines <= 24, "{lines} lines:\n{brief}");
     let both = ["sysctl -w a=1", "sysctl -w a=0", "undoes it", "notice T05 net.ipv4.tcp_tw_recycle"];
-    for part in both {
-        assert!(brief.contains(part) && full.contains(part), "{part}: {brief}");
-    }
-    assert!(brief.contains("also seen, with the same cause: P02\n"), "{brief}");
-    assert!(
-        brief.contains("not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"),
-        "{brief}"
-    );
-    for part in ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"]
-    {
-        assert!(!brief.contains(part) && full.contains(part), "{part}: {brief}");
-    }
-    assert!(brief.contains("1025 (first), ... (--all)"), "{brief}");
+    let only_full =
+        ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"];
+    has(&brief, &both);
+    lacks(&brief, &only_full);
+    has(&full, &[&both[..], &only_full].concat());
+    has(&brief, &["also seen, with the same cause: P02\n", "1025 (first), ... (--all)"]);
+    has(&brief, &["not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"]);
     // A cause that is not the first has its findings too: no finding is hidden.
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let mut last = record.results.findings[2].clone();
     (last.id, last.same_cause_as) = ("T06".into(), Some(2));
     record.results.findings.push(last);
     let brief = render(&saved, 80, false);
-    assert!(brief.contains("Linux 4.12\nalso seen, with the same cause: T06\n"), "{brief}");
+    has(&brief, &["Linux 4.12\nalso seen, with the same cause: T06\n"]);
 }
 
 #[test]
 fn a_trace_ends_with_its_result_in_plain_words() {
-    let (_, mut saved) = samples::all().into_iter().find(|(name, _)| *name == "trace connect").unwrap();
+    let mut saved = sample("trace connect");
     let mut says = |change: &dyn Fn(&mut TraceConnectResults), words: &str| {
         let Saved::TraceConnect(record) = &mut saved else { panic!("a record of trace connect") };
         change(&mut record.results);
@@ -108,8 +123,7 @@ fn colour_does_not_change_the_text() {
 
 #[test]
 fn remarks_come_first_and_control_characters_are_replaced() {
-    let (_, saved) = samples::all().into_iter().find(|(name, _)| *name == "repeats").unwrap();
-    assert!(render(&saved, 80, false).starts_with("! interrupted: "));
+    assert!(render(&sample("repeats"), 80, false).starts_with("! interrupted: "));
     let text = render(&Saved::Ports(samples::hostile()), 80, false);
     assert!(text.starts_with("! evil: "));
     assert!(text.chars().all(|character| character == '\n' || !character.is_control()));
@@ -120,80 +134,37 @@ fn remarks_come_first_and_control_characters_are_replaced() {
 fn key_figures_fit_sixty_columns() {
     let record = samples::ports(&["kernel-default", "random-window:500", "auto"], 1, 5_000);
     let text = render(&Saved::Ports(record), 60, false);
-    for expected in [
-        "kernel 6.18.5",
-        "strategy",
-        "rate",
-        "mean",
-        "vs floor",
-        "auto (full-range)",
-        "EADDRNOTAVAIL",
-        "left out",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["kernel 6.18.5", "strategy", "rate", "mean", "vs floor", "auto (full-range)"]);
+    has(&text, &["EADDRNOTAVAIL", "left out"]);
     let text = render(&Saved::TimeWait(samples::time_wait()), 60, false);
-    for expected in ["remedy", "none-over", "stall", "predicted", "273/s"] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["remedy", "none-over", "stall", "predicted", "273/s"]);
     let text = render(&Saved::Compare(samples::compare()), 60, false);
-    for expected in ["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "A: lab ports", "median", "k/s"] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["B is 5.8% faster, 4.1 to 7.4", "1.041 to 1.074", "A: lab ports", "median", "k/s"]);
     let text = render(&Saved::Compare(samples::compared_loads()), 80, false);
-    for expected in [
-        "  server: serve crr --listen 127.0.0.1:8080 --workers 1\n",
-        "--service 2us --spin",
-        "client and server pinned to different CPUs",
-        "the client was busy all the time in 3 of 64 trials",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["  server: serve crr --listen 127.0.0.1:8080 --workers 1\n", "--service 2us --spin"]);
+    has(&text, &["client and server pinned to different CPUs"]);
+    has(&text, &["the client was busy all the time in 3 of 64 trials"]);
     let text = render(&Saved::Serve(samples::serve()), 60, false);
-    for expected in ["0.294", "4.33x", "4,325", "request-cut 3", "EPOLLEXCLUSIVE", "exp:50us, spinning"] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["0.294", "4.33x", "4,325", "request-cut 3", "EPOLLEXCLUSIVE", "exp:50us, spinning"]);
     let text = render(&Saved::TraceConnect(samples::trace_connect()), 100, false);
-    for expected in [
-        "1.50k/s",
-        "failed: EADDRNOTAVAIL 4,999, closed 1",
-        "287us",
-        "- 3 events of 15,000 were lost: the ring buffer was full",
-        "wrk[4711]",
-        "and 5 pairs more, which the JSON has",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["1.50k/s", "failed: EADDRNOTAVAIL 4,999, closed 1", "287us"]);
+    has(&text, &["- 3 events of 15,000 were lost: the ring buffer was full", "wrk[4711]"]);
+    has(&text, &["and 5 pairs more, which the JSON has"]);
     let text = render(&Saved::TraceAccept(samples::trace_accept()), 120, false);
-    for expected in [
-        "dropped at full queues: 77",
-        "77 packets dropped because the queue was full (7 of them final ACKs)",
-        "4711/4712 it's nginx",
-        "0.553",
-        "it's nginx (300 processes)",
-        "261 calls of connect() to /run/it's </script>.sock failed with EAGAIN because the queue was full",
-        "the queues are of 51 readings; accepts and waits of unix sockets are not visible",
-        "- 3 events of 15,000 were lost: the ring buffer was full",
-        "sk:beef, of a group of 2",
-        "and 4 workers more, which the JSON has",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["dropped at full queues: 77"]);
+    has(&text, &["77 packets dropped because the queue was full (7 of them final ACKs)"]);
+    has(&text, &["4711/4712 it's nginx", "0.553", "it's nginx (300 processes)"]);
+    let refused =
+        "261 calls of connect() to /run/it's </script>.sock failed with EAGAIN because the queue was full";
+    has(&text, &[refused]);
+    has(&text, &["the queues are of 51 readings; accepts and waits of unix sockets are not visible"]);
+    has(&text, &["- 3 events of 15,000 were lost: the ring buffer was full", "sk:beef, of a group of 2"]);
+    has(&text, &["and 4 workers more, which the JSON has"]);
     let text = render(&Saved::Forward(samples::forward()), 120, false);
-    for expected in [
-        "BFD every 300ms, detection multiplier 3",
-        "21,174",
-        "evicted",
-        "unanswered",
-        "clients at most",
-        "replies dropped",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["BFD every 300ms, detection multiplier 3", "21,174", "evicted", "unanswered"]);
+    has(&text, &["clients at most", "replies dropped"]);
     let text = render(&Saved::Plan(samples::plan()), 60, false);
-    for expected in ["113,000,000", "56,500,000", "never", "probes", "100%"] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["113,000,000", "56,500,000", "never", "probes", "100%"]);
 }
 
 /// Returns the words of the line of `text` that begins with `name`.
@@ -206,23 +177,24 @@ fn row<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
 fn a_load_shows_settings_and_results() {
     let text = render(&Saved::Load(samples::stalled()), 80, false);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for expected in [
-        "! ports-exhausted: ",
-        "http GET to http://127.0.0.1:8080/: open loop (Poisson) at 2.40k/s, for 75.0s\n",
-        "\n850/s of 2.40k/s offered (35.4%)\n",
-        // The most frequent error comes first.
-        "\nerrors: 114,873 EADDRNOTAVAIL, 12 timeout, 3 ECONNRESET\n",
-        "epoll because io_uring_setup: EPERM",
-        "\nrequests retried ",
-        "12 operations that timed out after 2.00s are not in these times: with them, max of the total would be at least 2.00s.",
-        "budget 28,232 tuples · 31 in use before · 180,000 needed · 28,201 used",
-        "Stalled after 11.8s for 48.2s in all; predicted after 11.8s.",
-        "40 operations over 1.00ms\n",
-        "and 30 operations more, which the JSON has",
-        "- The ports ran out after 11.8s",
-    ] {
-        assert!(text.contains(expected) || words.contains(expected), "{expected} is missing from\n{text}");
-    }
+    // Words that the width may break are compared without the breaks.
+    let both = format!("{text}{words}");
+    has(&both, &["! ports-exhausted: "]);
+    has(&both, &["http GET to http://127.0.0.1:8080/: open loop (Poisson) at 2.40k/s, for 75.0s\n"]);
+    has(&both, &["\n850/s of 2.40k/s offered (35.4%)\n"]);
+    // The most frequent error comes first.
+    has(&both, &["\nerrors: 114,873 EADDRNOTAVAIL, 12 timeout, 3 ECONNRESET\n"]);
+    has(&both, &["epoll because io_uring_setup: EPERM", "\nrequests retried "]);
+    has(
+        &both,
+        &[
+            "12 operations that timed out after 2.00s are not in these times: with them, max of the total would be at least 2.00s.",
+        ],
+    );
+    has(&both, &["budget 28,232 tuples · 31 in use before · 180,000 needed · 28,201 used"]);
+    has(&both, &["Stalled after 11.8s for 48.2s in all; predicted after 11.8s."]);
+    has(&both, &["40 operations over 1.00ms\n", "and 30 operations more, which the JSON has"]);
+    has(&both, &["- The ports ran out after 11.8s"]);
     let mut record = samples::stalled();
     record.results.errors = std::collections::BTreeMap::from([("timeout".to_owned(), 2_000)]);
     let many = render(&Saved::Load(record), 200, false);
@@ -265,20 +237,14 @@ fn system_calls_of_kept_connections_are_per_operation() {
 #[test]
 fn a_load_omits_absent_parts() {
     let text = render(&Saved::Load(samples::steady()), 80, false);
-    assert!(text.contains("\n48.5k/s\nno errors\n"), "{text}");
-    for absent in
-        ["offered", "Ports\n", "late ", "search", "Slow", "Held", "because", "ports left", "errors  "]
-    {
-        assert!(!text.contains(absent), "{absent} stands in\n{text}");
-    }
+    has(&text, &["\n48.5k/s\nno errors\n"]);
+    lacks(
+        &text,
+        &["offered", "Ports\n", "late ", "search", "Slow", "Held", "because", "ports left", "errors  "],
+    );
     let text = render(&Saved::Load(samples::hold()), 80, false);
-    for expected in [
-        "on top of 10,000 connections",
-        "opened within 412ms; 17 closed by the server",
-        "0 operations over 5.00ms",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["on top of 10,000 connections", "opened within 412ms; 17 closed by the server"]);
+    has(&text, &["0 operations over 5.00ms"]);
     // The third second ended after 50 ms, so 5 operations in it do not mean a rate of 5 per second.
     assert_eq!(row(&text, "rate")[0].chars().count(), 2, "{text}");
 }
@@ -290,15 +256,11 @@ fn a_ladder_has_a_bar_for_each_worker() {
     assert_eq!(row(&text, "exclusive"), ["█▆·▂▁▁··", "0.293", "4.33x", "1.08", "0.08"]);
     assert_eq!(row(&text, "rotate")[..3], ["▃▃▃▃▃▃▃▃", "1.000", "1.02x"]);
     assert_eq!(row(&text, "nginx")[1], "0.994");
-    for expected in [
-        "\nunix, light load, 1 client\n",
-        "\ntcp4, heavy load, 24 clients\n",
-        "\n  exclusive, unix, light, close every 1: 12 ECONNRESET\n",
-        "\n  reuseport over unix: reuseport is not possible on unix sockets: SO_REUSEPORT\n  is refused\n",
-        "5% of them 10.0ms, sleeping",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["\nunix, light load, 1 client\n", "\ntcp4, heavy load, 24 clients\n"]);
+    has(&text, &["\n  exclusive, unix, light, close every 1: 12 ECONNRESET\n"]);
+    let skipped =
+        "\n  reuseport over unix: reuseport is not possible on unix sockets: SO_REUSEPORT\n  is refused\n";
+    has(&text, &[skipped, "5% of them 10.0ms, sleeping"]);
     let wide = render(&Saved::LabAccept(samples::accept()), 160, false);
     assert!(wide.contains("14 9 0 2 0 0 0 0") && !wide.contains("left out"), "{wide}");
     let narrow = render(&Saved::LabAccept(samples::accept()), 50, false);
@@ -310,19 +272,16 @@ fn a_ladder_has_a_bar_for_each_worker() {
 fn keepalive_has_waits_and_a_timeline() {
     let text = render(&Saved::LabKeepalive(samples::keepalive()), 80, false);
     assert_eq!(row(&text, "exclusive"), ["1", "5.65ms", "11.3ms", "9.04ms..14.7ms", "56.5", "113us"]);
-    for expected in [
-        "\nexclusive       never  █▆·▂▁▁··  0.293     4.33x   14.2us             231\n",
-        "\n  blocking over unix, close every never: a worker would wait",
-        // The policy is skipped for every `close_every`.
-        "\n  reuseport over unix: refused\n",
-        "connections never closed: a request waited 18.9ms behind 3\nothers of worker 0, while worker 3 was idle for 18.8ms",
-        "\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██",
-        "\nworker 3  ···_______█_____________________····\n",
-        "A fresh connection costs 21.0us; with connections kept, a request waits 346us on",
-        "closing them pays.",
-    ] {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["\nexclusive       never  █▆·▂▁▁··  0.293     4.33x   14.2us             231\n"]);
+    has(&text, &["\n  blocking over unix, close every never: a worker would wait"]);
+    // The policy is skipped for every `close_every`.
+    has(&text, &["\n  reuseport over unix: refused\n"]);
+    let waited = "connections never closed: a request waited 18.9ms behind 3\nothers of worker 0, while worker 3 was idle for 18.8ms";
+    has(&text, &[waited]);
+    has(&text, &["\nrequest      ░░░░░░░░░░░░░░░░░░░░░░░░░░░░▓\nworker 0  ██"]);
+    has(&text, &["\nworker 3  ···_______█_____________________····\n"]);
+    has(&text, &["A fresh connection costs 21.0us; with connections kept, a request waits 346us on"]);
+    has(&text, &["closing them pays."]);
     let narrow = render(&Saved::LabKeepalive(samples::keepalive()), 50, false);
     assert_eq!(row(&narrow, "exclusive"), ["1", "5.65ms", "11.3ms", "56.5"]);
     assert!(narrow.contains("█▆·▂▁▁··") && !narrow.contains('…'), "{narrow}");
@@ -336,11 +295,8 @@ fn keepalive_has_waits_and_a_timeline() {
 #[test]
 fn a_wide_terminal_shows_every_column() {
     let text = render(&Saved::Ports(samples::ports(&["kernel-default"], 3, 1_000)), 160, false);
-    for expected in
-        ["conns", "failed", "(min..max)", "p50", "p99.9", "max", "even", "odd", "medians of 3 runs each"]
-    {
-        assert!(text.contains(expected), "{expected} is missing from\n{text}");
-    }
+    has(&text, &["conns", "failed", "(min..max)", "p50", "p99.9", "max", "even", "odd"]);
+    has(&text, &["medians of 3 runs each"]);
     assert!(!text.contains("left out"));
 }
 
@@ -348,33 +304,24 @@ fn a_wide_terminal_shows_every_column() {
 fn a_bare_lab_shows_every_experiment() {
     let mut lab = samples::lab();
     let text = render(&Saved::Lab(lab.clone()), 80, false);
-    for part in ["Which worker gets the connection", "unix, light load", "exclusive"] {
-        assert!(text.contains(part), "{part:?} in {text}");
-    }
+    has(&text, &["Which worker gets the connection", "unix, light load", "exclusive"]);
     // A record from a version before `lab accept` existed.
     (lab.settings.accept, lab.results.accept) = (None, None);
     let text = render(&Saved::Lab(lab), 80, false);
-    assert!(!text.contains("Which worker gets the connection"), "{text}");
-    assert!(text.contains("under each port strategy") && text.contains("Sockets in TIME_WAIT"), "{text}");
-    assert!(text.contains("option 51") && text.contains("Keep connections alive"), "{text}");
+    lacks(&text, &["Which worker gets the connection"]);
+    has(&text, &["under each port strategy", "Sockets in TIME_WAIT", "option 51", "Keep connections alive"]);
 }
 
 #[test]
 fn locks_have_before_and_after() {
     let text = render(&Saved::LabLocks(samples::lab_locks()), 100, false);
-    for part in [
-        "One listener for all workers, or one for each",
-        "exclusive",
-        "10.0% more queries per second, 7.0 to 13.0",
-        "ratio 1.100, 95% interval 1.070 to 1.130, 8 pairs",
-        "lock waits per 1,000, exclusive: listener 25 (75ns a query)",
-        "Not visible: spinlocks of guests",
-    ] {
-        assert!(text.contains(part), "{part:?} is missing:\n{text}");
-    }
+    has(&text, &["One listener for all workers, or one for each", "exclusive"]);
+    has(&text, &["10.0% more queries per second, 7.0 to 13.0"]);
+    has(&text, &["ratio 1.100, 95% interval 1.070 to 1.130, 8 pairs"]);
+    has(&text, &["lock waits per 1,000, exclusive: listener 25 (75ns a query)"]);
+    has(&text, &["Not visible: spinlocks of guests"]);
     let text = render(&Saved::LabLocks(samples::untraced_lab_locks()), 100, false);
-    assert!(text.contains("Lock waits were not counted: BPF is refused"), "{text}");
-    assert!(text.contains("no interval: too few pairs, 1 pair"), "{text}");
+    has(&text, &["Lock waits were not counted: BPF is refused", "no interval: too few pairs, 1 pair"]);
 }
 
 #[test]
@@ -406,8 +353,8 @@ Searches over time
 fn planes_show_cost_and_scaling() {
     let text = render(&Saved::LabPlanes(samples::planes()), 160, false);
     assert_eq!(&row(&text, "offload")[..5], ["1", "flow", "1", "572ns", "522ns..632ns"], "{text}");
-    assert!(text.contains("0.20x") && text.contains("8,412 (14.02%)"), "{text}");
-    assert!(text.contains("batched x4, random, one 4-tuple: lost 12 (0.02%): overflow 12"), "{text}");
+    let lost = "batched x4, random, one 4-tuple: lost 12 (0.02%): overflow 12";
+    has(&text, &["0.20x", "8,412 (14.02%)", lost]);
     let narrow = render(&Saved::LabPlanes(samples::planes()), 60, false);
     assert!(narrow.contains("2.93us"), "{narrow}");
 }

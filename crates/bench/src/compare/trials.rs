@@ -536,12 +536,8 @@ mod tests {
     fn trials_that_are_not_valid_are_dropped_and_then_end_it() {
         let counter = std::env::temp_dir().join(format!("fourtuple-trials-{}", std::process::id()));
         let path = counter.display();
-        let ids = |outcome: &Outcome| {
-            outcome
-                .remarks
-                .iter()
-                .map(|remark| format!("{}: {}", remark.id, remark.message))
-                .collect::<Vec<_>>()
+        let ids = |outcome: &Outcome| -> Vec<String> {
+            outcome.remarks.iter().map(|remark| format!("{}: {}", remark.id, remark.message)).collect()
         };
         // The second and third of five trials of A, which include the warm-up, fail.
         let fails = format!(
@@ -562,10 +558,8 @@ mod tests {
         std::fs::remove_file(&counter).unwrap();
         assert_eq!((outcome.results.pairs, outcome.results.trials, calls), (1, 2, 2));
         let gave_up = "gave-up: 3 trials of B in a row were not valid: no more were made";
-        assert_eq!(
-            ids(&outcome)[1..],
-            [gave_up, "dropped: trials of B that were not valid and were dropped: 3"]
-        );
+        let dropped = "dropped: trials of B that were not valid and were dropped: 3";
+        assert_eq!(ids(&outcome)[1..], [gave_up, dropped]);
         // The client was saturated in trials of a pair that was not completed too.
         assert_eq!(outcome.results.client_saturated, 2);
     }
@@ -608,23 +602,25 @@ mod tests {
             pairs,
             ..trials("", "")
         };
-        for (time, pairs, accepted) in [(90, None, true), (89, None, false), (1, Some(1), true)] {
-            assert_eq!(loads(time, pairs).check().is_ok(), accepted, "{time} s");
-        }
-        let why = loads(89, None).check().unwrap_err().to_string();
-        assert!(
-            why.contains("'89s' for '--for': a pair of these loads takes 10s, and 8 after warming up 90s"),
-            "{why}"
-        );
+        let too_long = "'89s' for '--for': a pair of these loads takes 10s, and 8 after warming up 90s";
         let endless = Trials { sides: [load("A", None), load("B", None)], ..loads(1, None) };
-        assert!(endless.check().is_ok(), "it has no length of its own");
         let mixed = Trials { sides: [load("A", Some(4)), side("B", "")], ..trials("", "") };
-        assert!(mixed.check().unwrap_err().to_string().contains("a load and a lab"));
-        let mut rates = trials("", "");
-        rates.metric = Metric::P99;
-        assert!(rates.check().is_ok());
+        let times = || Trials { metric: Metric::P99, ..trials("", "") };
+        let mut rates = times();
         rates.sides[1].command = SideCommand::Lab { has_connect_times: false };
-        assert!(rates.check().unwrap_err().to_string().contains("command B has rate"));
+        for (name, trials, expected) in [
+            ("as long as eight pairs", loads(90, None), None),
+            ("a second less", loads(89, None), Some(too_long)),
+            ("one pair", loads(1, Some(1)), None),
+            ("loads without a length of their own", endless, None),
+            ("unlike commands", mixed, Some("a load and a lab")),
+            ("labs with times", times(), None),
+            ("a lab without times", rates, Some("command B has rate")),
+        ] {
+            let why = trials.check().err().map(|why| why.to_string());
+            assert_eq!(why.is_some(), expected.is_some(), "{name}: {why:?}");
+            assert!(why.is_none_or(|why| why.contains(expected.unwrap())), "{name}: not {expected:?}");
+        }
         // Where a trial runs.
         let fresh = |trials: &Trials| trials.settings(1).fresh_namespace;
         assert_eq!((fresh(&trials("", "")), fresh(&loads(1, None))), (Some(true), Some(false)));

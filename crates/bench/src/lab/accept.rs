@@ -324,25 +324,16 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use fourtuple::listen::Family;
 
     use super::*;
+    use crate::lab::pool::sums::tests::label;
     use crate::lab::pool::sums::{Label, Sums};
 
     fn cell(policy: &str, family: Family, accepts: &[u64], jain: f64) -> AcceptCell {
-        let label = Label {
-            policy: policy.to_owned(),
-            server: None,
-            family,
-            close_every: 1,
-            load: "light",
-            workers: accepts.len(),
-            clients: 1,
-            balance_of_accepts: true,
-            slow: Duration::ZERO,
-        };
+        let label = label(accepts.len());
+        let label =
+            Label { policy: policy.to_owned(), family, load: "light", balance_of_accepts: true, ..label };
         AcceptCell { accepts: accepts.to_vec(), jain: Some(jain), ..Sums::new(label).cell() }
     }
 
@@ -362,11 +353,8 @@ mod tests {
             plain,
         ]);
         assert!(found[0].contains("Over unix, tcp4, one of 2 workers got 100%"), "{}", found[0]);
-        assert!(
-            found[1].starts_with("Policies with an even distribution under light load: rotate, plain."),
-            "{}",
-            found[1]
-        );
+        let even = "Policies with an even distribution under light load: rotate, plain.";
+        assert!(found[1].starts_with(even), "{}", found[1]);
         assert!(found[2].starts_with("shared-oneshot gives"), "{}", found[2]);
         assert!(found[3].starts_with("plain wakes 3.5 workers"), "{}", found[3]);
         assert!(found[4].contains("policy(AcceptPolicy::ROTATE)"), "{}", found[4]);
@@ -374,15 +362,10 @@ mod tests {
 
     #[test]
     fn a_kernel_without_the_ladder_needs_no_remedy() {
-        let found = lines(vec![
-            cell("exclusive", Family::Unix, &[24, 24], 1.0),
-            cell("rotate", Family::Unix, &[24, 24], 1.0),
-        ]);
-        assert!(
-            found[0].starts_with("This kernel does not distribute connections as a ladder"),
-            "{}",
-            found[0]
-        );
+        let even = ["exclusive", "rotate"].map(|policy| cell(policy, Family::Unix, &[24, 24], 1.0));
+        let found = lines(even.to_vec());
+        let no_ladder = "This kernel does not distribute connections as a ladder";
+        assert!(found[0].starts_with(no_ladder), "{}", found[0]);
         assert_eq!(found.len(), 2, "{found:#?}");
         assert!(lines(vec![]).is_empty());
     }

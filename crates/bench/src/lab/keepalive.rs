@@ -469,6 +469,7 @@ mod tests {
     use fourtuple::listen::{AcceptPolicy, Family};
 
     use super::*;
+    use crate::lab::pool::sums::tests::label;
     use crate::lab::pool::sums::{Label, Sums};
 
     #[test]
@@ -488,70 +489,44 @@ mod tests {
     }
 
     fn cell(policy: &str, close_every: u64, p999_ms: u64) -> AcceptCell {
-        let label = Label {
-            policy: policy.to_owned(),
-            server: None,
-            family: Family::Unix,
-            close_every,
-            load: "sleep",
-            workers: 8,
-            clients: 24,
-            balance_of_accepts: false,
-            slow: std::time::Duration::from_millis(5),
-        };
+        let label =
+            Label { policy: policy.to_owned(), close_every, slow: Duration::from_millis(5), ..label(8) };
         let mut cell = Sums::new(label).cell();
         (cell.operations, cell.cpu_ns_per_request) = (1000, 20_000);
         cell.wait_ns.p999 = p999_ms * 1_000_000;
         cell
     }
 
-    fn lines(cells: Vec<AcceptCell>) -> Vec<String> {
-        advice(
-            &AcceptResults { cells, skipped: vec![], timeline: None, break_even: None, advice: vec![] },
-            5_000_000,
-        )
+    fn lines(cells: Vec<AcceptCell>, slow_ns: u64) -> Vec<String> {
+        let results =
+            AcceptResults { cells, skipped: vec![], timeline: None, break_even: None, advice: vec![] };
+        advice(&results, slow_ns)
     }
 
     #[test]
     fn advice_names_the_longer_tail_and_its_remedy() {
-        let lines = lines(vec![
-            cell("exclusive", 1, 11),
-            cell("exclusive", 5, 33),
-            cell("exclusive", 0, 34),
-            cell("shared-oneshot", 1, 7),
-            cell("shared-oneshot", 0, 6),
-        ]);
+        let exclusive = [(1, 11), (5, 33), (0, 34)].map(|(every, ms)| cell("exclusive", every, ms));
+        let shared = [(1, 7), (0, 6)].map(|(every, ms)| cell("shared-oneshot", every, ms));
+        let lines = lines([&exclusive[..], &shared].concat(), 5_000_000);
         assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(lines[0].contains("34.0ms when connections are never closed, and 11.0ms"), "{}", lines[0]);
-        assert!(lines[0].contains("3.1 times"), "{}", lines[0]);
-        assert!(lines[1].contains("shared-oneshot with connections never closed"), "{}", lines[1]);
-        assert!(
-            lines[1].contains("5.7 times shorter than of exclusive with connections never closed, at 100%"),
-            "{}",
-            lines[1]
-        );
+        for (line, part) in [
+            (0, "34.0ms when connections are never closed, and 11.0ms"),
+            (0, "3.1 times"),
+            (1, "shared-oneshot with connections never closed"),
+            (1, "5.7 times shorter than of exclusive with connections never closed, at 100%"),
+            (3, "policy(AcceptPolicy::SharedOneshot)"),
+        ] {
+            assert!(lines[line].contains(part), "{part:?} is missing in {lines:#?}");
+        }
         assert!(lines[2].starts_with("Connections can stay open: with shared-oneshot"), "{}", lines[2]);
-        assert!(lines[3].contains("policy(AcceptPolicy::SharedOneshot)"), "{}", lines[3]);
         assert!(lines[3].contains("Leave keep-alive on."), "{}", lines[3]);
     }
 
     #[test]
     fn without_a_gain_there_is_no_recommendation() {
-        let lines = lines(vec![cell("exclusive", 1, 11), cell("exclusive", 0, 12)]);
-        assert!(lines[0].contains("does not make the tail of exclusive longer"), "{}", lines[0]);
-        assert!(!lines.iter().any(|line| line.contains("can stay open")), "{lines:#?}");
-        assert!(
-            advice(
-                &AcceptResults {
-                    cells: vec![],
-                    skipped: vec![],
-                    timeline: None,
-                    break_even: None,
-                    advice: vec![]
-                },
-                1
-            )
-            .is_empty()
-        );
+        let found = lines(vec![cell("exclusive", 1, 11), cell("exclusive", 0, 12)], 5_000_000);
+        assert!(found[0].contains("does not make the tail of exclusive longer"), "{}", found[0]);
+        assert!(!found.iter().any(|line| line.contains("can stay open")), "{found:#?}");
+        assert!(lines(vec![], 1).is_empty());
     }
 }

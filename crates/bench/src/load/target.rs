@@ -283,39 +283,30 @@ mod tests {
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.authority().as_str(), target.path()), (authority, path), "{text}");
-            let addresses = target.addresses(None).unwrap();
-            assert_eq!(
-                addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                [host_or_path],
-                "{text}"
-            );
+            let addresses: Vec<_> = target.addresses(None).unwrap().iter().map(ToString::to_string).collect();
+            assert_eq!(addresses, [host_or_path], "{text}");
         }
     }
 
     #[test]
     fn invalid_targets_are_refused() {
-        for text in [
-            "",
-            "127.0.0.1:80",
-            "ftp://x",
-            "tcp://127.0.0.1",
-            "http://",
-            "http://:80",
-            "http://a:0",
-            "http://a:99999",
-            "http://::1:80",
-            "http://[::1/",
-            "http://[::1:80/",
-            "http://::1]/",
-            "http://[x]:80",
-            "http://a[::1]:80",
-            "udp://a:1/x",
-            "unix:",
-            "http://a/b c",
-            "http://a\r\nX: y",
-            "tcp://a b:1",
+        for (why, texts) in [
+            ("no scheme", &["", "127.0.0.1:80"][..]),
+            ("an unknown scheme", &["ftp://x"]),
+            ("no host", &["http://", "http://:80", "unix:"]),
+            ("no port", &["tcp://127.0.0.1"]),
+            ("a port out of range", &["http://a:0", "http://a:99999"]),
+            (
+                "IPv6 without both brackets",
+                &["http://::1:80", "http://[::1/", "http://[::1:80/", "http://::1]/"],
+            ),
+            ("brackets without IPv6", &["http://[x]:80", "http://a[::1]:80"]),
+            ("a path over UDP", &["udp://a:1/x"]),
+            ("white space", &["http://a/b c", "http://a\r\nX: y", "tcp://a b:1"]),
         ] {
-            assert!(text.parse::<Target>().is_err(), "{text:?}");
+            for text in texts {
+                assert!(text.parse::<Target>().is_err(), "{why}: {text:?}");
+            }
         }
         for text in ["http://user:secret@host/", "http://user@host:80/"] {
             let error = text.parse::<Target>().unwrap_err().to_string();

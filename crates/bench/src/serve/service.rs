@@ -319,29 +319,20 @@ mod tests {
 
     #[test]
     fn invalid_distributions_are_refused() {
-        for text in [
-            "",
-            "1",
-            "fast",
-            "exp",
-            "exp:",
-            "exp:1",
-            "pareto:1ms",
-            "pareto:1ms:1",
-            "pareto:1ms:nan",
-            "pareto:1ms:inf",
-            "0%:1ms",
-            "101%:1ms",
-            "-1%:1ms",
-            "nan%:1ms",
-            "%:1ms",
-            "1ms,2ms",
-            "60%:1ms,50%:2ms",
-            "10%:",
-            "1ms,",
+        for (why, texts) in [
+            ("no unit", &["", "1", "exp:1"][..]),
+            ("no number", &["fast", "exp", "exp:", "10%:", "1ms,"]),
+            ("no shape", &["pareto:1ms"]),
+            ("a shape that has no mean", &["pareto:1ms:1", "pareto:1ms:nan", "pareto:1ms:inf"]),
+            ("a share that is none", &["0%:1ms", "101%:1ms", "-1%:1ms", "nan%:1ms", "%:1ms"]),
+            ("two without a share", &["1ms,2ms"]),
+            ("more than 100%", &["60%:1ms,50%:2ms"]),
         ] {
-            let error = Service::parse(text, duration).unwrap_err();
-            assert!(error.contains("is not a service time") && !error.contains('\n'), "{text}: {error}");
+            for text in texts {
+                let error = Service::parse(text, duration).expect_err(why);
+                let is_clear = error.contains("is not a service time") && !error.contains('\n');
+                assert!(is_clear, "{why}: {text}: {error}");
+            }
         }
     }
 

@@ -279,14 +279,15 @@ pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use fourtuple_record::snapshot::{Connections, FailedCall, Failures};
 
     use super::*;
 
-    fn tuple(port: u16, owners: Vec<Owner>) -> Tuple {
+    /// Returns a tuple whose hundred ports are in TIME_WAIT.
+    pub(in crate::doctor) fn full_tuple(port: u16, owners: Vec<Owner>) -> Tuple {
         Tuple {
             source: [10, 0, 0, 1].into(),
             destination: ([10, 0, 0, 2], port).into(),
@@ -316,7 +317,8 @@ mod tests {
             failed: 3,
             ..FailedCall::default()
         };
-        let tuples = vec![tuple(80, Vec::new()), tuple(81, vec![owner(3)]), tuple(82, Vec::new())];
+        let tuples =
+            vec![full_tuple(80, Vec::new()), full_tuple(81, vec![owner(3)]), full_tuple(82, Vec::new())];
         let calls = vec![failed(1, 80), failed(1, 80), failed(2, 80), failed(1, 81)];
         let mut snapshot = Snapshot {
             connections: Part::Seen(Connections { tuples, ..Connections::default() }),

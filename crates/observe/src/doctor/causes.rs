@@ -907,11 +907,12 @@ mod tests {
                 }
             }
         }
-        assert!(
-            COUNTERS
-                .iter()
-                .enumerate()
-                .all(|(index, row)| { COUNTERS[..index].iter().all(|other| other.name != row.name) })
-        );
+        for (index, row) in COUNTERS.iter().enumerate() {
+            assert!(
+                COUNTERS[..index].iter().all(|other| other.name != row.name),
+                "{} stands twice",
+                row.name
+            );
+        }
     }
 }

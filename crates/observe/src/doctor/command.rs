@@ -274,6 +274,14 @@ mod tests {
         Step::Other { line: line.to_owned(), scope, needs_root }
     }
 
+    fn own(line: &str) -> Step {
+        Step::Own(line.to_owned())
+    }
+
+    fn keep() -> Step {
+        Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") }
+    }
+
     fn command(place: &Place<'_>, step: Step) -> Option<String> {
         Some(place.render(&[step], &Snapshot::default())?.command)
     }
@@ -287,79 +295,65 @@ mod tests {
             has_sysctl: &has,
             ..Place::default()
         };
-        let expect =
-            |step: Step, expected: Option<&str>| assert_eq!(command(&place, step).as_deref(), expected);
         let set = |name, value| Step::Set(vec![Setting::new(name, value)]);
-        expect(other("ss -tn", Scope::Namespace, false), Some("nsenter --net=/n ss -tn"));
-        expect(Step::Own("trace locks".to_owned()), Some("fourtuple trace locks --netns /n"));
-        expect(
-            Step::Own("trace connect --for 10s".to_owned()),
-            Some("fourtuple trace connect --netns /n --for 10s"),
-        );
-        expect(set("net.ipv4.tcp_tw_reuse", "1"), Some("nsenter --net=/n sysctl -w net.ipv4.tcp_tw_reuse=1"));
         let clear = "nsenter --net=/n sh -c 'echo > /proc/sys/net/ipv4/ip_local_reserved_ports'";
-        expect(set("net.ipv4.ip_local_reserved_ports", ""), Some(clear));
-        expect(
-            Step::Own("trace accept --port 80".to_owned()),
-            Some("fourtuple trace accept --netns /n --port 80"),
-        );
-        expect(other("kill -CONT 7", Scope::Process, true), Some("kill -CONT 7"));
-        expect(Step::Own("fix ports --pid 7".to_owned()), Some("fourtuple fix ports --pid 7"));
-        expect(set("net.ipv4.tcp_mem", "1 2 3"), Some("sysctl -w net.ipv4.tcp_mem=\"1 2 3\""));
-        expect(other("sed -i /a/d /etc/a", Scope::Host, true), None);
-        expect(Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") }, None);
+        for (step, expected) in [
+            (other("ss -tn", Scope::Namespace, false), "nsenter --net=/n ss -tn"),
+            (own("trace locks"), "fourtuple trace locks --netns /n"),
+            (own("trace connect --for 10s"), "fourtuple trace connect --netns /n --for 10s"),
+            (set("net.ipv4.tcp_tw_reuse", "1"), "nsenter --net=/n sysctl -w net.ipv4.tcp_tw_reuse=1"),
+            (set("net.ipv4.ip_local_reserved_ports", ""), clear),
+            (own("trace accept --port 80"), "fourtuple trace accept --netns /n --port 80"),
+            (other("kill -CONT 7", Scope::Process, true), "kill -CONT 7"),
+            (own("fix ports --pid 7"), "fourtuple fix ports --pid 7"),
+            (set("net.ipv4.tcp_mem", "1 2 3"), "sysctl -w net.ipv4.tcp_mem=\"1 2 3\""),
+        ] {
+            assert_eq!(command(&place, step).as_deref(), Some(expected));
+        }
+        assert_eq!(command(&place, other("sed -i /a/d /etc/a", Scope::Host, true)), None);
+        assert_eq!(command(&place, keep()), None);
     }
 
     #[test]
     fn users_get_sudo_where_it_is_needed() {
         let place = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
-        let expect =
-            |step: Step, expected: &str| assert_eq!(command(&place, step).as_deref(), Some(expected));
         let spaced = Place { program: "/a b/fourtuple".to_owned(), ..Place::default() };
-        assert_eq!(
-            command(&spaced, Step::Own("doctor".to_owned())).as_deref(),
-            Some("'/a b/fourtuple' doctor")
-        );
-        expect(Step::Own("fix --print nginx".to_owned()), "/opt/fourtuple fix --print nginx");
-        expect(Step::Own("trace locks".to_owned()), "sudo /opt/fourtuple trace locks");
-        expect(other("ss -tn", Scope::Namespace, false), "ss -tn");
-        expect(
-            other("grep -q a /etc/b || echo 'a' >> /etc/b", Scope::Host, true),
-            "sudo sh -c 'grep -q a /etc/b || echo '\\''a'\\'' >> /etc/b'",
-        );
-        expect(
-            Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") },
-            "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl --system",
-        );
+        let append = other("grep -q a /etc/b || echo 'a' >> /etc/b", Scope::Host, true);
+        let tee = "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl --system";
+        for (place, step, expected) in [
+            (&spaced, own("doctor"), "'/a b/fourtuple' doctor"),
+            (&place, own("fix --print nginx"), "/opt/fourtuple fix --print nginx"),
+            (&place, own("trace locks"), "sudo /opt/fourtuple trace locks"),
+            (&place, other("ss -tn", Scope::Namespace, false), "ss -tn"),
+            (&place, append, "sudo sh -c 'grep -q a /etc/b || echo '\\''a'\\'' >> /etc/b'"),
+            (&place, keep(), tee),
+        ] {
+            assert_eq!(command(place, step).as_deref(), Some(expected));
+        }
     }
 
     #[test]
     fn commands_in_sentences_can_be_pasted_too() {
         let user = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
-        for (text, expected) in [
-            (
-                "EPERM; `fourtuple trace connect --for 10s` shows",
-                "EPERM; `sudo /opt/fourtuple trace connect --for 10s` shows",
-            ),
-            ("restart with `fourtuple run -- PROGRAM`", "restart with `/opt/fourtuple run -- PROGRAM`"),
-            ("`fourtuple explain F02`, `x`", "`/opt/fourtuple explain F02`, `x`"),
-            (
-                "`ss -tn`, the crate `fourtuple`, not `fourtuple-bpf`",
-                "`ss -tn`, the crate `fourtuple`, not `fourtuple-bpf`",
-            ),
-            ("[7] fourtuple fix has 3 ports", "[7] fourtuple fix has 3 ports"),
-        ] {
-            assert_eq!(user.sentence(text), expected);
-        }
         let inside =
             Place { path: "/n".to_owned(), prefix: "nsenter --net=/n ".to_owned(), ..Place::default() };
-        for (text, expected) in [
-            ("`fourtuple trace locks` shows", "`fourtuple trace locks --netns /n` shows"),
-            ("`fourtuple fix ports`", "`fourtuple fix ports`"),
-            ("`fourtuple fix accept`", "`nsenter --net=/n fourtuple fix accept`"),
-            ("`fourtuple run --via bound -- PROGRAM`", "`fourtuple run --via bound -- PROGRAM`"),
+        let none = "`ss -tn`, the crate `fourtuple`, not `fourtuple-bpf`";
+        for (place, text, expected) in [
+            (
+                &user,
+                "a; `fourtuple trace connect --for 9s` b",
+                "a; `sudo /opt/fourtuple trace connect --for 9s` b",
+            ),
+            (&user, "use `fourtuple run -- PROGRAM`", "use `/opt/fourtuple run -- PROGRAM`"),
+            (&user, "`fourtuple explain F02`, `x`", "`/opt/fourtuple explain F02`, `x`"),
+            (&user, none, none),
+            (&user, "[7] fourtuple fix has 3 ports", "[7] fourtuple fix has 3 ports"),
+            (&inside, "`fourtuple trace locks` shows", "`fourtuple trace locks --netns /n` shows"),
+            (&inside, "`fourtuple fix ports`", "`fourtuple fix ports`"),
+            (&inside, "`fourtuple fix accept`", "`nsenter --net=/n fourtuple fix accept`"),
+            (&inside, "`fourtuple run --via bound -- PROGRAM`", "`fourtuple run --via bound -- PROGRAM`"),
         ] {
-            assert_eq!(inside.sentence(text), expected);
+            assert_eq!(place.sentence(text), expected);
         }
     }
 

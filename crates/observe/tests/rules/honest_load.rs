@@ -62,6 +62,16 @@ fn backend(test: &str) -> Option<Program> {
     nginx(test, BACKEND, &format!("server {{ listen {NEAR}:{BACKEND}; location / {{ return 200 ok; }} }}"))
 }
 
+/// Checks that no rule has a finding behind `proxy`, started after its backend; skips the test `name` without the programs.
+fn serves(name: &str, directory: &str, proxy: impl FnOnce() -> Option<Program>) {
+    add_addresses();
+    let Some(_backend) = backend(directory) else { return skip(name, "programs", MISSING) };
+    let Some(_proxy) = proxy() else { return skip(name, "programs", MISSING) };
+    if !serves_without_a_finding() {
+        skip(name, "programs", MISSING);
+    }
+}
+
 /// Requests pages and diagnoses an interval in the middle. Returns false if wrk is not installed.
 fn serves_without_a_finding() -> bool {
     let url = format!("http://{NEAR}:{PROXY}/");
@@ -91,54 +101,36 @@ const MISSING: &str = "nginx, HAProxy or wrk is not installed";
 #[test]
 fn nginx_with_kept_connections_has_no_finding() {
     in_namespace(|| {
-        add_addresses();
-        let name = "nginx_with_kept_connections_has_no_finding";
-        let Some(_backend) = backend("kept") else { return skip(name, "programs", MISSING) };
         let servers = format!(
             "upstream backend {{ server {NEAR}:{BACKEND}; keepalive 64; }}\n\
              server {{ listen {NEAR}:{PROXY}; location / {{ proxy_pass http://backend; proxy_http_version 1.1; \
              proxy_set_header Connection \"\"; }} }}"
         );
-        let _proxy = nginx("kept", PROXY, &servers).unwrap();
-        if !serves_without_a_finding() {
-            skip(name, "programs", MISSING);
-        }
+        serves("nginx_with_kept_connections_has_no_finding", "kept", || nginx("kept", PROXY, &servers));
     });
 }
 
 #[test]
 fn nginx_with_a_connection_per_request_has_no_finding() {
     in_namespace(|| {
-        add_addresses();
-        let name = "nginx_with_a_connection_per_request_has_no_finding";
-        let Some(_backend) = backend("each") else { return skip(name, "programs", MISSING) };
         let servers = format!(
             "server {{ listen {NEAR}:{PROXY}; location / {{ proxy_pass http://{NEAR}:{BACKEND}; }} }}"
         );
-        let _proxy = nginx("each", PROXY, &servers).unwrap();
-        if !serves_without_a_finding() {
-            skip(name, "programs", MISSING);
-        }
+        let name = "nginx_with_a_connection_per_request_has_no_finding";
+        serves(name, "each", || nginx("each", PROXY, &servers));
     });
 }
 
 #[test]
 fn haproxy_has_no_finding() {
     in_namespace(|| {
-        add_addresses();
-        let name = "haproxy_has_no_finding";
-        let Some(_backend) = backend("haproxy") else { return skip(name, "programs", MISSING) };
         let configuration = format!(
             "global\n maxconn 2000\ndefaults\n mode http\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
              frontend front\n bind {NEAR}:{PROXY}\n default_backend back\n\
              backend back\n server one {NEAR}:{BACKEND}\n"
         );
         let arguments = ["-db", "-f", "configuration"];
-        let Some(_proxy) = start("haproxy", "haproxy", PROXY, &configuration, &arguments) else {
-            return skip(name, "programs", MISSING);
-        };
-        if !serves_without_a_finding() {
-            skip(name, "programs", MISSING);
-        }
+        let proxy = || start("haproxy", "haproxy", PROXY, &configuration, &arguments);
+        serves("haproxy_has_no_finding", "haproxy", proxy);
     });
 }

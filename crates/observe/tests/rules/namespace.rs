@@ -8,8 +8,9 @@ use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Advice, Finding};
 use fourtuple_syscalls::device;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_testing::{set_sysctl, skip};
 
-use crate::scene::{findings, findings_in, now, until};
+use crate::scene::{findings, findings_in, has, now, until};
 
 /// Returns the only finding of a rule in a snapshot.
 pub(crate) fn the_finding(snapshot: &Snapshot, id: &str) -> Finding {
@@ -43,6 +44,19 @@ pub(crate) fn add_addresses() {
     for address in [NEAR, FAR] {
         device::add_address("lo", ip(address), 24).unwrap();
     }
+}
+
+pub(crate) const RANGE: &str = "net.ipv4.ip_local_port_range";
+
+/// Sets the range of ephemeral ports, and adds [`NEAR`] and [`FAR`].
+pub(crate) fn small_range(range: &str) {
+    add_addresses();
+    set_sysctl(RANGE, range);
+}
+
+/// Returns the finding of a rule once its verdict has a part, as [`crate::scene::says`] compares it.
+pub(crate) fn until_says(id: &str, text: &str) -> Finding {
+    until(id, || findings(id).pop().filter(|finding| has(&finding.verdict, text)))
 }
 
 pub(crate) fn ip(address: &str) -> IpAddr {
@@ -83,7 +97,16 @@ pub(crate) fn bound(address: &str, port: u16) -> OwnedFd {
     socket
 }
 
-/// Returns TIME_WAIT sockets of the namespace.
-pub(crate) fn time_wait() -> u64 {
-    now().memory.seen().unwrap().time_wait
+/// Returns whether a BPF iterator reads the sockets; reports the rest of the test as skipped otherwise, as /proc shows less.
+pub(crate) fn reads_by_bpf(test: &str) -> bool {
+    let is = now().connections.seen().unwrap().processes_by == "bpf";
+    if !is {
+        skip(test, "bpf", "the sockets are read without a BPF iterator");
+    }
+    is
+}
+
+/// Waits until the namespace has this number of TIME_WAIT sockets.
+pub(crate) fn until_time_wait(number: u64) {
+    until("TIME_WAIT", || (now().memory.seen().unwrap().time_wait == number).then_some(()));
 }

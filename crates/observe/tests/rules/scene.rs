@@ -1,5 +1,6 @@
 //! The diagnosis of the calling thread's network namespace.
 
+use std::any::type_name_of_val;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
@@ -9,7 +10,8 @@ use fourtuple_observe::doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{FailedCall, Owner, Part, PortSearch, Snapshot, TracedConnects};
 use fourtuple_record::{Advice, Finding, Proof};
-use fourtuple_testing::{set_sysctl, starting};
+use fourtuple_testing::python;
+use fourtuple_testing::{in_namespace, set_sysctl, starting};
 
 /// Reads the namespace, with the search of kernels since Linux 6.8: the command probes the search before it reads.
 pub(crate) fn read(reader: &mut Reader) -> Snapshot {
@@ -42,6 +44,50 @@ pub(crate) fn findings_in(snapshot: &Snapshot, id: &str) -> Vec<Finding> {
 pub(crate) fn of(diagnosis: Diagnosis, id: &str) -> Vec<Finding> {
     assert!(diagnosis.checked.iter().any(|checked| checked == id), "{id}: {:?}", diagnosis.unchecked);
     diagnosis.findings.into_iter().filter(|finding| finding.id == id).collect()
+}
+
+/// Runs a test in a namespace of its own; reports it as skipped without python3. The closure has to be of the test function itself,
+/// whose name [`in_namespace`] and the report take from it.
+pub(crate) fn with_python<F: FnOnce() + Send + 'static>(test: F) {
+    let path = type_name_of_val(&test);
+    if python::is_installed(path.rsplit("::").nth(1).expect("a closure of a function")) {
+        in_namespace(test);
+    }
+}
+
+/// Returns a part of a snapshot that was read, for a change.
+#[track_caller]
+pub(crate) fn known<T>(part: &mut Part<T>) -> &mut T {
+    match part {
+        Part::Seen(value) => value,
+        Part::Hidden(reason) => panic!("{reason}"),
+    }
+}
+
+/// Returns whether a text has a part; `^` and `$` tie the part to the start and to the end.
+pub(crate) fn has(text: &str, part: &str) -> bool {
+    match (part.strip_prefix('^'), part.strip_suffix('$')) {
+        (Some(_), Some(_)) => text == &part[1..part.len() - 1],
+        (Some(start), None) => text.starts_with(start),
+        (None, Some(end)) => text.ends_with(end),
+        (None, None) => text.contains(part),
+    }
+}
+
+/// Checks that the verdict of a finding has these parts; `^` and `$` are its start and its end.
+#[track_caller]
+pub(crate) fn says(finding: &Finding, parts: &[&str]) {
+    for part in parts {
+        assert!(has(&finding.verdict, part), "no {part:?} in {finding:#?}");
+    }
+}
+
+/// Checks that lines of the evidence have these parts; `^` and `$` are the start and the end of a line.
+#[track_caller]
+pub(crate) fn shows(finding: &Finding, parts: &[&str]) {
+    for part in parts {
+        assert!(finding.evidence.iter().any(|line| has(line, part)), "no {part:?} in {finding:#?}");
+    }
 }
 
 /// Repeats an observation until it holds; fails after a minute.

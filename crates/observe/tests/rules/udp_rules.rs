@@ -2,17 +2,15 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::process;
 
 use crate::events::{between, only, snapshot};
-use crate::scene::{diagnosis, findings, of};
-use fourtuple_observe::doctor::{Limits, diagnose};
+use crate::namespace::this_process;
+use crate::scene::{diagnosis, findings, findings_in, known, says, shows, with_python};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::Part;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::python::Python;
 
 /// Opens a socket of a SO_REUSEPORT group.
 fn member(address: &str) -> UdpSocket {
@@ -23,20 +21,25 @@ fn member(address: &str) -> UdpSocket {
     socket.into()
 }
 
+/// Opens a member and sends it datagrams that it does not receive.
+fn flooded(address: &str) -> impl Fn(usize) + use<> {
+    let full = member(address);
+    let to = full.local_addr().unwrap();
+    let client = UdpSocket::bind((to.ip(), 0)).unwrap();
+    move |number| {
+        let _keep = &full;
+        (0..number).for_each(|_| assert_eq!(client.send_to(&[0; 1000], to).unwrap(), 1000));
+    }
+}
+
 #[test]
 fn u01_drops_belong_to_their_socket() {
     in_namespace(|| {
-        let (_idle, full) = (member("127.0.0.2:5300"), member("127.0.0.1:5301"));
-        let (limit, client) = (64, UdpSocket::bind("127.0.0.1:0").unwrap());
-        let fill = |number: usize| {
-            (0..number).for_each(|_| {
-                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
-            })
-        };
-        assert!(between("U01", || fill(limit)).is_empty());
+        let (_idle, fill) = (member("127.0.0.2:5300"), flooded("127.0.0.1:5301"));
+        assert!(between("U01", || fill(64)).is_empty(), "they fit");
         let found = between("U01", || fill(1000));
         let found = only(&found, Severity::Warning, "the UDP socket 127.0.0.1:5301 of ");
-        assert!(found.verdict.contains(&format!("[{}] dropped ", process::id())), "{}", found.verdict);
+        says(&found, &[&format!("{} dropped ", this_process())]);
         assert!(found.evidence[0].contains("the counters have them all"), "{:?}", found.evidence);
         assert!(findings("U01").is_empty(), "the drops were before the first reading");
     });
@@ -45,45 +48,29 @@ fn u01_drops_belong_to_their_socket() {
 #[test]
 fn u01_names_what_the_counters_have() {
     in_namespace(|| {
-        let (full, client) = (member("[::1]:5301"), UdpSocket::bind("[::1]:0").unwrap());
-        let found = between("U01", || {
-            (0..1000).for_each(|_| {
-                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
-            });
-        });
+        let fill = flooded("[::1]:5301");
+        let found = between("U01", || fill(1000));
         let found = only(&found, Severity::Warning, "the UDP socket [::1]:5301 of ");
-        assert!(
-            !found.evidence[0].contains("Udp.RcvbufErrors 0"),
-            "the counters of IPv6 count: {:?}",
-            found.evidence
-        );
+        let facts = &found.evidence;
+        assert!(!facts[0].contains("Udp.RcvbufErrors 0"), "the counters of IPv6 count: {facts:?}");
     });
 }
 
 #[test]
 fn u01_names_drops_that_are_in_no_counter() {
     in_namespace(|| {
-        let (full, client) = (member("127.0.0.1:5301"), UdpSocket::bind("127.0.0.1:0").unwrap());
-        let mut snapshot = snapshot(|| {
-            (0..1000).for_each(|_| {
-                assert_eq!(client.send_to(&[0; 1000], full.local_addr().unwrap()).unwrap(), 1000)
-            });
-        });
+        let fill = flooded("127.0.0.1:5301");
+        let mut snapshot = snapshot(|| fill(1000));
         // As on Linux 6.18 after drops in the queue of a NUMA node.
-        let Part::Seen(counters) = &mut snapshot.counters else { panic!("{:?}", snapshot.counters) };
-        counters.retain(|name, _| !name.starts_with("Udp"));
-        let found = of(diagnose(&snapshot, &Limits::default()), "U01");
-        let found = only(&found, Severity::Warning, " dropped ");
-        assert!(
-            found.evidence[0].contains("of the drops are in no counter of /proc/net/snmp"),
-            "{:?}",
-            found.evidence
-        );
+        known(&mut snapshot.counters).retain(|name, _| !name.starts_with("Udp"));
+        let found = only(&findings_in(&snapshot, "U01"), Severity::Warning, " dropped ");
+        let fact = "of the drops are in no counter of /proc/net/snmp";
+        assert!(found.evidence[0].contains(fact), "{:?}", found.evidence);
         let limit = snapshot.udp.seen().unwrap().sockets[0].limit_bytes.unwrap();
         for (default, says) in [(limit, "did not ask and has net.core.rmem_default"), (1, "asked for")] {
             snapshot.sysctls.insert("net.core.rmem_default".to_owned(), default.to_string());
             snapshot.sysctls.insert("net.core.rmem_max".to_owned(), "4194304".to_owned());
-            let found = of(diagnose(&snapshot, &Limits::default()), "U01");
+            let found = findings_in(&snapshot, "U01");
             assert!(found[0].now[0].action.contains(says), "{:?}", found[0].now);
         }
     });
@@ -91,10 +78,7 @@ fn u01_names_drops_that_are_in_no_counter() {
 
 #[test]
 fn u01_is_silent_about_datagrams_that_a_filter_refuses() {
-    in_namespace(|| {
-        if !python::is_installed("u01_is_silent_about_datagrams_that_a_filter_refuses") {
-            return;
-        }
+    with_python(|| {
         let mut python = Python::start();
         // A program of one instruction, which returns 0: the kernel refuses each datagram.
         python.run(
@@ -105,10 +89,9 @@ fn u01_is_silent_about_datagrams_that_a_filter_refuses() {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         let send = || (0..50).for_each(|_| assert_eq!(client.send_to(b"x", "127.0.0.1:5300").unwrap(), 1));
         let snapshot = snapshot(send);
-        let drops: Vec<_> =
-            snapshot.udp.seen().unwrap().sockets.iter().filter_map(|socket| socket.drops).collect();
-        assert_eq!(drops.iter().map(|drops| drops.during).sum::<u64>(), 50);
-        assert!(of(diagnose(&snapshot, &Limits::default()), "U01").is_empty());
+        let drops = snapshot.udp.seen().unwrap().sockets.iter().filter_map(|socket| socket.drops);
+        assert_eq!(drops.map(|drops| drops.during).sum::<u64>(), 50);
+        assert!(findings_in(&snapshot, "U01").is_empty());
     });
 }
 
@@ -121,10 +104,9 @@ fn u02_a_connected_member_is_named() {
         client.connect("127.0.0.1:5300").unwrap();
         assert!(findings("U02").is_empty(), "a client is no member");
         group[0].connect(client.local_addr().unwrap()).unwrap();
-        let found = findings("U02");
-        let found = only(&found, Severity::Notice, "shares 127.0.0.1:5300 with 2 unconnected sockets");
-        let peer = format!("[{}] is connected to {}", process::id(), client.local_addr().unwrap());
-        assert!(found.verdict.contains(&peer), "{}", found.verdict);
+        let shared = "shares 127.0.0.1:5300 with 2 unconnected sockets";
+        let found = only(&findings("U02"), Severity::Notice, shared);
+        says(&found, &[&format!("{} is connected to {}", this_process(), client.local_addr().unwrap())]);
         // The fault for real: the connected socket gets all datagrams of its peer, and no others.
         (0..20).for_each(|_| assert_eq!(client.send(b"x").unwrap(), 1));
         for _ in 0..20 {
@@ -161,10 +143,7 @@ const JOIN: &str = "s = socket.socket(type=socket.SOCK_DGRAM); s.setsockopt(sock
 
 #[test]
 fn u03_a_foreign_process_in_a_group_is_named() {
-    in_namespace(|| {
-        if !python::is_installed("u03_a_foreign_process_in_a_group_is_named") {
-            return;
-        }
+    with_python(|| {
         let _own = [member("127.0.0.1:5300"), member("127.0.0.1:5300")];
         let mut child = Python::start();
         child.run(JOIN);
@@ -172,9 +151,9 @@ fn u03_a_foreign_process_in_a_group_is_named() {
         let mut foreign = Python::detached();
         foreign.run(JOIN);
         child.run("s.close()");
-        let found =
-            only(&findings("U03"), Severity::Warning, "has 1 of the 3 sockets at UDP 127.0.0.1:5300, which ");
-        assert!(found.verdict.contains(&format!("[{}] has", foreign.pid())), "{}", found.verdict);
+        let one = "has 1 of the 3 sockets at UDP 127.0.0.1:5300, which ";
+        let found = only(&findings("U03"), Severity::Warning, one);
+        says(&found, &[&format!("[{}] has", foreign.pid())]);
         assert!(found.now.iter().any(|advice| advice.action == format!("kill {}", foreign.pid())));
         foreign.run("s.close()");
         assert!(findings("U03").is_empty());
@@ -183,18 +162,15 @@ fn u03_a_foreign_process_in_a_group_is_named() {
 
 #[test]
 fn u03_a_foreign_listener_is_named() {
-    in_namespace(|| {
-        if !python::is_installed("u03_a_foreign_listener_is_named") {
-            return;
-        }
+    with_python(|| {
         let mut server = Python::start();
         let listen = "t = socket.socket(); t.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); t.bind(('127.0.0.1', 5400)); t.listen()";
         server.run(listen);
         let mut same = Python::detached();
         same.run(listen);
         // A copy that another parent started. The older one may have been left behind.
-        let found =
-            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", server.pid()));
+        let one = format!("[{}] has 1 of the 2 sockets", server.pid());
+        let found = only(&findings("U03"), Severity::Warning, &one);
         assert!(found.evidence[0].starts_with("both are called python3"), "{:?}", found.evidence);
         same.run("open('/proc/self/comm', 'w').write('intruder')");
         only(&findings("U03"), Severity::Warning, "intruder[");
@@ -203,10 +179,7 @@ fn u03_a_foreign_listener_is_named() {
 
 #[test]
 fn u03_another_user_takes_the_datagrams() {
-    in_namespace(|| {
-        if !python::is_installed("u03_another_user_takes_the_datagrams") {
-            return;
-        }
+    with_python(|| {
         let share = "u = socket.socket(type=socket.SOCK_DGRAM); u.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); ";
         let (mut server, mut other) = (Python::start(), Python::start());
         server.run(&format!("{share} u.bind(('127.0.0.1', 5300))"));
@@ -215,9 +188,8 @@ fn u03_another_user_takes_the_datagrams() {
             return fourtuple_testing::skip("u03_another_user_takes_the_datagrams", "root", "setuid(65534)");
         }
         other.run(&format!("{share} u.bind(('127.0.0.1', 5300))"));
-        let found =
-            only(&findings("U03"), Severity::Warning, &format!("[{}] has 1 of the 2 sockets", other.pid()));
-        assert!(found.evidence.iter().any(|fact| fact.starts_with("user IDs ")), "{:?}", found.evidence);
+        let one = format!("[{}] has 1 of the 2 sockets", other.pid());
+        shows(&only(&findings("U03"), Severity::Warning, &one), &["^user IDs "]);
         // Programs share the ports of multicast discovery on purpose.
         server.run("u.close()");
         other.run("u.close()");

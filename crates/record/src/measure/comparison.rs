@@ -317,13 +317,13 @@ mod tests {
         fn compare(&mut self, b: f64, most: usize) -> (Conclusion, usize) {
             let mut comparison = Comparison::new(0.02);
             loop {
-                let (first, second) =
-                    if matches!(comparison.pairs() % 4, 0 | 3) { (1.0, b) } else { (b, 1.0) };
-                let (first_rate, second_rate) = (self.trial(first * 1e4), self.trial(second * 1e4));
+                // The order of four pairs is A B, B A, B A, A B.
                 if matches!(comparison.pairs() % 4, 0 | 3) {
-                    comparison.push(first_rate, second_rate);
+                    let rate_a = self.trial(1e4);
+                    comparison.push(rate_a, self.trial(b * 1e4));
                 } else {
-                    comparison.push(second_rate, first_rate);
+                    let rate_b = self.trial(b * 1e4);
+                    comparison.push(self.trial(1e4), rate_b);
                 }
                 if let Some(conclusion) = comparison.look() {
                     return (conclusion, comparison.pairs());
@@ -466,13 +466,12 @@ mod tests {
     #[test]
     fn the_interval_covers_the_true_median_at_its_nominal_rate() {
         let mut random = Rng::with_seed(11);
-        let covered = (0..300)
-            .filter(|_| {
-                let samples: Vec<f64> = (0..25).map(|_| random.f64()).collect();
-                let interval = median_interval(&samples, &mut random).unwrap();
-                interval.low <= 0.5 && 0.5 <= interval.high
-            })
-            .count();
+        let mut covers = || {
+            let samples: Vec<f64> = (0..25).map(|_| random.f64()).collect();
+            let interval = median_interval(&samples, &mut random).unwrap();
+            interval.low <= 0.5 && 0.5 <= interval.high
+        };
+        let covered = (0..300).filter(|_| covers()).count();
         assert!((270..=300).contains(&covered), "covered {covered} of 300");
     }
 

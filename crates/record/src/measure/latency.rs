@@ -378,6 +378,11 @@ mod tests {
         histogram
     }
 
+    /// Checks a quantile: it is never below the exact value, and at most one bucket above.
+    fn close(name: &str, share: f64, found: u64, exact: u64) {
+        assert!(found >= exact && found - exact <= exact / 1_000, "{name} at {share}: {found} {exact}");
+    }
+
     /// Times with the distributions that kernels and servers show, from regular to heavy-tailed.
     fn distributions() -> Vec<(&'static str, Vec<u64>)> {
         let mut random = Rng::with_seed(5);
@@ -405,23 +410,13 @@ mod tests {
             let exact = summary(&mut samples).unwrap();
             let found = histogram.summary();
             assert_eq!((found.count, found.mean, found.max), (exact.count, exact.mean, exact.max), "{name}");
-            for (share, found, exact) in
-                [(0.5, found.p50, exact.p50), (0.99, found.p99, exact.p99), (0.999, found.p999, exact.p999)]
-            {
-                // The quantile is never below the exact value, and at most one bucket above.
-                assert!(
-                    found >= exact && found - exact <= exact / 1_000,
-                    "{name} at {share}: {found} {exact}"
-                );
-            }
+            close(name, 0.5, found.p50, exact.p50);
+            close(name, 0.99, found.p99, exact.p99);
+            close(name, 0.999, found.p999, exact.p999);
             for step in 0..=1_000 {
                 let share = f64::from(step) / 1_000.0;
                 let rank = (samples.len() * step as usize).div_ceil(1_000).max(1);
-                let (found, exact) = (histogram.quantile(share), samples[rank - 1]);
-                assert!(
-                    found >= exact && found - exact <= exact / 1_000,
-                    "{name} at {share}: {found} {exact}"
-                );
+                close(name, share, histogram.quantile(share), samples[rank - 1]);
             }
         }
     }
@@ -447,9 +442,8 @@ mod tests {
             let whole = recorded(&samples);
             for bits in [3, 6, 10] {
                 let mut sum = LogLinear::new(bits, Vec::new(), 0, 0);
-                samples.chunks(samples.len() / 7 + 1).for_each(|part| {
-                    sum.merge(&recorded(part).to_log_linear(bits));
-                });
+                let parts = samples.chunks(samples.len() / 7 + 1);
+                parts.for_each(|part| sum.merge(&recorded(part).to_log_linear(bits)));
                 assert_eq!(sum, whole.to_log_linear(bits), "{name}");
                 let (coarse, exact) = (sum.summary(), whole.summary());
                 assert_eq!((coarse.count, coarse.mean, coarse.max), (exact.count, exact.mean, exact.max));

@@ -250,73 +250,55 @@ mod tests {
         PlanesResults { cells, skipped: Vec::new(), planes_help_above_ns, advice: Vec::new() }
     }
 
+    /// Rows of a name, the cells, the work above which planes help, and parts of the advice.
     #[test]
-    fn planes_help_from_between_two_works_on() {
-        // A gain of 1.1 lies halfway between 0.9 and 1.3.
-        let cells =
-            [both("batched", 6_000, 1.3), both("batched", 0, 0.9), both("batched", 20_000, 1.9)].concat();
-        let results = results(cells);
-        assert_eq!(results.planes_help_above_ns, Some(3_000));
-        let [line] = &advice(&results)[..] else { panic!("{:?}", advice(&results)) };
-        assert!(line.starts_with("Planes help above 3.00us a packet here: two batched planes"), "{line}");
-        assert!(
-            line.contains("0.90 times with no work") && line.contains("1.30 times with 6.00us of work"),
-            "{line}"
-        );
-    }
-
-    #[test]
-    fn planes_help_with_any_work_or_with_none_of_those_measured() {
-        let any = results([both("batched", 0, 1.2), both("batched", 6_000, 1.8)].concat());
-        assert_eq!(any.planes_help_above_ns, Some(0));
-        assert!(advice(&any)[0].starts_with("Planes help here with any work"), "{:?}", advice(&any));
-        let never = results([both("batched", 0, 0.9), both("batched", 1_500, 1.05)].concat());
-        assert_eq!(never.planes_help_above_ns, None);
-        assert!(
-            advice(&never)[0].starts_with("Planes did not help here with up to 1.50us"),
-            "{:?}",
-            advice(&never)
-        );
-    }
-
-    #[test]
-    fn fading_and_insignificant_gains_do_not_count() {
-        let fades = results(
-            [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.0)].concat(),
-        );
-        assert_eq!(fades.planes_help_above_ns, None);
-        let comes_back =
-            [both("batched", 0, 1.6), both("batched", 6_000, 0.9), both("batched", 20_000, 1.3)].concat();
-        assert_eq!(results(comes_back).planes_help_above_ns, Some(13_000));
-        let mut by_chance = [both("batched", 0, 1.6), both("batched", 6_000, 1.8)].concat();
-        for cell in &mut by_chance {
-            if let (0, Some(ratio)) = (cell.work_ns, &mut cell.pps_to_one_plane) {
-                ratio.low = 0.99;
-            }
-        }
-        assert_eq!(results(by_chance).planes_help_above_ns, Some(6_000));
-    }
-
-    #[test]
-    fn one_work_alone_gives_no_advice() {
-        for gain in [0.9, 1.9] {
-            let one = results(both("batched", 6_000, gain).to_vec());
-            assert_eq!(one.planes_help_above_ns, None);
-            assert!(advice(&one).is_empty(), "{:?}", advice(&one));
-        }
-        // Two works that belong to different cells give no threshold.
-        let apart = results(vec![cell("batched", 1, 0), cell("batched", 2, 6_000)]);
-        assert_eq!(apart.planes_help_above_ns, None);
-        assert!(advice(&apart).is_empty());
-        assert!(advice(&results(Vec::new())).is_empty());
-    }
-
-    #[test]
-    fn advice_prefers_batched_cells_with_the_most_works() {
+    fn planes_help_above_a_work() {
+        let batched = |gains: &[(u64, f64)]| {
+            gains.iter().flat_map(|(work_ns, gain)| both("batched", *work_ns, *gain)).collect::<Vec<_>>()
+        };
         let one_by_one = [both("one-by-one", 0, 1.5), both("one-by-one", 6_000, 1.9)].concat();
-        let batched = [both("batched", 0, 0.9), both("batched", 6_000, 1.3)].concat();
-        let results = results([one_by_one, batched].concat());
-        assert_eq!(results.planes_help_above_ns, Some(3_000));
+        let mut by_chance = batched(&[(0, 1.6), (6_000, 1.8)]);
+        by_chance[1].pps_to_one_plane.as_mut().unwrap().low = 0.99;
+        let between: &[&str] = &[
+            "Planes help above 3.00us a packet here: two batched planes",
+            "0.90 times with no work",
+            "1.30 times with 6.00us of work",
+        ];
+        let any: &[&str] = &["Planes help here with any work"];
+        let never: &[&str] = &["Planes did not help here with up to 1.50us"];
+        for (name, cells, above, parts) in [
+            // A gain of 1.1 lies halfway between 0.9 and 1.3.
+            ("between two", batched(&[(6_000, 1.3), (0, 0.9), (20_000, 1.9)]), Some(3_000), between),
+            ("with any work", batched(&[(0, 1.2), (6_000, 1.8)]), Some(0), any),
+            ("with none", batched(&[(0, 0.9), (1_500, 1.05)]), None, never),
+            ("the gain fades", batched(&[(0, 1.6), (6_000, 0.9), (20_000, 1.0)]), None, &["Planes"]),
+            (
+                "the gain is back",
+                batched(&[(0, 1.6), (6_000, 0.9), (20_000, 1.3)]),
+                Some(13_000),
+                &["Planes"],
+            ),
+            ("the first gain may be chance", by_chance, Some(6_000), &["Planes"]),
+            ("one work, a loss", batched(&[(6_000, 0.9)]), None, &[]),
+            ("one work, a gain", batched(&[(6_000, 1.9)]), None, &[]),
+            ("works of different cells", vec![cell("batched", 1, 0), cell("batched", 2, 6_000)], None, &[]),
+            ("nothing", Vec::new(), None, &[]),
+            (
+                "batched before one by one",
+                [one_by_one, batched(&[(0, 0.9), (6_000, 1.3)])].concat(),
+                Some(3_000),
+                between,
+            ),
+        ] {
+            let results = results(cells);
+            assert_eq!(results.planes_help_above_ns, above, "{name}");
+            let lines = advice(&results);
+            assert_eq!(lines.len(), usize::from(!parts.is_empty()), "{name}: {lines:?}");
+            for part in parts {
+                assert!(lines[0].contains(part), "{name}: {lines:?}");
+            }
+            assert!(lines.iter().all(|line| line.starts_with(parts[0])), "{name}: {lines:?}");
+        }
     }
 
     #[test]
@@ -344,13 +326,9 @@ mod tests {
             // A cell with many 4-tuples does not count.
             PlanesCell { flows: 64, ..by("cpu", &[0.5, 0.5, 0.0, 0.0], 7) },
         ];
-        assert_eq!(
-            advice(&results(cells)),
-            [
-                "With one 4-tuple hash keeps 1 of 4 planes busy, all in order; random keeps 4 of 4 planes busy, 14.0% reordered; flow \
-          keeps 4 of 4 planes busy, all in order."
-            ]
-        );
+        let expected = "With one 4-tuple hash keeps 1 of 4 planes busy, all in order; random keeps 4 of 4 planes busy, 14.0% \
+                        reordered; flow keeps 4 of 4 planes busy, all in order.";
+        assert_eq!(advice(&results(cells)), [expected]);
     }
 
     #[test]

@@ -338,10 +338,8 @@ mod tests {
             run(PlaneKind::Batched, 2, [1_000_000, 4_000_000, 1_000_000]),
         ];
         let cells = cells(&all);
-        assert!(
-            cells[0].cpu_to_one_by_one.is_none() && cells[0].pps_to_one_plane.is_none(),
-            "nothing to compare"
-        );
+        assert!(cells[0].cpu_to_one_by_one.is_none(), "nothing to compare");
+        assert!(cells[0].pps_to_one_plane.is_none(), "nothing to compare");
         let ratio = cells[1].cpu_to_one_by_one.expect("there is a cell of one by one");
         assert_eq!((ratio.ratio, ratio.low, ratio.high), (0.5, 0.5, 0.5));
         assert_eq!(cells[2].capacity_to_one_plane.expect("there is one plane").ratio, 2.0);

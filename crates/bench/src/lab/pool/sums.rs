@@ -386,13 +386,14 @@ pub(crate) fn longest(
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::lab) mod tests {
     use fourtuple::listen::SeatStats;
 
     use super::super::wire::ServerTiming;
     use super::*;
 
-    fn label(workers: usize) -> Label {
+    /// Returns a label of a cell without probes of accepts.
+    pub(in crate::lab) fn label(workers: usize) -> Label {
         Label {
             policy: "rotate".to_owned(),
             server: None,
@@ -493,27 +494,10 @@ mod tests {
 
 #[cfg(test)]
 mod timeline_tests {
-    use std::time::Duration;
-
-    use fourtuple::listen::Family;
-
+    use super::tests::label;
     use super::*;
 
     const MS: u64 = 1_000_000;
-
-    fn label() -> Label {
-        Label {
-            policy: "exclusive".to_owned(),
-            server: None,
-            family: Family::Unix,
-            close_every: 0,
-            load: "sleep",
-            workers: 3,
-            clients: 3,
-            balance_of_accepts: false,
-            slow: Duration::ZERO,
-        }
-    }
 
     fn served(worker: usize, sent: u64, begun: u64, ended: u64) -> Served {
         let request =
@@ -531,7 +515,7 @@ mod timeline_tests {
             served(2, 120, 140, 141),
             served(1, 180, 180, 190),
         ];
-        let (misplaced, timeline) = longest(&label(), 3, 90 * MS, &run).unwrap();
+        let (misplaced, timeline) = longest(&label(3), 3, 90 * MS, &run).unwrap();
         assert_eq!(misplaced, 9 * MS);
         let expected =
             Waiter { worker: 0, sent_ns: 11 * MS, begun_ns: 20 * MS, ended_ns: 21 * MS, idle_worker: 2 };
@@ -543,9 +527,9 @@ mod timeline_tests {
 
     #[test]
     fn without_a_misplaced_wait_there_is_no_timeline() {
-        assert!(longest(&label(), 3, 0, &[]).is_none());
+        assert!(longest(&label(3), 3, 0, &[]).is_none());
         // All workers are busy all the time.
         let run = [served(0, 0, 0, 10), served(1, 0, 0, 10), served(0, 2, 10, 12)];
-        assert!(longest(&label(), 2, 0, &run).is_none());
+        assert!(longest(&label(3), 2, 0, &run).is_none());
     }
 }

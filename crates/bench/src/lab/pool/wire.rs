@@ -156,10 +156,8 @@ mod tests {
             }
             let timing = ServerTiming { worker: Some(3), begun_ns: Some(70), ended_ns: Some(90) };
             for cut in head..=bytes.len() {
-                assert_eq!(
-                    parse_response(&bytes[..cut]),
-                    Ok(Some(Response { timing, close, length: Some(bytes.len()) }))
-                );
+                let whole = Response { timing, close, length: Some(bytes.len()) };
+                assert_eq!(parse_response(&bytes[..cut]), Ok(Some(whole)));
             }
         }
     }
@@ -168,10 +166,8 @@ mod tests {
     fn answers_of_external_servers_are_parsed() {
         let plain = b"HTTP/1.1 200 OK\r\nServer: nginx\r\ncontent-length: 2\r\n\r\nok";
         let response = parse_response(plain).unwrap().unwrap();
-        assert_eq!(
-            (response.timing, response.close, response.length),
-            (ServerTiming::default(), false, Some(plain.len()))
-        );
+        let whole = Response { timing: ServerTiming::default(), close: false, length: Some(plain.len()) };
+        assert_eq!(response, whole);
         let listed = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: TE, close\r\n\r\nok";
         assert!(parse_response(listed).unwrap().unwrap().close);
         let old = b"HTTP/1.0 200 OK\r\n\r\nuntil the end";

@@ -442,9 +442,8 @@ mod tests {
     #[test]
     fn the_result_adds_up_dials_and_parts() {
         let mut tally = Tally::new(8, 4);
-        for (held, (port, ns, attempts, floor)) in
-            (1..).zip([(20_001, 10, 3, 4), (20_002, 20, 1, 6), (20_003, 36, 2, 8)])
-        {
+        let dials = [(1, 20_001, 10, 3, 4), (2, 20_002, 20, 1, 6), (3, 20_003, 36, 2, 8)];
+        for (held, port, ns, attempts, floor) in dials {
             tally.connected(port, Duration::from_nanos(ns), attempts);
             tally.part().held_at_end = held;
             tally.dials += 1;
@@ -470,9 +469,8 @@ mod tests {
             let range = "20000-20099".parse().unwrap();
             set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
             let destination = ([127, 0, 0, 1], 4000).into();
-            let strategy = Strategy::KernelDefault;
-            let mut dials =
-                StrategyDialer::new(Transport::Udp, strategy, range, Vec::new(), destination, 1).unwrap();
+            let (udp, strategy) = (Transport::Udp, Strategy::KernelDefault);
+            let mut dials = StrategyDialer::new(udp, strategy, range, Vec::new(), destination, 1).unwrap();
             let mut tally = Tally::new(100, 100);
             tally.udp_floor(&mut dials).unwrap();
             let has_all = |part: &Part| part.floors == 4 * FLOOR_BATCH && part.floor_total_ns >= part.floors;
@@ -489,8 +487,8 @@ mod tests {
             let _held: Vec<_> = (0..8).map(|_| full.dial().unwrap()).collect();
             let strategy = Strategy::SelectTestRepeat { tries: NonZeroU16::new(3).unwrap() };
             let range = "20000-20007".parse().unwrap();
-            let mut dials =
-                StrategyDialer::new(Transport::Tcp, strategy, range, Vec::new(), destination, 1).unwrap();
+            let tcp = Transport::Tcp;
+            let mut dials = StrategyDialer::new(tcp, strategy, range, Vec::new(), destination, 1).unwrap();
             let mut tally = Tally::new(8, 5);
             let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
             tally.batch(&mut dials, 5, &mut Parking::new().unwrap(), &watch).unwrap();

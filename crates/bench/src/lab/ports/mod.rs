@@ -378,9 +378,7 @@ mod tests {
     fn failures_have_one_line_per_strategy() {
         let strategies = vec![run("random-window:500", 7), run("auto", 0), run("random-window:500", 3)];
         let results = PortsResults { tuples: 100, strategies, advice: Vec::new() };
-        assert_eq!(
-            failures(&results),
-            ["random-window:500 failed 3 to 7 of 100 dials although ports were free."]
-        );
+        let line = "random-window:500 failed 3 to 7 of 100 dials although ports were free.";
+        assert_eq!(failures(&results), [line]);
     }
 }

@@ -294,11 +294,8 @@ mod tests {
         assert_eq!(predict_live(8_000, 2_000, seconds(12), minute), None, "the first is back before");
         assert_eq!(predict_live(8_000, 2_000, seconds(2), seconds(1)), None, "reused before");
         assert_eq!(predict_live(8_000, 0, seconds(2), minute), None, "nothing was used");
-        assert_eq!(
-            predict_live(u64::MAX, 1, seconds(u64::MAX), minute),
-            None,
-            "beyond what there is of time"
-        );
+        let late = predict_live(u64::MAX, 1, seconds(u64::MAX), minute);
+        assert_eq!(late, None, "beyond what there is of time");
     }
 
     /// Creates a forecast for 10,000 free tuples, each kept for a minute, in a closed loop that the preflight expects to

@@ -499,17 +499,12 @@ mod tests {
         };
         let found = hindsight(&seen);
         assert_eq!(ids(&found), ["ports-ran-out"]);
-        assert_eq!(
-            found.remarks[0].message,
-            "the ports ran out after 28.0s (predicted: after 28.2s), and for 2.00s in all no connection could be opened: \
-         28,232 of 28,232 tuples were in TIME_WAIT"
-        );
-        assert!(
-            found.advice[0].contains("--source with 3 addresses, or --close server"),
-            "{:?}",
-            found.advice
-        );
-        assert!(found.advice[1].starts_with("470 new connections a second"), "{:?}", found.advice);
+        let expected = "the ports ran out after 28.0s (predicted: after 28.2s), and for 2.00s in all no connection could be opened: \
+                        28,232 of 28,232 tuples were in TIME_WAIT";
+        assert_eq!(found.remarks[0].message, expected);
+        let advice = &found.advice;
+        assert!(advice[0].contains("--source with 3 addresses, or --close server"), "{advice:?}");
+        assert!(advice[1].starts_with("470 new connections a second"), "{advice:?}");
     }
 
     #[test]
@@ -524,11 +519,9 @@ mod tests {
     fn the_report_explains_a_missed_rate() {
         let case = Case::with(Some(200.0), &[100; 10]);
         let busy = RunMeasurements { all_busy: SECOND * 5, ..case.seen() };
-        assert_eq!(
-            hindsight(&busy).remarks[0].message,
-            "100 of the 200 operations a second that were offered were done (100 fewer a second): all 10 connections were \
-         busy for 50% of the time"
-        );
+        let expected = "100 of the 200 operations a second that were offered were done (100 fewer a second): all 10 connections were \
+                        busy for 50% of the time";
+        assert_eq!(hindsight(&busy).remarks[0].message, expected);
         let cpu = RunMeasurements { client_cpu: Duration::from_millis(9_700), ..case.seen() };
         let found = hindsight(&cpu);
         assert_eq!(ids(&found), ["offered-rate-not-reached", "client-saturated"]);
@@ -546,10 +539,8 @@ mod tests {
         assert!(found.remarks[0].message.ends_with("2.00s from 1.00s on"), "{:?}", found.remarks);
         let upload = hindsight(&RunMeasurements { request_bytes: 10_000_000, ..case.seen() });
         let message = &upload.remarks[0].message;
-        assert!(
-            message.ends_with("requests of 10,000,000 bytes may still have been on their way"),
-            "{message}"
-        );
+        let large = "requests of 10,000,000 bytes may still have been on their way";
+        assert!(message.ends_with(large), "{message}");
         let no_port = Some(NoPort { first: SECOND, last: SECOND * 5, total: SECOND * 3 });
         assert_eq!(ids(&hindsight(&RunMeasurements { no_port, ..case.seen() })), ["ports-ran-out"]);
         let idle = [0; 6];
@@ -564,24 +555,18 @@ mod tests {
     #[test]
     fn every_error_has_a_meaning() {
         let mut case = Case::with(None, &[90]);
-        for (name, count) in [("ECONNREFUSED", 7), ("status-503", 2), ("closed-early", 1), ("errno 99999", 0)]
-        {
-            case.errors.insert(name.to_owned(), count);
-        }
+        let errors = [("ECONNREFUSED", 7), ("status-503", 2), ("closed-early", 1), ("errno 99999", 0)];
+        case.errors = errors.map(|(name, count)| (name.to_owned(), count)).into();
         let found = hindsight(&case.seen());
-        assert_eq!(
-            found.remarks[0].message,
-            "10 of 98 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early"
-        );
+        let expected = "10 of 98 operations failed (10%): 7 ECONNREFUSED, 2 status-503, 1 closed-early";
+        assert_eq!(found.remarks[0].message, expected);
         assert_eq!(found.advice[0], "ECONNREFUSED, 7 times: no socket listens there.");
         assert_eq!(found.advice.len(), 3);
         let detail = "not a status line of HTTP/1: \"SSH-2.0\"";
         case.errors = BTreeMap::from([("malformed".to_owned(), 1)]);
         case.details = BTreeMap::from([("malformed".to_owned(), detail.to_owned())]);
-        assert_eq!(
-            hindsight(&case.seen()).advice,
-            [format!("malformed, 1 time: the response was not what the protocol says. The first: {detail}.")]
-        );
+        let first = "malformed, 1 time: the response was not what the protocol says. The first: ";
+        assert_eq!(hindsight(&case.seen()).advice, [format!("{first}{detail}.")]);
     }
 
     #[test]
@@ -596,12 +581,8 @@ mod tests {
         let found = hindsight(&case.seen());
         assert_eq!(ids(&found), ["no-success"]);
         assert_eq!(found.remarks[0].message, "no response was a success (2xx): 80 301, 4 307, 6 404");
-        assert_eq!(
-            found.advice,
-            [
-                "The server redirects, and load follows no redirection: make /a/ the target to measure what is there."
-            ]
-        );
+        let follow = "The server redirects, and load follows no redirection: make /a/ the target to measure what is there.";
+        assert_eq!(found.advice, [follow]);
         for fine in [200, 204, 304] {
             case.statuses[1].code = fine;
             assert_eq!(hindsight(&case.seen()), Hindsight::default(), "{fine}");

@@ -281,7 +281,21 @@ mod tests {
     const PROC: &str = "/proc";
 
     fn read(destination: SocketAddr) -> Snapshot {
-        Snapshot::read(Path::new(PROC), Transport::Tcp, destination, &[]).expect("a snapshot")
+        read_from(Transport::Tcp, destination, &[])
+    }
+
+    fn read_from(transport: Transport, destination: SocketAddr, sources: &[IpAddr]) -> Snapshot {
+        Snapshot::read(Path::new(PROC), transport, destination, sources).expect("a snapshot")
+    }
+
+    fn connected(destination: SocketAddr, number: usize) -> Vec<TcpStream> {
+        (0..number).map(|_| TcpStream::connect(destination).expect("a port")).collect()
+    }
+
+    /// Returns a run of operations, each with a connection of its own.
+    fn one_by_one(operations: u64) -> Need {
+        let operations = Some(operations);
+        Need { connections: 1, requests_per_connection: 1, operations, ..Need::default() }
     }
 
     /// Opens a server in the namespace, and sets a small ephemeral range for its clients.
@@ -310,8 +324,7 @@ mod tests {
     fn tuples_in_use_are_counted_by_state() {
         in_namespace(|| {
             let (server, destination) = server("127.0.0.1", "20000 20015");
-            let held: Vec<TcpStream> =
-                (0..3).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+            let held = connected(destination, 3);
             let accepted: Vec<TcpStream> =
                 (0..3).map(|_| server.accept().expect("the other end").0).collect();
             assert!((0..4).all(|_| churn(&server, destination)));
@@ -330,8 +343,7 @@ mod tests {
             let elsewhere = read(SocketAddr::from(([127, 0, 0, 1], 81)));
             assert_eq!((elsewhere.taken.all(), elsewhere.listener), (0, None));
             let another = ["127.0.0.2".parse().expect("an address")];
-            let others =
-                Snapshot::read(Path::new(PROC), Transport::Tcp, destination, &another).expect("a snapshot");
+            let others = read_from(Transport::Tcp, destination, &another);
             assert_eq!(others.taken.all(), 0, "from other sources nothing is taken");
             drop((held, accepted, half_closed, waits));
         });
@@ -344,8 +356,7 @@ mod tests {
             let destination = server.local_addr().expect("its address");
             let flow = UdpSocket::bind("127.0.0.1:0").expect("a socket");
             flow.connect(destination).expect("a peer");
-            let snapshot =
-                Snapshot::read(Path::new(PROC), Transport::Udp, destination, &[]).expect("a snapshot");
+            let snapshot = read_from(Transport::Udp, destination, &[]);
             assert_eq!((snapshot.taken.established, snapshot.taken.all()), (1, 1));
         });
     }
@@ -359,8 +370,8 @@ mod tests {
             let snapshot = read(destination);
             assert_eq!(snapshot.unseen.as_deref(), Some("sock_diag: EPROTONOSUPPORT"));
             let judged = judge(&snapshot, &Need { connections: 1, ..Need::default() });
-            let unseen =
-                judged.findings.iter().find(|finding| finding.id == "sockets-unseen").expect("a finding");
+            let unseen = judged.findings.iter().find(|finding| finding.id == "sockets-unseen");
+            let unseen = unseen.expect("a finding");
             assert!(unseen.to_string().contains("cannot be seen (sock_diag: EPROTONOSUPPORT)"), "{unseen}");
             assert!(judged.findings.iter().all(|finding| finding.id != "nobody-listens"));
             drop(client);
@@ -371,17 +382,14 @@ mod tests {
     fn the_backlog_is_limited_by_somaxconn() {
         in_namespace(|| {
             let (socket, destination) = listener("127.0.0.1", 50);
-            let clients: Vec<TcpStream> =
-                (0..2).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+            let clients = connected(destination, 2);
             let queue = read(destination).listener.expect("it listens");
             assert_eq!(queue, ListenQueue { sockets: 1, backlog: 50, waiting: 2 });
             set_sysctl("net.core.somaxconn", "20");
             socket::listen(socket.as_fd(), 50).expect("listen again");
             let snapshot = read(destination);
-            assert_eq!(
-                (snapshot.somaxconn, snapshot.listener.map(|queue| queue.backlog)),
-                (Some(20), Some(20))
-            );
+            assert_eq!(snapshot.somaxconn, Some(20));
+            assert_eq!(snapshot.listener.map(|queue| queue.backlog), Some(20));
             drop(clients);
         });
     }
@@ -391,8 +399,7 @@ mod tests {
         in_namespace(|| {
             set_sysctl("net.ipv4.tcp_syncookies", "0");
             let (socket, destination) = listener("127.0.0.1", 4);
-            let clients: Vec<TcpStream> =
-                (0..5).map(|_| TcpStream::connect(destination).expect("a port")).collect();
+            let clients = connected(destination, 5);
             assert_eq!(read(destination).listener.map(|queue| queue.waiting), Some(5));
             // The kernel drops the sixth SYN; the reply to the retransmitted SYN would arrive after 1 s.
             let sixth = TcpStream::connect_timeout(&destination, Duration::from_millis(200));
@@ -411,12 +418,8 @@ mod tests {
         let snapshot = Snapshot::read_unix(Path::new(PROC), &path).expect("a snapshot");
         let queue = snapshot.listener.expect("it listens");
         assert_eq!((queue.sockets, queue.waiting), (1, 1));
-        let need = Need {
-            transport: Unix,
-            connections: queue.backlog + 2,
-            requests_per_connection: 1,
-            ..Need::default()
-        };
+        let connections = queue.backlog + 2;
+        let need = Need { transport: Unix, connections, requests_per_connection: 1, ..Need::default() };
         let judged = judge(&snapshot, &need);
         assert_eq!(judged.budget, None);
         let backlog = judged.findings.iter().find(|finding| finding.id == "backlog").expect("a finding");
@@ -444,14 +447,17 @@ mod tests {
             at("[::]:82", true, 32),
             at("[::]:83", false, 64),
         ];
-        let backlog =
-            |destination: &str| queue(&all, to(destination)).map(|queue| (queue.sockets, queue.backlog));
-        assert_eq!(backlog("10.0.0.1:80"), Some((2, 12)), "SO_REUSEPORT");
-        assert_eq!(backlog("10.0.0.2:80"), Some((1, 2)));
-        assert_eq!(backlog("[::1]:80"), Some((1, 1)));
-        assert_eq!(backlog("[::1]:81"), Some((1, 16)));
-        assert_eq!(backlog("127.0.0.1:82"), None, "IPV6_V6ONLY");
-        assert_eq!(backlog("127.0.0.1:83"), Some((1, 64)));
+        for (name, destination, expected) in [
+            ("SO_REUSEPORT", "10.0.0.1:80", Some((2, 12))),
+            ("any address of the family", "10.0.0.2:80", Some((1, 2))),
+            ("any address of IPv6", "[::1]:80", Some((1, 1))),
+            ("its own address", "[::1]:81", Some((1, 16))),
+            ("IPV6_V6ONLY", "127.0.0.1:82", None),
+            ("IPv4 at an IPv6 socket", "127.0.0.1:83", Some((1, 64))),
+        ] {
+            let queue = queue(&all, to(destination)).map(|queue| (queue.sockets, queue.backlog));
+            assert_eq!(queue, expected, "{name}");
+        }
     }
 
     #[test]
@@ -477,14 +483,8 @@ mod tests {
             let _not = TcpListener::bind("127.0.0.5:20100").expect("a listener");
             let snapshot = read(destination);
             assert_eq!((snapshot.ports(), snapshot.listened_at), (6, 1));
-            let need = |operations| Need {
-                connections: 1,
-                requests_per_connection: 1,
-                operations: Some(operations),
-                ..Need::default()
-            };
-            assert_eq!(judge(&snapshot, &need(6)).stall, None);
-            let stall = judge(&snapshot, &need(7)).stall.expect("a stall");
+            assert_eq!(judge(&snapshot, &one_by_one(6)).stall, None);
+            let stall = judge(&snapshot, &one_by_one(7)).stall.expect("a stall");
             let seen = (0..20).take_while(|_| churn(&server, destination)).count();
             assert_eq!(seen as u64, stall.after_connections);
         });
@@ -553,9 +553,7 @@ mod tests {
             set_sysctl("net.ipv4.tcp_tw_reuse", "0");
             set_sysctl("net.ipv4.tcp_max_tw_buckets", "8");
             let snapshot = read(destination);
-            let need =
-                Need { connections: 1, requests_per_connection: 1, operations: Some(64), ..Need::default() };
-            let judged = judge(&snapshot, &need);
+            let judged = judge(&snapshot, &one_by_one(64));
             assert_eq!((judged.stall, judged.findings[0].id), (None, "tw-buckets"));
             assert!((0..64).all(|_| churn(&server, destination)), "four times as many as there are ports");
             let after = read(destination);
@@ -603,19 +601,14 @@ mod tests {
         let fake = FakeProc::with("old", &[]);
         let snapshot = Snapshot::read_without_ports(&fake.0).expect("a snapshot");
         assert_eq!((snapshot.ports(), snapshot.time_wait, snapshot.somaxconn), (64_508, 77, Some(128)));
-        assert_eq!(
-            (snapshot.tcp_timestamps, snapshot.tcp_syncookies, snapshot.conntrack),
-            (true, false, None)
-        );
+        assert!(snapshot.tcp_timestamps && !snapshot.tcp_syncookies && snapshot.conntrack.is_none());
         assert_eq!(snapshot.reuse(), Some(Duration::from_secs(1)), "before Linux 6.14");
-        let fake = FakeProc::with(
-            "tracking",
-            &[
-                ("sys/net/netfilter/nf_conntrack_max", "65536\n"),
-                ("sys/net/netfilter/nf_conntrack_count", "12\n"),
-                ("sys/net/ipv4/tcp_tw_reuse_delay", "250\n"),
-            ],
-        );
+        let tracking = [
+            ("sys/net/netfilter/nf_conntrack_max", "65536\n"),
+            ("sys/net/netfilter/nf_conntrack_count", "12\n"),
+            ("sys/net/ipv4/tcp_tw_reuse_delay", "250\n"),
+        ];
+        let fake = FakeProc::with("tracking", &tracking);
         let snapshot = Snapshot::read_without_ports(&fake.0).expect("a snapshot");
         assert_eq!(snapshot.conntrack, Some(Conntrack { max: 65_536, count: 12 }));
         assert_eq!(snapshot.reuse(), Some(Duration::from_millis(250)));
@@ -625,12 +618,10 @@ mod tests {
     fn unreadable_files_are_named() {
         let fake = FakeProc::with("odd", &[("sys/net/core/somaxconn", "many\n")]);
         let error = Snapshot::read_without_ports(&fake.0).expect_err("no number").to_string();
-        assert!(
-            error.starts_with("cannot make sense of") && error.ends_with("somaxconn: \"many\""),
-            "{error}"
-        );
-        let error =
-            Snapshot::read_without_ports(Path::new("/nonexistent")).expect_err("no files").to_string();
+        let is_named = error.starts_with("cannot make sense of") && error.ends_with("somaxconn: \"many\"");
+        assert!(is_named, "{error}");
+        let nowhere = Path::new("/nonexistent");
+        let error = Snapshot::read_without_ports(nowhere).expect_err("no files").to_string();
         assert!(error.contains("/nonexistent/sys/net/ipv4/ip_local_port_range"), "{error}");
     }
 }

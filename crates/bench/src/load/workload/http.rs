@@ -410,10 +410,8 @@ mod tests {
             asks_to_close: true,
         };
         let text = String::from_utf8(request.bytes(false)).unwrap();
-        assert_eq!(
-            text,
-            "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\nabc"
-        );
+        let head = "POST /a HTTP/1.1\r\nHost: h:1\r\nuser-agent: me\r\nX-A: b\r\nContent-Length: 3\r\n\r\n";
+        assert_eq!(text, format!("{head}abc"));
         for (method, expected) in
             [("POST", true), ("PUT", true), ("PATCH", true), ("GET", false), ("DELETE", false)]
         {
@@ -462,31 +460,20 @@ mod tests {
 
     #[test]
     fn responses_end_at_their_declared_length() {
-        for (text, ends, expected) in [
-            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", false, answer(false, 200)),
-            ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", false, answer(true, 200)),
-            ("HTTP/1.1 204 No Content\r\n\r\n", false, answer(false, 204)),
-            ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", false, answer(true, 200)),
-            (
-                "HTTP/1.0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive\r\n\r\nx",
-                false,
-                answer(false, 200),
-            ),
-            ("HTTP/1.1 200 OK\r\n\r\nuntil the end", true, answer(true, 200)),
-            (
-                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx",
-                false,
-                answer(false, 200),
-            ),
-            ("HTTP/1.1 503 Busy\r\nContent-Length: 1\r\n\r\nx", false, answer(false, 503)),
-            (
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-                false,
-                answer(false, 200),
-            ),
+        for (rest, closing, code) in [
+            ("1 200 OK\r\nContent-Length: 2\r\n\r\nok", false, 200),
+            ("1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", true, 200),
+            ("1 204 No Content\r\n\r\n", false, 204),
+            ("0 200 OK\r\nContent-Length: 1\r\n\r\nx", true, 200),
+            ("0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive\r\n\r\nx", false, 200),
+            ("1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", false, 200),
+            ("1 503 Busy\r\nContent-Length: 1\r\n\r\nx", false, 503),
+            ("1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", false, 200),
         ] {
-            assert_eq!(parse_in_pieces(text, ends), expected, "{text:?}");
+            let text = format!("HTTP/1.{rest}");
+            assert_eq!(parse_in_pieces(&text, false), answer(closing, code), "{text:?}");
         }
+        assert_eq!(parse_in_pieces("HTTP/1.1 200 OK\r\n\r\nuntil the end", true), answer(true, 200));
     }
 
     #[test]
@@ -513,27 +500,22 @@ mod tests {
 
     #[test]
     fn a_malformed_response_is_quoted() {
-        let ok = "HTTP/1.1 200 OK\r\n";
+        let (ok, two) = ("HTTP/1.1 200 OK\r\n", "Content-Length: 1\r\nContent-Length: 2\r\n\r\n");
         for (text, expected) in [
             ("SSH-2.0-OpenSSH_9.2\r\n", "not a status line of HTTP/1: \"SSH-2.0-OpenSSH_9.2\\r\\n\""),
             ("\u{1b}[2J\u{e9}\r\n", "not a status line of HTTP/1: \"\\x1b[2J\\xc3\\xa9\\r\\n\""),
             (&format!("{ok}Content-Length: 2\r\n\r\nokXX"), "bytes after the end of the response: \"XX\""),
             (&format!("{ok}Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n"), "not a chunk: \"zz\""),
             (&format!("{ok}X : a\r\n\r\n"), "not a header field of HTTP/1: "),
-            (
-                &format!("{ok}Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
-                "two different values of Content-Length: ",
-            ),
+            (&format!("{ok}{two}"), "two different values of Content-Length: "),
         ] {
             assert!(detail(text).starts_with(expected), "{}", detail(text));
         }
         assert!(detail(&"x".repeat(1000)).ends_with("x\"..."), "the quotation is bounded");
         for value in ["+2", "-2", "0x2", "2, 2", "", "99999999999999999999"] {
             let detail = detail(&format!("{ok}Content-Length: {value}\r\n\r\nok"));
-            assert!(
-                detail.starts_with("a Content-Length that is not a number: \"HTTP/1.1 200 OK"),
-                "{detail}"
-            );
+            let expected = "a Content-Length that is not a number: \"HTTP/1.1 200 OK";
+            assert!(detail.starts_with(expected), "{detail}");
         }
     }
 

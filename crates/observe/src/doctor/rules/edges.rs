@@ -91,12 +91,8 @@ fn accept_queues_at_their_limits() {
     expect("A01", 10.0, &of([20, 40, 159], 0), &grows);
     expect("A01", 10.0, &of([40, 40, 159], 0), &["fills", "!grows"]);
     expect("A01", 10.0, &of([40, 20, 159], 0), &["fills", "!grows"]);
-    expect(
-        "A01",
-        10.0,
-        &of([4, 9, 8], 2),
-        &["Critical", "; 2 SYNs and ACKs were dropped in 500 ms", "!grows"],
-    );
+    let wanted = ["Critical", "; 2 SYNs and ACKs were dropped in 500 ms", "!grows"];
+    expect("A01", 10.0, &of([4, 9, 8], 2), &wanted);
     expect("A01", 0.0, &of([0, 9, 20], 0), &[]);
     expect("A02", 0.0, &of([0, 0, 8], 0), &[]);
     expect("A02", 2.0, &of([0, 0, 8], 1), &[]);
@@ -165,25 +161,13 @@ fn syn_queues_at_their_limits() {
     };
     expect("A05", 75.0, &of(0, [5, 0, 0], 0), &["Critical 5 SYNs were dropped in 500 ms"]);
     // A queue that is full besides is the same fault.
-    expect(
-        "A05",
-        75.0,
-        &of(0, [5, 0, 0], 100),
-        &["Critical 5 SYNs were dropped", "100 handshakes in progress"],
-    );
+    let wanted = ["Critical 5 SYNs were dropped", "100 handshakes in progress"];
+    expect("A05", 75.0, &of(0, [5, 0, 0], 100), &wanted);
     expect("A05", 75.0, &of(0, [0, 0, 3], 0), &[]);
-    expect(
-        "A05",
-        75.0,
-        &of(1, [0, 0, 3], 0),
-        &["Warning", "3 SYNs got a cookie instead of a place", ", 0 dropped"],
-    );
-    expect(
-        "A05",
-        75.0,
-        &of(1, [1, 2, 0], 0),
-        &["Warning", "2 SYNs got a cookie instead of a place", ", 1 dropped"],
-    );
+    let wanted = ["Warning", "3 SYNs got a cookie instead of a place", ", 0 dropped"];
+    expect("A05", 75.0, &of(1, [0, 0, 3], 0), &wanted);
+    let wanted = ["Warning", "2 SYNs got a cookie instead of a place", ", 1 dropped"];
+    expect("A05", 75.0, &of(1, [1, 2, 0], 0), &wanted);
     expect("A05", 75.0, &of(2, [0, 0, 3], 0), &["Notice", "3 SYNs got a cookie in 500 ms without need"]);
     expect("A05", 75.0, &of(2, [0, 0, 0], 0), &[]);
     expect("A05", 75.0, &of(1, [0; 3], 75), &["Warning 75 handshakes are in progress", "which takes 100"]);
@@ -234,18 +218,10 @@ fn descriptors_at_their_limits() {
         snapshot
     };
     expect("F01", 90.0, &of(89, None, 1_000), &[]);
-    expect(
-        "F01",
-        90.0,
-        &of(90, None, 1_000),
-        &["Warning", "90%", "--nofile=400:\"", "Queue(7)", "!Queue(8)"],
-    );
-    expect(
-        "F01",
-        90.0,
-        &of(100, Some(100), 1_000),
-        &["Critical", "--nofile=400:400\"", "the hard limit is 100"],
-    );
+    let wanted = ["Warning", "90%", "--nofile=400:\"", "Queue(7)", "!Queue(8)"];
+    expect("F01", 90.0, &of(90, None, 1_000), &wanted);
+    let wanted = ["Critical", "--nofile=400:400\"", "the hard limit is 100"];
+    expect("F01", 90.0, &of(100, Some(100), 1_000), &wanted);
     expect("F01", 90.0, &of(99, Some(150), 1_000), &["Warning", "--nofile=150:\"", "LimitNOFILE=150"]);
     expect("F01", 90.0, &of(99, None, 300), &["--nofile=300:\"", "!fs.nr_open"]);
     expect("F01", 90.0, &of(99, None, 100), &["--nofile=400:\"", "fs.nr_open"]);
@@ -263,12 +239,8 @@ fn memory_and_orphans_at_their_limits() {
     expect("F02", 90.0, &of(199, limits, 899, 1), &[]);
     expect("F02", 90.0, &of(200, limits, 0, 1), &["Warning TCP sockets use 200 pages", "66%"]);
     expect("F02", 90.0, &of(270, limits, 0, 0), &["Critical TCP sockets use 270 pages", "200 400 600"]);
-    expect(
-        "F02",
-        90.0,
-        &of(0, [0, 0, 300], 900, 0),
-        &["Warning 900 of 1,000 orphaned", "0 resets", "\"2000\""],
-    );
+    let wanted = ["Warning 900 of 1,000 orphaned", "0 resets", "\"2000\""];
+    expect("F02", 90.0, &of(0, [0, 0, 300], 900, 0), &wanted);
     expect("F02", 90.0, &of(0, limits, 900, 1), &["Critical 900 of 1,000 orphaned", "1 reset "]);
     let is_unchecked = |snapshot: &Snapshot| (named("F02").unwrap().check)(snapshot, 90.0).is_err();
     let mut hidden = of(0, limits, 0, 0);
@@ -307,12 +279,8 @@ fn searches_at_their_limits() {
         snapshot
     };
     // 100 searches of 500 us are 5% of half a second of two processors, and 10% of one.
-    expect(
-        "L03",
-        5.0,
-        &of(100, 500_000, None),
-        &["5% of the CPU time", "100 searches, 500 us each", "!1% of"],
-    );
+    let wanted = ["5% of the CPU time", "100 searches, 500 us each", "!1% of"];
+    expect("L03", 5.0, &of(100, 500_000, None), &wanted);
     expect("L03", 5.1, &of(100, 500_000, None), &[]);
     let slow = ["searches 0.5 ms", "of 100 searches, mean 0.05 ms", "take 1% of one processor"];
     expect("P09", 500.0, &of(100, 50_000, Some(500_000)), &slow);
@@ -399,22 +367,14 @@ fn ports_at_their_limits() {
     expect("P01", 90.0, &of(tuple(900, 0)), &["Warning", "900 of 1,000 ports", "!hold", "!per second"]);
     expect("P01", 90.0, &of(tuple(1_000, 0)), &["Critical", "the next connect() fails"]);
     let grown = |growth_per_s| of(Tuple { growth_per_s, owners: vec![owner(7, 900)], ..tuple(900, 0) });
-    expect(
-        "P01",
-        90.0,
-        &grown(1.0),
-        &["1 more port per second", "server[7] has 900 of the", "!trace connect"],
-    );
+    let wanted = ["1 more port per second", "server[7] has 900 of the", "!trace connect"];
+    expect("P01", 90.0, &grown(1.0), &wanted);
     expect("P01", 90.0, &grown(0.9), &["!per second"]);
     // Less than half of the range is not a reason to widen it.
     expect("P03", 1_001.0, &of(tuple(499, 0)), &[]);
     expect("P03", 1_000.0, &of(tuple(500, 0)), &[]);
-    expect(
-        "P03",
-        1_001.0,
-        &of(tuple(500, 0)),
-        &["Notice", "1,000 usable ports; 10.0.0.1 → 10.0.0.2:80 uses 500"],
-    );
+    let wanted = ["Notice", "1,000 usable ports; 10.0.0.1 → 10.0.0.2:80 uses 500"];
+    expect("P03", 1_001.0, &of(tuple(500, 0)), &wanted);
     expect("P03", 1_001.0, &of(tuple(1_000, 0)), &["Warning", "uses 1,000 of them"]);
     let closing = Tuple { closes_per_s: 20.0, growth_per_s: 20.0, ..tuple(50, 250) };
     let needs = ["Warning", "needs 1,250 at its rate of 20 closes/s and 60 s"];
@@ -458,12 +418,8 @@ fn sockets_bound_first_at_their_limits() {
             vec![Source { address, in_use, low_parity, destinations: 2, owners: vec![owner(7, 3)] }];
         snapshot
     };
-    expect(
-        "P08",
-        20.0,
-        &of(200, 10, Vec::new()),
-        &["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n", "process: Some(7)"],
-    );
+    let wanted = ["Notice", "190 of 200 ports are odd", "!EADDRINUSE\n", "process: Some(7)"];
+    expect("P08", 20.0, &of(200, 10, Vec::new()), &wanted);
     expect("P08", 20.0, &of(200, 11, Vec::new()), &["Notice", "no two"][..0]);
     expect("P08", 20.0, &of(199, 0, Vec::new()), &[]);
     expect("P08", 0.0, &of(19, 0, Vec::new()), &[]);
@@ -544,12 +500,8 @@ fn growth_and_shares_at_their_limits() {
         let owners = (1..).zip(sockets).map(|(pid, sockets)| owner(pid, *sockets)).collect();
         connected(&[], vec![Tuple { owners, ..tuple(established, 100) }])
     };
-    expect(
-        "P12",
-        50.0,
-        &shared(&[200, 200], 400),
-        &["2 processes share the 1,000 ports", "50% are", "!more;"],
-    );
+    let wanted = ["2 processes share the 1,000 ports", "50% are", "!more;"];
+    expect("P12", 50.0, &shared(&[200, 200], 400), &wanted);
     expect("P12", 50.0, &shared(&[300, 33], 400), &["!", "x"][..0]);
     expect("P12", 50.0, &shared(&[270, 30], 400), &["server[1] 270, server[2] 30"]);
     expect("P12", 50.0, &shared(&[200, 199], 399), &[]);
@@ -573,23 +525,15 @@ fn time_wait_at_its_limits() {
     let none = Counter::default();
     expect("T01", 80.0, &of(799, none), &[]);
     expect("T01", 0.0, &of(0, none), &[]);
-    expect(
-        "T01",
-        80.0,
-        &of(800, none),
-        &["Warning 800 sockets are in TIME_WAIT, 80% of the 1,000", "\"262144\""],
-    );
+    let wanted = ["Warning 800 sockets are in TIME_WAIT, 80% of the 1,000", "\"262144\""];
+    expect("T01", 80.0, &of(800, none), &wanted);
     expect("T01", 80.0, &of(200_000, none), &["\"524288\""]);
     let past = Counter { total: 5, during: 0 };
     let now = Counter { total: 5, during: 3 };
     expect("T02", 0.0, &of(1_000, none), &[]);
     expect("T02", 0.0, &of(499, past), &[]);
-    expect(
-        "T02",
-        0.0,
-        &of(500, past),
-        &["Notice 5 connections skipped TIME_WAIT so far", "with 500 sockets in"],
-    );
+    let wanted = ["Notice 5 connections skipped TIME_WAIT so far", "with 500 sockets in"];
+    expect("T02", 0.0, &of(500, past), &wanted);
     expect("T02", 0.0, &of(1_000, past), &["Notice"]);
     expect("T02", 0.0, &of(999, now), &["Notice 3 connections skipped TIME_WAIT in 0.5 s"]);
     expect("T02", 0.0, &of(1_000, now), &["Warning 3 connections skipped TIME_WAIT in 0.5 s"]);
@@ -601,12 +545,8 @@ fn time_wait_at_its_limits() {
         }
         snapshot
     };
-    expect(
-        "T03",
-        50.0,
-        &waiting(249, 251, None),
-        &["Notice", "is 0 (never)", "25% of its ports in TIME_WAIT"],
-    );
+    let wanted = ["Notice", "is 0 (never)", "25% of its ports in TIME_WAIT"];
+    expect("T03", 50.0, &waiting(249, 251, None), &wanted);
     expect("T03", 50.0, &waiting(250, 250, None), &[]);
     expect("T03", 50.0, &waiting(248, 251, None), &[]);
     expect("T03", 50.0, &waiting(0, 900, None), &["Warning", "90% of its ports in TIME_WAIT"]);

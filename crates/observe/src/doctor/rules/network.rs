@@ -662,65 +662,61 @@ mod tests {
         let found = with(80, &|_| ());
         assert_eq!(found.len(), 1);
         assert!(found[0].verdict.starts_with("server[70] has 1 of the 2 sockets"), "{}", found[0].verdict);
-        assert!(
-            found[0].evidence[1].contains("server[70] started 7200 s before server[90]"),
-            "{:?}",
-            found[0].evidence
-        );
+        let evidence = &found[0].evidence;
+        assert!(evidence[1].contains("server[70] started 7200 s before server[90]"), "{evidence:?}");
         // Daemons of init: a unit each, or one unit whose earlier start left a copy behind.
-        let daemons = |cgroups: [Option<&str>; 2], change: &dyn Fn(&mut [Process])| {
-            let found = with(1, &|processes| {
+        let found = |cgroups: [&str; 2], change: fn(&mut [Process])| {
+            let drafts = with(1, &|processes| {
                 for (process, cgroup) in processes.iter_mut().zip(cgroups) {
-                    process.cgroup = cgroup.map(str::to_owned);
+                    process.cgroup = Some(cgroup.to_owned()).filter(|cgroup| !cgroup.is_empty());
                     process.parent_name = Some("systemd".to_owned());
                     process.executable = Some("/usr/sbin/server".to_owned());
                 }
                 change(processes);
             });
-            found.first().map(|draft| [&draft.evidence[..], std::slice::from_ref(&draft.verdict)].concat())
+            drafts.first().map(|draft| format!("{}\n{}\n", draft.verdict, draft.evidence.join("\n")))
         };
-        let (web, other) = (Some("/system.slice/web.service"), Some("/system.slice/web@2.service"));
-        let session = Some("/user.slice/user-0.slice/session-7.scope");
-        let nothing = |_: &mut [Process]| ();
-        assert_eq!(daemons([web, other], &nothing), None, "a unit each");
-        let evidence = daemons([web, web], &nothing).expect("a copy in the same unit");
-        assert!(
-            evidence[0].starts_with("both are called server, both children of systemd: "),
-            "{evidence:?}"
-        );
+        let (web, other) = ("/system.slice/web.service", "/system.slice/web@2.service");
+        let session = "/user.slice/user-0.slice/session-7.scope";
         let tmux = "/user.slice/user-1000.slice/user@1000.service/tmux-spawn-0f2d.scope";
-        for scope in [session, Some(tmux), Some("/system.slice/run-r3f.scope")] {
-            for (cgroups, pid) in [([scope, web], 70), ([web, scope], 90)] {
-                let found = daemons(cgroups, &nothing).expect("started by hand");
-                let verdict = found.last().expect("a verdict");
-                assert!(verdict.starts_with(&format!("server[{pid}] has 1 of the 2 sockets")), "{verdict}");
-            }
-        }
-        let other_file = |processes: &mut [Process]| processes[1].executable = Some("/opt/server".to_owned());
-        assert!(daemons([web, session], &other_file).is_some(), "started by hand from another file");
-        assert_eq!(daemons([web, web], &other_file), None, "two programs of a unit");
-        assert_eq!(daemons([Some("/system.slice/docker-3f.scope"), web], &nothing), None, "a container");
-        let young =
-            |processes: &mut [Process]| processes[0].started_ns = processes[1].started_ns - 1_000_000_000;
-        assert_eq!(daemons([web, web], &young), None, "one start");
-        let supervised =
-            |processes: &mut [Process]| processes[1].parent_name = Some("supervisord".to_owned());
-        assert_eq!(daemons([web, web], &supervised), None, "an instance was restarted");
-        let replaced = |processes: &mut [Process]| {
-            processes[0].executable = Some("/usr/sbin/server (deleted)".to_owned())
-        };
-        assert_eq!(daemons([web, other], &replaced), None, "an upgrade restarts unit by unit");
-        assert_eq!(daemons([None, None], &nothing), None, "nothing tells the copy");
-        let evidence = daemons([None, None], &replaced).expect("a copy from before an upgrade");
-        assert!(
-            evidence[1].ends_with("a file that was replaced since its start: /usr/sbin/server"),
-            "{evidence:?}"
-        );
-        assert!(daemons([Some("/"), Some("/")], &replaced).is_some());
+        let run = "/system.slice/run-r3f.scope";
+        let container = "/system.slice/docker-3f.scope";
+        let nothing: fn(&mut [Process]) = |_| ();
+        let other_file: fn(&mut [Process]) = |all| all[1].executable = Some("/opt/server".to_owned());
+        let young: fn(&mut [Process]) = |all| all[0].started_ns = all[1].started_ns - 1_000_000_000;
+        let supervised: fn(&mut [Process]) = |all| all[1].parent_name = Some("supervisord".to_owned());
+        let replaced: fn(&mut [Process]) =
+            |all| all[0].executable = Some("/usr/sbin/server (deleted)".to_owned());
         // Containers with the network of the host have different parents.
-        let apart = |processes: &mut [Process]| processes[1].parent = 80;
-        assert_eq!(daemons([web, other], &apart), None);
-        assert!(daemons([web, web], &apart).is_some());
+        let apart: fn(&mut [Process]) = |all| all[1].parent = 80;
+        let (old, new) = ("server[70] has 1 of the 2 sockets", "server[90] has 1 of the 2 sockets");
+        let same = "\nboth are called server, both children of systemd: ";
+        let was_replaced = "a file that was replaced since its start: /usr/sbin/server\n";
+        for (name, cgroups, change, expected) in [
+            ("a unit each", [web, other], nothing, None),
+            ("a copy in the same unit", [web, web], nothing, Some(same)),
+            ("the older was started in a session", [session, web], nothing, Some(old)),
+            ("the younger was started in a session", [web, session], nothing, Some(new)),
+            ("the older was started in tmux", [tmux, web], nothing, Some(old)),
+            ("the younger was started in tmux", [web, tmux], nothing, Some(new)),
+            ("the older was started by systemd-run", [run, web], nothing, Some(old)),
+            ("the younger was started by systemd-run", [web, run], nothing, Some(new)),
+            ("started by hand from another file", [web, session], other_file, Some("")),
+            ("two programs of a unit", [web, web], other_file, None),
+            ("a container", [container, web], nothing, None),
+            ("one start", [web, web], young, None),
+            ("an instance was restarted", [web, web], supervised, None),
+            ("an upgrade restarts unit by unit", [web, other], replaced, None),
+            ("nothing tells the copy", ["", ""], nothing, None),
+            ("a copy from before an upgrade", ["", ""], replaced, Some(was_replaced)),
+            ("a copy from before an upgrade, in the root cgroup", ["/", "/"], replaced, Some("")),
+            ("units with different parents", [web, other], apart, None),
+            ("a unit with different parents", [web, web], apart, Some("")),
+        ] {
+            let found = found(cgroups, change);
+            assert_eq!(found.is_some(), expected.is_some(), "{name}: {found:?}");
+            assert!(found.is_none_or(|text| text.contains(expected.unwrap())), "{name}: not {expected:?}");
+        }
         // Another instance is the oldest process, and related to the copy and to the process that took its place.
         let mut snapshot = Snapshot {
             listeners: Part::Seen(vec![listener(1, 60), listener(2, 70), listener(3, 90)]),

@@ -126,7 +126,6 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::net::{IpAddr, Ipv6Addr};
 
     use fourtuple_record::snapshot::{
@@ -135,6 +134,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::doctor::attribute::tests::full_tuple;
     use crate::doctor::{Diagnosis, Limits, diagnose};
 
     fn failed(call: &str, errno: &str, protocol: &str, address: &str, failed: u64) -> FailedCall {
@@ -177,15 +177,13 @@ mod tests {
         };
         assert_eq!(unchecked(&seen), None);
         let game = Owner { pid: 77, name: "game".to_owned(), sockets: 0 };
-        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
-        failures.processes_32_bit.push(game);
+        let mut failures = Failures { processes_32_bit: vec![game], ..Failures::default() };
+        seen.failures = Part::Seen(failures.clone());
         let reason = unchecked(&seen).unwrap();
-        assert!(
-            reason.starts_with("failed calls of programs of 32 bits are not seen (game[77]); "),
-            "{reason}"
-        );
-        let Part::Seen(failures) = &mut seen.failures else { panic!("made above") };
-        failures.calls.push(failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7));
+        let not_seen = "failed calls of programs of 32 bits are not seen (game[77]); ";
+        assert!(reason.starts_with(not_seen), "{reason}");
+        failures.calls = vec![failed("connect", "EHOSTUNREACH", "tcp", "10.0.0.3:80", 7)];
+        seen.failures = Part::Seen(failures);
         let [(_, evidence)] = &found(&seen)[..] else { panic!("{:?}", found(&seen)) };
         assert!(evidence.last().unwrap().contains("(game[77])"), "{evidence:?}");
     }
@@ -226,18 +224,8 @@ mod tests {
         snapshot.ports = Part::Seen(EphemeralPorts { low: 32_768, high: 32_867, reserved: Vec::new() });
         snapshot.connections = Part::Seen(Connections {
             tuples: vec![Tuple {
-                source: [10, 0, 0, 1].into(),
-                destination: ([10, 0, 0, 2], 80).into(),
-                in_use: 100,
-                low_parity: 50,
-                states: BTreeMap::from([("established".to_owned(), 100)]),
-                closes_per_s: 0.0,
-                closed_last_s: 0,
-                growth_per_s: 0.0,
-                time_wait_plain: None,
-                idle: None,
-                fix: None,
-                owners: Vec::new(),
+                states: [("established".to_owned(), 100)].into(),
+                ..full_tuple(80, Vec::new())
             }],
             ..Connections::default()
         });

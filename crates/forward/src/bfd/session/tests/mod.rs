@@ -100,6 +100,17 @@ impl Bench {
         }
     }
 
+    /// Forgets the packets that were sent, and then does as `run_receiving`.
+    fn observe(&mut self, time: Duration, packet: Packet) {
+        self.sent.clear();
+        self.run_receiving(time, packet);
+    }
+
+    #[track_caller]
+    fn expect(&self, state: State, diagnostic: Diagnostic) {
+        assert_eq!((self.session.state(), self.session.diagnostic()), (state, diagnostic));
+    }
+
     fn receive(&mut self, packet: Packet) {
         self.try_receive(packet).expect("taken");
     }
@@ -157,10 +168,7 @@ fn the_detection_time_continues_after_a_takeover() {
     bench.run(ms(299));
     assert_eq!(bench.session.state(), State::Up);
     bench.run(ms(1));
-    assert_eq!(
-        (bench.session.state(), bench.session.diagnostic()),
-        (State::Down, Diagnostic::DetectionTimeExpired)
-    );
+    bench.expect(State::Down, Diagnostic::DetectionTimeExpired);
 }
 
 #[test]
@@ -193,68 +201,54 @@ fn an_incomplete_saved_state_is_refused() {
     let names: Vec<_> = saved_state.iter().map(|(name, _)| name.to_owned()).collect();
     for missing in names {
         let mut rest = SavedState::default();
-        saved_state
-            .iter()
-            .filter(|(name, _)| *name != missing)
-            .for_each(|(name, number)| rest.set(name, number));
+        let kept = saved_state.iter().filter(|(name, _)| *name != missing);
+        kept.for_each(|(name, number)| rest.set(name, number));
         // A valid saved state may lack a time of the last reception or transmission, and the failed flag belongs to the link,
         // not to the session.
         let may_be = ["heard-ns", "sent-ns", "failed"].contains(&missing.as_str());
         assert_eq!(Session::restore(&rest, bench.now, Rng::with_seed(1)).is_some(), may_be, "{missing}");
     }
     let mut zero = SavedState::default();
-    saved_state
-        .iter()
-        .for_each(|(name, number)| zero.set(name, if name == "discriminator" { 0 } else { number }));
+    for (name, number) in saved_state.iter() {
+        zero.set(name, if name == "discriminator" { 0 } else { number });
+    }
     assert!(Session::restore(&zero, bench.now, Rng::with_seed(1)).is_none());
 }
 
-fn refused(change: impl FnOnce(&mut Vec<u8>), hops: u8) -> Discard {
-    let mut bench = Bench::up(Timers::default());
-    let mut bytes = from_peer(State::Down).encode().to_vec();
-    change(&mut bytes);
-    let why = bench.session.receive(bench.now, &bytes, hops).expect_err("discarded");
-    assert_eq!(bench.session.state(), State::Up, "a discarded packet changes nothing");
-    assert_eq!(bench.session.remote().0, State::Up);
-    assert_eq!(bench.session.discards().iter().collect::<Vec<_>>(), [(why, 1)]);
-    why
-}
-
 #[test]
-fn packets_that_passed_a_router_are_discarded() {
-    assert_eq!(refused(|_| {}, 254), Discard::Hops);
-    assert_eq!(refused(|_| {}, 1), Discard::Hops);
-    assert_eq!(refused(|_| {}, 0), Discard::Hops);
-}
-
-#[test]
-fn packets_for_another_session_are_discarded() {
-    assert_eq!(refused(|bytes| bytes[11] ^= 1, HOPS), Discard::NoSession);
-}
-
-#[test]
-fn authenticated_packets_are_discarded() {
-    let authenticate = |bytes: &mut Vec<u8>| {
+fn discarded_packets_change_nothing_and_are_counted() {
+    type Change = fn(&mut Vec<u8>);
+    let authenticate: Change = |bytes| {
         bytes[1] |= 4;
         bytes[3] = 28;
         bytes.extend([1, 4, 1, b'x']);
     };
-    assert_eq!(refused(authenticate, HOPS), Discard::Authentication);
-}
-
-#[test]
-fn malformed_packets_are_discarded_and_counted() {
-    assert_eq!(refused(|bytes| bytes[0] = 0x40, HOPS), Discard::Version);
-    assert_eq!(refused(|bytes| bytes[3] = 20, HOPS), Discard::Length);
-    assert_eq!(refused(|bytes| bytes[3] = 60, HOPS), Discard::LengthBeyondPayload);
-    assert_eq!(refused(|bytes| bytes[2] = 0, HOPS), Discard::DetectMult);
-    assert_eq!(refused(|bytes| bytes[1] |= 1, HOPS), Discard::Multipoint);
-    assert_eq!(refused(|bytes| bytes[4..8].fill(0), HOPS), Discard::MyDiscriminator);
-    let zero_in_init = |bytes: &mut Vec<u8>| {
+    let zero_in_init: Change = |bytes| {
         bytes[1] = 0x80;
         bytes[8..12].fill(0);
     };
-    assert_eq!(refused(zero_in_init, HOPS), Discard::YourDiscriminatorZero);
+    let rows: [(&str, Change, u8, Discard); 12] = [
+        ("passed a router", |_| {}, 254, Discard::Hops),
+        ("passed many routers", |_| {}, 1, Discard::Hops),
+        ("has no hop left", |_| {}, 0, Discard::Hops),
+        ("for another session", |bytes| bytes[11] ^= 1, HOPS, Discard::NoSession),
+        ("authenticated", authenticate, HOPS, Discard::Authentication),
+        ("another version", |bytes| bytes[0] = 0x40, HOPS, Discard::Version),
+        ("too short a length", |bytes| bytes[3] = 20, HOPS, Discard::Length),
+        ("a length beyond the payload", |bytes| bytes[3] = 60, HOPS, Discard::LengthBeyondPayload),
+        ("a multiplier of 0", |bytes| bytes[2] = 0, HOPS, Discard::DetectMult),
+        ("multipoint", |bytes| bytes[1] |= 1, HOPS, Discard::Multipoint),
+        ("no discriminator", |bytes| bytes[4..8].fill(0), HOPS, Discard::MyDiscriminator),
+        ("no discriminator of ours in Init", zero_in_init, HOPS, Discard::YourDiscriminatorZero),
+    ];
+    for (name, change, hops, why) in rows {
+        let mut bench = Bench::up(Timers::default());
+        let mut bytes = from_peer(State::Down).encode().to_vec();
+        change(&mut bytes);
+        assert_eq!(bench.session.receive(bench.now, &bytes, hops), Err(why), "{name}");
+        assert_eq!((bench.session.state(), bench.session.remote().0), (State::Up, State::Up), "{name}");
+        assert_eq!(bench.session.discards().iter().collect::<Vec<_>>(), [(why, 1)], "{name}");
+    }
     // The owner of the session discards what never reaches it.
     let mut bench = Bench::up(Timers::default());
     bench.session.discard(Discard::Stranger);
@@ -357,13 +351,11 @@ fn going_up_begins_a_poll() {
     assert!(bench.last().poll);
     assert_eq!(bench.last().desired_min_tx_us, 300_000);
     // The sequence continues with the periodic packets until the peer answers.
-    bench.sent.clear();
-    bench.run_receiving(ms(3000), UP());
+    bench.observe(ms(3000), UP());
     assert!(bench.sent.len() >= 10 && bench.sent.iter().all(|(_, packet)| packet.poll));
     assert!(bench.intervals().iter().all(|interval| *interval >= ms(225)), "no packets in between");
     confirmed(&mut bench);
-    bench.sent.clear();
-    bench.run_receiving(ms(3000), UP());
+    bench.observe(ms(3000), UP());
     assert!(bench.sent.iter().all(|(_, packet)| !packet.poll));
 }
 
@@ -384,12 +376,10 @@ fn a_longer_interval_to_send_waits_for_the_answer() {
     bench.run_receiving(ms(3000), fast);
     assert!(bench.sent.len() >= 29);
     assert!(bench.intervals().iter().all(|interval| *interval <= ms(100)));
-    let polls_sent =
-        bench.sent.iter().filter(|(_, packet)| packet.poll && packet.desired_min_tx_us == 2_000_000);
-    assert!(polls_sent.count() >= 28, "but it is told");
+    let is_told = |packet: &Packet| packet.poll && packet.desired_min_tx_us == 2_000_000;
+    assert!(bench.sent.iter().filter(|(_, packet)| is_told(packet)).count() >= 28, "but it is told");
     bench.receive(Packet { is_final: true, ..fast });
-    bench.sent.clear();
-    bench.run_receiving(ms(20_000), fast);
+    bench.observe(ms(20_000), fast);
     assert!((9..=14).contains(&bench.sent.len()), "{}", bench.sent.len());
     assert_eq!(bench.session.state(), State::Up);
 }
@@ -592,8 +582,7 @@ fn up_packets_have_the_negotiated_interval_with_jitter() {
         let packet = Packet { required_min_rx_us: their_rx * 1000, ..from_peer(State::Up) };
         bench.receive(packet);
         bench.run_receiving(ms(100), packet);
-        bench.sent.clear();
-        bench.run_receiving(ms(120_000), packet);
+        bench.observe(ms(120_000), packet);
         let intervals = bench.intervals();
         let (least, most) = (ms(expected) * 3 / 4, ms(expected));
         assert!(intervals.iter().all(|interval| (least..=most).contains(interval)), "{intervals:?}");
@@ -601,10 +590,8 @@ fn up_packets_have_the_negotiated_interval_with_jitter() {
         let of_expected = mean.as_secs_f64() / most.as_secs_f64();
         assert!((0.865..0.885).contains(&of_expected), "12.5% less in the mean, not {of_expected}");
         let (low, high) = (intervals.iter().min().unwrap(), intervals.iter().max().unwrap());
-        assert!(
-            *low < least + most / 50 && *high > most - most / 50,
-            "all of the range: {low:?} to {high:?}"
-        );
+        let is_whole = *low < least + most / 50 && *high > most - most / 50;
+        assert!(is_whole, "all of the range: {low:?} to {high:?}");
     }
 }
 
@@ -625,8 +612,7 @@ fn required_min_rx_0_stops_all_but_answers() {
     let mut bench = Bench::up(Timers::default());
     let silent = Packet { required_min_rx_us: 0, ..from_peer(State::Up) };
     bench.receive(silent);
-    bench.sent.clear();
-    bench.run_receiving(ms(5000), silent);
+    bench.observe(ms(5000), silent);
     assert!(bench.sent.is_empty());
     bench.receive(Packet { poll: true, ..silent });
     assert_eq!(bench.sent.len(), 1);
@@ -647,9 +633,8 @@ fn required_min_rx_0_ends_with_the_detection_time() {
     assert!(bench.sent.is_empty());
     bench.run(ms(5000));
     assert!(bench.sent.len() >= 4);
-    assert!(
-        bench.sent.iter().all(|(_, packet)| packet.state == State::Down && packet.your_discriminator == 0)
-    );
+    let is_forgotten = |packet: &Packet| packet.state == State::Down && packet.your_discriminator == 0;
+    assert!(bench.sent.iter().all(|(_, packet)| is_forgotten(packet)));
 }
 
 /// A shorter or a longer interval counts from the last packet sent (section 6.8.3).
@@ -659,8 +644,7 @@ fn the_peers_required_min_rx_takes_effect_at_once() {
     let slow = Packet { required_min_rx_us: 4_000_000, ..from_peer(State::Up) };
     bench.receive(slow);
     bench.run_receiving(ms(4000), slow);
-    bench.sent.clear();
-    bench.run_receiving(ms(2900), slow);
+    bench.observe(ms(2900), slow);
     assert!(bench.sent.len() <= 1);
     // More than 200 ms have passed since the last packet, or it was just sent.
     bench.run_receiving(ms(300), Packet { required_min_rx_us: 200_000, ..from_peer(State::Up) });
@@ -707,15 +691,13 @@ fn demand_mode_stops_periodic_packets_while_up() {
     let mut bench = Bench::up(Timers::default());
     let demand = Packet { demand: true, ..from_peer(State::Up) };
     bench.receive(demand);
-    bench.sent.clear();
-    bench.run_receiving(ms(5000), demand);
+    bench.observe(ms(5000), demand);
     assert!(bench.sent.is_empty());
     bench.session.set_timers(timers(300, 300, 4));
     bench.run_receiving(ms(1000), demand);
     assert!(bench.sent.len() >= 2 && bench.sent.iter().all(|(_, packet)| packet.poll), "{:?}", bench.sent);
     bench.receive(Packet { is_final: true, ..demand });
-    bench.sent.clear();
-    bench.run_receiving(ms(1000), demand);
+    bench.observe(ms(1000), demand);
     assert!(bench.sent.is_empty());
     bench.receive(Packet { demand: true, ..from_peer(State::Init) });
     bench.run_receiving(ms(700), Packet { demand: true, ..from_peer(State::Init) });

@@ -543,16 +543,10 @@ function redraw() {
 }
 redraw();
 
-// Colours are painted into the canvases, so other colours require other charts, which show the same part.
 function repaint() {
-  for (const figure of figures) {
-    const before = plots.get(figure), view = before ? viewOf(before) : [];
-    before?.destroy();
-    plots.delete(figure);
-    draw(figure);
-    const u = plots.get(figure);
-    u?.batch(() => view.forEach(([key, ends]) => u.setScale(key, ends)));
-  }
+  isRepainting = true;
+  figures.forEach(draw);
+  isRepainting = false;
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 for (const [event, isPrinting] of [["beforeprint", true], ["afterprint", false]]) {

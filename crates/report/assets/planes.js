@@ -51,8 +51,6 @@ const planesKinds = {
     };
     figure.chosen ??= 0;
     tabs(figure, shown.map(([name]) => name), (index) => {
-      plots.get(figure)?.destroy();
-      plots.delete(figure);
       plots.set(figure, draw(shown[index]));
       return "";
     }, "Way and work");

@@ -313,15 +313,19 @@ const room = (figure) => ("print" in root.dataset ? PAPER : figure.querySelector
 const height = (width) => Math.round(Math.min(Math.max(width * 0.5, 300), 460));
 const plots = new Map();
 
-const namesOf = (series) => series.map(({ label }) => label).join("\n");
+// Colours are painted into the canvases, so other colours require other charts.
+let isRepainting = false;
+const namesOf = ({ title, series }) => [title, ...series.map(({ label }) => label)].join("\n");
 
-// Draws a chart, or gives new data to the drawn one: it keeps its zoom, its cursor, its focus and the lines that are off.
+// Draws a chart, or gives new data to the drawn one if the lines are the same: it keeps its cursor, its focus and the lines that are off.
+// A zoom stays in both cases.
 function plot(figure, full, data, options) {
   const width = room(figure);
   if (!Object.values(full).flat().every(Number.isFinite)) throw new RangeError("a scale without ends");
-  const drawnBefore = plots.get(figure);
-  if (drawnBefore && namesOf(drawnBefore.series) === namesOf(options.series)) return update(drawnBefore, full, data);
-  drawnBefore?.destroy();
+  const before = plots.get(figure), names = namesOf(options);
+  if (before?.names === names && !isRepainting) return update(before, full, data);
+  const view = before ? viewOf(before) : [];
+  before?.destroy();
   const drawn = () => {
     figure.dataset.shown = "";
     root.dataset.drawn = document.querySelectorAll("figure[data-shown]").length;
@@ -350,11 +354,12 @@ function plot(figure, full, data, options) {
       setSeries: [press],
     },
   }, data, figure.querySelector(".plot"));
-  u.full = full;
+  Object.assign(u, { full, names });
   listen(u, full);
   describe(figure, u, options);
   obey(figure, u, full);
   tools(figure, () => reset(u, full));
+  u.batch(() => view.forEach(([key, ends]) => u.setScale(key, ends)));
   return u;
 }
 

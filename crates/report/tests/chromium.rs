@@ -422,7 +422,7 @@ fn charts_have_names_and_obey_the_keyboard() {
 }
 
 /// Prepares a page of the width of paper for print, and lists what does not fit: commands that scroll, and charts and pages that are too
-/// wide; then says how many charts there are, and the colour of the text while the screen is dark.
+/// wide; then says how many charts there are, the colour of the text while the screen is dark, and the width of the widest chart.
 const PAPER: &str = "(async () => {
     dispatchEvent(new Event('beforeprint'));
     for (let i = 0; i < 50; i++) await null;
@@ -431,7 +431,8 @@ const PAPER: &str = "(async () => {
     charts.filter((one) => one.getBoundingClientRect().right > root.clientWidth).forEach(() => wide.push('a chart'));
     if (root.scrollWidth > root.clientWidth) wide.push('the page');
     const shown = [...document.querySelectorAll('.tools, .copy')].filter((one) => one.offsetHeight > 0).length;
-    root.dataset.seen = [wide.length, charts.length, shown, getComputedStyle(root).getPropertyValue('--text')].join('|');
+    root.dataset.seen = [wide.length, charts.length, shown, getComputedStyle(root).getPropertyValue('--text'),
+        Math.max(...charts.map((one) => one.getBoundingClientRect().width))].join('|');
 })();";
 
 #[test]
@@ -444,11 +445,13 @@ fn print_wraps_commands_and_fits_charts() {
     let html = with_script(&records, PAPER);
     let charts = html.matches("data-chart=\"").count().to_string();
     assert!(html.contains("@media print {"), "the styles of print are one block");
-    // The styles of print in a window: a browser draws it wide first, as it does before it prints.
-    let html = html.replace("@media print {", "@media all {");
     let dark = ["--blink-settings=preferredColorScheme=0"];
-    let seen = seen(&open_with(&browser, &room, &html, 700, 900, &dark));
-    assert_eq!(seen, ["0", charts.as_str(), "0", "#1c2126"]);
+    let paper = |html: &str, width| seen(&open_with(&browser, &room, html, width, 900, &dark));
+    // The styles of print in a window as wide as paper.
+    let narrow = paper(&html.replace("@media print {", "@media all {"), 700);
+    assert_eq!(narrow, ["0", charts.as_str(), "0", "#1c2126", "680"]);
+    // Before a browser prints, the window has its own width.
+    assert_eq!(paper(&html, 1280)[4], "680");
 }
 
 #[test]
@@ -479,17 +482,19 @@ fn ticks_are_at_round_numbers() {
     let Some(browser) = chromium_or_skip("ticks_are_at_round_numbers") else { return };
     let room = TempDir::new("ticks");
     let last = "addEventListener('load', () => document.documentElement.dataset.seen = painted.join('|'));";
-    let painted = |record: Saved| {
+    let painted = |record: Saved, width| {
         let html =
             with_script(&[record], last).replace("<body>", &format!("<body><script>{PAINTED}</script>"));
-        seen(&open(&browser, &room, &html, 1280, 900)).join(" ")
+        seen(&open(&browser, &room, &html, width, 900)).join(" ")
     };
-    let live = painted(Saved::Doctor(samples::live_doctor()));
+    let live = painted(Saved::Doctor(samples::live_doctor()), 1280);
     assert!(live.contains("time of day (UTC) 11:59:05 11:59:10 11:59:15"), "{live}");
     assert!(live.contains("ports in use 0 5k 10k 15k 20k 25k 30k"), "{live}");
+    let ports = painted(Saved::Ports(samples::full_ports()), 360);
+    assert!(ports.contains("share of connections 0% 5% 10% 15%"), "{ports}");
     let mut stalled = samples::stalled();
     stalled.results.elapsed_ns *= 8;
-    let stalled = painted(Saved::Load(stalled));
+    let stalled = painted(Saved::Load(stalled), 1280);
     assert!(stalled.contains("since the start 0 60s 2m 3m 4m 5m 6m 7m 8m 9m 10m"), "{stalled}");
 }
 

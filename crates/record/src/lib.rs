@@ -136,6 +136,9 @@ impl Remark {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Host {
+    /// Name of the machine as `uname -n` prints it; empty in records before there was this field.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
     /// Kernel release as `uname -r` prints it.
     pub kernel: String,
     /// Number of CPUs that this process may run on.

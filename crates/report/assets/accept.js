@@ -1,6 +1,10 @@
 // The chart of lab keepalive. In the same function plot.js precedes this file, and charts.js follows it.
 
-const QUANTILES = [["p99.9", "p999"], ["p99", "p99"], ["p50", "p50"]];
+const QUANTILES = [
+  ["p99.9", "p999", "1 request in 1,000 waits longer"],
+  ["p99", "p99", "1 request in 100 waits longer"],
+  ["p50", "p50", "half of the requests wait longer"],
+];
 
 // Draws the 95% interval of each point of a line as whiskers.
 function whiskers(u, index, cells, x) {
@@ -55,7 +59,9 @@ const acceptKinds = {
     };
     const full = { x: [-0.3, x.length - 0.7], y: extent() };
     const data = () => [x.map((every, at) => at), ...groups.map(([, own]) => column(own, chosen[1]))];
+    const title = () => `Wait of a request, ${chosen[0]}: ${chosen[2]}`;
     const u = plot(figure, full, data(), {
+      title: title(),
       scales: { x: horizontal(full.x), y: vertical(full.y, true) },
       series: [
         { label: "close every", value: or(closing) },
@@ -69,7 +75,7 @@ const acceptKinds = {
       ],
       axes: [
         axis("requests after which a connection is closed", closing, { splits: () => x.map((every, at) => at) }),
-        upright("wait", tick, log),
+        upright("wait of a request", tick, log),
       ],
       cursor: lines,
       hooks: {
@@ -85,6 +91,8 @@ const acceptKinds = {
         u.setData(data(), false);
         u.setScale("y", { min: full.y[0], max: full.y[1] });
       });
+      u.root.querySelector(".u-title").textContent = title();
+      u.root.querySelector(".u-wrap").setAttribute("aria-label", title());
       return "";
     }, "Quantile");
     return u;

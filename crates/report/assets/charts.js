@@ -136,7 +136,7 @@ const kinds = {
         mark("failed", "--failed"),
         { label: "moving mean", stroke: css("--text"), width: 2, points: { show: false }, value: or(duration) },
       ],
-      axes: [axis("dial", count, { space: 70 }), upright("time in connect()", tick, log)],
+      axes: [axis("dial", count, WHOLE), upright("time in connect()", tick, log)],
       cursor: { dataIdx: (u, series, index) => (series >= 1 && series <= 3 ? nearest(u, dots, series - 1, index) : index) },
     });
     tabs(figure, runs.map((run) => run.strategy + (repeated ? ` (run ${run.repeat})` : "")), (chosen) => {
@@ -182,7 +182,7 @@ const kinds = {
         mark("odd port", "--odd"),
         mark("found none", "--failed"),
       ],
-      axes: [axis("", (value) => view.value(value), { space: 70 }), upright("time of the search", tick, log)],
+      axes: [axis("", (value) => view.value(value), { incrs: () => (view.label === "time" ? IN_NANOSECONDS : WHOLE).incrs }), upright("time of the search", tick, log)],
       cursor: { dataIdx: (u, series, index) => (series >= 1 ? nearest(u, dots, series - 1, index) : index) },
     });
     tabs(figure, views.map(({ name }) => name), (chosen) => {
@@ -244,7 +244,7 @@ const kinds = {
           value: told(({ of, number }) => `${count(number)} of ${tick(from[of] ?? from[0])} to ${tick(from[of + 1] ?? top)}`),
         },
       ],
-      axes: [axis("time", tick, { space: 70 }), upright("time of the search", tick, log)],
+      axes: [axis("time", tick, IN_NANOSECONDS), upright("time of the search", tick, log)],
       cursor: { points: { show: false }, focus: { prox: -1 } },
       focus: { alpha: 1 },
       hooks: { drawClear: [paintCells] },
@@ -333,15 +333,16 @@ const kinds = {
     const right = Math.max(x[x.length - 1], ...sat.map((stall) => stall[1]), 0.001);
     const top = Math.max(ports, 1, ...tables.flatMap((table) => table[1]));
     const full = { x: [0, right], y: [0, top * 1.05] };
-    const seconds = (value) => tick(value * SECOND);
+    const short = (value) => tick(value * SECOND);
     return plot(figure, full, [...joined, x.map(() => ports)], {
+      title: `Sockets in TIME_WAIT, a line for each remedy; dotted: all ${count(ports)} ports`,
       scales: { x: horizontal(full.x), y: vertical(full.y) },
       series: [
         { label: "time", value: or((value) => duration(value * SECOND)) },
         ...runs.map((run, index) => line(run.remedy, index, { spanGaps: true, value: or(count) })),
         limit("ports", count),
       ],
-      axes: [axis("since the first connect()", seconds), upright("sockets in TIME_WAIT", count)],
+      axes: [axis("since the first connect()", short, IN_SECONDS), upright("sockets in TIME_WAIT", thousands, WHOLE)],
       cursor: lines,
       hooks: {
         drawAxes: [(u) => stalls.forEach((stall, index) => {
@@ -394,7 +395,7 @@ const kinds = {
         limit("ports", count),
         ...(cliff == null ? [] : [{ ...limit("connect() turns slow", count), dash: [2, 4] }]),
       ],
-      axes: [axis("since the first connect()", (value) => tick(value * SECOND)), upright("ports in use", count)],
+      axes: [axis("since the first connect()", (value) => tick(value * SECOND), IN_SECONDS), upright("ports in use", thousands, WHOLE)],
       cursor: lines,
       hooks: { drawAxes: [(u) => exhausted != null && band(u, [exhausted / SECOND, exhausted / SECOND], css("--failed"))] },
     });
@@ -508,11 +509,15 @@ function tabs(figure, names, choose, of = "Strategy") {
 
 // ---- all of them --------------------------------------------------------------------------------------------------
 
-const overflow = () => { root.toggleAttribute("data-overflow", root.scrollWidth > root.clientWidth); };
-const plots = new Map();
+// data-overflow: the page is wider than its window. data-scrolls: a table is wider than the page, and says so.
+function overflow() {
+  root.toggleAttribute("data-overflow", root.scrollWidth > root.clientWidth);
+  for (const frame of document.querySelectorAll(".scroll")) {
+    frame.toggleAttribute("data-scrolls", frame.scrollWidth > frame.clientWidth);
+  }
+}
 
 function draw(figure) {
-  plots.get(figure)?.destroy();
   try {
     plots.set(figure, kinds[figure.dataset.chart](figure));
   } catch (error) {
@@ -538,12 +543,40 @@ function redraw() {
 }
 redraw();
 
-// Colours are painted into the canvases, so a change of colour scheme requires drawing again.
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(draw));
+function repaint() {
+  isRepainting = true;
+  figures.forEach(draw);
+  isRepainting = false;
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+for (const [event, isPrinting] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(event, () => {
+    root.toggleAttribute("data-print", isPrinting);
+    repaint();
+  });
+}
 new ResizeObserver(() => {
   for (const [figure, u] of plots) {
-    const width = figure.querySelector(".plot").clientWidth;
+    const width = room(figure);
     if (width > 0 && width !== u.width) u.setSize({ width, height: height(width) });
   }
   overflow();
 }).observe(document.body);
+
+// A page of a plain HTTP address has no navigator.clipboard.
+async function copied(text, place) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(place);
+    return document.execCommand("copy");
+  }
+}
+
+addEventListener("click", async ({ target }) => {
+  const code = target.closest(".copy")?.parentElement.querySelector("code");
+  if (!code) return;
+  target.textContent = (await copied(code.textContent, code)) ? "Copied" : "Press Ctrl-C";
+  setTimeout(() => { target.textContent = "Copy"; }, 2000);
+});

@@ -3,8 +3,11 @@
 const SECOND_NS = 1e9;
 const few = (points) => ({ points: { show: points.length <= 40, size: 5 } });
 
-// Labels of axes: 17.5k, not 17,500.
-const thousands = (value) => (value >= 10000 ? +(value / 1000).toFixed(1) + "k" : count(value));
+// Labels of axes: 5k, not 5,000.
+function thousands(value) {
+  const unit = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([least]) => value >= least);
+  return unit ? +(value / unit[0]).toFixed(3) + unit[1] : count(value);
+}
 
 // Returns the middle and the length of each second; the end of the run cuts the last one short.
 function timeline({ seconds, elapsed_ns }) {
@@ -29,7 +32,7 @@ function overTime(figure, data, full, series, axes, { marks = [], ...more }) {
   ];
   return plot(figure, full, data, {
     series: [{ label: "time", value: or((value) => duration(value * SECOND_NS)) }, ...series],
-    axes: [axis("since the start", (value) => tick(value * SECOND_NS)), ...axes],
+    axes: [axis("since the start", (value) => tick(value * SECOND_NS), IN_SECONDS), ...axes],
     cursor: lines,
     ...more,
     hooks: { drawAxes: [(u) => stalled && band(u, stalled, css("--failed"), "stalled"), ...marks] },
@@ -77,7 +80,7 @@ const loadKinds = {
         rates("errors", 1),
         ...(open ? [limit("offered", (value) => count(value) + "/s")] : []),
       ],
-      [upright("per second", thousands)],
+      [upright("per second", thousands, WHOLE)],
       { scales: { x: horizontal(full.x), y: vertical(full.y) } });
   },
 
@@ -119,7 +122,7 @@ const loadKinds = {
     const full = { x: span(results, true), y: [0, top * 1.08] };
     return overTime(figure, [x, left, x.map(() => ports.budget)], full,
       [line("tuples left", 0, { value: or(count), ...few(seconds) }), limit("budget", count)],
-      [upright("tuples left", thousands)],
+      [upright("tuples left", thousands, WHOLE)],
       {
         scales: { x: horizontal(full.x), y: vertical(full.y) },
         marks: [(u) => predicted != null && band(u, [predicted, predicted], css("--text"), "predicted", true)],

@@ -23,7 +23,7 @@ const planesKinds = {
     // The view with the most lines comes first.
     const shown = [...views].filter(([, lines]) => numbers(lines).length > 1)
       .sort(([, a], [, b]) => b.size - a.size || numbers(b).length - numbers(a).length);
-    const draw = ([, lines]) => {
+    const draw = ([name, lines]) => {
       const x = numbers(lines);
       const column = (cells, field) => x.map((planes) => {
         const cell = cells.find((cell) => cell.planes === planes);
@@ -36,6 +36,7 @@ const planesKinds = {
       const names = [...lines.keys()];
       const at = { spanGaps: true, value: or(rates), points: { show: true, size: 7 } };
       return plot(figure, full, [x, ...columns], {
+        title: `Payload that arrives with one 4-tuple: ${name}; dashed: counted, as if each plane had a processor`,
         scales: { x: horizontal(full.x), y: vertical(full.y) },
         series: [
           { label: "planes", value: or(count) },
@@ -44,17 +45,15 @@ const planesKinds = {
             line(name + ", counted", index, { ...at, dash: [4, 4], width: 1.5 }),
           ]),
         ],
-        axes: [axis("planes", count, { splits: () => x }), upright("Gbit/s", (value) => +value.toPrecision(3))],
+        axes: [axis("planes", count, { splits: () => x }), upright("payload, Gbit/s", (value) => +value.toPrecision(3))],
         cursor: { focus: { prox: 30 } },
       });
     };
     figure.chosen ??= 0;
-    let u;
     tabs(figure, shown.map(([name]) => name), (index) => {
-      u?.destroy();
-      plots.set(figure, u = draw(shown[index]));
+      plots.set(figure, draw(shown[index]));
       return "";
     }, "Way and work");
-    return u;
+    return plots.get(figure);
   },
 };

@@ -25,8 +25,13 @@ function duration(ns) {
   return Math.floor(seconds / 60) + "m" + String(seconds % 60).padStart(2, "0") + "s";
 }
 
-// Labels of axes: 10us, not 10.0us.
-const tick = (ns) => duration(ns).replace(/\.0+(?=\D|$)/, "");
+// Labels of axes: 10us, 1.5s and 2m, not 10.0us, 1.50s and 2m00s; a power of ten stays one.
+function tick(ns) {
+  const seconds = Math.round(ns / 1e9);
+  if (seconds >= 120 && /^10+$/.test(seconds)) return seconds + "s";
+  if (seconds >= 3600 && seconds % 3600 === 0) return seconds / 3600 + "h";
+  return duration(ns).replace(/\.\d+/, (digits) => (digits > 0 ? digits.replace(/0+$/, "") : "")).replace("m00s", "m");
+}
 const count = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => +(share * 100).toPrecision(3) + "%";
 const or = (format) => (u, value) => (value == null || Number.isNaN(value) ? "–" : format(value));
@@ -56,8 +61,19 @@ const limit = (label, format) => ({
   value: or(format),
 });
 
+// Distances of ticks: uPlot would take 2.5 too, with labels such as 12.5.
+const ROUND = [];
+for (let power = -9; power < 16; power++) for (const digit of [1, 2, 5]) ROUND.push(Number(`${digit}e${power}`));
+const WHOLE = { incrs: ROUND.filter((distance) => distance >= 1) };
+// From 20 s on, parts of minutes and hours.
+const SECONDS = [...ROUND.filter((distance) => distance < 15), ...[1 / 3, 0.5, 1, 2, 5, 10, 20, 30].map((minutes) => minutes * 60),
+  ...ROUND.filter((distance) => distance >= 1).map((hours) => hours * 3600)];
+const IN_SECONDS = { incrs: SECONDS }, IN_NANOSECONDS = { incrs: SECONDS.map((distance) => Math.round(distance * 1e9)).filter(Boolean) };
+
 const axis = (label, values, more) => ({
   label,
+  incrs: ROUND,
+  space: 70,
   size: 34,
   labelSize: 20,
   labelGap: 0,
@@ -97,7 +113,7 @@ function decades(low, high) {
   return range[0] < range[1] ? range : [range[0], range[0] * 10];
 }
 
-const upright = (label, values, more) => axis(label, values, { size: 58, ...more });
+const upright = (label, values, more) => axis(label, values, { size: 58, space: 30, ...more });
 
 // A scale that starts at `full`, keeps the user's zoom, and never exceeds `full`.
 const horizontal = (full, log) => ({
@@ -186,6 +202,69 @@ function listen(u, full) {
   }, { passive: false });
 }
 
+// Moves the cursor to the next point, zooms and pans by keys. The chosen point is read aloud.
+function obey(figure, u, full) {
+  const chart = u.root.querySelector(".u-wrap"), said = figure.querySelector(".spoken") ?? document.createElement("p");
+  said.className = "spoken";
+  said.setAttribute("role", "status");
+  figure.append(said);
+  chart.addEventListener("keydown", (event) => {
+    const { clientWidth: width, clientHeight: height } = u.over, [xs] = u.data, step = width / 8;
+    const go = (from, by) => {
+      let index = from;
+      while (index >= 0 && index < xs.length && !(xs[index] >= u.scales.x.min && xs[index] <= u.scales.x.max)) index += by;
+      if (index < 0 || index >= xs.length) return;
+      u.setCursor({ left: u.valToPos(xs[index], "x"), top: height / 2 });
+      said.textContent = [...u.root.querySelectorAll(".u-series")].map(({ children: [name, value] }) => `${name.textContent}: ${value.textContent}`).join(", ");
+    };
+    const at = u.cursor.idx;
+    const keys = {
+      ArrowRight: () => (event.shiftKey ? pan(u, full, -step, 0) : go(at == null ? 0 : at + 1, 1)),
+      ArrowLeft: () => (event.shiftKey ? pan(u, full, step, 0) : go(at == null ? xs.length - 1 : at - 1, -1)),
+      Home: () => go(0, 1),
+      End: () => go(xs.length - 1, -1),
+      "+": () => zoom(u, full, width / 2, height / 2, 0.7),
+      "-": () => zoom(u, full, width / 2, height / 2, 1 / 0.7),
+      0: () => reset(u, full),
+    };
+    if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+}
+
+// Names the chart, and makes the names of its legend buttons.
+function describe(figure, u, { title, axes: [{ label: across }, { label: up }] }) {
+  const chart = u.root.querySelector(".u-wrap"), legend = u.root.querySelector(".u-legend");
+  const caption = figure.querySelector("figcaption");
+  caption.id ||= "caption-" + document.querySelectorAll("figcaption[id]").length;
+  chart.tabIndex = 0;
+  for (const [key, value] of Object.entries({
+    role: "application",
+    "aria-roledescription": "chart",
+    "aria-label": title ?? (across ? `${up} against ${across}` : up),
+    "aria-describedby": caption.id,
+  })) chart.setAttribute(key, value);
+  legend.setAttribute("role", "presentation");
+  legend.querySelectorAll(".u-series th").forEach((one, index) => {
+    if (index === 0) return;
+    one.tabIndex = 0;
+    one.setAttribute("role", "button");
+    one.onkeydown = (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      one.click();
+    };
+  });
+  press(u);
+}
+
+function press(u) {
+  u.root.querySelectorAll(".u-series th").forEach((one, index) => {
+    if (index > 0) one.setAttribute("aria-pressed", u.series[index].show);
+  });
+}
+
 const pans = (event) => event.shiftKey || event.button === 1;
 
 // ---- marks --------------------------------------------------------------------------------------------------------
@@ -228,12 +307,25 @@ function band(u, [from, to], color, name, before = false) {
 
 // ---- one chart ----------------------------------------------------------------------------------------------------
 
+// The width of a page of A4 or Letter with its margins, in pixels.
+const PAPER = 680;
+const room = (figure) => ("print" in root.dataset ? PAPER : figure.querySelector(".plot").clientWidth);
 const height = (width) => Math.round(Math.min(Math.max(width * 0.5, 300), 460));
+const plots = new Map();
 
+// Colours are painted into the canvases, so other colours require other charts.
+let isRepainting = false;
+const namesOf = ({ title, series }) => [title, ...series.map(({ label }) => label)].join("\n");
+
+// Draws a chart, or gives new data to the drawn one if the lines are the same: it keeps its cursor, its focus and the lines that are off.
+// A zoom stays in both cases.
 function plot(figure, full, data, options) {
-  const room = figure.querySelector(".plot");
-  const width = room.clientWidth;
+  const width = room(figure);
   if (!Object.values(full).flat().every(Number.isFinite)) throw new RangeError("a scale without ends");
+  const before = plots.get(figure), names = namesOf(options);
+  if (before?.names === names && !isRepainting) return update(before, full, data);
+  const view = before ? viewOf(before) : [];
+  before?.destroy();
   const drawn = () => {
     figure.dataset.shown = "";
     root.dataset.drawn = document.querySelectorAll("figure[data-shown]").length;
@@ -243,7 +335,7 @@ function plot(figure, full, data, options) {
     width,
     height: height(width),
     padding: [12, 22, 0, 0],
-    legend: { live: true },
+    legend: { live: true, markers: { dash: (u, index) => (u.series[index].dash ? "dashed" : "solid") } },
     focus: { alpha: 0.3 },
     ...others,
     cursor: {
@@ -254,10 +346,39 @@ function plot(figure, full, data, options) {
       },
       ...cursor,
     },
-    hooks: { ...hooks, draw: [drawn] },
-  }, data, room);
+    hooks: {
+      ...hooks,
+      draw: [drawn],
+      setCursor: [(u) => figure.toggleAttribute("data-read", u.cursor.left >= 0)],
+      setScale: [(u) => figure.toggleAttribute("data-zoomed", viewOf(u).length > 0)],
+      setSeries: [press],
+    },
+  }, data, figure.querySelector(".plot"));
+  Object.assign(u, { full, names });
   listen(u, full);
+  describe(figure, u, options);
+  obey(figure, u, full);
   tools(figure, () => reset(u, full));
+  u.batch(() => view.forEach(([key, ends]) => u.setScale(key, ends)));
+  return u;
+}
+
+// The scales that do not show all.
+const viewOf = ({ full, scales }) => Object.entries(full ?? {})
+  .map(([key, [low, high]]) => [key, { min: scales[key].min, max: scales[key].max }, low, high])
+  .filter(([, { min, max }, low, high]) => min !== low || max !== high);
+
+function update(u, full, data) {
+  const zoomed = viewOf(u).map(([key]) => key);
+  u.batch(() => {
+    u.setData(data, false);
+    for (const [key, ends] of Object.entries(full)) {
+      // The scales of the chart hold these arrays.
+      u.full[key].splice(0, 2, ...ends);
+      const { min, max } = u.scales[key];
+      u.setScale(key, zoomed.includes(key) ? { min, max } : { min: ends[0], max: ends[1] });
+    }
+  });
   return u;
 }
 
@@ -269,7 +390,7 @@ function tools(figure, action) {
     bar.append(document.createElement("button"), document.createElement("span"));
     bar.lastChild.textContent = matchMedia("(pointer: coarse)").matches
       ? "Pinch to zoom and pan, tap to read a value."
-      : "Drag to zoom, shift-drag to pan, ctrl-wheel to zoom, double-click to reset.";
+      : "Drag to zoom, shift-drag to pan, ctrl-wheel to zoom, double-click to reset. Keys: arrows, + and -, 0.";
     bar.firstChild.textContent = "Reset view";
     figure.querySelector(".plot").after(bar);
   }

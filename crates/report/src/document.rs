@@ -103,6 +103,8 @@ pub(crate) enum Block {
         verdict: String,
         detail: String,
     },
+    /// A fault, or that there is none: the most visible line of a document.
+    Finding(Tone, String),
     /// A paragraph.
     Note(Tone, String),
     /// A list of short paragraphs.

@@ -1,6 +1,6 @@
 //! Renders documents as one self-contained HTML file.
 
-use fourtuple_record::{Common, Remark, Saved};
+use fourtuple_record::{Common, Host, Remark, Saved};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::document::{
@@ -9,7 +9,7 @@ use crate::document::{
 use crate::number::{count, duration, share};
 use crate::records::{document, host_facts};
 use crate::table;
-use crate::table::{Cell, Picture, Table, more};
+use crate::table::{Align, Cell, Picture, Table, more};
 
 const UPLOT_JS: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../assets/uplot/uPlot.min.css");
@@ -43,7 +43,7 @@ pub fn page(records: &[Saved]) -> String {
     document_of(records, POLICY, &[])
 }
 
-/// Returns a page of one record that replaces its article by each event of the event stream `/events` of its own server: a JSON
+/// Returns a page of one record that brings its article up to date by each event of the event stream `/events` of its own server: a JSON
 /// string with the result of [`article`].
 pub fn live_page(record: &Saved) -> String {
     document_of(std::slice::from_ref(record), LIVE_POLICY, &[LIVE_JS])
@@ -68,19 +68,22 @@ fn document_of(records: &[Saved], policy: &str, scripts: &[&str]) -> String {
                 // Without an icon browsers request one from the server.
                 link rel="icon" href="data:,";
                 title { (title(&commons)) }
+                noscript { style { ".copy { display: none; }" } }
                 style { (PreEscaped("/* uPlot\n")) (PreEscaped(UPLOT_LICENSE)) (PreEscaped("*/\n")) (PreEscaped(UPLOT_CSS)) (PreEscaped(PAGE_CSS)) }
             }
             body {
-                noscript {
-                    p.remark {
-                        "The charts of this page need JavaScript. The tables hold all key figures without it."
-                    }
-                }
                 @if records.len() > 1 {
                     (contents(&commons))
                 }
-                @for (index, saved) in records.iter().enumerate() {
-                    (show(index, saved))
+                main {
+                    noscript {
+                        p.remark {
+                            "The charts of this page need JavaScript. The tables hold all key figures without it."
+                        }
+                    }
+                    @for (index, saved) in records.iter().enumerate() {
+                        (show(index, saved))
+                    }
                 }
                 footer {
                     p {
@@ -101,9 +104,19 @@ fn document_of(records: &[Saved], policy: &str, scripts: &[&str]) -> String {
 fn title(records: &[Common<'_>]) -> String {
     match records {
         [] => "fourtuple".to_owned(),
-        [one] => format!("fourtuple {} on {}", one.command, one.host.kernel),
+        [one] => format!("fourtuple {} on {}", one.command, machine(one.host)),
         many => format!("fourtuple: {} records", many.len()),
     }
+}
+
+/// Returns the name of the host, or its kernel in records without a name.
+fn machine(host: &Host) -> String {
+    if host.name.is_empty() { format!("kernel {}", host.kernel) } else { host.name.clone() }
+}
+
+/// Returns the start of a run as `2026-03-01 12:00:00 UTC`.
+fn started(common: &Common<'_>) -> Markup {
+    html! { time datetime=(common.started) { (common.started.replacen('T', " ", 1).replace('Z', " UTC")) } }
 }
 
 fn contents(records: &[Common<'_>]) -> Markup {
@@ -113,7 +126,7 @@ fn contents(records: &[Common<'_>]) -> Markup {
                 @for (index, record) in records.iter().enumerate() {
                     li {
                         a href=(format!("#record-{index}")) { (record.command) } " "
-                        span.dim { (record.host.kernel) ", " (record.started) }
+                        span.dim { (machine(record.host)) ", " (started(record)) }
                     }
                 }
             }
@@ -124,9 +137,9 @@ fn contents(records: &[Common<'_>]) -> Markup {
 fn show(index: usize, saved: &Saved) -> Markup {
     let (common, document) = (saved.common(), document(saved));
     html! {
-        article id=(format!("record-{index}")) {
+        article.leads[document.leads] id=(format!("record-{index}")) {
             header {
-                p.kicker { "fourtuple " (common.command) }
+                p.kicker { "fourtuple " (common.command) " on " strong { (machine(common.host)) } ", " (started(&common)) }
                 h1 { (document.title) }
                 (facts(&host_facts(common.host)))
             }
@@ -189,6 +202,7 @@ fn block(record: usize, block: &Block) -> Markup {
             Block::Verdict { verdict, detail } => {
                 p.verdict { strong { (verdict) } @if !detail.is_empty() { " (" (detail) ")" } }
             }
+            Block::Finding(tone, text) => { h2.finding.(severity(*tone)) { (text) } }
             Block::Note(tone, text) => { (note(*tone, text)) }
             Block::List(tone, items) => {
                 ul {
@@ -200,13 +214,30 @@ fn block(record: usize, block: &Block) -> Markup {
                     }
                 }
             }
-            Block::Command { command, effect } => {
-                div.scroll tabindex="0" { pre { code { (command) } } }
-                p.dim { (effect) }
-            }
+            Block::Command { command, effect } => { (paste(command)) p.dim { (effect) } }
             Block::Gap => {}
             Block::Nothing => { p.remark { "Nothing was measured." } }
         }
+    }
+}
+
+/// Returns a command, which scrolls by itself, with a button that copies it.
+fn paste(command: &str) -> Markup {
+    html! {
+        div.command {
+            pre tabindex="0" role="group" aria-label="Command" { code { (command) } }
+            button.copy type="button" { "Copy" }
+        }
+    }
+}
+
+/// Returns the class of a finding.
+fn severity(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Bad => "critical",
+        Tone::Strong => "warning",
+        Tone::Good => "good",
+        Tone::Plain | Tone::Dim => "notice",
     }
 }
 
@@ -243,18 +274,29 @@ fn table(table: &Table) -> Markup {
         || table.columns.iter().enumerate().filter(|(_, column)| column.medium.includes(Medium::Page));
     let most = table.limit.map_or(usize::MAX, |limit| limit.page);
     let rows = html! {
-        div.scroll tabindex="0" {
+        div.scroll tabindex="0" role="group" aria-label="Table" {
             table {
-                thead { tr { @for (_, column) in columns() { th scope="col" { (column.page_title()) } } } }
+                thead {
+                    tr {
+                        @for (_, column) in columns() {
+                            @let title = column.page_title();
+                            @if title.is_empty() {
+                                td {}
+                            } @else {
+                                th.left[column.align == Align::Left] scope="col" { (title) }
+                            }
+                        }
+                    }
+                }
                 tbody {
                     @for row in table.rows.iter().take(most) {
                         tr {
-                            @for (position, (at, _)) in columns().enumerate() {
+                            @for (position, (at, column)) in columns().enumerate() {
                                 @let content = cell(&row[at]);
                                 @if position == 0 {
                                     th scope="row" { (content) }
                                 } @else {
-                                    td.bad[row[at].tone == Tone::Bad].dim[row[at].tone == Tone::Dim] { (content) }
+                                    td.left[column.align == Align::Left].bad[row[at].tone == Tone::Bad].dim[row[at].tone == Tone::Dim] { (content) }
                                 }
                             }
                         }
@@ -292,8 +334,8 @@ fn provenance(common: &Common<'_>, document: &Document) -> Markup {
     html! {
         section.provenance {
             h2 { "Where this comes from" }
-            p { (if document.computed { "Computed" } else { "Measured" }) " " time { (common.started) } " by" }
-            div.scroll tabindex="0" { pre { code { (document.command_line) } } }
+            p { (if document.computed { "Computed" } else { "Measured" }) " " (started(common)) " by" }
+            (paste(&document.command_line))
             @if !host.sysctls.is_empty() || !host.capabilities.is_empty() {
                 details {
                     summary { "Host settings that were read, and what the kernel can do" }
@@ -391,9 +433,9 @@ fn ladder(items: &[Workers]) -> Markup {
 }
 
 /// The widths of names, of bars and of the picture, and the heights of a bar and of a title.
-const NAMES: f64 = 150.0;
-const BARS: f64 = 360.0;
-const WIDTH: f64 = 620.0;
+const NAMES: f64 = 140.0;
+const BARS: f64 = 220.0;
+const WIDTH: f64 = 440.0;
 const ROW: f64 = 28.0;
 const TITLE: f64 = 22.0;
 
@@ -498,7 +540,7 @@ fn strips(timeline: &Timeline, row: &TimelineRow, across: impl Fn(u64) -> f64) -
         strip.to_ns > strip.from_ns && strip.to_ns > timeline.from_ns && across(strip.from_ns) < TIMELINE_WIDE
     };
     html! {
-        svg viewBox=(format!("0 0 {WIDE} {TALL}")) preserveAspectRatio="none" role="presentation" {
+        svg viewBox=(format!("0 0 {TIMELINE_WIDE} {TIMELINE_TALL}")) preserveAspectRatio="none" role="presentation" {
             @for strip in row.strips.iter().filter(seen) {
                 @let left = across(strip.from_ns);
                 // Short strips must stay visible.

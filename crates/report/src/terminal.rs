@@ -103,7 +103,7 @@ fn show(sheet: &mut Sheet, block: &Block) {
                 sheet.item("  ", detail, Tone::Dim);
             }
         }
-        Block::Note(tone, text) => sheet.item("", text, *tone),
+        Block::Finding(tone, text) | Block::Note(tone, text) => sheet.item("", text, *tone),
         Block::List(tone, items) => items.iter().for_each(|(name, text)| match name.as_str() {
             "" => sheet.item("- ", text, *tone),
             name => sheet.item("  ", &format!("{name}: {text}"), *tone),

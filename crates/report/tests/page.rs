@@ -282,7 +282,7 @@ fn locks_have_bars_with_intervals() {
         assert!(page.contains(part), "{part:?} is missing");
     }
     // The longest bar with its whisker fills the width, and the other bar is in proportion.
-    assert!(page.contains("width=\"349.5\"") && page.contains("width=\"317.7\""), "{page}");
+    assert!(page.contains("width=\"213.6\"") && page.contains("width=\"194.2\""), "{page}");
     let hostile = own(&page_of_hostile());
     assert!(!hostile.contains("<b onclick"), "markup of a record is on the page");
 }
@@ -317,4 +317,33 @@ fn planes_have_the_figure_and_a_bar_per_method() {
             "--planes 1,4,2 --bytes 64,1472,2972 --spread flow,hash,random --flows 1 --work 0s,6us"
         )
     );
+}
+
+#[test]
+fn host_and_time_stand_above_the_title() {
+    let html = page(&[Saved::Doctor(samples::doctor())]);
+    let (before, _) = html.split_once("<h1>").unwrap();
+    let (_, head) = before.split_once("<main>").expect("one main part");
+    let time = "<time datetime=\"2026-03-01T12:00:00Z\">2026-03-01 12:00:00 UTC</time>";
+    assert!(head.contains(&format!("on <strong>web-1</strong>, {time}")), "{head}");
+    assert!(html.contains("<title>fourtuple doctor on web-1</title>"));
+    let mut nameless = samples::doctor();
+    nameless.host.name.clear();
+    assert!(page(&[Saved::Doctor(nameless)]).contains("<title>fourtuple doctor on kernel 6.18.5</title>"));
+}
+
+#[test]
+fn findings_are_headings_by_severity() {
+    let html = page(&[Saved::Doctor(samples::doctor())]);
+    let place = |severity| html.find(&format!("<h2 class=\"finding {severity}\">{severity} ")).unwrap();
+    assert!(place("critical") < place("warning") && place("warning") < place("notice"));
+    assert_eq!(html.matches("class=\"finding critical\"").count(), 1);
+}
+
+#[test]
+fn remedies_of_time_wait_are_explained() {
+    let html = page(&[Saved::TimeWait(samples::time_wait())]);
+    for run in samples::time_wait().results.runs {
+        assert!(html.contains(&format!("{}: ", run.remedy)), "{} is not explained", run.remedy);
+    }
 }

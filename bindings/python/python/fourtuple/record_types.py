@@ -10,6 +10,7 @@ class Host(TypedDict):
     virtualization: str
     sysctls: dict[str, str]
     capabilities: dict[str, str]
+    name: NotRequired[str]
 
 
 class PortsSettings(TypedDict):

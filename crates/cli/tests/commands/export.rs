@@ -275,16 +275,32 @@ fn front(address: SocketAddr, exporter: &'static str) {
     });
 }
 
-/// The image delays the end of the load, and so the output of the browser, until the page in the frame has had two updates, and then has
-/// lost its server.
+/// The image delays the end of the load, and so the output of the browser. After its first update the page in the frame has a zoomed
+/// chart and an open list; two updates later the outer page looks whether they are still there, and then takes the server away.
 const OUTER: &str = "<!DOCTYPE html><html><body><iframe src=\"/\" width=\"360\" height=\"800\"></iframe><img src=\"/wait\"><script>\
-    const root = document.documentElement, frame = () => document.querySelector('iframe').contentDocument?.documentElement;\
-    const look = () => { if (!(frame()?.dataset.updates >= 2)) return setTimeout(look, 20);\
-    for (const a of frame().attributes) root.setAttribute('in-' + a.name, a.value);\
-    fetch('/end'); lose(); };\
-    const lose = () => { if (!frame().hasAttribute('data-stale')) return setTimeout(lose, 20);\
-    root.setAttribute('lost', frame().querySelector('.live').textContent); fetch('/done'); };\
-    look();</script></body></html>";
+    const root = document.documentElement, page = () => document.querySelector('iframe').contentDocument;\
+    const frame = () => page()?.documentElement, updates = () => Number(frame()?.dataset.updates ?? 0);\
+    const once = (is, then) => is() ? then() : setTimeout(() => once(is, then), 20);\
+    once(() => updates() >= 1, () => {\
+        const figures = [...page().querySelectorAll('figure[data-chart]')], list = page().querySelector('article details');\
+        const [first, second] = figures.map((figure) => figure.querySelector('.u-over')), box = first.getBoundingClientRect();\
+        const middle = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };\
+        first.dispatchEvent(new WheelEvent('wheel', { ...middle, deltaY: -400, ctrlKey: true, bubbles: true, cancelable: true }));\
+        list.open = true;\
+        const before = updates();\
+        once(() => updates() >= before + 2, () => {\
+            const is = (figure) => figure.isConnected && figure.hasAttribute('data-zoomed');\
+            root.setAttribute('zoomed', figures.map(is).join(' '));\
+            root.setAttribute('kept', [list.isConnected && list.open, second.isConnected].join(' '));\
+            root.setAttribute('axes', page().querySelector('.u-wrap').getAttribute('aria-label'));\
+            const said = page().querySelector('main > [role=status]'), finding = page().querySelector('.finding').textContent;\
+            root.setAttribute('said', [said.ariaLive, said.textContent.slice(0, 8) === finding.slice(0, 8)].join(' '));\
+            for (const a of frame().attributes) root.setAttribute('in-' + a.name, a.value);\
+            fetch('/end');\
+            once(() => frame().hasAttribute('data-stale'), () => {\
+                root.setAttribute('lost', frame().querySelector('.live').textContent); fetch('/done'); });\
+        });\
+    });</script></body></html>";
 
 fn answer(mut stream: TcpStream, exporter: &str, asked: &Asked) {
     let mut head = String::new();
@@ -346,5 +362,12 @@ fn the_live_page_updates_itself_in_a_browser() {
         }
         assert!(attributes.contains("in-data-drawn=\"2\""), "{attributes}");
         assert!(attributes.contains("lost=\"The server has not answered since "), "{attributes}");
+        // The second chart was not zoomed, and shows all of the longer time.
+        for kept in ["zoomed=\"true false\"", "kept=\"true true\"", "said=\"polite true\""] {
+            assert!(attributes.contains(kept), "{kept}: {attributes}");
+        }
+        assert!(attributes.contains("axes=\"ports in use against time of day ("), "{attributes}");
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert!(get("127.0.0.1:4904", "/").contains(&format!("on <strong>{}</strong>", name.trim())));
     });
 }

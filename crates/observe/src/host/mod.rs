@@ -18,6 +18,7 @@ use fourtuple_syscalls::procfs;
 /// Sysctls that cannot be read are left out; `capabilities` is empty until a command has probed the kernel.
 pub fn read(root: &Path, sysctls: &[&str]) -> Host {
     Host {
+        name: text(root, "proc/sys/kernel/hostname").unwrap_or_default(),
         kernel: text(root, "proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
         cpus: thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32),
         virtualization: virtualization(root),

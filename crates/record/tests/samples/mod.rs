@@ -56,6 +56,7 @@ impl Noise {
 
 pub(crate) fn host() -> Host {
     Host {
+        name: "web-1".into(),
         kernel: "6.18.5".into(),
         cpus: 2,
         virtualization: "kvm".into(),
@@ -833,6 +834,7 @@ pub(crate) fn hostile() -> PortsRecord {
     let evil = "</script><script>alert(1)</script><!-- \" ' & \x1b[2J\u{202e} ";
     let mut record = ports(&["random-window:500"], 1, 64);
     record.started = evil.into();
+    record.host.name = evil.into();
     record.host.kernel = evil.into();
     record.host.virtualization = evil.into();
     record.host.sysctls.insert(evil.into(), evil.into());

@@ -17,7 +17,7 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
     match results.findings.split_first() {
         None => {
             let tone = if unchecked.is_empty() { Tone::Good } else { Tone::Strong };
-            document.note(tone, nothing(results));
+            document.push(Block::Finding(tone, nothing(results)));
         }
         Some((first, others)) => {
             document.on(Medium::Brief, |screen| summarize(screen, first, results));
@@ -66,7 +66,7 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
 
 /// Adds the first screen: the fault with its first fact and remedies, and a line for each other fault. `--all` shows the rest.
 fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
-    screen.note(tone(first), headline(first));
+    screen.push(headline(first));
     first.evidence.iter().take(1).for_each(|fact| screen.note(Tone::Dim, fact));
     // Commands that only look come before the one that changes something, which has a command to undo it.
     let looks = first.now.iter().take_while(|advice| advice.undo.is_none()).count();
@@ -86,7 +86,7 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
         screen.heading("Other findings");
     }
     for (place, finding) in others {
-        screen.note(tone(finding), headline(finding));
+        screen.push(headline(finding));
         effects(place).into_iter().for_each(|effects| screen.note(Tone::Plain, effects));
     }
 }
@@ -193,27 +193,19 @@ fn command_line(settings: &DoctorSettings) -> String {
 }
 
 fn show(document: &mut Document, finding: &Finding) {
-    document.note(tone(finding), headline(finding));
+    document.push(headline(finding));
     finding.evidence.iter().for_each(|fact| document.note(Tone::Dim, fact));
     remedies(document, "do now", &finding.now, remedy);
     remedies(document, "do properly", &finding.proper, remedy);
 }
 
-fn tone(finding: &Finding) -> Tone {
-    match finding.severity {
-        Severity::Critical => Tone::Bad,
-        Severity::Warning => Tone::Strong,
-        Severity::Notice => Tone::Plain,
-    }
-}
-
-fn headline(finding: &Finding) -> String {
-    let severity = match finding.severity {
-        Severity::Critical => "critical",
-        Severity::Warning => "warning",
-        Severity::Notice => "notice",
+fn headline(finding: &Finding) -> Block {
+    let (tone, severity) = match finding.severity {
+        Severity::Critical => (Tone::Bad, "critical"),
+        Severity::Warning => (Tone::Strong, "warning"),
+        Severity::Notice => (Tone::Plain, "notice"),
     };
-    format!("{severity} {} {}", finding.id, finding.verdict)
+    Block::Finding(tone, format!("{severity} {} {}", finding.id, finding.verdict))
 }
 
 fn remedies(document: &mut Document, heading: &str, advice: &[Advice], show: fn(&Advice) -> Vec<Block>) {

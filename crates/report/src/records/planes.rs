@@ -21,9 +21,9 @@ pub(super) fn document(record: &PlanesRecord) -> Document {
         document.page_heading("Throughput against the number of planes");
         document.chart(
             "planes-throughput",
-            "Payload that arrived, with one 4-tuple: a line for each length of packets. Dashed: computed from the CPU time of \
-             the planes, as if each had a processor for itself; generator and sink need some of the processors. A name in \
-             the legend shows or hides its line.",
+            "Payload that arrived, with one 4-tuple: a line for each length of packets. Counted (dashed): not measured, but \
+             computed from the CPU time of the planes, as if each had a processor for itself; generator and sink need some \
+             of the processors. A name in the legend shows or hides its line.",
         );
     }
     let costs = costs(&results.cells);

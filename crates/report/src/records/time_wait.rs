@@ -39,15 +39,34 @@ pub(super) fn body(document: &mut Document, settings: &TimeWaitSettings, results
         document.chart(
             "time-wait",
             "Sockets in TIME_WAIT since the first connect() of each run. Shaded: the stall as predicted before the run. \
-             Dashed: the ports of the range. A name in the legend shows or hides its run.",
+             Dotted: the ports of the range. A name in the legend shows or hides its run.",
         );
     }
+    document.explain(meanings(&results.runs));
 }
 
 fn command_line(settings: &TimeWaitSettings) -> String {
     let TimeWaitSettings { low, high, remedies, patience_ns } = settings;
     let (remedies, patience) = (remedies.join(","), typed(*patience_ns));
     format!("fourtuple lab time-wait --range {low}-{high} --remedy {remedies} --patience {patience}")
+}
+
+/// Explains the names of the remedies.
+fn meanings(runs: &[TimeWaitRun]) -> String {
+    let meaning = |run: &TimeWaitRun| match run.remedy.as_str() {
+        "none-under" => Some("nothing changed, one transaction fewer than there are ports"),
+        "none-over" => {
+            Some("nothing changed, more transactions than there are ports, as in all further runs")
+        }
+        "more-sources" => Some("four source addresses"),
+        "wider-range" => Some("net.ipv4.ip_local_port_range = 1024 65535"),
+        "tcp-tw-reuse" => Some("net.ipv4.tcp_tw_reuse = 1"),
+        "server-closes-first" => Some("the server closes first and has the TIME_WAIT sockets"),
+        "keep-alive" => Some("100 transactions on each connection"),
+        _ => None,
+    };
+    let lines = runs.iter().filter_map(|run| Some(format!("{}: {}.", run.remedy, meaning(run)?)));
+    lines.collect::<Vec<_>>().join(" ")
 }
 
 fn runs(runs: &[TimeWaitRun]) -> Table {

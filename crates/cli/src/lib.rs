@@ -172,7 +172,8 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
+        // A word that begins with - is nowhere a value without a flag.
+        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
         .collect();
     // Flags of `load` and `serve` in front of -- are errors of place: clap's tip would make them words of the command.
     let behind =
@@ -195,5 +196,5 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
         _ => "",
     };
-    format!("{message}{more}")
+    exit::quoted_once(&format!("{message}{more}"))
 }

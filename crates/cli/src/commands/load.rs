@@ -85,10 +85,10 @@ pub struct LoadFlags {
     /// Closed loop: pause between two operations
     #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
     pause: Option<Duration>,
-    /// Size of a request (crr, udp) [default: 1]
+    /// Size of a request for crr, udp [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
-    /// Size of a response (crr) [default: 1]
+    /// Size of a response for crr [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
     /// Method [default: GET, with --body POST]

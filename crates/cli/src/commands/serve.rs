@@ -64,13 +64,13 @@ pub struct ServeFlags {
     /// Modulo the number of CPUs.
     #[arg(long)]
     pin: bool,
-    /// Size of a request (crr, udp) [default: 1]
+    /// Size of a request for crr, udp [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     request: Option<u32>,
-    /// Size of a response (crr) [default: 1]
+    /// Size of a response for crr [default: 1]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
     response: Option<u32>,
-    /// Size of a body (http) [default: 2]
+    /// Size of a body for http [default: 2]
     #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MAX_BYTES>, allow_hyphen_values = true)]
     body: Option<u32>,
     /// Side that closes

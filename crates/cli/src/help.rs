@@ -73,7 +73,7 @@ const FORMS: &[(&str, &str)] = &[
 /// Two examples or more for each command that has no subcommands.
 const EXAMPLES: &[(&str, &[&str])] = &[
     ("doctor", &["sudo fourtuple doctor", "fourtuple doctor --to 192.0.2.1:443 --for 10s --all"]),
-    ("top", &["sudo fourtuple top", "sudo fourtuple top --pid $(pidof -s nginx) --every 500ms"]),
+    ("top", &["sudo fourtuple top", "sudo fourtuple top --every 500ms --pid $(pidof -s nginx)"]),
     ("explain", &["fourtuple explain P02", "fourtuple explain TIME_WAIT"]),
     (
         "export",
@@ -106,14 +106,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "fix accept",
         &[
             "sudo fourtuple fix accept --listen 0.0.0.0:443",
-            "sudo fourtuple fix accept --pid $(pidof -s nginx) --dry-run --for 10s",
+            "sudo fourtuple fix accept --dry-run --for 10s --pid $(pidof -s nginx)",
         ],
     ),
     (
         "fix ports",
         &[
             "sudo fourtuple fix ports --unit nginx",
-            "sudo fourtuple fix ports --pid $(pidof -s squid) --to 192.0.2.1:443",
+            "sudo fourtuple fix ports --to 192.0.2.1:443 --pid $(pidof -s squid)",
         ],
     ),
     (

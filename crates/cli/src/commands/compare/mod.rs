@@ -47,7 +47,7 @@ pub(crate) struct Compare {
     /// On the address of its load.
     #[arg(long, value_name = "TIME", requires = "server", value_parser = units::duration, allow_hyphen_values = true)]
     server_wait: Option<Duration>,
-    /// Run client and server on other CPUs
+    /// Run client and server on different CPUs
     ///
     /// The client on the first half of the CPUs that this process may use, the server on the second half.
     #[arg(long, requires = "server")]

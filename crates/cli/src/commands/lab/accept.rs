@@ -24,7 +24,7 @@ pub(super) struct AcceptFlags {
     /// unix, tcp4, tcp6, in this order [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
-    /// Loads
+    /// Loads: light, heavy
     ///
     /// light: one connection at a time, while all workers wait. heavy: many clients without a pause.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "light,heavy", value_parser = load)]

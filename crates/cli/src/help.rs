@@ -186,7 +186,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "fleet load",
         &[
             "fourtuple fleet load --workers 4 -- load http://10.77.0.1:8080/ --rate 2k/s",
-            "fourtuple fleet load --workers 2 --label zone=eu -- load http://10.77.0.1:8080/",
+            "fourtuple fleet load --workers 2 -- load http://10.77.0.1:8080/ --for 5s",
         ],
     ),
     (
@@ -211,7 +211,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "fleet serve",
         &[
             "fourtuple fleet serve -- serve http --listen 127.0.0.1:8080 --for 1m",
-            "fourtuple fleet serve -- serve crr --listen 127.0.0.1:8080 --for 1m --workers 2",
+            "fourtuple fleet serve -- serve crr --listen 127.0.0.1:8081 --for 1m",
         ],
     ),
 ];

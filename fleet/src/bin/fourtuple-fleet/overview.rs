@@ -49,7 +49,7 @@ pub(crate) struct PortsFlags {
     /// Repeats of each strategy
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
-    /// Ephemeral range of the experiment
+    /// Ephemeral range
     ///
     /// In a namespace of its own on each host.
     #[arg(long, value_name = "LOW-HIGH", default_value = "32768-33791")]

@@ -45,7 +45,7 @@ pub(crate) struct UpFlags {
     /// Number of agents
     #[arg(long, value_name = "N", value_parser = units::up_to::<250>, allow_hyphen_values = true)]
     local: u32,
-    /// Where this host reaches NATS
+    /// Where NATS is reached
     #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, default_value = "127.0.0.1:4222")]
     listen: SocketAddr,
 }

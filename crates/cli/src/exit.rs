@@ -108,7 +108,16 @@ pub fn message(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
-    printable(&line)
+    quoted_once(&printable(&line))
+}
+
+/// Removes the second quotation of a refused value: the parser of a value does not know that its error is part of a line.
+pub(crate) fn quoted_once(line: &str) -> String {
+    let value = line.strip_prefix("invalid value '").and_then(|rest| rest.split_once("' for '"));
+    match value {
+        Some((value, _)) => line.replacen(&format!(": {value:?} is "), ": it is ", 1),
+        None => line.to_owned(),
+    }
 }
 
 /// Formats an error about a setting with the name of its flag; `None` for other errors.

@@ -6,6 +6,8 @@
 mod commands;
 #[doc(hidden)]
 pub mod exit;
+#[doc(hidden)]
+pub mod help;
 mod input;
 #[doc(hidden)]
 pub mod line;
@@ -20,53 +22,17 @@ pub mod stop;
 pub mod units;
 mod watch;
 
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use fourtuple_record::printable;
 
 use commands::{compare, doctor, explain, export, fix, fleet, forward, lab, plan, report, run, top, trace};
 #[doc(hidden)]
 pub use commands::{load::LoadFlags, serve::ServeFlags};
-
-/// The page of `fourtuple --help`. clap has no groups of commands; a test compares the names with the commands.
-const HELP: &str = "\
-{about-with-newline}
-{usage-heading} {usage}
-
-Diagnose:
-  doctor   Find what is wrong with the connections of this host, and what to type
-  top      Watch ports, accept queues, workers and findings live
-  explain  Explain a rule of `doctor`: its cause in the kernel, and what helps
-  trace    Trace where connect(), accept() and locks of running programs spend time
-  export   Serve what `doctor` sees for Prometheus, and as a live page
-
-Fix:
-  fix      Fix the connections of running programs from outside, without a restart
-  run      Run a program whose connect() finds a free source port quickly
-
-Measure:
-  lab      Measure what this kernel does, in network namespaces of its own
-  load     Generate connections: their cost, their failures, the source ports they need
-  compare  Compare two commands or saved records: is B faster than A?
-  plan     Plan capacity: when connect() gets slow, and when the ports run out
-  report   Render saved records as tables or as one HTML page
-
-Serve:
-  serve    Run a small server for tests and measurements
-  forward  Forward UDP on all CPUs, even if every packet has the same 4-tuple
-  fleet    Run one load on many hosts as one result, and compare the hosts
-  agent    Perform on this host what `fourtuple fleet` requests
-
-Options:
-{options}
-
-Examples:
-  sudo fourtuple doctor
-  fourtuple load http://127.0.0.1:8080/ --connections 100 --for 10s{after-help}
-";
 
 /// Make connections cheap: what this kernel does between socket() and the first byte, measured, explained and fixed.
 #[derive(Debug, Parser)]
@@ -75,7 +41,6 @@ Examples:
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    help_template = HELP,
     after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
                   cannot do it; `run` has the exit code of its program."
 )]
@@ -109,7 +74,7 @@ pub fn main() -> ExitCode {
     if watch::probe_if_requested() {
         return ExitCode::SUCCESS;
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -145,7 +110,18 @@ pub fn main() -> ExitCode {
 /// Returns the command with all its flags.
 #[doc(hidden)]
 pub fn command() -> clap::Command {
-    <Arguments as clap::CommandFactory>::command()
+    let command = help::dress(Arguments::command());
+    let page = help::first_page(&command);
+    command.help_template(page)
+}
+
+/// Parses a command line, the name of the program first.
+pub(crate) fn parse(
+    line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<Arguments, clap::Error> {
+    let mut command = command();
+    let mut matches = command.try_get_matches_from_mut(line)?;
+    Arguments::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 /// Parses the command line of the load that `fleet load` runs.
@@ -196,7 +172,8 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
+        // A word that begins with - is nowhere a value without a flag.
+        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
         .collect();
     // Flags of `load` and `serve` in front of -- are errors of place: clap's tip would make them words of the command.
     let behind =
@@ -219,5 +196,5 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => "; --help lists what is accepted",
         _ => "",
     };
-    format!("{message}{more}")
+    exit::quoted_once(&format!("{message}{more}"))
 }

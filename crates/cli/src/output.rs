@@ -23,7 +23,7 @@ use crate::units;
 /// Flags of every command that makes a record.
 #[derive(Clone, Debug, Args)]
 pub struct Output {
-    /// Print the record as JSON, and nothing else, on stdout
+    /// Print the record as JSON, and nothing else
     #[arg(long)]
     pub json: bool,
     /// Write the record as one self-contained HTML page
@@ -32,7 +32,14 @@ pub struct Output {
     /// Show no progress
     #[arg(long)]
     pub quiet: bool,
-    /// Seed of fourtuple's own random choices; the kernel's choices cannot be seeded
+}
+
+/// The flag of every command that draws random numbers.
+#[derive(Clone, Debug, Args)]
+pub struct Random {
+    /// Seed of random choices
+    ///
+    /// It gives fourtuple's own choices again; the kernel's choices cannot be seeded.
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed, allow_hyphen_values = true)]
     pub seed: u64,
 }

@@ -14,7 +14,7 @@ use crate::stop;
 use crate::units::{self, nanoseconds};
 use crate::watch::{self, Destination, TargetFlags, Thresholds, diagnose_in, host, read_thresholds};
 
-/// Find what is wrong with the connections of this host, and what to type
+/// Find what is wrong with connections of this host, and what to type
 ///
 /// Reads sockets, processes and counters twice, traces connect(), accept() and lock waits in between, and applies the rules that
 /// `fourtuple explain` lists. Changes nothing. As root it sees all processes and traces; otherwise it names what it cannot see.
@@ -22,22 +22,26 @@ use crate::watch::{self, Destination, TargetFlags, Thresholds, diagnose_in, host
 pub(crate) struct DoctorFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// Examine connections to this destination only: 192.0.2.1 or 192.0.2.1:443
-    #[arg(long, value_name = "ADDR", value_parser = watch::destination)]
+    /// Examine connections to this destination only
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = watch::destination)]
     to: Option<Destination>,
     /// Time between the two readings
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, default_value = "2s", allow_hyphen_values = true)]
     time: Duration,
-    /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
+    /// Thresholds of rules, a TOML file
+    ///
+    /// With lines such as P01 = 80.
     #[arg(long, value_name = "FILE")]
     thresholds: Option<PathBuf>,
-    /// Trace nothing: no BPF program is loaded
+    /// Load no BPF program, and trace nothing
     #[arg(long)]
     no_trace: bool,
-    /// Exit with 3 if a rule could not be checked and there is no finding
+    /// Exit with 3 if a rule could not be checked
+    ///
+    /// Findings have precedence: exit code 1.
     #[arg(long)]
     strict: bool,
-    /// Show every finding with all its facts and remedies
+    /// Show all findings with all facts and remedies
     #[arg(long)]
     all: bool,
     #[command(flatten)]

@@ -6,12 +6,12 @@ use crate::exit::{Exit, UsageError};
 use crate::output;
 use crate::watch;
 
-/// Explain a rule of `doctor`: the fault, its cause in the kernel, and what helps; without a rule, list all rules
+/// Explain a rule of `doctor`: its cause in the kernel, and what helps
 ///
-/// Needs no host and no privilege.
+/// Without a rule, lists all rules. Needs no host and no privilege.
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
-    /// The rule: P02; or a word, which lists the rules about it: TIME_WAIT
+    /// A rule: P02; or a word, which lists the rules about it: TIME_WAIT
     rule: Option<String>,
 }
 

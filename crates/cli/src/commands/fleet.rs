@@ -15,7 +15,7 @@ use crate::exit::Exit;
 /// The name of the program, beside this one or in PATH.
 const PROGRAM: &str = "fourtuple-fleet";
 
-/// Run one load on many hosts as one result, and compare the hosts; every host runs `fourtuple agent`
+/// Run one load on many hosts as one result, and compare the hosts
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Fleet {
@@ -23,7 +23,7 @@ pub(crate) struct Fleet {
     arguments: Vec<OsString>,
 }
 
-/// Perform on this host what `fourtuple fleet` requests over NATS: load, doctor, lab ports, trace connect, serve, plan
+/// Perform on this host what `fourtuple fleet` requests over NATS
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct Agent {

@@ -17,106 +17,131 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, NotValid, UsageError};
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::save::save;
 use crate::{exit, input, stop, units};
 
-/// Generate connections and measure their cost, their failures, and whether the source ports sufficed
+/// Generate connections: their cost, their failures, the ports they need
 ///
 /// Before the first packet, a preflight checks that this host has the resources for the run (ports, descriptors, queues). It
 /// refuses a run that would measure a lack of them (exit code 3), except with --anyway. Remarks on the result name limits
 /// that the run reached.
 #[derive(Debug, Args)]
 pub struct LoadFlags {
-    /// http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or unix:/PATH
+    /// http[s]://HOST[:PORT][/PATH], tcp|udp://HOST:PORT or unix:/PATH
     target: Target,
-    /// Addresses of the target's host, instead of the resolver's
+    /// Addresses of HOST, instead of the resolver's
     #[arg(long, value_name = "HOST:ADDR,...")]
     resolve: Option<HostAddresses>,
-    /// Connect to all addresses of the name in turn [default: the first that answers a probe before the run]
+    /// Connect to all addresses of HOST in turn
+    ///
+    /// Without it, all connections go to the first address that answers a probe before the run.
     #[arg(long)]
     all_addresses: bool,
-    #[arg(long, value_parser = PossibleValuesParser::new(Workload::names()), help = workload_help())]
+    /// How a source port is found [default: auto]
+    ///
+    /// kernel-default, select-test-repeat, random-window:WIDTH, full-range or auto.
+    #[arg(long, value_name = "NAME")]
+    strategy: Option<Strategy>,
+    /// Source addresses [default: the kernel's choice]
+    ///
+    /// Several with commas, or a network such as 127.0.0.0/28.
+    #[arg(long, value_name = "ADDR,...")]
+    source: Option<String>,
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Workload::names()),
+        help = format!("Operations: {}", in_list(&Workload::names().collect::<Vec<_>>())), long_help = workload_help())]
     workload: Option<String>,
-    /// Connections that may be open at once, over all threads [default: 64; with --rate 1024; with --hold alone none]
+    /// Open at once, over all threads [default: 64]
+    ///
+    /// With --rate the default is 1024, with --hold alone none.
     #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_CONNECTIONS>, allow_hyphen_values = true)]
     connections: Option<u32>,
-    /// Open loop: begin this many operations per second, even if earlier operations are in progress
-    #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
-    rate: Option<f64>,
-    /// Arrival process of an open loop [default: poisson]
-    #[arg(long, value_enum, requires = "rate")]
-    arrival: Option<ArrivalProcess>,
-    /// Closed loop: pause of a connection between two operations
-    #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
-    pause: Option<Duration>,
-    /// Requests after which a connection is closed: 1 and up, or never [default: 1; for http and udp never]
-    #[arg(long, value_name = "N", value_parser = close_every, allow_hyphen_values = true)]
-    close_every: Option<u64>,
-    /// Side that closes first: the client (FIN, TIME_WAIT here), the client with rst (unlike ordinary applications), the
-    /// server (TIME_WAIT there)
-    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
-    close: ClosedBy,
-    /// Open this many connections first and keep them open
+    /// Open this many first, and keep them open
     #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_HELD>, allow_hyphen_values = true)]
     hold: Option<u32>,
-    /// End after this many operations
-    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
-    operations: Option<u64>,
-    /// Begin operations for this time; an operation in progress then has until its --timeout, at most 2s from its start
-    /// [default: 10s, unless --operations is given]
+    /// Side that closes first
+    ///
+    /// client: FIN, and TIME_WAIT here. rst: the client resets, unlike ordinary applications. server: TIME_WAIT there.
+    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
+    close: ClosedBy,
+    /// Requests until a close, or never
+    ///
+    /// The default is 1; for http and udp never.
+    #[arg(long, value_name = "COUNT|never", value_parser = close_every, allow_hyphen_values = true)]
+    close_every: Option<u64>,
+    /// Send the last ACK of the handshake alone
+    ///
+    /// Otherwise the request carries it (TCP_QUICKACK off).
+    #[arg(long)]
+    separate_ack: bool,
+    /// Open loop: operations to begin each second
+    ///
+    /// They begin even if earlier operations are in progress.
+    #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
+    rate: Option<f64>,
+    /// Arrival process of --rate [default: poisson]
+    #[arg(long, value_enum, requires = "rate")]
+    arrival: Option<ArrivalProcess>,
+    /// Closed loop: pause between two operations
+    #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
+    pause: Option<Duration>,
+    /// Size of a request for crr, udp [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
+    request: Option<u32>,
+    /// Size of a response for crr [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
+    response: Option<u32>,
+    /// Method [default: GET, with --body POST]
+    #[arg(long, value_name = "NAME", value_parser = token)]
+    method: Option<String>,
+    /// Header; repeatable
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(String, String)>,
+    /// Body, as text or from a file
+    #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
+    body: Option<String>,
+    /// Trust these certificates (PEM) too
+    ///
+    /// Of an authority, or the server's own; without it, the system's authorities alone are trusted.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Accept every certificate
+    #[arg(long, conflicts_with = "ca")]
+    insecure: bool,
+    /// Begin operations for this time [default: 10s]
+    ///
+    /// An operation in progress then has until its --timeout, at most 2s from its start. With --operations alone there is no
+    /// limit.
     #[arg(long = "for", value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Time after which an operation fails
+    /// End after this many operations
+    #[arg(long, value_name = "COUNT", value_parser = units::count, allow_hyphen_values = true)]
+    operations: Option<u64>,
+    /// Limit of an operation
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::limit, allow_hyphen_values = true)]
     timeout: Duration,
-    /// List operations that take longer than this time
-    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
-    threshold: Option<Duration>,
-    /// Engine: uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll
+    /// How system calls are made
+    ///
+    /// uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll.
     #[arg(long, value_enum, default_value_t = EngineName::Auto)]
     engine: EngineName,
     /// Number of generating threads
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<MAX_THREADS>, allow_hyphen_values = true)]
     threads: u32,
-    /// Pin thread i to the i-th CPU that this process may use
+    /// Pin thread i to the i-th allowed CPU
     #[arg(long)]
     pin: bool,
-    /// Port strategy: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
-    /// [default: auto]
-    #[arg(long, value_name = "NAME")]
-    strategy: Option<Strategy>,
-    /// Source addresses: one, several with commas, or a network such as 127.0.0.0/28 [default: the kernel's choice]
-    #[arg(long, value_name = "ADDR,...")]
-    source: Option<String>,
-    /// Bytes of a request, for crr and udp [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
-    request: Option<u32>,
-    /// Bytes of a response, for crr [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
-    response: Option<u32>,
-    /// Method, for http [default: GET, with --body POST]
-    #[arg(long, value_name = "NAME", value_parser = token)]
-    method: Option<String>,
-    /// Header, for http; repeatable
-    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
-    header: Vec<(String, String)>,
-    /// Body, for http, as text or @FILE
-    #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
-    body: Option<String>,
-    /// Certificates to trust (PEM) in addition to the system's authorities: of an authority, or the server's own
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
-    /// Accept every certificate, for https
-    #[arg(long, conflicts_with = "ca")]
-    insecure: bool,
-    /// Send the last ACK of the handshake alone; otherwise the request carries it (TCP_QUICKACK off)
-    #[arg(long)]
-    separate_ack: bool,
-    /// Run even if the preflight refuses; the result then has a remark
+    /// Run even if the preflight refuses
+    ///
+    /// The result then has a remark.
     #[arg(long)]
     anyway: bool,
-    /// Write the histograms of all seconds as an HdrHistogram log
+    #[command(flatten)]
+    random: Random,
+    /// List operations that take longer
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    threshold: Option<Duration>,
+    /// Write histograms per second (HdrHistogram log)
     #[arg(long, value_name = "FILE")]
     hdr: Option<PathBuf>,
     #[command(flatten)]
@@ -145,7 +170,7 @@ enum EngineName {
 
 fn workload_help() -> String {
     let default = "http, for tcp:// crr or with --hold hold, for udp:// udp";
-    format!("Operations of a connection: {} [default: {default}]", Workload::descriptions())
+    format!("Operations: {} [default: {default}]", Workload::descriptions())
 }
 
 /// Returns the names of the workloads with this property: `the workloads crr and udp`.
@@ -347,7 +372,7 @@ impl LoadFlags {
                 None => Trust::System,
             },
             separate_ack: self.separate_ack,
-            seed: self.output.seed,
+            seed: self.random.seed,
             log: self.hdr.is_some(),
         })
     }

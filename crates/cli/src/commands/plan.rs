@@ -14,53 +14,69 @@ use fourtuple_record::measure::words::counted;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// Plan capacity: how many connections fit, when connect() gets slow, when ports run out, how many sources are needed
+/// Plan capacity: when connect() gets slow, and when the ports run out
 ///
-/// Defaults come from this host: the ephemeral range, the reserved ports, the search of its kernel, and the cost of a probe,
-/// which is measured in a new network namespace within a few seconds. With --kernel parity or linear nothing is measured.
+/// Also how many connections fit, and how many source addresses are needed. Defaults come from this host: the ephemeral range, the
+/// reserved ports, the search of its kernel, and the cost of a probe, which is measured in a new network namespace within a few
+/// seconds. With --kernel parity or linear nothing is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     /// Ephemeral range [default: this host's]
     #[arg(long, value_name = "LOW-HIGH", allow_hyphen_values = true)]
     range: Option<PortRange>,
-    /// Reserved ports, as net.ipv4.ip_local_reserved_ports lists them [default: this host's, of this host's range]
-    #[arg(long, value_name = "LIST", value_parser = reserved, allow_hyphen_values = true)]
+    /// Reserved ports [default: this host's]
+    ///
+    /// As net.ipv4.ip_local_reserved_ports lists them. Those of this host are used with its range only.
+    #[arg(long, value_name = "PORTS", value_parser = reserved, allow_hyphen_values = true)]
     reserved: Option<PortSet>,
+    /// How a source port is found
+    ///
+    /// kernel-default (any ordinary program), select-test-repeat, random-window:WIDTH, full-range or auto.
+    #[arg(long, value_name = "NAME", default_value = "kernel-default")]
+    strategy: Strategy,
+    /// Random windows: one attempt each, no fallback
+    #[arg(long)]
+    windows: bool,
     /// Source addresses
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     sources: u64,
-    /// Destinations (address and port), equally loaded
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    /// Destinations (address and port)
+    ///
+    /// Equally loaded.
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     destinations: u64,
-    /// New connections per second over all destinations, such as 2000/s or 20k/s
+    /// New connections over all destinations
     #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     rate: Option<f64>,
     /// Lifetime of a connection
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
     hold: Duration,
-    /// Side that closes first (active close): with us, the port is in TIME_WAIT afterwards
+    /// Side that closes first
+    ///
+    /// The active close: with us, the port is in TIME_WAIT afterwards.
     #[arg(long, value_enum, default_value_t = ClosingSide::Us)]
     closer: ClosingSide,
-    /// Time in TIME_WAIT; 15s for OS X, 1s where net.ipv4.tcp_tw_reuse applies [default: 60s, a constant of Linux]
+    /// Time in TIME_WAIT [default: 60s]
+    ///
+    /// A constant of Linux; 15s for OS X, 1s where net.ipv4.tcp_tw_reuse applies.
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time_wait: Option<Duration>,
-    /// Search of the kernel: this host's, parity (before 6.8; later without IP_LOCAL_PORT_RANGE), or linear (6.8 and later)
+    /// Port search of the kernel
+    ///
+    /// This host's; parity (before 6.8; later without IP_LOCAL_PORT_RANGE); linear (6.8 and later).
     #[arg(long, value_enum, default_value_t = Kernel::This)]
     kernel: Kernel,
-    /// Port strategy: kernel-default (any ordinary program), select-test-repeat, random-window:WIDTH, full-range, auto
-    #[arg(long, value_name = "NAME", default_value = "kernel-default")]
-    strategy: Strategy,
-    /// Random windows with a single attempt each and no fallback
-    #[arg(long)]
-    windows: bool,
-    /// Cost of a probe: measured on this host, or the reference figures of fourtuple
-    /// [default: calibrated with --kernel this, else reference]
+    /// Cost of a probe
+    ///
+    /// Measured on this host, or the reference figures of fourtuple [default: calibrated with --kernel this, else reference]
     #[arg(long, value_enum)]
     costs: Option<CostSource>,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -142,7 +158,7 @@ impl Plan {
                 CostSource::Calibrated => self.calibrate(range, strategy, found)?,
                 CostSource::Reference => Costs::reference().into(),
             },
-            seed: self.output.seed,
+            seed: self.random.seed,
             ..plan::Plan::new(strategy)
         };
         let refuse = |error: PlanError| UsageError(error.to_string());

@@ -8,16 +8,18 @@ use crate::exit::{Exit, UsageError};
 use crate::save::save;
 use crate::{input, output};
 
-/// Render saved records: tables on stdout, or one HTML page
+/// Render saved records as tables or as one HTML page
 #[derive(Debug, Args)]
 pub(crate) struct Report {
-    /// Files of records printed by --json, - for stdin: one record, or one on each line
+    /// Files of records, as --json prints them; - for stdin
+    ///
+    /// One record, or one on each line.
     #[arg(required = true, value_name = "RECORD")]
     records: Vec<PathBuf>,
-    /// Show all facts and remedies of the findings of `doctor`
+    /// Show all findings of `doctor` with all facts and remedies
     #[arg(long)]
     all: bool,
-    /// Print the parsed records as JSON, one on each line
+    /// Print the records as JSON, one on each line
     #[arg(long)]
     json: bool,
     /// Write all records as one self-contained HTML page

@@ -15,28 +15,32 @@ use crate::output;
 use crate::save::save;
 use crate::watch;
 
-/// Run a program whose connect() finds a free source port quickly, however many are in use
+/// Run a program whose connect() finds a free source port quickly
 ///
-/// Chooses the first way that fits the program and the host: cgroup (BPF, needs CAP_BPF and CAP_NET_ADMIN), preload (a library for
-/// dynamic programs), supervise (seccomp user notification, also for static programs); the last two need Linux 6.8 and no
-/// privilege. Signals, exit code, standard streams and the terminal belong to the program. After any failure, a call
-/// proceeds unchanged.
+/// However many are in use. Chooses the first way that fits the program and the host: cgroup (BPF, needs CAP_BPF and CAP_NET_ADMIN),
+/// preload (a library for dynamic programs), supervise (seccomp user notification, also for static programs); the last two need
+/// Linux 6.8 and no privilege. Signals, exit code, standard streams and the terminal belong to the program. After any failure, a
+/// call proceeds unchanged.
 #[derive(Debug, Args)]
 pub(crate) struct RunFlags {
-    /// The way, or bound: one that covers sockets which the program binds before connect()
-    /// [default: the first that fits: cgroup, preload, supervise]
+    /// cgroup, preload, supervise, bound [default: first to fit]
+    ///
+    /// bound is a way that covers sockets which the program binds before connect(). By default the first of cgroup, preload and
+    /// supervise that fits is used.
     #[arg(long, value_name = "WAY", value_parser = ways())]
     via: Option<Ways>,
     /// Print on stderr at the end what was done
     #[arg(long)]
     report: bool,
-    /// Write the record as JSON to this file; stdout belongs to the program
+    /// Write the record as JSON; stdout belongs to the program
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the record as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Do not name the way on stderr, nor say that it leaves bound sockets alone
+    /// Do not name the way on stderr
+    ///
+    /// Nor say that it leaves bound sockets alone.
     #[arg(long)]
     quiet: bool,
     /// The program and its arguments

@@ -13,7 +13,7 @@ use fourtuple_syscalls::{Endpoint, resource};
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::{stop, units};
 
 /// The interval at which the command checks for a signal and for the end of --for.
@@ -22,58 +22,75 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The maximum length of a request, a response and a body, which are kept in memory ready to send.
 const MAX_BYTES: u32 = 64 << 20;
 
-/// Run a small server for tests and measurements; prints the counts of each worker at its end
+/// Run a small server for tests and measurements
 ///
-/// Ends with Ctrl-C, SIGTERM or --for. When the server is ready, a line on stderr reports its address, with the real port for
-/// port 0.
+/// Ends with Ctrl-C, SIGTERM or --for, and prints the counts of each worker. When the server is ready, a line on stderr reports its
+/// address, with the real port for port 0.
 #[derive(Debug, Args)]
 pub struct ServeFlags {
-    #[arg(value_parser = protocol(), help = protocol_help())]
+    #[arg(value_parser = protocol(), help = protocols(Protocol::name), long_help = protocols(described))]
     protocol: Protocol,
-    /// Address to listen on: 127.0.0.1:8080, [::1]:8080 or unix:/path; port 0 selects a free port
-    #[arg(long, value_name = "ADDR", allow_hyphen_values = true)]
+    /// Address, or unix:PATH; port 0 selects a free port
+    #[arg(long, value_name = "ADDR:PORT", allow_hyphen_values = true)]
     listen: Endpoint,
-    /// Threads that serve, each one request at a time [default: number of CPUs]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
-    workers: Option<u32>,
-    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true, help = policy_help())]
-    policy: Option<AcceptPolicy>,
-    /// Bytes of a request, for crr and udp [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
-    request: Option<u32>,
-    /// Bytes of a response, for crr [default: 1]
-    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
-    response: Option<u32>,
-    /// Bytes of a response's body, for http [default: 2]
-    #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MAX_BYTES>, allow_hyphen_values = true)]
-    body: Option<u32>,
-    /// Side that closes connections: the client; the server (FIN); the server with RST, unlike ordinary applications
-    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
-    close: ClosedBy,
-    /// Responses after which the server closes [default: 1]
-    #[arg(long, value_name = "N", value_parser = units::count, allow_hyphen_values = true)]
-    close_every: Option<u64>,
-    /// Close a connection on which nothing was received or sent for this long, for crr, http and sink [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
-    idle: Option<Duration>,
-    /// Service time of a request: 50us, exp:1ms (mean), pareto:1ms:1.5 (mean, shape), 10%:100ms, or several parts with commas
-    #[arg(long, value_name = "DISTRIBUTION", default_value = "0s", value_parser = service, allow_hyphen_values = true)]
-    service: Service,
-    /// Spend the service time computing instead of sleeping
-    #[arg(long)]
-    spin: bool,
-    /// Stall all workers once, AT after the start, for LENGTH: 2s:200ms
-    #[arg(long, value_name = "AT:LENGTH", value_parser = stall, allow_hyphen_values = true)]
-    stall: Option<Stall>,
-    /// Length of each accept queue; the kernel cuts it to net.core.somaxconn
+    /// Length of each accept queue
+    ///
+    /// The kernel cuts it to net.core.somaxconn.
     #[arg(long, value_name = "N", default_value = "4096", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
     backlog: u32,
-    /// Pin worker i to the i-th CPU, modulo the number of CPUs
+    /// Threads that serve [default: number of CPUs]
+    ///
+    /// Each serves one request at a time.
+    #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
+    workers: Option<u32>,
+    /// Accept policy of the workers
+    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true, long_help = policy_help())]
+    policy: Option<AcceptPolicy>,
+    /// Service time of a request
+    ///
+    /// 50us, exp:1ms (mean), pareto:1ms:1.5 (mean, shape), 10%:100ms, or several parts with commas.
+    #[arg(long, value_name = "DISTRIBUTION", default_value = "0s", value_parser = service, allow_hyphen_values = true)]
+    service: Service,
+    /// Compute for the service time, do not sleep
+    #[arg(long)]
+    spin: bool,
+    /// Stall all workers once: 2s:200ms
+    ///
+    /// AT after the start, for LENGTH.
+    #[arg(long, value_name = "AT:LENGTH", value_parser = stall, allow_hyphen_values = true)]
+    stall: Option<Stall>,
+    /// Pin worker i to the i-th CPU
+    ///
+    /// Modulo the number of CPUs.
     #[arg(long)]
     pin: bool,
+    /// Size of a request for crr, udp [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
+    request: Option<u32>,
+    /// Size of a response for crr [default: 1]
+    #[arg(long, value_name = "BYTES", value_parser = units::up_to::<MAX_BYTES>, allow_hyphen_values = true)]
+    response: Option<u32>,
+    /// Size of a body for http [default: 2]
+    #[arg(long, value_name = "BYTES", value_parser = units::from_0_to::<MAX_BYTES>, allow_hyphen_values = true)]
+    body: Option<u32>,
+    /// Side that closes
+    ///
+    /// The server with FIN, or with RST, unlike ordinary applications.
+    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
+    close: ClosedBy,
+    /// Responses before a close [default: 1]
+    #[arg(long, value_name = "COUNT", value_parser = units::count, allow_hyphen_values = true)]
+    close_every: Option<u64>,
+    /// Close after this silence [default: 60s]
+    ///
+    /// For crr, http and sink: a connection on which nothing was received or sent for so long is closed.
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
+    idle: Option<Duration>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -89,9 +106,12 @@ fn protocol() -> impl TypedValueParser<Value = Protocol> {
     PossibleValuesParser::new(Protocol::all().map(Protocol::name)).try_map(|name| name.parse())
 }
 
-fn protocol_help() -> String {
-    let words = |protocol: Protocol| format!("{} ({})", protocol.name(), protocol.description());
-    format!("Protocol: {}", Protocol::all().map(words).collect::<Vec<_>>().join(", "))
+fn protocols<T: ToString>(word: fn(Protocol) -> T) -> String {
+    Protocol::all().map(|protocol| word(protocol).to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn described(protocol: Protocol) -> String {
+    format!("{} ({})", protocol.name(), protocol.description())
 }
 
 fn policy_help() -> String {
@@ -192,7 +212,7 @@ impl ServeFlags {
         serve.stall = self.stall;
         serve.backlog = self.backlog;
         serve.pin = self.pin;
-        serve.seed = self.output.seed;
+        serve.seed = self.random.seed;
         Ok(serve)
     }
 

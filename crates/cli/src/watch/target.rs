@@ -20,13 +20,15 @@ use crate::units;
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct TargetFlags {
-    /// Examine the network namespace of this process [default: this one]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Network namespace of this process [default: own]
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pub(crate) pid: Option<u32>,
-    /// Examine this network namespace, by name, file or process: blue, /run/netns/blue, 812
-    #[arg(long, value_name = "NAME|PATH|PID", value_parser = network)]
+    /// Network namespace by name, file or process
+    #[arg(long, value_name = "NETNS", value_parser = network)]
     pub(crate) netns: Option<PathBuf>,
-    /// Examine the network namespace of this container, by at least 6 digits of its ID
+    /// Network namespace of a container, by its ID
+    ///
+    /// At least 6 digits of the ID.
     #[arg(long, value_name = "ID")]
     pub(crate) container: Option<String>,
 }

@@ -9,6 +9,7 @@ fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
     for part in [format!("'{flag}").as_str(), value, accepted] {
         assert!(line.to_lowercase().contains(&part.to_lowercase()), "{part:?} is not in {line:?}");
     }
+    assert!(!line.contains(&format!("{value:?} is")), "the value is quoted twice: {line}");
 }
 
 fn usage(ended: &Ended) -> &str {

@@ -13,27 +13,35 @@ use crate::connect::{ConnectFlags, label};
 use fourtuple_cli::exit::Exit;
 use fourtuple_cli::{output, stop};
 
-/// Perform on this host what `fourtuple fleet` requests over NATS: load, doctor, lab ports, trace connect, serve, plan
+/// Perform on this host what `fourtuple fleet` requests over NATS
 ///
-/// A request carries typed settings, never a shell command. Requests and refusals are logged on stderr. Ends with Ctrl-C or
+/// load, doctor, lab ports, trace connect, serve and plan. A request carries typed settings, never a shell command. Requests and refusals are logged on stderr. Ends with Ctrl-C or
 /// SIGTERM.
 #[derive(Debug, Args)]
 pub(crate) struct AgentFlags {
     #[command(flatten)]
     connect: ConnectFlags,
-    /// Name of this host: letters, digits, - and _ [default: the host name]
+    /// Name of this host [default: the host name]
+    ///
+    /// Letters, digits, - and _.
     #[arg(long, value_name = "HOST")]
     name: Option<String>,
-    /// Label by which `fleet --label` selects this host; repeatable
+    /// Label, which `fleet --label` selects; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     label: Vec<(String, String)>,
-    /// Commands that this host performs, with commas: load, doctor, lab, trace, serve, plan [default: all]
+    /// Commands that this host performs [default: all]
+    ///
+    /// Of load, doctor, lab, trace, serve and plan.
     #[arg(long, value_name = "COMMAND,...", value_delimiter = ',')]
     allow: Vec<Permission>,
-    /// Network that a load may connect to, and a server listen on; repeatable [default: 127.0.0.0/8 and ::1]
+    /// Network of loads and servers; repeatable
+    ///
+    /// That a load may connect to, and a server listen on [default: 127.0.0.0/8 and ::1]
     #[arg(long, value_name = "CIDR", value_parser = network)]
     allow_target: Vec<IpNet>,
-    /// Directory for the results of runs [default: fourtuple in $STATE_DIRECTORY, $XDG_STATE_HOME, ~/.local/state or /tmp]
+    /// Directory for the results of runs
+    ///
+    /// By default fourtuple in $STATE_DIRECTORY, $XDG_STATE_HOME, ~/.local/state or /tmp.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }

@@ -7,16 +7,18 @@ use fourtuple_fleet::nats::Connection;
 /// Flags of the connection to NATS.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConnectFlags {
-    /// Servers of NATS, with commas; tls://HOST encrypts
+    /// Servers of NATS
+    ///
+    /// Several with commas; tls://HOST encrypts.
     #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
     nats: String,
-    /// Credentials of NATS (JWT and seed), as nsc writes them
+    /// Credentials (JWT and seed), as nsc writes them
     #[arg(long, value_name = "FILE")]
     creds: Option<PathBuf>,
     /// Seed of an nkey
     #[arg(long, value_name = "FILE", conflicts_with = "creds")]
     nkey: Option<PathBuf>,
-    /// Certificates of the authority of the server (PEM); requires TLS
+    /// Authority of the server (PEM); requires TLS
     #[arg(long, value_name = "FILE")]
     nats_ca: Option<PathBuf>,
 }
@@ -35,7 +37,7 @@ impl ConnectFlags {
 /// Flags that select hosts.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SelectFlags {
-    /// Select hosts with this label only; repeatable
+    /// Hosts with this label only; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     label: Vec<(String, String)>,
 }

@@ -27,9 +27,9 @@ const UNLIMITED: Duration = Duration::from_secs(600);
 /// Number of hosts that the progress shows.
 const SHOWN: usize = 16;
 
-/// Run one load on several hosts: the rate, operations, connections and seed are split, the results merged
+/// Run one load on several hosts, with one merged result
 ///
-/// What follows -- is a command line of `load`. Every host makes its preflight first; one refusal refuses the run. A worker that is
+/// The rate, operations, connections and seed are split. What follows -- is a command line of `load`. Every host makes its preflight first; one refusal refuses the run. A worker that is
 /// lost is reported and not replaced (exit code 3). Ctrl-C stops all workers and keeps what was measured.
 #[derive(Debug, Args)]
 pub(crate) struct FleetLoadFlags {
@@ -40,10 +40,14 @@ pub(crate) struct FleetLoadFlags {
     /// Number of workers, one per host
     #[arg(long, value_name = "N", value_parser = units::up_to::<MAX_WORKERS>, allow_hyphen_values = true)]
     workers: u32,
-    /// Maximum distance of a worker's start from the common start, with the error of its clock, in a valid run
+    /// Skew of a start in a valid run
+    ///
+    /// Maximum distance of a worker's start from the common start, with the error of its clock.
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = units::duration, allow_hyphen_values = true)]
     max_skew: Duration,
-    /// Time after the start at which workers stop by themselves [default: --for plus --timeout plus 30s; without --for 10m]
+    /// Time until workers stop by themselves
+    ///
+    /// From the start [default: --for plus --timeout plus 30s; without --for 10m]
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     deadline: Option<Duration>,
     /// The command: load TARGET ...
@@ -51,14 +55,16 @@ pub(crate) struct FleetLoadFlags {
     command: Vec<String>,
 }
 
-/// Fetch the results of a run: after the coordinator or NATS was gone, or while the run is in progress
+/// Fetch the results of a run
+///
+/// After the coordinator or NATS was gone, or while the run is in progress.
 #[derive(Debug, Args)]
 pub(crate) struct CollectFlags {
     #[command(flatten)]
     connect: ConnectFlags,
     /// Name of the run, as `fleet load` printed it
     run: String,
-    /// Write the histograms of all seconds as an HdrHistogram log
+    /// Write histograms per second (HdrHistogram log)
     #[arg(long, value_name = "FILE")]
     hdr: Option<std::path::PathBuf>,
     #[command(flatten)]

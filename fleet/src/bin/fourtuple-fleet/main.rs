@@ -11,13 +11,14 @@ mod overview;
 mod up;
 
 use std::env;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fourtuple_cli::exit::{self, Exit};
-use fourtuple_cli::{output, refuse};
+use fourtuple_cli::{help, output, refuse};
 use fourtuple_fleet::FleetError;
 
 /// Run one load on many hosts as one result
@@ -40,7 +41,9 @@ enum Command {
     Agent(agent::AgentFlags),
 }
 
-/// Run one load on many hosts as one result, and compare the hosts; every host runs `fourtuple agent`
+/// Run one load on many hosts as one result, and compare the hosts
+///
+/// Every host runs `fourtuple agent`.
 #[derive(Debug, Args)]
 struct Fleet {
     #[command(subcommand)]
@@ -65,13 +68,13 @@ enum FleetCommand {
 fn main() -> ExitCode {
     #[cfg(feature = "manual")]
     if let Some(directory) = manual::requested() {
-        let own = <Arguments as clap::CommandFactory>::command();
+        let own = definitions();
         let all = own.get_subcommands().fold(fourtuple_cli::command(), |all, command| {
             all.mut_subcommand(command.get_name(), |_| command.clone())
         });
         return manual::run(all, &directory);
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse(env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -83,6 +86,17 @@ fn main() -> ExitCode {
             exit_of(&error).into()
         }
     }
+}
+
+/// Returns the commands with all that their help shares with that of `fourtuple`.
+fn definitions() -> clap::Command {
+    help::dress(Arguments::command())
+}
+
+fn parse(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
+    let mut command = definitions();
+    let mut matches = command.try_get_matches_from_mut(line)?;
+    Arguments::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 /// Returns the path of `fourtuple`, which performs doctor, lab, trace, plan and serve: the program that this process was, or else the one
@@ -125,5 +139,42 @@ impl Command {
                 FleetCommand::Serve(flags) => flags.run(),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn each(command: &clap::Command, path: &str, visit: &mut impl FnMut(&clap::Command, &str)) {
+        for below in command.get_subcommands() {
+            let path = format!("{path} {}", below.get_name());
+            visit(below, path.trim());
+            each(below, &path, visit);
+        }
+    }
+
+    #[test]
+    fn every_command_has_two_examples_that_parse() {
+        each(&definitions(), "", &mut |command, path| {
+            let line = ["fourtuple"].into_iter().chain(path.split(' ')).chain(["--help"]);
+            let help = definitions().term_width(80).try_get_matches_from(line).unwrap_err().to_string();
+            let examples: Vec<&str> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
+            assert!(examples.len() >= 2 || command.has_subcommands(), "{path}: {help}");
+            for example in examples {
+                assert!(example.starts_with(&format!("  fourtuple {path}")), "{path}: {example}");
+                parse(example.split_whitespace()).unwrap_or_else(|error| panic!("{example}: {error}"));
+            }
+        });
+    }
+
+    #[test]
+    fn the_short_help_has_a_line_for_each_flag() {
+        each(&definitions(), "", &mut |_, path| {
+            let line = ["fourtuple"].into_iter().chain(path.split(' ')).chain(["-h"]);
+            let help = definitions().term_width(80).try_get_matches_from(line).unwrap_err().to_string();
+            let is_continued = |line: &str| line.len() > 80 || line.starts_with("        ");
+            assert!(!help.lines().any(is_continued), "{help}");
+        });
     }
 }

@@ -72,8 +72,9 @@ fn write_pages(command: &Command, above: &[&Command], directory: &Path) -> anyho
         .source(format!("fourtuple {version}"))
         .manual("fourtuple manual")
         .render(&mut text)?;
-    // The only text after the options is the list of exit codes.
-    let mut text = String::from_utf8(text)?.replace(".SH EXTRA\n", ".SH \"EXIT STATUS\"\n");
+    // The text after the options is the examples; on the first page it is the list of exit codes.
+    let text = String::from_utf8(text)?.replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n");
+    let mut text = text.replace(".SH EXTRA\n", ".SH \"EXIT STATUS\"\n");
     text.push_str(&format!(".SH \"SEE ALSO\"\n{}\n", references(command, above).join(",\n")));
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }

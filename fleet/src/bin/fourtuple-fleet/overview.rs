@@ -28,7 +28,9 @@ pub(crate) struct AgentsFlags {
     json: bool,
 }
 
-/// Diagnose all hosts: `doctor` on each, one table, worst host first
+/// Diagnose all hosts: one table, worst host first
+///
+/// `doctor` on each host.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorFlags {
     #[command(flatten)]
@@ -47,8 +49,10 @@ pub(crate) struct PortsFlags {
     /// Repeats of each strategy
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
-    /// Port range of the experiment, in a namespace of its own on each host
-    #[arg(long, value_name = "FIRST-LAST", default_value = "32768-33791")]
+    /// Ephemeral range
+    ///
+    /// In a namespace of its own on each host.
+    #[arg(long, value_name = "LOW-HIGH", default_value = "32768-33791")]
     range: PortRange,
     #[command(flatten)]
     common: Common,
@@ -79,34 +83,40 @@ fn trace_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Calibrate the port search of each host and plan its ports: `plan` on each, one table, slowest host first
+/// Plan the ports of all hosts: one table, slowest host first
+///
+/// Calibrates the port search of each host; `plan` on each.
 #[derive(Debug, Args)]
 pub(crate) struct PlanFlags {
-    /// New connections per second of each host over all destinations
+    /// New connections of a host
+    ///
+    /// Over all destinations.
     #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     rate: Option<f64>,
     /// Lifetime of a connection
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration, allow_hyphen_values = true)]
     hold: Duration,
     /// Source addresses of each host
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     sources: u64,
-    /// Destinations (address and port), equally loaded
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
+    /// Destinations (address and port)
+    ///
+    /// Equally loaded.
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = units::count, allow_hyphen_values = true)]
     destinations: u64,
     #[command(flatten)]
     common: Common,
 }
 
-/// Run a server on each host until its deadline, then print the counts of each
+/// Run a server on each host until its deadline
 ///
-/// What follows -- is a command line of `serve` with --for. A line on stderr reports the address of each server when it is ready.
+/// Then prints the counts of each. What follows -- is a command line of `serve` with --for. A line on stderr reports the address of each server when it is ready.
 /// Ctrl-C stops all servers; they also stop 10 s after this command has been killed.
 #[derive(Debug, Args)]
 pub(crate) struct FleetServeFlags {
     #[command(flatten)]
     common: Common,
-    /// The command: serve PROTOCOL --listen ADDR --for TIME ...
+    /// serve PROTOCOL --listen ADDR:PORT --for TIME ...
     #[arg(last = true, required = true, value_name = "serve PROTOCOL ...")]
     command: Vec<String>,
 }

@@ -36,17 +36,17 @@ const READY: Duration = Duration::from_secs(10);
 
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Start a fleet on this host: nats-server, a server under load, and agents, each in a network namespace, joined by a bridge
+/// Start a fleet on this host, in network namespaces
 ///
-/// Nothing on the host changes: the namespaces end with this command (Ctrl-C). The fleet is reached over --listen. Needs
+/// nats-server, a server under load, and agents, each in a network namespace, joined by a bridge. Nothing on the host changes: the namespaces end with this command (Ctrl-C). The fleet is reached over --listen. Needs
 /// nats-server 2.9 or later in PATH, and root or unprivileged user namespaces.
 #[derive(Debug, Args)]
 pub(crate) struct UpFlags {
     /// Number of agents
     #[arg(long, value_name = "N", value_parser = units::up_to::<250>, allow_hyphen_values = true)]
     local: u32,
-    /// Address at which this host reaches NATS
-    #[arg(long, value_name = "ADDR", value_parser = units::socket_address, default_value = "127.0.0.1:4222")]
+    /// Where NATS is reached
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, default_value = "127.0.0.1:4222")]
     listen: SocketAddr,
 }
 

@@ -1,17 +1,16 @@
 use std::env;
 
 use anyhow::Context;
-use clap::Parser;
 use fourtuple_bench::compare::{ServerCommand, Side, SideCommand};
 
 use crate::exit::{self, UsageError};
-use crate::{Arguments, Command, one_line};
+use crate::{Command, one_line};
 
 /// Parses one of the two commands of a comparison.
 ///
 /// # Errors
 /// [`UsageError`] if the command is invalid, or does not give exactly one number per trial.
-pub(super) fn side(name: &'static str, text: &str) -> anyhow::Result<Side> {
+pub(crate) fn side(name: &'static str, text: &str) -> anyhow::Result<Side> {
     let refuse = |why: String| anyhow::Error::from(UsageError(format!("{name}, '{text}': {why}")));
     let mut arguments = split(text).map_err(refuse)?;
     if arguments.first().is_some_and(|word| word == "fourtuple") {
@@ -64,7 +63,7 @@ pub(super) fn server(flag: &'static str, text: &str) -> anyhow::Result<ServerCom
 /// Parses the arguments of a fourtuple command. `no_run` is the error for `--help` and `--version`.
 pub(crate) fn parse(arguments: &[String], no_run: &str) -> Result<Command, String> {
     let line = ["fourtuple".to_owned()].into_iter().chain(arguments.iter().cloned());
-    let parsed = Arguments::try_parse_from(line)
+    let parsed = crate::parse(line)
         .map_err(|error| if error.use_stderr() { one_line(&error) } else { no_run.to_owned() })?;
     Ok(parsed.command)
 }
@@ -74,7 +73,7 @@ pub(crate) fn parse(arguments: &[String], no_run: &str) -> Result<Command, Strin
 ///
 /// # Errors
 /// A text for the user if a quote is not closed, or if the text ends with a \.
-pub(super) fn split(text: &str) -> Result<Vec<String>, String> {
+pub(crate) fn split(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut letters = text.chars();

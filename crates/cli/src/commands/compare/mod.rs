@@ -14,11 +14,11 @@ use time::OffsetDateTime;
 
 use crate::commands::report::read_records;
 use crate::exit::{Exit, NotValid, UsageError};
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// Compare two commands, run in turn until the interval of their ratio is narrow enough, or saved records: is B faster than A?
+/// Compare two commands or saved records: is B faster than A?
 ///
 /// A and B are fourtuple commands in quotes, each of which gives one number: load, lab ports with one --strategy, lab
 /// time-wait with one --remedy. They run in the order A B B A B A A B, in which a drift of the machine cancels, until the 95%
@@ -28,40 +28,55 @@ use crate::{stop, units};
 /// their ratio includes any drift between them.
 #[derive(Debug, Args)]
 pub(crate) struct Compare {
-    /// Files of records that --json printed, of A and B in turn
+    /// Files of records, as --json prints them, of A and B in turn
     #[arg(value_name = "RECORD")]
     files: Vec<PathBuf>,
     /// The two commands, after --
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "files")]
     commands: Vec<String>,
-    /// Number to compare: rate, CPU time, or mean or percentile of the time in connect() (of load: of an operation)
-    #[arg(long, default_value = "rate", value_parser = metric_parser())]
-    metric: Metric,
-    /// Maximum time for all trials, warm-up included; the trial that runs at its end is finished
-    #[arg(long = "for", value_name = "TIME", default_value = "2m", value_parser = units::duration, allow_hyphen_values = true)]
-    time: Duration,
-    /// Width of the interval, each way, at which compare ends; a smaller difference counts as none
-    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = units::percent, allow_hyphen_values = true)]
-    narrow: f64,
-    /// Maximum number of pairs of trials [default: as many as --for allows]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
-    trials: Option<u32>,
-    /// Trials of each side that run first and are not used
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::from_0_to::<100>, allow_hyphen_values = true)]
-    warmup: u32,
-    /// Server of the loads, which each trial starts in its own network namespace: 'serve ...', or another program
-    /// with its arguments that stays in the foreground
+    /// Server that each trial starts for its load
+    ///
+    /// In its own network namespace: 'serve ...', or another program with its arguments that stays in the foreground.
     #[arg(long, value_name = "COMMAND", conflicts_with = "files")]
     server: Option<String>,
     /// Server of B [default: the server of A]
     #[arg(long, value_name = "COMMAND", requires = "server")]
     server_b: Option<String>,
-    /// Maximum time until a server listens on the address of its load [default: 10s]
+    /// Limit until a server listens [default: 10s]
+    ///
+    /// On the address of its load.
     #[arg(long, value_name = "TIME", requires = "server", value_parser = units::duration, allow_hyphen_values = true)]
     server_wait: Option<Duration>,
-    /// Run the client on the first half of the CPUs that this process may use, the server on the second half
+    /// Run client and server on different CPUs
+    ///
+    /// The client on the first half of the CPUs that this process may use, the server on the second half.
     #[arg(long, requires = "server")]
     pin: bool,
+    /// rate, mean, p50, p99, p999 or cpu
+    ///
+    /// The number to compare.
+    #[arg(long, value_name = "NAME", default_value = "rate", value_parser = metric_parser())]
+    metric: Metric,
+    /// Limit of all trials
+    ///
+    /// Warm-up included; the trial that runs at its end is finished.
+    #[arg(long = "for", value_name = "TIME", default_value = "2m", value_parser = units::duration, allow_hyphen_values = true)]
+    time: Duration,
+    /// End when the interval is so narrow
+    ///
+    /// Each way; a smaller difference counts as none.
+    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = units::percent, allow_hyphen_values = true)]
+    narrow: f64,
+    /// Maximum number of pairs of trials
+    ///
+    /// By default as many as --for allows.
+    #[arg(long, value_name = "N", value_parser = units::up_to::<1_000_000>, allow_hyphen_values = true)]
+    trials: Option<u32>,
+    /// First trials of each side, unused
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::from_0_to::<100>, allow_hyphen_values = true)]
+    warmup: u32,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -107,7 +122,7 @@ impl Compare {
         bars.begin("A B B A, B A A B", self.time.as_secs().max(1));
         let outcome = trials.run(&stop, &|elapsed| bars.at(elapsed.as_secs())).map_err(with_exit_code)?;
         drop(bars);
-        self.finish(started, trials.settings(self.output.seed), outcome)
+        self.finish(started, trials.settings(self.random.seed), outcome)
     }
 
     /// Parses the servers of both sides; `None` without `--server`.
@@ -138,8 +153,8 @@ impl Compare {
             })?;
             saved.add(number % 2, &file, records).map_err(with_exit_code)?;
         }
-        let settings = saved.settings(self.narrow, self.output.seed);
-        let outcome = saved.compare(self.narrow, self.output.seed).map_err(with_exit_code)?;
+        let settings = saved.settings(self.narrow, self.random.seed);
+        let outcome = saved.compare(self.narrow, self.random.seed).map_err(with_exit_code)?;
         self.finish(started, settings, outcome)
     }
 

@@ -23,32 +23,38 @@ use crate::watch::{Namespace, Past, TargetFlags, Thresholds, Watch, diagnose_in,
 use crate::{output, stop};
 use metrics::Metrics;
 
-/// Serve what `doctor` sees as metrics for Prometheus, and as a live page
+/// Serve what `doctor` sees for Prometheus, and as a live page
 ///
 /// GET /metrics returns OpenMetrics text, GET / a page that updates itself. Read-only; process names and addresses are visible to every
 /// client that can connect, so the endpoint listens on loopback unless told otherwise. Ends with Ctrl-C or SIGTERM.
 #[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, default_value = "127.0.0.1:9416")]
-    listen: SocketAddr,
     #[command(flatten)]
     target: TargetFlags,
-    /// Time between two readings, at least 100ms
+    /// Time between two readings
+    ///
+    /// At least 100ms.
     #[arg(long, value_name = "TIME", value_parser = units::interval, default_value = "5s", allow_hyphen_values = true)]
     every: Duration,
-    /// Destinations with metrics of their own; all further destinations are summed up as "other"
-    #[arg(long, value_name = "N", value_parser = units::up_to::<100>, default_value = "20", allow_hyphen_values = true)]
-    destinations: u32,
-    /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
+    /// Thresholds of rules, a TOML file
+    ///
+    /// With lines such as P01 = 80.
     #[arg(long, value_name = "FILE")]
     thresholds: Option<PathBuf>,
-    /// Trace nothing: no BPF program is loaded, and the histograms are missing
+    /// Load no BPF program; the histograms are missing
     #[arg(long)]
     no_trace: bool,
     /// Print nothing but errors
     #[arg(long)]
     quiet: bool,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, default_value = "127.0.0.1:9416")]
+    listen: SocketAddr,
+    /// Destinations with own metrics
+    ///
+    /// All further destinations are summed up as "other".
+    #[arg(long, value_name = "N", value_parser = units::up_to::<100>, default_value = "20", allow_hyphen_values = true)]
+    destinations: u32,
 }
 
 impl ExportFlags {

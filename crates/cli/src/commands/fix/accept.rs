@@ -19,9 +19,9 @@ use crate::output::{self, Output};
 use crate::stop;
 use crate::units::{self, nanoseconds};
 
-/// Choose the worker of each connection for a running server with SO_REUSEPORT, instead of the kernel's hash
+/// Choose the worker of each connection for a server with SO_REUSEPORT
 ///
-/// Attaches a selector (eBPF) to each SO_REUSEPORT group of the server: nginx `reuseport`, Envoy, HAProxy, Go, Node.js, Python, and DNS
+/// Instead of the kernel's hash, while the server runs. Attaches a selector (eBPF) to each SO_REUSEPORT group of the server: nginx `reuseport`, Envoy, HAProxy, Go, Node.js, Python, and DNS
 /// servers over UDP. Listeners that join or leave are followed. Needs root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_PTRACE),
 /// a kernel with BTF and Linux 5.14. Ends with Ctrl-C, SIGTERM or --for; then, and within a second after SIGKILL, the kernel's hash
 /// chooses again.
@@ -29,16 +29,22 @@ use crate::units::{self, nanoseconds};
 pub(super) struct AcceptFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// least-busy (shortest queue, then fewest open connections), cpu, random, or for UDP flow:OFFSET:WIDTH
+    /// Who gets a connection
+    ///
+    /// least-busy (shortest queue, then fewest open connections), cpu, random, or for UDP flow:OFFSET:WIDTH.
     #[arg(long, value_name = "RULE", default_value = "least-busy")]
     select: Rule,
-    /// UDP: one socket of each group gets the packets that match (bytes:OFFSET:WIDTH=VALUE, neighbour:..., ttl=HOPS, port=PORT)
+    /// UDP: packets that one socket of a group gets
+    ///
+    /// bytes:OFFSET:WIDTH=VALUE, neighbour:OFFSET:WIDTH=VALUE, ttl=HOPS or port=PORT.
     #[arg(long, value_name = "FILTER", value_parser = control)]
     control: Option<ControlFilter>,
     /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Change nothing; count the TCP connections that the kernel gives to each listener
+    /// Change nothing, count the kernel's choices
+    ///
+    /// The TCP connections that it gives to each listener.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -49,11 +55,15 @@ pub(super) struct AcceptFlags {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct TargetFlags {
-    /// Sockets at this address, of all processes in this network namespace: 0.0.0.0:80, [::]:53
-    #[arg(long, value_name = "ADDR", value_parser = units::socket_address)]
+    /// Sockets at this address, such as 0.0.0.0:80
+    ///
+    /// Of all processes in this network namespace.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address)]
     listen: Option<SocketAddr>,
-    /// Sockets of this process and its descendants, in its network namespace
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Sockets of this process and its descendants
+    ///
+    /// In its network namespace.
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
 }
 

@@ -9,9 +9,9 @@ use clap::{Args, Subcommand};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 
-/// Fix the connections of running programs from outside, without a restart; everything is undone at the end
+/// Fix connections of running programs from outside, without a restart
 ///
-/// --print writes the setting of a program that can be changed instead, with this host's numbers, ready to paste.
+/// Everything is undone at the end. --print writes the setting of a program that can be changed instead, with this host's numbers, ready to paste.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub(crate) struct Fix {

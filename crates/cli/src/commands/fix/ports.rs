@@ -18,28 +18,35 @@ use crate::output::{self, Output};
 use crate::stop;
 use crate::units::{self, nanoseconds};
 
-/// Give connect() of running programs a free source port once a destination uses much of the port range
+/// Give connect() of running programs a free source port
 ///
-/// Attaches BPF programs to a cgroup (version 2). TCP over IPv4 and IPv6; sockets that a program has bound, or that have options
+/// Once a destination uses much of the port range. Attaches BPF programs to a cgroup (version 2). TCP over IPv4 and IPv6; sockets that a program has bound, or that have options
 /// of their own, and UDP are left alone and counted. Needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN for other network
 /// namespaces, a kernel with BTF and Linux 5.17. Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
+#[command(override_usage = "fourtuple fix ports <--cgroup|--unit|--pid|--container> [OPTIONS]")]
 pub(super) struct PortsFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// Use more source addresses: this host's addresses within this prefix, at most 64
-    #[arg(long, value_name = "CIDR", value_parser = source)]
-    source: Option<IpNet>,
-    /// Act on connects to this destination only: 192.0.2.0/24:443, 192.0.2.1:*, [2001:db8::/32]:443
+    /// Act on connects to this destination only
+    ///
+    /// IPv6 is [2001:db8::/32]:443.
     #[arg(long, value_name = "CIDR:PORT", value_parser = destination)]
     to: Option<Destination>,
-    /// Act once more than this share of the port range is in use for a source and a destination
-    #[arg(long, value_name = "SHARE", value_parser = units::percent, default_value = "25%", allow_hyphen_values = true)]
+    /// Use this host's addresses within this prefix too
+    ///
+    /// As further source addresses, at most 64.
+    #[arg(long, value_name = "CIDR", value_parser = source)]
+    source: Option<IpNet>,
+    /// Act once more of the port range is in use
+    ///
+    /// For a source and a destination.
+    #[arg(long, value_name = "PERCENT", value_parser = units::percent, default_value = "25%", allow_hyphen_values = true)]
     past: f64,
     /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Change nothing; count the connects that would be changed
+    /// Change nothing, count what would be changed
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -50,16 +57,22 @@ pub(super) struct PortsFlags {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct TargetFlags {
-    /// Programs in this cgroup (version 2) and its descendants: /sys/fs/cgroup/system.slice
+    /// Programs in this cgroup (version 2) and below it
+    ///
+    /// Such as /sys/fs/cgroup/system.slice.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
-    /// Programs of this systemd unit: nginx.service, or nginx
+    /// Programs of this systemd unit: nginx.service, nginx
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
-    /// Programs in the cgroup of this process; if that is the root cgroup, its service, which gets a cgroup meanwhile
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Programs in the cgroup of this process
+    ///
+    /// If that is the root cgroup, its service, which gets a cgroup meanwhile.
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Programs of this container, by at least 6 digits of its ID
+    /// Programs of this container, by its ID
+    ///
+    /// At least 6 digits of the ID.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
 }

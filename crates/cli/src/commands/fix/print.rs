@@ -16,16 +16,22 @@ use crate::{output, units};
 #[derive(Debug, Args)]
 #[group(id = "printing")]
 pub(super) struct PrintFlags {
-    /// Print the setting of a program that repairs its connects, with this host's numbers, and change nothing
+    /// Print the setting of a program, such as nginx or go
+    ///
+    /// It repairs the connects of the program, has this host's numbers, and changes nothing.
     #[arg(long, value_name = "PROGRAM", value_parser = program())]
     print: Option<Program>,
-    /// With --print: destination in the text: 192.0.2.1:443, [2001:db8::1]:443
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = units::socket_address, requires = "print")]
+    /// With --print: destination in the text
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, requires = "print")]
     to: Option<SocketAddr>,
-    /// With --print: source addresses in the text, this host's addresses within this prefix, at most 64
+    /// With --print: source addresses in the text
+    ///
+    /// This host's addresses within this prefix, at most 64.
     #[arg(long, value_name = "CIDR", value_parser = ports::source, requires = "print")]
     source: Option<IpNet>,
-    /// With --print systemd: the service to keep fixed [default: a template unit]
+    /// With --print systemd: the service to keep fixed
+    ///
+    /// Without it, the text is a template unit.
     #[arg(long, value_name = "NAME", value_parser = unit, requires = "print")]
     unit: Option<String>,
 }

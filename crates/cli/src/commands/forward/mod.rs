@@ -45,79 +45,116 @@ const TELL: Duration = Duration::from_millis(500);
 /// of --config. When the sockets are open, a line on stderr reports the address, with the real port for port 0.
 #[derive(Debug, Args)]
 pub(crate) struct ForwardFlags {
-    /// Address to listen on: 0.0.0.0:4000 or [::]:4000
-    #[arg(long, value_name = "ADDR", required_unless_present = "config", allow_hyphen_values = true)]
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config", allow_hyphen_values = true)]
     listen: Option<String>,
-    /// Default next hop, for packets that no --route matches
-    #[arg(long, value_name = "ADDR", conflicts_with = "config", allow_hyphen_values = true)]
-    to: Option<String>,
-    /// Next hop for a destination prefix or an inner key: 10.0.0.0/8=192.0.2.1:4000, 7=192.0.2.1:4000; may be repeated
-    #[arg(long = "route", value_name = "WHAT=ADDR", conflicts_with = "config", allow_hyphen_values = true)]
-    routes: Vec<String>,
-    /// Position of the inner key of routes in the payload [default: the position of --spread flow]
-    #[arg(long, value_name = "OFFSET:WIDTH", conflicts_with = "config", allow_hyphen_values = true)]
-    key: Option<String>,
-    #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true,
-        help = format!("Choose the plane of a packet by {} [default: hash]", Selector::help()))]
-    spread: Option<String>,
-    /// Return replies from next hops to the client that sent the packet; uses one socket per client
-    #[arg(long = "return", conflicts_with = "config")]
-    replies: bool,
-    /// With --return: close the socket of a client after this time without a packet [default: 60s]
-    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
-    idle: Option<String>,
-    /// With --return: most clients of a plane [default: 4096]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
-    clients: Option<u32>,
-    /// With --return: most clients of all planes; each takes an ephemeral UDP port of the host [default: 3/4 of these ports or of
-    /// RLIMIT_NOFILE, the smaller of both]
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, allow_hyphen_values = true)]
-    clients_total: Option<u32>,
-    /// Monitor the link to this peer with BFD (RFC 5880, 5881), bound to a device (required for link-local addresses) and to a
-    /// local address if given
-    #[arg(long, value_name = "PEER[%DEV][@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
-    bfd: Option<String>,
-    /// Like --bfd, with control packets on the port of the data: from --listen to this address. A socket filter separates them from
-    /// data, except for --spread hash with more than one plane
-    #[arg(long, value_name = "ADDR", conflicts_with_all = ["config", "bfd"], allow_hyphen_values = true)]
-    bfd_in_band: Option<String>,
-    /// BFD: interval between control packets (Desired Min TX), and default of --bfd-receive-interval [default: 300ms]
-    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
-    bfd_interval: Option<String>,
-    /// BFD: least interval between packets of the peer (Required Min RX) [default: --bfd-interval]
-    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
-    bfd_receive_interval: Option<String>,
-    /// BFD: detection multiplier: the peer declares the session down after this many missing packets, 1 to 255 [default: 3]
-    #[arg(long, value_name = "N", conflicts_with = "config", allow_hyphen_values = true)]
-    bfd_multiplier: Option<u32>,
-    /// TOML file with [[link]] tables, instead of the flags above
-    #[arg(long, value_name = "FILE", conflicts_with = "listen")]
-    config: Option<PathBuf>,
-    /// Number of planes, or auto for one per CPU [default: auto]
-    #[arg(long, value_name = "N", value_parser = planes, allow_hyphen_values = true)]
-    planes: Option<Planes>,
-    #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true,
-        help = format!("System calls that move packets: {} [default: offload]", PlaneKind::descriptions()))]
-    plane: Option<PlaneKind>,
-    /// Pin plane i to the i-th allowed CPU, and start again at the first if there are more planes than CPUs
-    #[arg(long)]
-    pin: bool,
-    /// Listen even if another process has sockets at the address: the kernel then distributes packets over both
+    /// Listen even if another process does
+    ///
+    /// The kernel then distributes packets over the sockets of both.
     #[arg(long)]
     share: bool,
-    /// Size of the receive queue of each listening socket (SO_RCVBUF): a burst waits there [default: net.core.rmem_default]
+    /// Size of the receive queue of a socket
+    ///
+    /// SO_RCVBUF of each listening socket, in which a burst waits [default: net.core.rmem_default]
     #[arg(long, value_name = "BYTES", value_parser = units::up_to::<{ config::MAX_RECEIVE_BUFFER }>, allow_hyphen_values = true)]
     receive_buffer: Option<u32>,
-    /// Serve counters for Prometheus by HTTP at this address
-    #[arg(long, value_name = "ADDR", value_parser = units::socket_address, allow_hyphen_values = true)]
-    metrics: Option<SocketAddr>,
-    /// Take over without packet loss from the process that was started with the same path, and allow a later process to take over
-    /// from this process. PATH becomes a unix socket, only for this user and root
+    /// Take over from the process with this path
+    ///
+    /// Without packet loss; a later process can take over from this one. PATH becomes a unix socket, only for this user and root.
     #[arg(long, value_name = "PATH")]
     takeover: Option<PathBuf>,
+    /// Next hop of packets that no --route matches
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "config", allow_hyphen_values = true)]
+    to: Option<String>,
+    /// Next hop of a prefix or a key; repeatable
+    ///
+    /// WHAT is a destination prefix or an inner key: 10.0.0.0/8=192.0.2.1:4000, 7=192.0.2.1:4000.
+    #[arg(
+        long = "route",
+        value_name = "WHAT=ADDR:PORT",
+        conflicts_with = "config",
+        allow_hyphen_values = true
+    )]
+    routes: Vec<String>,
+    /// Position of the key of routes
+    ///
+    /// In the payload [default: the position of --spread flow]
+    #[arg(long, value_name = "OFFSET:WIDTH", conflicts_with = "config", allow_hyphen_values = true)]
+    key: Option<String>,
+    /// TOML file with [[link]] tables
+    ///
+    /// Instead of --listen, of the other flags of routes and of BFD, and of --spread, --return, --idle and --clients.
+    #[arg(long, value_name = "FILE", conflicts_with = "listen")]
+    config: Option<PathBuf>,
+    /// Number of planes [default: one per CPU]
+    #[arg(long, value_name = "N|auto", value_parser = planes, allow_hyphen_values = true)]
+    planes: Option<Planes>,
+    /// Calls that move packets [default: offload]
+    #[arg(long, value_name = "HOW", value_parser = kind, allow_hyphen_values = true,
+        long_help = format!("System calls that move packets: {} [default: offload]", PlaneKind::descriptions()))]
+    plane: Option<PlaneKind>,
+    /// What chooses the plane of a packet [default: hash]
+    #[arg(long, value_name = "HOW", conflicts_with = "config", allow_hyphen_values = true,
+        long_help = format!("Choose the plane of a packet by {} [default: hash]", Selector::help()))]
+    spread: Option<String>,
+    /// Pin plane i to the i-th allowed CPU
+    ///
+    /// Starts again at the first if there are more planes than CPUs.
+    #[arg(long)]
+    pin: bool,
+    /// Return replies from next hops to the client
+    ///
+    /// That sent the packet; uses one socket per client.
+    #[arg(long = "return", conflicts_with = "config")]
+    replies: bool,
+    /// Close a client's socket after this silence
+    ///
+    /// With --return [default: 60s]
+    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
+    idle: Option<String>,
+    /// Maximum of clients of a plane [default: 4096]
+    ///
+    /// With --return.
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, conflicts_with = "config", allow_hyphen_values = true)]
+    clients: Option<u32>,
+    /// Maximum of clients of all planes
+    ///
+    /// With --return; each client takes an ephemeral UDP port of the host [default: 3/4 of these ports or of RLIMIT_NOFILE, the
+    /// smaller of both]
+    #[arg(long, value_name = "N", value_parser = units::up_to::<{ config::MAX_CLIENTS }>, allow_hyphen_values = true)]
+    clients_total: Option<u32>,
+    /// Monitor the link to this peer
+    ///
+    /// RFC 5880 and 5881. Bound to a device (required for link-local addresses) and to a local address if given.
+    #[arg(long, value_name = "PEER[%DEV][@LOCAL]", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd: Option<String>,
+    /// Monitor on the port of the data
+    ///
+    /// From --listen to this address. A socket filter separates control packets from data, except for --spread hash with more than
+    /// one plane.
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["config", "bfd"], allow_hyphen_values = true)]
+    bfd_in_band: Option<String>,
+    /// Interval of packets sent [default: 300ms]
+    ///
+    /// Desired Min TX, and the default of --bfd-receive-interval.
+    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_interval: Option<String>,
+    /// Least interval of the peer's packets
+    ///
+    /// Required Min RX [default: --bfd-interval]
+    #[arg(long, value_name = "TIME", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_receive_interval: Option<String>,
+    /// Missing packets until down [default: 3]
+    ///
+    /// Detection multiplier: the peer declares the session down after this many, 1 to 255.
+    #[arg(long, value_name = "N", conflicts_with = "config", allow_hyphen_values = true)]
+    bfd_multiplier: Option<u32>,
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
+    /// Serve counters for Prometheus at this address
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address, allow_hyphen_values = true)]
+    metrics: Option<SocketAddr>,
     #[command(flatten)]
     output: Output,
 }

@@ -9,37 +9,44 @@ use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::units;
 
-/// Distribution of connections over workers, under each accept policy
+/// Distribution of connections over workers, by accept policy
 ///
 /// Repeats the uneven distribution of "Why does one NGINX worker take all the load?" and "Keepalives considered harmful"
 /// (Cloudflare) on this kernel. The default, all policies over all families, takes about half a minute.
 #[derive(Debug, Args)]
 pub(super) struct AcceptFlags {
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', help = format!("{} [default: all but auto]", policies()))]
+    /// Accept policies [default: all but auto]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', long_help = format!("{} [default: all but auto]", policies()))]
     policy: Vec<AcceptPolicy>,
-    /// Families, in this order: unix, tcp4, tcp6 [default: all of them]
+    /// unix, tcp4, tcp6, in this order [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
-    /// light: one connection at a time, while all workers wait; heavy: many clients without a pause
+    /// Loads: light, heavy
+    ///
+    /// light: one connection at a time, while all workers wait. heavy: many clients without a pause.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "light,heavy", value_parser = load)]
     load: Vec<Load>,
-    /// Connections of one run under light load
+    /// Connections of a run of light load
     #[arg(long, value_name = "N", default_value = "48", value_parser = units::up_to::<10_000>, allow_hyphen_values = true)]
     connections: u32,
     /// Service time of every request
     #[arg(long, value_name = "TIME", default_value = "50us", value_parser = units::duration, allow_hyphen_values = true)]
     work: Duration,
-    /// Length of one run under heavy load
-    #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
-    length: Duration,
-    /// Clients of heavy load, up to 1024, each with one request in progress; more clients than workers keep all workers busy
+    /// Clients of heavy load, up to 1024
+    ///
+    /// Each has one request in progress; more clients than workers keep all workers busy.
     #[arg(long, value_name = "N", default_value = "6", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     clients: u32,
     #[command(flatten)]
     pool: PoolFlags,
+    /// Length of a run of heavy load
+    #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
+    length: Duration,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -77,7 +84,7 @@ impl AcceptFlags {
             slow: self.pool.slow,
             length: self.length,
             repeats: self.pool.repeats,
-            seed: self.output.seed,
+            seed: self.random.seed,
         }
     }
 }
@@ -96,16 +103,20 @@ pub(super) fn policies() -> String {
 /// Flags of labs that measure a pool of workers.
 #[derive(Debug, Args)]
 pub(super) struct PoolFlags {
-    /// Workers that share the listener, up to 64 [default: 8]
+    /// Workers of the listener, up to 64 [default: 8]
     #[arg(long, value_name = "N", value_parser = units::up_to::<64>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// How workers spend the service time: sleep for small machines, spin if each worker has a CPU
+    /// How service time is spent
+    ///
+    /// sleep for small machines, spin if each worker has a CPU.
     #[arg(long, value_enum, default_value_t = Service::Sleep)]
     pub(super) service: Service,
     /// A request that waits longer is slow
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
     pub(super) slow: Duration,
-    /// Runs of every cell, interleaved A B B A; from 3 on p99.9 has an interval
+    /// Runs of every cell, in turn A B B A
+    ///
+    /// From 3 on, p99.9 has an interval.
     #[arg(long, value_name = "N", default_value = "3", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     pub(super) repeats: u32,
 }

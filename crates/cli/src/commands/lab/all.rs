@@ -17,7 +17,7 @@ use crate::output::{self, Output};
 
 /// Runs `ports`, `time-wait` and `accept` in a short form. `time-wait` shows the begin of the stall and does not wait for its
 /// end, 60 s later.
-pub(super) fn run(mut output: Output) -> anyhow::Result<Exit> {
+pub(super) fn run(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
     let time_wait = TimeWait {
         range: PortRange::new(49152, 65535).expect("low is below high"),
         remedies: Remedy::ALL.to_vec(),
@@ -29,10 +29,10 @@ pub(super) fn run(mut output: Output) -> anyhow::Result<Exit> {
             low: PortRange::KERNEL_DEFAULT.low(),
             high: PortRange::KERNEL_DEFAULT.high(),
             strategies: all_strategies(found).iter().map(Strategy::to_string).collect(),
-            seed: output.seed,
+            seed,
             ..PortsSettings::default()
         };
-        let accept = short_accept(output.seed);
+        let accept = short_accept(seed);
         let settings = LabSettings {
             ports: ports.clone(),
             time_wait: time_wait.settings(),

@@ -11,29 +11,32 @@ use time::OffsetDateTime;
 use crate::commands::lab::accept::{COMPARES_BY_ITSELF, PoolFlags, policies, selection};
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::progress::Bars;
 use crate::{stop, units};
 
-/// Head-of-line blocking: latency of requests on kept connections to a busy worker, and what reduces it
+/// Latency on kept connections to a busy worker, and what reduces it
 ///
-/// Repeats the setup of "Keepalives considered harmful" (Cloudflare) on a small scale: clients keep connections to a pool of
+/// Head-of-line blocking. Repeats the setup of "Keepalives considered harmful" (Cloudflare) on a small scale: clients keep connections to a pool of
 /// workers, some requests take long, and a probe measures the latency of short ones. The default takes about a minute. The
 /// whole matrix, --policy exclusive,plain,rotate,shared-oneshot,uring-oneshot,dispatcher --close-every 1,2,5,100,never
 /// --for 10s, takes a quarter of an hour.
 #[derive(Debug, Args)]
 pub(super) struct KeepaliveFlags {
+    /// Accept policies, in this order
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
-        help = format!("{} [default: exclusive, rotate, shared-oneshot]", policies()))]
+        long_help = format!("{} [default: exclusive, rotate, shared-oneshot]", policies()))]
     policy: Vec<AcceptPolicy>,
-    /// Families, in this order: unix, tcp4, tcp6 [default: unix]
+    /// unix, tcp4, tcp6, in this order [default: unix]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     family: Vec<Family>,
-    /// Requests after which clients close a connection, or never; in this order
+    /// Requests until a close
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,5,never", value_parser = close_every,
         allow_hyphen_values = true)]
     close_every: Vec<u64>,
-    /// Service time of short requests, and of every request of the probe
+    /// Service time of short requests
+    ///
+    /// Also of every request of the probe.
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = units::duration, allow_hyphen_values = true)]
     short: Duration,
     /// Service time of long requests
@@ -42,20 +45,28 @@ pub(super) struct KeepaliveFlags {
     /// Share of long requests
     #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = long_share, allow_hyphen_values = true)]
     long_share: f64,
-    /// Mean pause of a client from a response to its next request, exponential; the probe pauses for 5ms
+    /// Mean pause of a client
+    ///
+    /// From a response to its next request, exponential; the probe pauses for 5ms.
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
     pause: Duration,
-    /// Length of one run
-    #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
-    length: Duration,
-    /// Clients, up to 1024, each with at most one request in progress
+    /// Clients, up to 1024
+    ///
+    /// Each has at most one request in progress.
     #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     clients: u32,
     #[command(flatten)]
     pool: PoolFlags,
-    /// Measure an external server at http://HOST:PORT/PATH or unix:/PATH; --workers then gives the number of its workers
+    /// An external server to measure
+    ///
+    /// http://HOST:PORT/PATH or unix:/PATH; --workers then gives the number of its workers.
     #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "family", "service"])]
     server: Option<String>,
+    /// Length of one run
+    #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
+    length: Duration,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -117,7 +128,7 @@ impl KeepaliveFlags {
             slow: self.pool.slow,
             length: self.length,
             repeats: self.pool.repeats,
-            seed: self.output.seed,
+            seed: self.random.seed,
             server: self.server.clone(),
         }
     }

@@ -8,37 +8,51 @@ use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::units;
 
-/// Short-lived connections with less lock contention: queries per second, CPU time and lock waits, before and after
+/// Short-lived connections with less lock contention, before and after
 ///
-/// Repeats the before and after of "TCP stack lock contention with short-lived connections" (freebsd-net, 2013) with the means
+/// Queries per second, CPU time and lock waits. Repeats the before and after of "TCP stack lock contention with short-lived connections" (freebsd-net, 2013) with the means
 /// of Linux: a listener for each worker, several source addresses, a search of the full port range. The default takes about a
 /// minute. Lock waits need root and BPF, and are counted in separate trials; without them only rate and CPU time are measured.
 #[derive(Debug, Args)]
 pub(super) struct LocksFlags {
-    /// Changes to measure, in this order: reuseport, sources, full-range [default: all of them]
+    /// Changes to measure [default: all]
+    ///
+    /// In this order, of reuseport, sources and full-range.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = change)]
     change: Vec<Change>,
-    /// Threads that accept and respond, 2 to 256 [default: half of the CPUs, at least 2]
+    /// Threads that respond [default: half of the CPUs]
+    ///
+    /// 2 to 256, by default at least 2.
     #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     workers: Option<u32>,
-    /// Threads that connect, 2 to 256 [default: as many as CPUs, at least 4]
+    /// Threads that connect [default: as many as CPUs]
+    ///
+    /// 2 to 256, by default at least 4.
     #[arg(long, value_name = "N", value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     clients: Option<u32>,
-    /// Queries of one trial, 100 to 30000: connect, send a byte, receive a byte, close
+    /// Queries of one trial, 100 to 30000
+    ///
+    /// Each connects, sends a byte, receives a byte and closes.
     #[arg(long, value_name = "N", default_value = "10000", value_parser = units::up_to::<30_000>, allow_hyphen_values = true)]
     queries: u32,
-    /// Source addresses of trials that use several, 2 to 1024 [default: as many as clients]
+    /// Source addresses [default: as many as clients]
+    ///
+    /// 2 to 1024, of the trials that use several.
     #[arg(long, value_name = "N", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
     sources: Option<u32>,
-    /// Pairs of trials, interleaved A B B A; from 8 on there is an interval
+    /// Pairs of trials, in turn A B B A
+    ///
+    /// From 8 on there is an interval.
     #[arg(long, value_name = "N", default_value = "8", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
     /// Do not count lock waits
     #[arg(long)]
     no_trace: bool,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -73,7 +87,7 @@ impl LocksFlags {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let changes =
             if self.change.is_empty() { Change::ALL.to_vec() } else { without_duplicates(&self.change) };
-        let usual = Locks::on(u32::try_from(cpus).unwrap_or(u32::MAX), changes, self.output.seed);
+        let usual = Locks::on(u32::try_from(cpus).unwrap_or(u32::MAX), changes, self.random.seed);
         let clients = self.clients.unwrap_or(usual.clients);
         Locks {
             workers: self.workers.unwrap_or(usual.workers),

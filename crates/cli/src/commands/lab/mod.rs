@@ -14,11 +14,11 @@ use fourtuple_bench::lab::{LabError, Namespace, Watch};
 use fourtuple_record::Host;
 
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::progress::Bars;
 use crate::stop;
 
-/// Measure what this kernel does, in network namespaces of its own; without a name: ports, time-wait and accept in short
+/// Measure what this kernel does, in network namespaces of its own
 ///
 /// No lab changes the host or needs root: without root, lab makes a user namespace first. Without the name of a lab it runs
 /// ports, time-wait and accept in a short form, says what this kernel does and what to set here, and writes report.html
@@ -28,6 +28,8 @@ use crate::stop;
 pub(crate) struct Lab {
     #[command(subcommand)]
     name: Option<Name>,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -74,7 +76,7 @@ impl Lab {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match &self.name {
             Some(name) => name.experiment().run(),
-            None => all::run(self.output),
+            None => all::run(self.random.seed, self.output),
         }
     }
 }

@@ -11,39 +11,47 @@ use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch};
 use crate::exit::Exit;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Random};
 use crate::units;
 
-/// Cost of connect() under each port strategy, from an empty table to a full one
+/// Cost of connect() under each port strategy
 ///
-/// Repeats the figures and the table of "connect() - why are you so slow?" (Cloudflare, 2024) on this kernel.
+/// From an empty table to a full one. Repeats the figures and the table of "connect() - why are you so slow?" (Cloudflare, 2024) on this kernel.
 #[derive(Debug, Args)]
 pub(super) struct PortsFlags {
-    /// Ephemeral range of the lab's namespace, at least 8 ports from 1024 on [default: 32768-49151, with --windows 9024-65535]
+    /// Ephemeral range [default: 32768-49151]
+    ///
+    /// Of the lab's namespace, at least 8 ports from 1024 on; with --windows the default is 9024-65535.
     #[arg(long, value_name = "LOW-HIGH", allow_hyphen_values = true)]
     range: Option<PortRange>,
-    /// Strategies to compare, in this order: kernel-default, select-test-repeat, random-window:WIDTH, full-range, auto
-    /// [default: all of them, windows of 500]
+    /// Strategies to compare [default: all]
+    ///
+    /// In this order, of kernel-default, select-test-repeat, random-window:WIDTH, full-range and auto; by default all of them, with
+    /// windows of 500.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     strategy: Vec<Strategy>,
-    /// Table of that article: windows of 500, 1000, 5000 and 10000 ports, one attempt each, no fallback
+    /// Compare random windows of 500 to 10000 ports
+    ///
+    /// The table of that article: windows of 500, 1000, 5000 and 10000 ports, one attempt each, no fallback.
     #[arg(long)]
     windows: bool,
     /// Share of the tuples to dial
-    #[arg(long, value_name = "0..1", default_value = "1", value_parser = units::share, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = units::share, allow_hyphen_values = true)]
     fill: f64,
+    /// Number of source addresses
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    sources: u32,
     /// Transport
     #[arg(long, default_value = "tcp", value_parser = ["tcp", "udp"])]
     protocol: String,
     /// IPv4 or IPv6
     #[arg(long, value_name = "4|6", default_value = "4", value_parser = family, allow_hyphen_values = true)]
     family: u8,
-    /// Number of source addresses
-    #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
-    sources: u32,
-    /// Runs of every strategy, interleaved A B B A
+    /// Runs of every strategy, in turn A B B A
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
     repeats: u32,
+    #[command(flatten)]
+    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -122,7 +130,7 @@ impl PortsFlags {
             family: self.family,
             sources: self.sources,
             repeats: self.repeats,
-            seed: self.output.seed,
+            seed: self.random.seed,
             ..PortsSettings::default()
         };
         if let Some(range) = self.range.or_else(|| self.windows.then(article_range)) {

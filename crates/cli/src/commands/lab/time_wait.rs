@@ -12,18 +12,22 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::units;
 
-/// When a client that closes its connections runs out of ports, for how long, and what helps
+/// When a client that closes runs out of ports, and what helps
 ///
 /// Repeats the stall of "Benchmarkers, Beware the Ephemeral Port Limit" (Useful Platitudes) on this kernel.
 #[derive(Debug, Args)]
 pub(super) struct TimeWaitFlags {
-    /// Ephemeral range of the lab's namespace, 64 to 32768 ports from 1024 on
+    /// Ephemeral range
+    ///
+    /// Of the lab's namespace, 64 to 32768 ports from 1024 on.
     #[arg(long, value_name = "LOW-HIGH", default_value = "49152-65535", allow_hyphen_values = true)]
     range: PortRange,
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
-        help = format!("Remedies to try: {} [default: all of them]", Remedy::names()))]
+    /// Remedies to try [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', long_help = format!("Remedies to try: {} [default: all]", Remedy::names()))]
     remedy: Vec<Remedy>,
-    /// Maximum time to wait for the end of one stall; TIME_WAIT lasts 60 s
+    /// Limit of the wait for a stall's end
+    ///
+    /// TIME_WAIT lasts 60 s.
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = units::duration, allow_hyphen_values = true)]
     patience: Duration,
     #[command(flatten)]

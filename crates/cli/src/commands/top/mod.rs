@@ -24,7 +24,7 @@ use crate::{output, stop};
 use draw::{Look, draw};
 use view::{Reading, View};
 
-/// Watch ports, accept queues, workers and TIME_WAIT sockets live, with the findings of `doctor`
+/// Watch ports, accept queues, workers and findings live
 ///
 /// Keys: 1 to 5 or Tab select a table, its number again shows it alone, s and r sort, / filters, space freezes, Enter opens the
 /// explanation of a finding, q ends.
@@ -32,13 +32,17 @@ use view::{Reading, View};
 pub(crate) struct TopFlags {
     #[command(flatten)]
     target: TargetFlags,
-    /// Time between two readings, at least 100ms
+    /// Time between two readings
+    ///
+    /// At least 100ms.
     #[arg(long, value_name = "TIME", value_parser = units::interval, default_value = "1s", allow_hyphen_values = true)]
     every: Duration,
-    /// Read thresholds of rules from a TOML file, with lines such as P01 = 80
+    /// Thresholds of rules, a TOML file
+    ///
+    /// With lines such as P01 = 80.
     #[arg(long, value_name = "FILE")]
     thresholds: Option<PathBuf>,
-    /// Trace nothing: no BPF program is loaded
+    /// Load no BPF program, and trace nothing
     #[arg(long)]
     no_trace: bool,
 }

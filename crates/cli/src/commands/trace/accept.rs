@@ -17,28 +17,34 @@ use crate::line::Line;
 use crate::output::Output;
 use crate::units::{self, nanoseconds};
 
-/// Trace accept(): how long TCP connections wait in the accept queue, and which worker accepts them
+/// Trace accept(): the wait in the accept queue, and the worker
 ///
-/// Reports, by listener and by thread, the wait in the accept queue, the depth of the queue, spurious wakeups, overflows,
+/// How long TCP connections wait, and which worker accepts them. Reports, by listener and by thread, the wait in the accept queue, the depth of the queue, spurious wakeups, overflows,
 /// open connections and active closes. Uses stable tracepoints (tier tp_btf); needs CAP_BPF, CAP_PERFMON, a kernel with BTF
 /// and Linux 6.3. Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct AcceptFlags {
-    /// Trace accepts of this process only, as numbered where fourtuple runs
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Accepts of this process only
+    ///
+    /// As numbered where fourtuple runs.
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Trace accepts of threads with this name only (comm, at most 15 bytes)
+    /// Threads with this name only (comm)
+    ///
+    /// At most 15 bytes, as in /proc/PID/comm.
     #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
-    /// Trace listeners on this port only
+    /// Listeners on this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
     port: Option<u32>,
-    /// Trace listeners on this address only: 192.0.2.1, 0.0.0.0 or ::
+    /// Listeners on this address only, also 0.0.0.0 or ::
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     listen: Option<IpAddr>,
     #[command(flatten)]
     network: NetworkFlags,
-    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
+    /// Processes in this cgroup (version 2) and below it
+    ///
+    /// Such as /sys/fs/cgroup/system.slice.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
     /// End after this time [default: at Ctrl-C]

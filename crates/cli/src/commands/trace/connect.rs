@@ -16,43 +16,55 @@ use crate::commands::trace::{
 };
 use crate::exit::{Exit, UsageError};
 use crate::line::Line;
-use crate::output::Output;
+use crate::output::{Output, Random};
 use crate::units::{self, nanoseconds};
 
-/// Trace connect(): how long TCP or UDP searches for a source port, apart from the handshake
+/// Trace connect(): how long TCP or UDP searches for a source port
 ///
-/// Reports searches by process and destination and by parity of the port, and failed connects with their errno. Uses stable
+/// Apart from the handshake. Reports searches by process and destination and by parity of the port, and failed connects with their errno. Uses stable
 /// tracepoints (tier tp_btf) or the kernel's search function (tier fexit); needs CAP_BPF, CAP_PERFMON and a kernel with BTF.
 /// Ends with Ctrl-C, SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct ConnectFlags {
-    /// Protocol: tcp, or udp, which needs CAP_NET_ADMIN and a mounted cgroup2 file system
-    #[arg(long, value_name = "PROTOCOL", value_parser = protocol, default_value = "tcp")]
+    /// Protocol
+    ///
+    /// udp needs CAP_NET_ADMIN and a mounted cgroup2 file system.
+    #[arg(long, value_name = "tcp|udp", value_parser = protocol, default_value = "tcp")]
     protocol: Protocol,
-    /// Trace this process only, as numbered where fourtuple runs
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Connects of this process only
+    ///
+    /// As numbered where fourtuple runs.
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Trace threads with this name only (comm, at most 15 bytes)
+    /// Threads with this name only (comm)
+    ///
+    /// At most 15 bytes, as in /proc/PID/comm.
     #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
-    /// Trace connects to this address only: 192.0.2.1 or 2001:db8::1
+    /// Connects to this address only
     #[arg(long, value_name = "ADDR", value_parser = address, allow_hyphen_values = true)]
     dst: Option<IpAddr>,
-    /// Trace connects to this port only
+    /// Connects to this port only
     #[arg(long, value_name = "N", value_parser = units::up_to::<65_535>, allow_hyphen_values = true)]
     port: Option<u32>,
     #[command(flatten)]
     network: NetworkFlags,
-    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
+    /// Processes in this cgroup (version 2) and below it
+    ///
+    /// Such as /sys/fs/cgroup/system.slice.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
     /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Tier: tp_btf (stable tracepoints), fexit (the kernel's search function), or auto, the first that attaches
-    #[arg(long, value_name = "TIER", value_parser = tier, default_value = "auto")]
+    /// How connects are traced
+    ///
+    /// tp_btf (stable tracepoints), fexit (the kernel's search function), or auto, the first that attaches.
+    #[arg(long, value_name = "auto|tp_btf|fexit", value_parser = tier, default_value = "auto")]
     tier: TierChoice,
-    /// Sample the stacks of the traced programs, and write a flame graph (SVG)
+    #[command(flatten)]
+    random: Random,
+    /// Sample stacks, and write a flame graph (SVG)
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
     #[command(flatten)]
@@ -77,7 +89,7 @@ impl ConnectFlags {
             cgroup: self.cgroup.as_deref().map(cgroup_id).transpose()?,
             network: None,
             time: self.time,
-            seed: self.output.seed,
+            seed: self.random.seed,
             tier: self.tier.0,
             flame: self.flame.is_some(),
         };
@@ -119,7 +131,7 @@ impl ConnectFlags {
             netns: self.network.path(),
             cgroup: self.cgroup.as_ref().map(|path| path.display().to_string()),
             for_ns: self.time.map(nanoseconds),
-            seed: self.output.seed,
+            seed: self.random.seed,
             tier: self.tier.0.map_or("auto", Tier::name).to_owned(),
         }
     }

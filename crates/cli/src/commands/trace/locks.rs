@@ -17,28 +17,34 @@ use crate::line::Line;
 use crate::output::Output;
 use crate::units::{self, nanoseconds};
 
-/// Trace waits for TCP's locks: by class, by kernel path and by port, with advice
+/// Trace waits for TCP's locks, by class, kernel path and port
 ///
 /// Reports waits for spinlocks of TCP and sleeps until a socket has no owner, with number and time per connection. Uses stable
 /// tracepoints (tier tp_btf; Linux 5.19 and later); needs CAP_BPF, CAP_PERFMON and a kernel with BTF. Ends with Ctrl-C,
 /// SIGTERM or --for; nothing stays attached.
 #[derive(Debug, Args)]
 pub(super) struct LocksFlags {
-    /// Trace waits of this process only, as numbered where fourtuple runs
-    #[arg(long, value_name = "N", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
+    /// Waits of this process only
+    ///
+    /// As numbered where fourtuple runs.
+    #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Trace waits of threads with this name only (comm, at most 15 bytes)
+    /// Threads with this name only (comm)
+    ///
+    /// At most 15 bytes, as in /proc/PID/comm.
     #[arg(long, value_name = "NAME", value_parser = comm)]
     comm: Option<String>,
     #[command(flatten)]
     network: NetworkFlags,
-    /// Trace processes in this cgroup (version 2) and its descendants only: /sys/fs/cgroup/system.slice
+    /// Processes in this cgroup (version 2) and below it
+    ///
+    /// Such as /sys/fs/cgroup/system.slice.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
     /// End after this time [default: at Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Write a flame graph (SVG) of the time of waiting by kernel path
+    /// Write a flame graph (SVG) of the waits by kernel path
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
     #[command(flatten)]

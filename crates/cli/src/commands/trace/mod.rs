@@ -26,7 +26,9 @@ use crate::save::save;
 use crate::stop;
 use crate::watch::{TargetFlags, network};
 
-/// Trace where programs of this host spend time in the kernel, without changing the programs
+/// Trace where connect(), accept() and locks of programs spend time
+///
+/// The programs run on, and are not changed.
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
     #[command(subcommand)]
@@ -155,8 +157,8 @@ impl LiveHeat {
 /// The network namespace of a trace.
 #[derive(Debug, Args)]
 struct NetworkFlags {
-    /// Trace this network namespace only, by name, file or process: blue, /run/netns/blue, 812
-    #[arg(long, value_name = "NAME|PATH|PID", value_parser = network)]
+    /// Network namespace by name, file or process
+    #[arg(long, value_name = "NETNS", value_parser = network)]
     netns: Option<PathBuf>,
 }
 

@@ -248,8 +248,14 @@ fn subcommands(command: Command, path: &str) -> Command {
 }
 
 fn dress_one(command: Command, path: &str) -> Command {
-    let has_headings =
-        command.get_arguments().filter(|arg| arg.get_long().is_some()).count() > MAX_WITHOUT_HEADINGS;
+    let flags = command.get_arguments().filter_map(Arg::get_long);
+    let each: Vec<_> = flags.map(|flag| heading(path, flag)).collect();
+    // A flag that would be alone under its heading is with those of the output.
+    let group = |flag: &str| match heading(path, flag) {
+        _ if each.len() <= MAX_WITHOUT_HEADINGS => None,
+        heading @ Some(_) if each.iter().filter(|other| **other == heading).count() == 1 => Some("Output"),
+        heading => heading,
+    };
     let mut forms: Vec<(&str, &str)> = Vec::new();
     let mut headings: Vec<&str> = Vec::new();
     let command = command.mut_args(|arg| {
@@ -260,7 +266,7 @@ fn dress_one(command: Command, path: &str) -> Command {
             Some(form) => with_form(arg, form),
             None => arg,
         };
-        let heading = arg.get_long().filter(|_| has_headings).and_then(|flag| heading(path, flag));
+        let heading = arg.get_long().and_then(group);
         headings.extend(heading.filter(|heading| !headings.contains(heading)));
         match heading {
             Some(heading) => arg.help_heading(heading),
@@ -283,7 +289,11 @@ fn dress_one(command: Command, path: &str) -> Command {
     let command = command
         .disable_help_flag(true)
         .disable_version_flag(true)
-        .arg(flag("help", 'h', ArgAction::Help).help("Print this; --help prints all, with examples"))
+        .arg(flag("help", 'h', ArgAction::Help).help(if examples.is_empty() {
+            "Print this; --help prints more"
+        } else {
+            "Print this; --help prints all, with examples"
+        }))
         .arg(flag("version", 'V', ArgAction::Version).hide(true));
     let command = if legend.is_empty() { command } else { command.after_help(legend.join("\n")) };
     if examples.is_empty() { command } else { command.after_long_help(format!("Examples:{examples}")) }

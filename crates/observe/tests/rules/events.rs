@@ -6,7 +6,8 @@ use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Finding, Proof, Severity};
 
-use crate::scene::{apply, findings_in, read};
+use crate::namespace::advice;
+use crate::scene::{apply, findings, findings_in, read};
 
 /// Returns the findings of a rule after two readings of the namespace with an event between them.
 pub(crate) fn between(id: &str, event: impl FnOnce()) -> Vec<Finding> {
@@ -28,6 +29,14 @@ pub(crate) fn only(found: &[Finding], severity: Severity, verdict: &str) -> Find
     assert_eq!(found[0].severity, severity, "{}", found[0].verdict);
     assert!(found[0].verdict.contains(verdict), "{} does not contain {verdict}", found[0].verdict);
     found[0].clone()
+}
+
+/// Applies the advice whose action contains a text; the rule has no finding after it.
+#[track_caller]
+pub(crate) fn cured(finding: &Finding, text: &str) {
+    apply(advice(finding, text));
+    let left = findings(&finding.id);
+    assert!(left.is_empty(), "{left:#?}");
 }
 
 /// Sets the sysctl of the first sysctl whose effect was computed.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::events::cured;
 use crate::namespace::{
     FAR, NEAR, RANGE, add_addresses, advice, bound, close, connect, connect_and_close, ip, reads_by_bpf,
     server, small_range, the_finding, this_process, until_found, until_says, until_time_wait,
@@ -44,8 +45,7 @@ fn p01_a_full_range_is_named() {
         let pid = std::process::id();
         let command = format!("fourtuple fix ports --pid {pid} --source 10.0.0.0/24 --to 10.0.0.1:4000");
         assert_eq!((&fix.action, &fix.proof), (&command, &Proof::Calculation));
-        apply(advice(&finding, RANGE));
-        assert!(findings("P01").is_empty());
+        cured(&finding, RANGE);
         drop(half);
     });
 }
@@ -205,8 +205,7 @@ fn p02_a_parity_in_use_makes_searches_long() {
         known(&mut linear.search).default = "linear".to_owned();
         assert!(findings_in(&linear, "P02").is_empty());
         no_draws_for_a_full_tuple(&snapshot);
-        apply(advice(&finding, RANGE));
-        assert!(findings("P02").is_empty());
+        cured(&finding, RANGE);
     });
 }
 
@@ -259,8 +258,7 @@ fn p03_a_small_range_matters_under_use() {
         let _more = connect(address, 5);
         let finding = the_finding(&now(), "P03");
         says(&finding, &["20000-20019 has 20 usable ports", "uses 10"]);
-        apply(advice(&finding, RANGE));
-        assert!(findings("P03").is_empty());
+        cured(&finding, RANGE);
     });
 }
 
@@ -314,8 +312,7 @@ fn p05_listeners_in_a_used_range_can_lose_their_port() {
         let own = format!("{} (20050)", this_process());
         says(&finding, &[&own, "from 10.0.0.1 use 20 of 100 ports", "about 20%"]);
         assert!(!finding.verdict.contains("20060"), "{}", finding.verdict);
-        apply(advice(&finding, RESERVED));
-        assert!(findings("P05").is_empty());
+        cured(&finding, RESERVED);
     });
 }
 
@@ -388,8 +385,7 @@ fn p06_bound_ports_name_their_process() {
         }
         let finding = the_finding(&snapshot, "P06");
         says(&finding, &["holds 30 of 100 ports", &this_process()]);
-        apply(advice(&finding, RANGE));
-        assert!(findings("P06").is_empty());
+        cured(&finding, RANGE);
         drop((few, many));
     });
 }
@@ -514,8 +510,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         says(&named, &["^squid[812] seems to call bind() to 10.0.0.2"]);
         let how = "squid[812]: 31 calls of bind() to 10.0.0.2 failed with EADDRINUSE during the trace";
         shows(&named, &[&format!("TIME_WAIT; {how}$")]);
-        apply(advice(&finding, RANGE));
-        assert!(findings("P08").is_empty());
+        cured(&finding, RANGE);
         drop(by_bind);
     });
 }

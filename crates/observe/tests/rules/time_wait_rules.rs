@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::events::{only, snapshot};
+use crate::events::{cured, only, snapshot};
 use crate::namespace::{
     FAR, NEAR, RANGE, advice, close, connect, connect_and_close, ip, reads_by_bpf, server, small_range,
     the_finding, this_process, until_found, until_says, until_time_wait,
@@ -34,8 +34,7 @@ fn t01_a_nearly_full_table_is_named() {
         connect_and_close(&server, 15);
         let finding = until_says("T01", "^45 ");
         says(&finding, &["90% of the 50"]);
-        apply(advice(&finding, BUCKETS));
-        assert!(findings("T01").is_empty());
+        cured(&finding, BUCKETS);
     });
 }
 
@@ -84,8 +83,7 @@ fn t03_reuse_is_proposed_where_it_helps() {
             set_sysctl("net.ipv4.tcp_tw_reuse_delay", "30000");
             let finding = findings("T03").into_iter().find(|finding| finding.subject.contains(NEAR)).unwrap();
             says(&finding, &["tcp_tw_reuse_delay is 30 s"]);
-            apply(advice(&finding, "tcp_tw_reuse_delay"));
-            assert!(findings("T03").is_empty());
+            cured(&finding, "tcp_tw_reuse_delay");
         }
     });
 }
@@ -166,8 +164,7 @@ fn t04_reuse_needs_timestamps() {
         connect_and_close(&server, 12);
         let finding = until_says("T04", "60%");
         says(&finding, &["tcp_tw_reuse is 2 but net.ipv4.tcp_timestamps is 0"]);
-        apply(advice(&finding, "tcp_timestamps=1"));
-        assert!(findings("T04").is_empty());
+        cured(&finding, "tcp_timestamps=1");
     });
 }
 
@@ -224,8 +221,7 @@ fn t05_a_changed_fin_timeout_is_a_myth() {
         connect_and_close(&server, 10);
         let finding = until_says("T05", "10 sockets");
         says(&finding, &["tcp_fin_timeout is 15 s instead of 60 s"]);
-        apply(advice(&finding, "tcp_fin_timeout=60"));
-        assert!(findings("T05").is_empty());
+        cured(&finding, "tcp_fin_timeout=60");
     });
 }
 

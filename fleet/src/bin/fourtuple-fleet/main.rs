@@ -175,6 +175,10 @@ mod tests {
             let help = definitions().term_width(80).try_get_matches_from(line).unwrap_err().to_string();
             let is_continued = |line: &str| line.len() > 80 || line.starts_with("        ");
             assert!(!help.lines().any(is_continued), "{help}");
+            let flags =
+                |section: &str| section.lines().filter(|line| line.trim_start().starts_with('-')).count();
+            let is_alone = |section: &str| flags(section) == 1 && !section.starts_with("Options:");
+            assert!(!help.split("\n\n").any(is_alone), "{help}");
         });
     }
 }

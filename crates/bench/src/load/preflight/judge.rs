@@ -311,25 +311,28 @@ pub(super) mod tests {
 
     #[test]
     fn tuples_of_other_sockets_are_subtracted_until_free() {
-        let mut snapshot = host();
-        snapshot.taken = Taken { established: 8_000, other: 232, ..Taken::default() };
         let need = Need { rate_per_s: Some(2_000.0), length: Some(MINUTE), ..run() };
-        assert_eq!(judge(&snapshot, &need).stall, stall(10_000, 20_000));
-        snapshot.taken.time_wait = 18_000;
-        assert_eq!(judge(&snapshot, &need).stall, stall(1_000, 2_000));
-        // 16,100 tuples are free again in the first second and 2,000 in the eleventh.
-        snapshot.taken.time_wait_back = vec![16_100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2_000];
-        snapshot.taken.time_wait = 18_100;
-        let safe = "at the end of their second, to be on the safe side";
-        assert_eq!(judge(&snapshot, &need).stall, stall(950, 1_900), "{safe}");
-        snapshot.taken.time_wait = 17_000;
-        snapshot.taken.time_wait_back[0] = 15_000;
-        assert_eq!(judge(&snapshot, &need).stall, stall(9_000, 18_000));
-        // connect() reuses the TIME_WAIT sockets of every process.
-        assert_eq!(judge(&Snapshot { tcp_tw_reuse: 1, ..snapshot.clone() }, &need).stall, None);
+        let with = |time_wait, back: &[u64]| {
+            let time_wait_back = back.to_vec();
+            Snapshot { taken: Taken { established: 8_000, other: 232, time_wait, time_wait_back }, ..host() }
+        };
+        // 2,000 tuples are free again in the eleventh second, the others in the first.
+        let back = |first| [first, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2_000];
+        let reused = Snapshot { tcp_tw_reuse: 1, ..with(17_000, &back(15_000)) };
+        for (name, snapshot, expected) in [
+            ("open", with(0, &[]), stall(10_000, 20_000)),
+            ("in TIME_WAIT for a minute", with(18_000, &[]), stall(1_000, 2_000)),
+            ("back at the end of their second", with(18_100, &back(16_100)), stall(950, 1_900)),
+            ("back in time", with(17_000, &back(15_000)), stall(9_000, 18_000)),
+            ("reused: connect() takes TIME_WAIT sockets of every process", reused, None),
+        ] {
+            assert_eq!(judge(&snapshot, &need).stall, expected, "{name}");
+        }
         let short = Need { operations: Some(5_000), ..need };
-        snapshot.taken = Taken { time_wait: 28_000, time_wait_back: vec![0; 42], ..Taken::default() };
-        assert!(text(&snapshot, &short).contains("28,000 of them taken: it would stall after 116ms; wait 42.0s or use --source with 2 addresses or --close"), "{}", text(&snapshot, &short));
+        let taken = Taken { time_wait: 28_000, time_wait_back: vec![0; 42], ..Taken::default() };
+        let text = text(&Snapshot { taken, ..host() }, &short);
+        let waits = "it would stall after 116ms; wait 42.0s or use --source with 2 addresses or --close";
+        assert!(text.contains(&format!("28,000 of them taken: {waits}")), "{text}");
     }
 
     #[test]

@@ -61,8 +61,7 @@ impl Bench {
         bench.receive(from_peer(State::Init));
         assert_eq!(bench.session.state(), State::Up);
         bench.run_receiving(ms(1000), from_peer(State::Up));
-        bench.receive(Packet { is_final: true, ..from_peer(State::Up) });
-        bench.receive(from_peer(State::Up));
+        bench.confirm();
         assert!(!bench.session.poll.is_running());
         bench.sent.clear();
         bench
@@ -113,6 +112,12 @@ impl Bench {
 
     fn receive(&mut self, packet: Packet) {
         self.try_receive(packet).expect("taken");
+    }
+
+    /// Receives an answer to a poll, and then a packet without F.
+    fn confirm(&mut self) {
+        self.receive(Packet { is_final: true, ..from_peer(State::Up) });
+        self.receive(from_peer(State::Up));
     }
 
     fn try_receive(&mut self, packet: Packet) -> Result<(), Discard> {
@@ -181,8 +186,7 @@ fn an_unanswered_poll_starts_again_after_a_takeover() {
     // The peer has not confirmed the change, so the session keeps the old transmit interval.
     bench.run_receiving(ms(1000), from_peer(State::Up));
     assert!(bench.last().poll && bench.intervals().iter().all(|interval| *interval <= ms(300)));
-    bench.receive(Packet { is_final: true, ..from_peer(State::Up) });
-    bench.receive(from_peer(State::Up));
+    bench.confirm();
     assert_eq!(bench.session.transmit_interval(), ms(900));
 }
 
@@ -336,11 +340,6 @@ fn random_datagrams_do_not_break_a_session() {
 
 const UP: fn() -> Packet = || from_peer(State::Up);
 
-fn confirmed(bench: &mut Bench) {
-    bench.receive(Packet { is_final: true, ..UP() });
-    bench.receive(UP());
-}
-
 /// In Up, DesiredMinTx falls below a second; the peer has to confirm this like any other change.
 #[test]
 fn going_up_begins_a_poll() {
@@ -354,7 +353,7 @@ fn going_up_begins_a_poll() {
     bench.observe(ms(3000), UP());
     assert!(bench.sent.len() >= 10 && bench.sent.iter().all(|(_, packet)| packet.poll));
     assert!(bench.intervals().iter().all(|interval| *interval >= ms(225)), "no packets in between");
-    confirmed(&mut bench);
+    bench.confirm();
     bench.observe(ms(3000), UP());
     assert!(bench.sent.iter().all(|(_, packet)| !packet.poll));
 }

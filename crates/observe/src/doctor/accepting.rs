@@ -311,15 +311,17 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
 /// Adds the settings of the server that empty an accept queue faster or make it longer.
 fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
     let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
-    let workers = settings.map_or("more workers", |settings| settings.workers);
-    let backlog = settings.map_or("a greater argument of listen()", |settings| settings.backlog);
+    // What blocks a worker is known only of programs that are not.
+    let unblocked = "more workers, or no blocking work in the thread that calls accept()";
+    let workers = settings.map_or(unblocked, |settings| settings.workers);
+    let backlog = settings.map_or("a higher argument of listen()", |settings| settings.backlog);
     draft
         .proper(Remedy::advice(
-            format!("{server}: {workers}, or no blocking work in the thread that calls accept()"),
+            format!("{server}: {workers}"),
             "so that the queue is emptied as fast as it fills",
         ))
         .proper(Remedy::advice(
-            format!("{server}: {backlog}; the kernel cuts it to net.core.somaxconn, and it needs a restart"),
+            format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
             "so that bursts have a place; it does not help against overload",
         ))
 }
@@ -341,26 +343,34 @@ const SETTINGS: [Settings; 22] = [
     Settings::new(
         "haproxy",
         "`backlog N` of the frontend (`maxconn` by default)",
-        "a greater `nbthread`, and `maxconn`",
+        "a higher `nbthread`, and `maxconn`",
     ),
     Settings::new(
         "redis",
-        "`tcp-backlog N` of redis.conf (511)",
+        "`tcp-backlog N` of redis.conf (511 by default)",
         "fewer slow commands: one thread serves all clients",
     ),
     Settings::new(
         "valkey",
-        "`tcp-backlog N` of valkey.conf (511)",
+        "`tcp-backlog N` of valkey.conf (511 by default)",
         "fewer slow commands: one thread serves all clients",
     ),
-    Settings::new("gunicorn", "`--backlog N` (2,048)", "more `--workers` or `--threads`"),
-    Settings::new("uvicorn", "`--backlog N` (2,048)", "more `--workers`"),
-    Settings::new("uwsgi", "`listen = N` (100)", "more `processes` or `threads`"),
-    Settings::new("apache2", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
-    Settings::new("httpd", "`ListenBacklog N` (511)", "a greater `MaxRequestWorkers`"),
-    Settings::new("php-fpm", "`listen.backlog = N` of the pool (511)", "a greater `pm.max_children`"),
-    Settings::new("lighttpd", "`server.listen-backlog = N` (1,024)", "a greater `server.max-connections`"),
-    Settings::new("varnish", "the parameter `listen_depth` (1,024)", "greater `thread_pool_max`"),
+    Settings::new("gunicorn", "`--backlog N` (2,048 by default)", "more `--workers` or `--threads`"),
+    Settings::new("uvicorn", "`--backlog N` (2,048 by default)", "more `--workers`"),
+    Settings::new("uwsgi", "`listen = N` (100 by default)", "more `processes` or `threads`"),
+    Settings::new("apache2", "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`"),
+    Settings::new("httpd", "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`"),
+    Settings::new(
+        "php-fpm",
+        "`listen.backlog = N` of the pool (511 by default)",
+        "a higher `pm.max_children`",
+    ),
+    Settings::new(
+        "lighttpd",
+        "`server.listen-backlog = N` (1,024 by default)",
+        "a higher `server.max-connections`",
+    ),
+    Settings::new("varnish", "the parameter `listen_depth` (1,024 by default)", "a higher `thread_pool_max`"),
     Settings::new(
         "squid",
         "more `workers` (squid takes the backlog from its descriptor limit)",
@@ -368,21 +378,33 @@ const SETTINGS: [Settings; 22] = [
     ),
     Settings::new(
         "envoy",
-        "`tcp_backlog_size` of the listener (net.core.somaxconn)",
-        "a greater `--concurrency`",
+        "`tcp_backlog_size` of the listener (net.core.somaxconn by default)",
+        "a higher `--concurrency`",
     ),
-    Settings::new("pgbouncer", "`listen_backlog = N` (128)", "more processes with `so_reuseport = 1`"),
+    Settings::new(
+        "pgbouncer",
+        "`listen_backlog = N` (128 by default)",
+        "more processes with `so_reuseport = 1`",
+    ),
     Settings::new("mysqld", "`back_log = N`", "fewer new connections: a pool in the client"),
     Settings::new("mariadbd", "`back_log = N`", "fewer new connections: a pool in the client"),
-    Settings::new("memcached", "`-b N` (1,024)", "a greater `-t`"),
-    Settings::new("puma", "`backlog=N` in the address of `bind` (1,024)", "more `workers` or `threads`"),
-    Settings::new("node", "`server.listen({ port, backlog: N })` (511)", "more processes (`node:cluster`)"),
+    Settings::new("memcached", "`-b N` (1,024 by default)", "a higher `-t`"),
+    Settings::new(
+        "puma",
+        "`backlog=N` in the address of `bind` (1,024 by default)",
+        "more `workers` or `threads`",
+    ),
+    Settings::new(
+        "node",
+        "`server.listen({ port, backlog: N })` (511 by default)",
+        "more processes (`node:cluster`)",
+    ),
     Settings::new(
         "java",
         "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)",
         "more threads that accept",
     ),
-    Settings::new("python", "`listen(N)`, in asyncio `backlog=N` (100)", "more processes"),
+    Settings::new("python", "`listen(N)`, in asyncio `backlog=N` (100 by default)", "more processes"),
 ];
 
 impl Settings {

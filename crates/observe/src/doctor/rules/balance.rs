@@ -217,7 +217,7 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
     explains_listener(draft, snapshot, member)
         .now(Remedy::own(
             format!("fix accept --listen {} --select least-busy", member.address),
-            "gives new connections to listeners with short queues",
+            "gives new connections to listeners with short queues until it ends (Ctrl-C); those that wait already stay",
         ))
         .proper(Remedy::advice(
             format!("{}: no blocking work in the thread that accepts", acceptors(snapshot, member)),

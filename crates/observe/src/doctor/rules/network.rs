@@ -505,14 +505,16 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
             .because(format!("{} runs a file that was replaced since its start: {file}", process(other)));
     }
     if let Some((first, second)) = both {
+        let parents = match first.parent == second.parent {
+            true => format!("both children of process {}", first.parent),
+            false => format!("parents {} and {}", first.parent, second.parent),
+        };
         draft = draft.because(format!(
-            "process groups {} and {}, parents {} and {}; {} started {:.0} s {} {}",
+            "process groups {} and {}, {parents}; {} started {} {} {}",
             first.group,
             second.group,
-            first.parent,
-            second.parent,
             process(other),
-            second.started_ns.abs_diff(first.started_ns) as f64 / 1e9,
+            time(second.started_ns.abs_diff(first.started_ns)),
             if second.started_ns < first.started_ns { "before" } else { "after" },
             process(own)
         ));

@@ -390,7 +390,7 @@ function tools(figure, action) {
     bar.append(document.createElement("button"), document.createElement("span"));
     bar.lastChild.textContent = matchMedia("(pointer: coarse)").matches
       ? "Pinch to zoom and pan, tap to read a value."
-      : "Drag to zoom, shift-drag to pan, ctrl-wheel to zoom, double-click to reset. Keys: arrows, + and -, 0.";
+      : "Drag to zoom, shift-drag to pan, ctrl-wheel to zoom, double-click to reset. Keys: arrows to read values, + and - to zoom, 0 to reset.";
     bar.firstChild.textContent = "Reset view";
     figure.querySelector(".plot").after(bar);
   }

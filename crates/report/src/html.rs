@@ -296,7 +296,7 @@ fn table(table: &Table) -> Markup {
                                 @if position == 0 {
                                     th scope="row" { (content) }
                                 } @else {
-                                    td.left[column.align == Align::Left].bad[row[at].tone == Tone::Bad].dim[row[at].tone == Tone::Dim] { (content) }
+                                    td.left[column.align == Align::Left].long[is_long(&row[at])].bad[row[at].tone == Tone::Bad].dim[row[at].tone == Tone::Dim] { (content) }
                                 }
                             }
                         }
@@ -314,6 +314,11 @@ fn table(table: &Table) -> Markup {
             p.dim { (more) }
         }
     }
+}
+
+/// Returns whether a text is a sentence rather than a name: it wraps.
+fn is_long(cell: &Cell) -> bool {
+    cell.picture.is_none() && cell.page.as_ref().unwrap_or(&cell.text).chars().count() > 60
 }
 
 fn cell(cell: &Cell) -> Markup {

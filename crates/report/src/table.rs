@@ -231,7 +231,12 @@ impl<T> TableOf<'_, T> {
         self.column(Column { medium: Medium::Terminal, ..column }, cell)
     }
 
-    /// Adds a column for the page only.
+    /// Adds a column of text for the page only.
+    pub(crate) fn page_text<C: Into<Cell>>(self, title: Title, cell: impl Fn(&T) -> C) -> Self {
+        self.column(Column { medium: Medium::Page, ..Column::text(title, 0) }, cell)
+    }
+
+    /// Adds a column of numbers for the page only.
     pub(crate) fn page<C: Into<Cell>>(self, title: Title, cell: impl Fn(&T) -> C) -> Self {
         self.column(Column { medium: Medium::Page, ..Column::number(title, 0) }, cell)
     }

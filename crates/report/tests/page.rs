@@ -344,6 +344,10 @@ fn findings_are_headings_by_severity() {
 fn remedies_of_time_wait_are_explained() {
     let html = page(&[Saved::TimeWait(samples::time_wait())]);
     for run in samples::time_wait().results.runs {
-        assert!(html.contains(&format!("{}: ", run.remedy)), "{} is not explained", run.remedy);
+        assert!(
+            html.contains(&format!("<strong>{}</strong>: ", run.remedy)),
+            "{} is not explained",
+            run.remedy
+        );
     }
 }

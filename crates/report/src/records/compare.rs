@@ -153,7 +153,7 @@ fn table(settings: &CompareSettings, sides: &[Side<'_>; 2]) -> Table {
     let extent = extent(sides);
     Table::of(sides)
         .name("|Side", |side| side.name)
-        .page("Command", |side| {
+        .page_text("Command", |side| {
             let server = side.server.map(|server| format!("server: {server}"));
             Cell::from(side.command).note(server.unwrap_or_default())
         })

@@ -42,7 +42,7 @@ pub(super) fn body(document: &mut Document, settings: &TimeWaitSettings, results
              Dotted: the ports of the range. A name in the legend shows or hides its run.",
         );
     }
-    document.explain(meanings(&results.runs));
+    document.page(|page| page.items(Tone::Dim, meanings(&results.runs)));
 }
 
 fn command_line(settings: &TimeWaitSettings) -> String {
@@ -52,7 +52,7 @@ fn command_line(settings: &TimeWaitSettings) -> String {
 }
 
 /// Explains the names of the remedies.
-fn meanings(runs: &[TimeWaitRun]) -> String {
+fn meanings(runs: &[TimeWaitRun]) -> Vec<(String, String)> {
     let meaning = |run: &TimeWaitRun| match run.remedy.as_str() {
         "none-under" => Some("nothing changed, one transaction fewer than there are ports"),
         "none-over" => {
@@ -65,8 +65,7 @@ fn meanings(runs: &[TimeWaitRun]) -> String {
         "keep-alive" => Some("100 transactions on each connection"),
         _ => None,
     };
-    let lines = runs.iter().filter_map(|run| Some(format!("{}: {}.", run.remedy, meaning(run)?)));
-    lines.collect::<Vec<_>>().join(" ")
+    runs.iter().filter_map(|run| Some((run.remedy.clone(), meaning(run)?.to_owned()))).collect()
 }
 
 fn runs(runs: &[TimeWaitRun]) -> Table {

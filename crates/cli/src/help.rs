@@ -460,7 +460,6 @@ mod tests {
         let expected = [
             "compare",
             "lab",
-            "lab accept",
             "lab keepalive",
             "lab locks",
             "lab planes",

@@ -304,25 +304,23 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
     let command = Remedy::privileged(Scope::Process, format!("kill -CONT {}", owner.pid), again);
     draft.now(command.undone_by(Scope::Process, format!("kill -STOP {}", owner.pid))).proper(Remedy::advice(
         "find what stopped it: SIGSTOP of a person or a program, a debugger, or the terminal of a job in the background (SIGTTIN, SIGTTOU)",
-        "so that it is not stopped again",
+        "it is not stopped again",
     ))
 }
 
 /// Adds the settings of the server that empty an accept queue faster or make it longer.
 fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
     let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
-    // What blocks a worker is known only of programs that are not.
-    let unblocked = "more workers, or no blocking work in the thread that calls accept()";
-    let workers = settings.map_or(unblocked, |settings| settings.workers);
+    let workers = settings
+        .map_or("more workers, or no blocking work in the thread that calls accept()", |settings| {
+            settings.workers
+        });
     let backlog = settings.map_or("a higher argument of listen()", |settings| settings.backlog);
     draft
-        .proper(Remedy::advice(
-            format!("{server}: {workers}"),
-            "so that the queue is emptied as fast as it fills",
-        ))
+        .proper(Remedy::advice(format!("{server}: {workers}"), "the queue is emptied as fast as it fills"))
         .proper(Remedy::advice(
             format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
-            "so that bursts have a place; it does not help against overload",
+            "bursts have a place; it does not help against overload",
         ))
 }
 
@@ -397,14 +395,18 @@ const SETTINGS: [Settings; 22] = [
     Settings::new(
         "node",
         "`server.listen({ port, backlog: N })` (511 by default)",
-        "more processes (`node:cluster`)",
+        "more processes (`node:cluster`), or no blocking work in the event loop",
     ),
     Settings::new(
         "java",
         "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)",
-        "more threads that accept",
+        "more threads that accept, or no blocking work in them",
     ),
-    Settings::new("python", "`listen(N)`, in asyncio `backlog=N` (100 by default)", "more processes"),
+    Settings::new(
+        "python",
+        "`listen(N)`, in asyncio `backlog=N` (100 by default)",
+        "more processes, or no blocking work in the thread that calls accept()",
+    ),
 ];
 
 impl Settings {

@@ -375,19 +375,19 @@ pub(crate) const CALLS: &[CallRow] = &[
                 ipv6_is_off,
                 "the host has no IPv6 address to connect from (net.ipv6.conf.*.disable_ipv6, or a device without an address)",
             )
-            .cured(TO_IPV4, "so that connect() has a source address"),
+            .cured(TO_IPV4, "connect() has a source address"),
             rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
             rule("P06", "the ports of the range are held by bind()"),
             rule(
                 "P07",
                 "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
             ),
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
             shown(
                 before_search,
                 "no source address can be used: the address of the socket is gone, or no device has one",
             )
-            .cured("a source address that `ip address show` lists, or none in the configuration of the program", "so that connect() has one"),
+            .cured("a source address that `ip address show` lists, or none in the configuration of the program", "connect() has one"),
         ],
     ),
     failure(
@@ -396,8 +396,8 @@ pub(crate) const CALLS: &[CallRow] = &[
         PerSecond(2.0),
         &[
             shown(lacks_listener, "no socket listens at the address on this host")
-                .cured("start the server, or give the client the address that `ss -ltn` shows", "so that someone answers"),
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
+                .cured("start the server, or give the client the address that `ss -ltn` shows", "someone answers"),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
             perhaps("no socket listens at the address, or a firewall resets connections to it"),
             rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
         ],
@@ -410,7 +410,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("A01", "the accept queue of the server is full"),
             rule("A03", "the listener drops SYNs"),
             rule("N01", "the table of connection tracking is full"),
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
             perhaps("the host is down, or a firewall drops the packets"),
         ],
     ),
@@ -419,7 +419,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EHOSTUNREACH,
         Nothing,
         &[
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "so that a source address can be used"),
+            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
             perhaps(
                 "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
             ),
@@ -432,8 +432,8 @@ pub(crate) const CALLS: &[CallRow] = &[
         PerSecond(1.0),
         &[
             shown(ipv6_is_off, "the host has no IPv6 address, and hence no route")
-                .cured(TO_IPV4, "so that connect() has a source address and a route"),
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
+                .cured(TO_IPV4, "connect() has a source address and a route"),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
             perhaps("there is no route to the address (`ip route get ADDRESS`)"),
         ],
     ),
@@ -466,7 +466,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                 is_link_local,
                 "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
             )
-            .cured("the address with its device, as in fe80::1%eth0", "so that the kernel knows the link"),
+            .cured("the address with its device, as in fe80::1%eth0", "the kernel knows the link"),
             perhaps("the socket listens, or its state does not allow connect()"),
         ],
     ),
@@ -475,7 +475,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EACCES,
         Nothing,
         &[
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "so that the packets leave the host"),
+            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
             perhaps(
                 "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
                  a security module, or no write permission for the Unix socket",
@@ -521,7 +521,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         &[
             rule("P08", "bind() to port 0 found no port: the range is used up"),
             shown(has_listener, "another socket listens at the address")
-                .cured("`ss -ltnp` names its process: stop it, or take another port", "so that the address is free"),
+                .cured("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
             perhaps(
                 "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
             ),
@@ -548,7 +548,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             shown(has_listener, "another socket listens at the address")
-                .cured("`ss -ltnp` names its process: stop it, or take another port", "so that the address is free"),
+                .cured("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
             perhaps("another socket listens at the address, or no port of the range is free"),
         ],
     ),

@@ -246,7 +246,11 @@ fn f01_a_process_at_its_limit_is_named() {
         only(&findings("F01"), Severity::Warning, &name);
         python.run(&fill(63));
         python.run("held.append(socket.socket())");
-        let found = only(&findings("F01"), Severity::Critical, "has 64 of 64 descriptors");
+        let found = only(
+            &findings("F01"),
+            Severity::Critical,
+            "has 64 descriptors and may open no more: its limit is 64",
+        );
         assert!(found.now[0].proof == Proof::Calculation);
         let words: Vec<&str> = found.now[0].action.split(' ').collect();
         assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");

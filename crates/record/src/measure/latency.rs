@@ -278,8 +278,11 @@ impl LogLinear {
         }
     }
 
-    /// Merges another histogram with the same buckets, or an empty one.
+    /// Merges another histogram with the same buckets. An empty one has any buckets.
     pub fn merge(&mut self, other: &LogLinear) {
+        if self.counts.is_empty() {
+            self.bits = other.bits;
+        }
         debug_assert!(self.bits == other.bits || other.counts.is_empty());
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {

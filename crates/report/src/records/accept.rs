@@ -317,7 +317,7 @@ fn facts(settings: &AcceptSettings) -> Vec<String> {
         (!light && !heavy).then(|| format!("{run} a run")),
         (settings.repeats > 1).then(|| format!("{} runs of each cell", count(settings.repeats.into()))),
         Some(format!("backlog {}", count(settings.backlog.into()))),
-        Some(format!("seed {}", settings.seed)),
+        (settings.pause_ns > 0 || settings.long_share > 0.0).then(|| format!("seed {}", settings.seed)),
         settings.server.as_ref().map(|server| format!("server: {server}")),
     ])
 }
@@ -350,7 +350,7 @@ fn command_line(lab: Lab, settings: &AcceptSettings) -> String {
         .set("--slow", typed(settings.slow_ns))
         .set("--for", typed(settings.for_ns))
         .set("--repeats", settings.repeats)
-        .set("--seed", settings.seed)
+        .maybe("--seed", (lab == Lab::Keepalive).then_some(settings.seed))
         .finish()
 }
 

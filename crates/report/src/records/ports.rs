@@ -11,6 +11,8 @@ pub(super) const TITLE: &str = "What connect() costs under each port strategy";
 
 /// The ratio to the floor up to which a mean of connect() is good (`Auto` is tested against it up to 90% fill).
 const CLOSE_TO_FLOOR: f64 = 1.10;
+/// The ratio to the floor below which only noise explains a mean: a search in a table that fills up is not shorter than in an empty one.
+const BELOW_FLOOR: f64 = 0.8;
 /// The ratio to the floor above which the port search dominates the cost of connect().
 const FAR_FROM_FLOOR: f64 = 2.0;
 
@@ -31,6 +33,14 @@ pub(super) fn body(document: &mut Document, settings: &PortsSettings, results: &
     document.table(strategies(&rows));
     document.explain("Floor: the mean of the same calls on a destination with an empty table, measured between the dials. Mean, \
              percentiles and maximum are of the time in connect() of the dials that succeeded.");
+    let odd: Vec<&str> = rows.iter().filter(|row| row.is_below_floor()).map(|row| row.strategy).collect();
+    if !odd.is_empty() {
+        let text = format!(
+            "{}: the mean is below the floor, so other work on this host took more time than the search for a port.",
+            odd.join(", ")
+        );
+        document.note(Tone::Bad, text);
+    }
     document.terminal(|document| failures(document, &rows));
     let windows: Vec<&StrategyRow<'_>> = rows.iter().filter(|row| row.window().is_some()).collect();
     if !windows.is_empty() {
@@ -233,6 +243,11 @@ impl StrategyRow<'_> {
         }
     }
 
+    fn is_below_floor(&self) -> bool {
+        // The floor of select-test-repeat meets the ports of the open connections.
+        self.strategy != "select-test-repeat" && self.ratio.is_some_and(|ratio| ratio < BELOW_FLOOR)
+    }
+
     /// Returns the width of a window strategy in ports: 500 for `random-window:500`.
     pub(crate) fn window(&self) -> Option<u64> {
         self.strategy.strip_prefix("random-window:")?.parse().ok()
@@ -329,6 +344,15 @@ mod tests {
             "by_fill": [{{"fill": 1.0, "connections": 8, "mean_ns": {mean}, "floor_ns": 0}}], "floor_ns": 100}}"#
         );
         serde_json::from_str(&json).unwrap()
+    }
+
+    #[test]
+    fn a_mean_below_the_floor_is_noise() {
+        // The floor is 100.
+        let runs = [run("a", 1, 79), run("b", 1, 80), run("select-test-repeat", 1, 10)];
+        let odd: Vec<&str> =
+            rows(&runs).iter().filter(|row| row.is_below_floor()).map(|row| row.strategy).collect();
+        assert_eq!(odd, ["a"]);
     }
 
     #[test]

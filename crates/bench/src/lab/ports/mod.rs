@@ -79,32 +79,7 @@ pub fn run(settings: &PortsSettings, watch: &Watch<'_>) -> Result<(PortsResults,
         }
     }
     results.advice = advice(&results, checked.transport);
-    remarks.extend(results.strategies.iter().filter_map(below_floor));
     Ok((results, remarks))
-}
-
-/// Share of the floor below which a mean is not near it any more.
-const BELOW: f64 = 0.8;
-/// Dials from which the means are not those of a few odd ones.
-const MIN_DIALS: u64 = 1_000;
-
-/// Returns the remark that connect() took less time in a table that fills up than in an empty one, which only other work on the host explains.
-fn below_floor(run: &StrategyResult) -> Option<Remark> {
-    let mean = run.connect_ns.all?.mean;
-    // The floor of select-test-repeat meets the ports of the open connections.
-    let can_tell = run.dials >= MIN_DIALS && run.strategy != "select-test-repeat";
-    let is_odd = can_tell && (mean as f64) < BELOW * run.floor_ns as f64;
-    is_odd.then(|| {
-        Remark::new(
-            "floor",
-            format!(
-                "{}: the mean, {}, is below the floor, {}: other work on this host took more time than the search for a port",
-                run.strategy,
-                format_duration(mean),
-                format_duration(run.floor_ns)
-            ),
-        )
-    })
 }
 
 fn part(strategy: Strategy, repeat: u32, repeats: u32) -> String {
@@ -304,7 +279,7 @@ fn is_linear(run: &StrategyResult) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use fourtuple_record::{ByParity, Distribution, Scatter};
+    use fourtuple_record::{ByParity, Scatter};
 
     use super::*;
 
@@ -360,18 +335,6 @@ mod tests {
         }
         assert_eq!(of(vec![timed("full-range", 1_000.0)]), "", "nothing to compare with");
         assert_eq!(of(vec![timed("kernel-default", 1_000.0), timed("full-range", 1_050.0)]), "", "no gain");
-    }
-
-    #[test]
-    fn a_mean_below_the_floor_is_a_remark() {
-        let with = |strategy: &str, mean| {
-            let all = Some(Distribution { mean, ..Distribution::default() });
-            let connect_ns = ByParity { all, ..ByParity::default() };
-            below_floor(&StrategyResult { dials: 1_000, floor_ns: 10_000, connect_ns, ..run(strategy, 0) })
-        };
-        let remark = with("auto", 7_999).expect("far below");
-        assert!(remark.message.contains("auto: the mean, 8.00us, is below the floor, 10.0us"), "{remark:?}");
-        assert_eq!((with("auto", 8_000), with("select-test-repeat", 1)), (None, None));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
-use crate::output::{self, Output, Random};
+use crate::output::{self, Output};
 use crate::units;
 
 /// Distribution of connections over workers, by accept policy
@@ -45,8 +45,6 @@ pub(super) struct AcceptFlags {
     /// Length of a run of heavy load
     #[arg(long = "for", value_name = "TIME", default_value = "300ms", value_parser = units::duration, allow_hyphen_values = true)]
     length: Duration,
-    #[command(flatten)]
-    random: Random,
     #[command(flatten)]
     output: Output,
 }
@@ -84,7 +82,6 @@ impl AcceptFlags {
             slow: self.pool.slow,
             length: self.length,
             repeats: self.pool.repeats,
-            seed: self.random.seed,
         }
     }
 }

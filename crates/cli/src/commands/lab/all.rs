@@ -32,7 +32,7 @@ pub(super) fn run(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
             seed,
             ..PortsSettings::default()
         };
-        let accept = short_accept(seed);
+        let accept = short_accept();
         let settings = LabSettings {
             ports: ports.clone(),
             time_wait: time_wait.settings(),
@@ -54,7 +54,7 @@ pub(super) fn run(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
 }
 
 /// Returns settings that show the uneven distribution of EPOLLEXCLUSIVE and the even one of the rotating policy.
-fn short_accept(seed: u64) -> Accept {
+fn short_accept() -> Accept {
     Accept {
         selection: Selection {
             policies: vec![AcceptPolicy::Exclusive, AcceptPolicy::ROTATE],
@@ -71,7 +71,6 @@ fn short_accept(seed: u64) -> Accept {
         slow: Duration::from_millis(5),
         length: Duration::from_millis(100),
         repeats: 1,
-        seed,
     }
 }
 

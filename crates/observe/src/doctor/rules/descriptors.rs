@@ -114,7 +114,7 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     }
     draft.proper(Remedy::advice(
         format!("LimitNOFILE={lasting} in the unit of {} (nginx has worker_rlimit_nofile too)", process.name),
-        "so that the limit holds after a restart",
+        "the limit holds after a restart",
     ))
 }
 

@@ -665,7 +665,7 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert!(found[0].verdict.starts_with("server[70] has 1 of the 2 sockets"), "{}", found[0].verdict);
         let evidence = &found[0].evidence;
-        assert!(evidence[1].contains("server[70] started 7200 s before server[90]"), "{evidence:?}");
+        assert!(evidence[1].contains("server[70] started 7200.0 s before server[90]"), "{evidence:?}");
         // Daemons of init: a unit each, or one unit whose earlier start left a copy behind.
         let found = |cgroups: [&str; 2], change: fn(&mut [Process])| {
             let drafts = with(1, &|processes| {

@@ -265,7 +265,12 @@ fn each_class_of_locks_has_its_change() {
         let waits = LockWaits { waits: 4, waited_ns: 100_000_000 };
         let classes = BTreeMap::from([(class.to_owned(), waits)]);
         locked.locks = Part::Seen(TracedLocks { interval_ns: 500_000_000, classes });
-        expect("L01", 10.0, &locked, &["10% of the CPU time", "4 waits, 100 ms", "mean wait 25 ms", change]);
+        expect(
+            "L01",
+            10.0,
+            &locked,
+            &["0.2 of them at any time", "4 waits, 100 ms in 500 ms", "mean wait 25 ms", change],
+        );
         expect("L01", 10.1, &locked, &[]);
     }
 }

@@ -13,7 +13,7 @@ pub(super) const L01: Rule = Rule {
     id: "L01",
     title: "the network stack waits for locks",
     source: "the tracer of `fourtuple trace locks`",
-    threshold: Some(Threshold { default: 5.0, unit: "% of the CPU time of all processors" }),
+    threshold: Some(Threshold { default: 5.0, unit: "% of the time of all processors" }),
     explanation: &[
         "A lock of the network stack that several processors want makes all but one of them wait, spinning or asleep. The classes are \
          the classes of `fourtuple trace locks`: the listener and its accept queue, the tables of connections (ehash) and of local ports (bhash), \
@@ -34,14 +34,17 @@ fn l01(snapshot: &Snapshot, limit: f64) -> Checked {
     let available = *interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = |waits: &LockWaits| waits.waited_ns as f64 * 100.0 / available.max(1.0);
     let long = classes.iter().filter(|(_, waits)| share(waits) >= limit);
-    Ok(long.map(|(class, waits)| draft(class, waits, share(waits))).collect())
+    Ok(long.map(|(class, waits)| draft(class, waits, *interval_ns)).collect())
 }
 
-fn draft(class: &str, waits: &LockWaits, share: f64) -> Draft {
+fn draft(class: &str, waits: &LockWaits, interval_ns: u64) -> Draft {
+    // A waiter spins or sleeps, so its time is not CPU time, and there may be more waiters than processors.
+    let at_a_time = waits.waited_ns as f64 / interval_ns.max(1) as f64;
     let verdict = format!(
-        "{share:.0}% of the CPU time is waits for locks of the class {class}: {}, {} in all",
+        "threads wait for locks of the class {class}, {at_a_time:.1} of them at any time: {}, {} in {}",
         counted(waits.waits, "wait"),
-        time(waits.waited_ns)
+        time(waits.waited_ns),
+        time(interval_ns)
     );
     let change = match class {
         "listener" | "accept queue" => {

@@ -3,7 +3,7 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
-use fourtuple_record::{Advice, Distribution, Saved, TraceConnectResults};
+use fourtuple_record::{Advice, Distribution, Finding, Saved, TraceConnectResults};
 use fourtuple_report::terminal::{render, render_in_full};
 
 /// Returns the sample of this name.
@@ -73,9 +73,10 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let mut last = record.results.findings[2].clone();
     (last.id, last.same_cause_as) = ("T06".into(), Some(2));
-    record.results.findings.push(last);
+    let more = Finding { id: "P03".into(), ..last.clone() };
+    record.results.findings.extend([last.clone(), more, last]);
     let brief = render(&saved, 80, false);
-    has(&brief, &["Linux 4.12\nalso seen, with the same cause: T06\n"]);
+    has(&brief, &["Linux 4.12\nalso seen, with the same cause: T06 (2 times), P03\n"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use fourtuple_record::{
 use crate::document::{Block, Document, Medium, Tone};
 use crate::number::{NOTHING, count};
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, plural, typed, word};
+use crate::words::{CommandLine, grouped, plural, typed, word};
 
 pub(super) fn document(record: &DoctorRecord) -> Document {
     let results = &record.results;
@@ -76,8 +76,13 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     remedies(screen, "do properly", &first.proper[..proper], brief);
     let findings = results.findings.iter().enumerate();
     let effects = |place: usize| {
-        let same = results.findings.iter().filter(|other| other.same_cause_as == Some(place as u32));
-        let ids = joined(same.map(|finding| finding.id.clone()));
+        let is_same = |other: &&Finding| other.same_cause_as == Some(place as u32);
+        let same: Vec<&Finding> = results.findings.iter().filter(is_same).collect();
+        let of_rule = |rule: &Vec<&&Finding>| match rule.len() {
+            1 => rule[0].id.clone(),
+            more => format!("{} ({} times)", rule[0].id, count(more as u64)),
+        };
+        let ids = joined(grouped(&same, |finding| finding.id.clone()).iter().map(of_rule));
         (!ids.is_empty()).then(|| format!("also seen, with the same cause: {ids}"))
     };
     effects(0).into_iter().for_each(|effects| screen.note(Tone::Plain, effects));

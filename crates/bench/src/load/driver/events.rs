@@ -509,6 +509,8 @@ impl<E: Engine> Driver<'_, E> {
             if phase.is_waiting() && !matches!(phase, Phase::Draining) {
                 let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
                 self.error(name.into());
+                // As an operation that ends by its own limit: this thread may be late.
+                self.tally.last_end = now;
             }
         }
     }

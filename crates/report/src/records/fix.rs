@@ -206,7 +206,7 @@ fn fix_accept_listeners(results: &FixAcceptResults) -> Table {
     let most = results.listeners.iter().map(|listener| fix_accept_bar(results, listener)).max().unwrap_or(0);
     Table::of(&results.listeners)
         .text("address", 1, |listener| format!("{} {}", listener.transport, listener.address))
-        .text("process", 0, |listener| format!("{} {}", listener.process, listener.command))
+        .text("process", 0, |listener| format!("{}[{}]", listener.command, listener.process))
         .number("cookie", 4, |listener| listener.cookie.to_string())
         .number("chosen|Chosen for", 0, |listener| count(listener.choices))
         .number("connections", 2, |listener| count(listener.connections))

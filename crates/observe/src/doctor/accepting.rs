@@ -303,8 +303,8 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
     draft.evidence.insert(0, format!("{} is stopped by a signal (state T)", process(owner)));
     let command = Remedy::privileged(Scope::Process, format!("kill -CONT {}", owner.pid), again);
     draft.now(command.undone_by(Scope::Process, format!("kill -STOP {}", owner.pid))).proper(Remedy::advice(
-        "find what stopped it: SIGSTOP of a person or a program, a debugger, or the terminal of a job in the background (SIGTTIN, SIGTTOU)",
-        "it is not stopped again",
+        "find what stopped it (SIGSTOP of a person or a program, a debugger, or SIGTTIN and SIGTTOU of a job in the background)",
+        "it will stop again otherwise",
     ))
 }
 

@@ -207,12 +207,12 @@ fn exhausted(draft: Draft, full: &Translated) -> Draft {
             "entries of closed connections give their ports back after 30 s instead of 120 s; no effect on open connections",
         ).unproven())
         .proper(Remedy::advice(
-            format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
-            "each address has all ports of the rule to each destination",
-        ))
-        .proper(Remedy::advice(
             "a wider port range in the rule (`masquerade to :1024-65535`), and connections that are used again behind SNAT",
             "more connections to one destination at a time",
+        ))
+        .proper(Remedy::advice(
+            format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
+            "each address has all ports of the rule to each destination",
         ))
 }
 

@@ -682,7 +682,7 @@ fn the_library_makes_no_invalid_access() {
             ("options", 2),
             ("kinds", 2),
             ("threads", 160),
-            // A socket that the other thread has closed before the library looks at it is no connect.
+            // A socket that the other thread has closed before the library looks at it is not a connect.
             ("races", 1),
             ("signals", 200),
         ] {

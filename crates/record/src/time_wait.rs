@@ -71,6 +71,22 @@ pub struct TimeWaitRun {
     pub time_wait: Vec<TimeWaitPoint>,
 }
 
+impl TimeWaitRun {
+    /// Returns what the remedy with this name changes; `None` for the name of another version.
+    pub fn meaning(remedy: &str) -> Option<&'static str> {
+        Some(match remedy {
+            "none-under" => "nothing changed, one transaction fewer than there are ports",
+            "none-over" => "nothing changed, more transactions than there are ports, as in all further runs",
+            "more-sources" => "four source addresses",
+            "wider-range" => "net.ipv4.ip_local_port_range = 1024 65535",
+            "tcp-tw-reuse" => "net.ipv4.tcp_tw_reuse = 1 (needs timestamps)",
+            "server-closes-first" => "the server closing first",
+            "keep-alive" => "100 transactions per connection",
+            _ => return None,
+        })
+    }
+}
+
 /// One reading of the TIME_WAIT count (`tw` in /proc/net/sockstat).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -145,7 +145,7 @@ impl Accept {
             }
         }
         let length_ms = self.length.as_millis() as u64;
-        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, _| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
                 let room = ListenAddress::new(spec.pair.family)?;
@@ -153,7 +153,7 @@ impl Accept {
                     Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 match spec.load {
                     Load::Light => run(self, spec.pair.policy, pool, watch),
-                    Load::Heavy => self.client_load(repeat).run(pool, watch),
+                    Load::Heavy => self.client_load().run(pool, watch),
                 }
             })
         })?;
@@ -162,7 +162,7 @@ impl Accept {
         Ok((results, remarks))
     }
 
-    fn client_load(&self, repeat: u32) -> ClientLoad {
+    fn client_load(&self) -> ClientLoad {
         ClientLoad {
             clients: self.clients,
             close_every: 1,
@@ -170,7 +170,7 @@ impl Accept {
             pause: Duration::ZERO,
             probe: None,
             length: self.length,
-            seed: SEED ^ u64::from(repeat).rotate_left(48),
+            seed: SEED,
         }
     }
 

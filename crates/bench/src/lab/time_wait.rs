@@ -183,7 +183,8 @@ pub fn advice(results: &TimeWaitResults) -> Vec<String> {
             format_duration((before as f64 / run.rate_per_s.max(1e-9) * 1e9) as u64),
         ));
     }
-    let helped: Vec<&str> = results.runs.iter().filter(|run| helps(run)).map(description).collect();
+    let helped = results.runs.iter().filter(|run| helps(run));
+    let helped: Vec<&str> = helped.filter_map(|run| TimeWaitRun::meaning(&run.remedy)).collect();
     if !helped.is_empty() {
         lines.push(format!(
             "The same transactions did not stall with each of these changes: {}.",
@@ -207,21 +208,15 @@ fn helps(run: &TimeWaitRun) -> bool {
     !run.remedy.starts_with("none") && run.stalled_at.is_none() && run.completed == run.transactions
 }
 
-fn description(run: &TimeWaitRun) -> &str {
-    run.remedy.parse().map_or(&run.remedy, |remedy: Remedy| remedy.description)
-}
-
 // The table of remedies.
 //
-// Names, parsing, the help of `lab time-wait`, predictions and the texts of the advice derive from a remedy's row.
+// Names, parsing, the help of `lab time-wait`, and predictions derive from a remedy's row; the record has its text.
 
 /// A change to the base case: a client that opens and closes connections from one source as fast as it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remedy {
     /// The name on the command line and in records. Names of unchanged cases begin with `none`.
     name: &'static str,
-    /// The text of the advice.
-    description: &'static str,
     /// Whether there are more transactions than ports, so that the run goes on after the stall.
     exceeds_ports: bool,
     sources: u32,
@@ -237,7 +232,6 @@ pub struct Remedy {
 /// No change; every other row starts from its values.
 const NONE_OVER: Remedy = Remedy {
     name: "none-over",
-    description: "no change",
     exceeds_ports: true,
     sources: 1,
     per_connection: 1,
@@ -251,31 +245,11 @@ impl Remedy {
     pub const ALL: [Remedy; 7] = [
         Remedy { name: "none-under", exceeds_ports: false, ..NONE_OVER },
         NONE_OVER,
-        Remedy { name: "more-sources", description: "four source addresses", sources: 4, ..NONE_OVER },
-        Remedy {
-            name: "wider-range",
-            description: "net.ipv4.ip_local_port_range = 1024 65535",
-            widens_range: true,
-            ..NONE_OVER
-        },
-        Remedy {
-            name: "tcp-tw-reuse",
-            description: "net.ipv4.tcp_tw_reuse = 1 (needs timestamps)",
-            reuses_time_wait: true,
-            ..NONE_OVER
-        },
-        Remedy {
-            name: "server-closes-first",
-            description: "the server closing first",
-            server_closes_first: true,
-            ..NONE_OVER
-        },
-        Remedy {
-            name: "keep-alive",
-            description: "100 transactions per connection",
-            per_connection: 100,
-            ..NONE_OVER
-        },
+        Remedy { name: "more-sources", sources: 4, ..NONE_OVER },
+        Remedy { name: "wider-range", widens_range: true, ..NONE_OVER },
+        Remedy { name: "tcp-tw-reuse", reuses_time_wait: true, ..NONE_OVER },
+        Remedy { name: "server-closes-first", server_closes_first: true, ..NONE_OVER },
+        Remedy { name: "keep-alive", per_connection: 100, ..NONE_OVER },
     ];
 
     /// Returns the name that records use.
@@ -497,6 +471,13 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_remedy_has_a_meaning() {
+        for remedy in Remedy::ALL {
+            assert!(TimeWaitRun::meaning(remedy.name()).is_some(), "{remedy}");
+        }
+    }
 
     #[test]
     fn a_port_that_is_back_in_time_predicts_no_stall() {

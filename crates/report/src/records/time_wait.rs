@@ -53,19 +53,9 @@ fn command_line(settings: &TimeWaitSettings) -> String {
 
 /// Explains the names of the remedies.
 fn meanings(runs: &[TimeWaitRun]) -> Vec<(String, String)> {
-    let meaning = |run: &TimeWaitRun| match run.remedy.as_str() {
-        "none-under" => Some("nothing changed, one transaction fewer than there are ports"),
-        "none-over" => {
-            Some("nothing changed, more transactions than there are ports, as in all further runs")
-        }
-        "more-sources" => Some("four source addresses"),
-        "wider-range" => Some("net.ipv4.ip_local_port_range = 1024 65535"),
-        "tcp-tw-reuse" => Some("net.ipv4.tcp_tw_reuse = 1"),
-        "server-closes-first" => Some("the server closes first and has the TIME_WAIT sockets"),
-        "keep-alive" => Some("100 transactions on each connection"),
-        _ => None,
-    };
-    runs.iter().filter_map(|run| Some((run.remedy.clone(), meaning(run)?.to_owned()))).collect()
+    runs.iter()
+        .filter_map(|run| Some((run.remedy.clone(), TimeWaitRun::meaning(&run.remedy)?.to_owned())))
+        .collect()
 }
 
 fn runs(runs: &[TimeWaitRun]) -> Table {

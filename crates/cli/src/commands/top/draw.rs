@@ -24,8 +24,8 @@ const ROOMY: u16 = 95;
 /// Minimum width of the column that takes the rest: an IPv4 address with its port.
 const MIN_REST_WIDTH: u16 = 21;
 
-/// From this height of the tables on, findings, tuples and accept queues are visible at the same time.
-const STACKED: u16 = 14;
+/// From this height on, findings, tuples and accept queues are visible at the same time.
+const MIN_STACKED: u16 = 20;
 
 /// Lines of the findings among other tables.
 const FINDINGS: u16 = 6;
@@ -73,12 +73,12 @@ enum Tables {
 }
 
 impl Tables {
-    fn of(view: &View, width: u16, height: u16) -> Tables {
+    fn of(view: &View, area: Rect) -> Tables {
         let is_stacked = !matches!(view.panel, Panel::Workers | Panel::TimeWait);
-        match (width, height) {
+        match (area.width, area.height) {
             _ if view.is_alone => Tables::One,
             (width, height) if width >= LARGE.0 && height >= LARGE.1 => Tables::All,
-            (_, height) if is_stacked && height >= STACKED => Tables::Stacked,
+            (_, height) if is_stacked && height >= MIN_STACKED => Tables::Stacked,
             _ => Tables::One,
         }
     }
@@ -86,13 +86,8 @@ impl Tables {
 
 /// Draws the view over the whole terminal.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, look: Look) {
-    let (width, height) = (frame.area().width, frame.area().height);
-    let mut tables = Tables::of(view, width, height);
-    let mut head = head(view, look, width, tables == Tables::One);
-    if tables == Tables::Stacked && height < head.len() as u16 + STACKED {
-        tables = Tables::One;
-        head = self::head(view, look, width, true);
-    }
+    let tables = Tables::of(view, frame.area());
+    let head = head(view, look, frame.area().width, tables == Tables::One);
     let areas =
         Layout::vertical([Constraint::Length(head.len() as u16), Constraint::Min(3), Constraint::Length(1)])
             .areas(frame.area());
@@ -134,10 +129,12 @@ fn head(view: &View, look: Look, width: u16, with_verdict: bool) -> Vec<Line<'st
         });
     }
     let command = finding.and_then(|finding| finding.now.iter().find(|advice| advice.is_command));
-    lines
-        .extend(command.map(|advice| {
-            Line::styled(look.text(&advice.action), Style::new().add_modifier(Modifier::BOLD))
-        }));
+    // Part of a command would be another command.
+    let command = command.map(|advice| look.text(&advice.action)).unwrap_or_default();
+    let command: Vec<char> = command.chars().collect();
+    lines.extend(command.chunks(width.max(1).into()).map(|part| {
+        Line::styled(part.iter().collect::<String>(), Style::new().add_modifier(Modifier::BOLD))
+    }));
     let mut facts = vec![sockets(view)];
     let findings = reading.findings.len() as u64;
     facts.extend((findings > 1).then(|| counted(findings, "finding")));
@@ -406,6 +403,18 @@ mod tests {
         let alone = lines(&view, 80, 24);
         assert!(!alone.join("\n").contains("1 findings"), "{alone:#?}");
         assert!(alone[1].starts_with("10.0.0.9 → 10.1.2.5:443 uses 950"), "the verdict is above: {alone:#?}");
+    }
+
+    #[test]
+    fn a_long_command_is_whole() {
+        let mut view = view();
+        let command = &mut view.reading.as_mut().unwrap().findings[0].now[0].action;
+        *command =
+            format!("sudo sysctl -w {}", "net.ipv4.ip_local_reserved_ports=4000 ".repeat(4).trim_end());
+        let expected = command.clone();
+        let shown = lines(&view, 80, 24);
+        let whole: String = shown[1..4].iter().map(|line| format!("{line:80}")).collect();
+        assert!(whole.starts_with(&expected), "{shown:#?}");
     }
 
     #[test]

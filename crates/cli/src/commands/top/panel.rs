@@ -10,8 +10,8 @@ use fourtuple_report::duration;
 
 use crate::watch::time_to_exhaustion;
 
-/// A change per second below which a figure counts as steady.
-const LEAST_RATE: f64 = 0.05;
+/// Minimum change per second of a figure that is not steady.
+const MIN_RATE: f64 = 0.05;
 
 /// A table of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +63,15 @@ impl Cell {
     }
 
     fn rate(number: f64) -> Cell {
-        let text = if number.abs() < LEAST_RATE { "-".to_owned() } else { format!("{number:.1}") };
+        let text = if number.abs() < MIN_RATE { "-".to_owned() } else { format!("{number:.1}") };
         Cell { text, number }
     }
 
     /// Returns a count with an arrow in the direction of its change.
     fn trend(number: u64, change: f64) -> Cell {
         let arrow = match change {
-            up if up >= LEAST_RATE => "↑",
-            down if down <= -LEAST_RATE => "↓",
+            up if up >= MIN_RATE => "↑",
+            down if down <= -MIN_RATE => "↓",
             _ => "",
         };
         let count = Cell::count(number);

@@ -48,9 +48,9 @@ fn at(step: Step) -> impl FnOnce(io::Error) -> Failure {
 /// means nothing.
 pub(super) fn run(launch: &Launch<'_>, inbox: &mut Inbox, main: UnixStream) -> i32 {
     match start(launch, &main) {
-        Ok((program, listener)) => {
+        Ok((program, listener, epoll)) => {
             let answers = listener.map(|listener| Answers::new(listener, inbox, launch.counters));
-            let _ = serve(launch, program, answers, main);
+            let _ = serve(launch, &epoll, program, answers, main);
         }
         Err((step, error)) => {
             if Message::Failed(step, error.raw_os_error().unwrap_or(0)).write(&main).is_err() {
@@ -63,7 +63,7 @@ pub(super) fn run(launch: &Launch<'_>, inbox: &mut Inbox, main: UnixStream) -> i
 
 /// Starts the program in the sequence that both sides know: the program installs its filter, the supervisor and the main process
 /// take the listener, and the program is executed.
-fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<Listener>), Failure> {
+fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<Listener>, Epoll), Failure> {
     fork::adopt_orphans().map_err(at(Step::Prepare))?;
     let environment = launch.files.environment().map_err(at(Step::Prepare))?;
     let (ours, theirs) = UnixStream::pair().map_err(at(Step::Prepare))?;
@@ -105,6 +105,8 @@ fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<
     }
     privileges::forbid_new().map_err(at(Step::Prepare))?;
     fork::release_inherited_descriptors(true).map_err(at(Step::Prepare))?;
+    // Once the program runs, its calls wait for this process, which then needs no further descriptor.
+    let epoll = Epoll::new().map_err(at(Step::Prepare))?;
     let ready = Message::Ready { process: program.id(), listener: listener_number };
     ready.write(main).map_err(at(Step::Prepare))?;
     // The end of the main process ends the program before it starts: the program reads the end of its socket too.
@@ -118,7 +120,7 @@ fn start(launch: &Launch<'_>, mut main: &UnixStream) -> Result<(Process, Option<
     }
     // Without the main process, the program continues.
     let _ = Message::Running.write(main);
-    Ok((program, listener))
+    Ok((program, listener, epoll))
 }
 
 fn read_number(mut from: &UnixStream) -> io::Result<i32> {
@@ -163,11 +165,11 @@ const MAIN: u64 = 2;
 
 fn serve(
     launch: &Launch<'_>,
+    epoll: &Epoll,
     program: Process,
     mut answers: Option<Answers<'_>>,
     main: UnixStream,
 ) -> io::Result<()> {
-    let epoll = Epoll::new()?;
     epoll.add(launch.signals.as_fd(), SIGNALS, Interest::READ)?;
     epoll.add(main.as_fd(), MAIN, Interest::READ)?;
     if let Some(answers) = &answers {

@@ -10,9 +10,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::pidfd::Pidfd;
 use crate::{Errno, check, signals, socket};
 
 /// Returns a number that is the same for all threads of this process and differs from the parent's number.
@@ -165,11 +165,12 @@ impl Guard {
 
     /// Ends the pipe and waits until the guard has tidied up. A guard that does not run, as in a frozen cgroup, is left to do so later.
     pub fn end(self) {
-        let Ok(ended) = Pidfd::of_process(self.process.id()) else { return };
         self.wake();
         drop(self.pipe);
-        if socket::wait_readable(ended.as_fd(), Some(PATIENCE)).unwrap_or(false) {
-            let _ = self.process.wait();
+        // To poll a pidfd would need a descriptor, and this process may have none left.
+        let deadline = Instant::now() + PATIENCE;
+        while self.process.is_running() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -227,6 +228,12 @@ impl Process {
     fn signal(&self, signal: libc::c_int) -> io::Result<()> {
         // SAFETY: kill(2) takes no pointers; the process is a child without a waitpid() yet, so its number was not reused.
         check(unsafe { libc::kill(self.0, signal) }).map(drop)
+    }
+
+    /// Reaps the process if it has ended. Returns whether it runs.
+    fn is_running(&self) -> bool {
+        // SAFETY: the kernel writes no status if the pointer is null.
+        unsafe { libc::waitpid(self.0, ptr::null_mut(), libc::WNOHANG) == 0 }
     }
 
     /// Waits until the process has ended (waitpid(2)), and returns its exit status.
@@ -353,9 +360,6 @@ fn wiped_page() -> Option<&'static AtomicU32> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-    use std::time::Duration;
-
     use super::*;
     use crate::interval_timer::IntervalTimer;
     use crate::seccomp::{self, Facility};

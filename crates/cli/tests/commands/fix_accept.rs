@@ -731,11 +731,13 @@ fn without_descriptors_at_the_end_the_guard_detaches_the_selector() {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4139", 8, "group") else { return };
         let flags = server.flags("--select flow:0:1 --json");
         let Some(mut fix) = attached(test, &flags) else { return };
+        let guard = guard_of(&fix);
         let mut limit = Command::new("prlimit");
         limit.args(["--pid", &fix.id().to_string(), "--nofile=0:"]);
         assert!(limit.status().unwrap().success());
         child::terminate(fix.id()).unwrap();
         fix.wait().unwrap();
+        assert!(stat(guard).is_none(), "the guard is left behind");
         // The group has no selector left.
         let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
         record_of(fix);

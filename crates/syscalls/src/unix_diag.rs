@@ -221,9 +221,20 @@ mod tests {
     use std::path::PathBuf;
     use std::process;
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::check;
+
+    /// Waits until what closed sockets leave is there: a child of another test has copies of the descriptors until exec() or its end.
+    #[track_caller]
+    fn until_closed(holds: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(Instant::now() < end, "a socket is open");
+            thread::yield_now();
+        }
+    }
 
     #[test]
     fn the_queue_is_found_for_each_kind_of_path() {
@@ -242,10 +253,8 @@ mod tests {
         );
         assert_eq!(listener(&directory.join("b")).unwrap(), None);
         drop((listener_, waiting));
-        // The file is still there. A child of another test has a copy of the listener until its end.
-        while listener(&path).unwrap().is_some() {
-            thread::yield_now();
-        }
+        // The file is still there.
+        until_closed(|| listener(&path).unwrap().is_none());
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!(listener(&path).unwrap(), None, "the file is gone");
     }
@@ -278,19 +287,16 @@ mod tests {
         assert_eq!(of_listener(), (inodes.clone(), Vec::new()));
         let (accepted, _) = listener.accept().unwrap();
         drop(clients.remove(1));
-        let (queue, ends) = of_listener();
-        assert_eq!(queue, [0, inodes[2]], "the second client has closed its socket");
+        // The second client has closed its socket.
+        until_closed(|| of_listener().0 == [0, inodes[2]]);
         let is_closed = |ends: &[Connection]| {
             ends.iter().map(|end| (end.inode, end.is_closed_by_peer)).collect::<Vec<_>>()
         };
-        assert_eq!(is_closed(&ends), [(inode(&accepted), false)]);
+        assert_eq!(is_closed(&of_listener().1), [(inode(&accepted), false)]);
         accepted.shutdown(std::net::Shutdown::Both).unwrap();
         assert!(!of_listener().1[0].is_closed_by_peer, "the client has its socket");
         drop(clients);
-        // A child of another test has copies of the descriptors until its end.
-        while !of_listener().1[0].is_closed_by_peer {
-            thread::yield_now();
-        }
+        until_closed(|| of_listener().1[0].is_closed_by_peer);
         fs::remove_file(&path).unwrap();
     }
 

@@ -87,13 +87,19 @@ pub(crate) fn traced(test: &str, record: &Value, id: &str) -> bool {
     true
 }
 
-/// Returns the first finding, which must be of this rule and name all parts.
+/// Rules about waits, which other tests on the host cause: threads that wait for a processor accept late and search long.
+const OF_HASTE: [&str; 2] = ["A07", "P09"];
+
+/// Returns the first finding, which must be of this rule and name all parts. Other findings that a busy host makes may precede it.
 #[track_caller]
 pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Value {
     let all = verdicts(record);
     let finding = list(record, "/results/findings")
-        .first()
-        .unwrap_or_else(|| panic!("no finding; not checked: {:#}", record["results"]["unchecked"]));
+        .iter()
+        .find(|finding| finding["id"] == id || !OF_HASTE.contains(&text(finding, "id")))
+        .unwrap_or_else(|| {
+            panic!("no finding of {id}: {all:#?}; not checked: {:#}", record["results"]["unchecked"])
+        });
     assert_eq!(text(finding, "id"), id, "{all:#?}");
     for part in parts {
         assert!(text(finding, "verdict").contains(part), "{part:?} in {all:#?}");

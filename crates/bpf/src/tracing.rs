@@ -7,6 +7,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
@@ -71,7 +72,7 @@ impl Times {
 /// Programs of one object. They are detached when this value is dropped or the process ends.
 pub(crate) struct Programs {
     name: &'static str,
-    btf: Btf,
+    btf: Arc<Btf>,
     object: Ebpf,
     links: Vec<FdLink>,
 }
@@ -88,18 +89,13 @@ impl Programs {
         object: &[u8],
         sizes: &[(&str, u32)],
     ) -> Result<Programs, BpfError> {
-        let btf = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
-            call: "open(/sys/kernel/btf/vmlinux)",
-            what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
-                   kernels of the large distributions have it",
-            source: io_error(&error).unwrap_or_else(|| io::Error::from(Errno::ENOENT)),
-        })?;
+        let btf = kernel_types()?;
         let mut loader = EbpfLoader::new();
         for (map, size) in sizes {
             loader.map_max_entries(map, *size);
         }
         let object = loader
-            .btf(Some(&btf))
+            .btf(Some(btf.as_ref()))
             .load(object)
             .map_err(|error| failure(name, "bpf(BPF_MAP_CREATE)", &error))?;
         Ok(Programs { name, btf, object, links: Vec::new() })
@@ -259,6 +255,24 @@ impl Programs {
     pub(crate) fn detach(&mut self) {
         while self.links.pop().is_some() {}
     }
+}
+
+/// Returns the type information of the running kernel. It takes 14 MB of memory, so that all programs of this process share it, and it is
+/// freed with the last of them.
+fn kernel_types() -> Result<Arc<Btf>, BpfError> {
+    static SHARED: Mutex<Weak<Btf>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(types) = shared.upgrade() {
+        return Ok(types);
+    }
+    let types = Btf::from_sys_fs().map(Arc::new).map_err(|error| BpfError::Absent {
+        call: "open(/sys/kernel/btf/vmlinux)",
+        what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
+               kernels of the large distributions have it",
+        source: io_error(&error).unwrap_or_else(|| io::Error::from(Errno::ENOENT)),
+    })?;
+    *shared = Arc::downgrade(&types);
+    Ok(types)
 }
 
 fn no_program(name: &'static str, program: &'static str) -> BpfError {

@@ -224,7 +224,8 @@ fn a_search_among_time_wait_is_named_and_fixed() {
         );
         let command = do_now(finding);
         let Some(fix) = Fix::paste(test, &command) else { return };
-        let after = client.number("print(churn(100))");
+        // The first samples of the fix may find less than a quarter of the ports in use: 1 of 10 connects may proceed unchanged.
+        let after = client.number("print(churn(300))");
         row(
             finding,
             "connect() among TIME_WAIT sockets (haproxy#1520)",
@@ -235,7 +236,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
         );
         // On a machine that is busy enough the first sockets have left TIME_WAIT, and draws would shorten nothing.
         if begun.elapsed() < Duration::from_secs(50) {
-            require_drawn(fix, 100);
+            require_drawn(fix, 300);
         }
     });
 }

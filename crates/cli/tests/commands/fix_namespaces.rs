@@ -128,7 +128,7 @@ fn a_changed_route_changes_the_source() {
         device::add_address("lo", address(3), 24).unwrap();
         // The first connects may still have the previous address, which the kernel accepts as it is within the new prefix, or are left
         // alone: then the search of the kernel takes ports of the first parity, and a drawn port has any parity.
-        // There are 10 ports for each attempt: the waits become longer, 20 s in all.
+        // There are 10 ports for each attempt: the waits become longer, a minute in all.
         let is_drawn = |(source, ports): (String, Vec<u16>)| {
             source == "10.0.0.3" && ports.iter().any(|port| port % 2 == 1)
         };
@@ -136,7 +136,7 @@ fn a_changed_route_changes_the_source() {
         while !is_drawn(connect(10)) {
             attempt += 1;
             assert!(attempt < 19, "the route is not noticed");
-            thread::sleep(Duration::from_millis(100) * attempt);
+            thread::sleep(Duration::from_millis(350) * attempt);
         }
         let record = record_of(fix);
         let drawn = |source: &str| {
@@ -188,8 +188,9 @@ fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
         let fix = attached_by(test, &mut command);
         if let Some(fix) = fix {
             // A drawn port has any parity; the search of the kernel takes ports of one parity first, half of the range.
-            let is_drawn = (0..30).any(|_| {
-                thread::sleep(Duration::from_millis(100));
+            // The attempts are few: the waits become longer, a minute in all.
+            let is_drawn = (1..=30).any(|attempt| {
+                thread::sleep(Duration::from_millis(130) * attempt);
                 client.connect("127.0.0.1", destination.port(), 2).1.iter().any(|port| port % 2 == 1)
             });
             assert!(is_drawn);

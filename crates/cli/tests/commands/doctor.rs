@@ -207,7 +207,8 @@ fn a_process_stands_for_its_namespace() {
         assert_eq!(range.split_whitespace().collect::<Vec<_>>(), ["1024", "65535"]);
         process.kill().unwrap();
         process.wait().unwrap();
-        assert_eq!(own.code, 0, "{own:?}");
+        // The locks of L01 are those of the whole host, so that a busy host may have a finding.
+        assert!(!finds(&own.json(), "P01"), "{own:?}");
         for ended in [by_pid, by_path] {
             assert_eq!(ended.code, 1, "{ended:?}");
             first(&ended.json(), "P01", &[TUPLE]);

@@ -116,13 +116,16 @@ pub struct Advice {
     pub condition: Option<String>,
     /// How the effect is known.
     pub proof: Proof,
+    /// The severity that the finding keeps with the change, by calculation; `null`: the finding is gone then, or nothing was computed.
+    #[serde(default)]
+    pub remains: Option<Severity>,
     /// Whether the command needs root.
     pub needs_root: bool,
     /// When the effect ends by itself, such as `the next boot`; `null`: not known, or never.
     pub until: Option<String>,
     /// The command that restores the values of the snapshot; `null`: none is needed or known.
     pub undo: Option<String>,
-    /// The command with an effect that lasts; `null`: there is none.
+    /// The command that keeps the effect after a boot, once `action` was done; `null`: there is none.
     pub lasting: Option<String>,
 }
 

@@ -52,7 +52,8 @@ pub struct Snapshot {
     pub interval_ns: u64,
     /// Number of online processors of the host.
     pub processors: u32,
-    /// Sysctls that could be read, by dotted name.
+    /// Sysctls that could be read, by dotted name. Of `net.ipv6.conf.*.disable_ipv6` those that are not 0, with the names of devices as
+    /// sysctl(8) writes them: `net.ipv6.conf.eth0/7.disable_ipv6`.
     pub sysctls: BTreeMap<String, String>,
     /// Lines of /etc/sysctl.conf and of files of sysctl.d(5) that set a sysctl of the network; bounded.
     pub configured: Part<Vec<ConfiguredSysctl>>,
@@ -475,6 +476,9 @@ pub struct Process {
     pub executable: Option<String>,
     /// Cgroup of version 2; `null` as above.
     pub cgroup: Option<String>,
+    /// The beginning of the command line (/proc/PID/cmdline); `null`: not visible, or no other process shares an address with this one.
+    #[serde(default)]
+    pub command_line: Option<String>,
     /// Process group.
     pub group: u32,
     /// State as in /proc/PID/stat: `S` sleeps, `R` runs, `T` is stopped.
@@ -529,6 +533,9 @@ pub struct Translated {
     pub low: u16,
     /// The highest of them.
     pub high: u16,
+    /// Ports of closed connections, whose entries are in TIME_WAIT.
+    #[serde(default)]
+    pub closed: u32,
 }
 
 /// A local address.

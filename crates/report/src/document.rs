@@ -109,7 +109,7 @@ pub(crate) enum Block {
     Note(Tone, String),
     /// A list of short paragraphs.
     List(Tone, Vec<Named>),
-    /// A command to paste, which a renderer does not break into lines, and its effect.
+    /// A command to paste, which a renderer does not break into lines, and its effect, which may be empty.
     Command {
         command: String,
         effect: String,

@@ -110,7 +110,9 @@ fn show(sheet: &mut Sheet, block: &Block) {
         }),
         Block::Command { command, effect } => {
             sheet.unbroken("    ", command);
-            sheet.item("      ", effect, Tone::Dim);
+            if !effect.is_empty() {
+                sheet.item("      ", effect, Tone::Dim);
+            }
         }
         Block::Gap => sheet.gap(),
         Block::Nothing => {

@@ -3,7 +3,8 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
-use fourtuple_record::{Advice, Distribution, Finding, Saved, TraceConnectResults};
+use fourtuple_record::snapshot::Part;
+use fourtuple_record::{Advice, Distribution, Finding, Proof, Saved, TraceConnectResults};
 use fourtuple_report::terminal::{render, render_in_full};
 
 /// Returns the sample of this name.
@@ -33,7 +34,8 @@ fn every_line_fits_the_width() {
         for width in [20, 40, 60, 80, 100, 200] {
             // A command to paste is never broken into lines.
             let is_command = |line: &&str| {
-                ["    fourtuple fix ports", "    sysctl -w"].iter().any(|start| line.starts_with(start))
+                let starts = ["    fourtuple fix ports", "    sysctl -w", "    undo: ", "    keep: "];
+                starts.iter().any(|start| line.starts_with(start))
             };
             for text in [render(&saved, width, false), render_in_full(&saved, width, false)] {
                 for line in text.lines().filter(|line| !is_command(line)) {
@@ -50,25 +52,41 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
     let mut saved = sample("doctor");
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let first = &mut record.results.findings[0];
-    first.evidence.push("a second fact".into());
+    first.evidence.extend(["a second fact".to_owned(), "a third fact".to_owned()]);
     let mut other = first.now[0].clone();
-    first.now[0].undo = None;
+    (first.now[0].undo, first.now[0].proof) = (None, Proof::None);
     (other.action, other.undo) = ("sysctl -w a=1".into(), Some("sysctl -w a=0".into()));
-    (other.condition, other.lasting) = (Some("1025 (first), ".repeat(20)), Some("echo a".into()));
+    let details = format!("reserve its port: it may need {}", "1025 (first), ".repeat(20));
+    (other.condition, other.lasting) = (Some(details), Some("echo a".into()));
     let third = Advice { action: "sysctl -w b=1".into(), ..other.clone() };
     first.now.extend([other, third]);
     let (brief, full) = (render(&saved, 80, false), render_in_full(&saved, 80, false));
     assert!(brief.starts_with("critical P01 10.0.0.9 → 10.1.2.3:443 uses 28,231"), "{brief}");
     let lines = brief.lines().filter(|line| !line.trim().is_empty()).count();
     assert!(lines <= 24, "{lines} lines:\n{brief}");
-    let both = ["sysctl -w a=1", "sysctl -w a=0", "undoes it", "notice T05 net.ipv4.tcp_tw_recycle"];
-    let only_full =
-        ["a second fact", "sysctl -w b=1", "echo a", "connect() searches half", "nothing was traced"];
+    let both = ["sysctl -w a=1", "a second fact", "notice T05 net.ipv4.tcp_tw_recycle", "nothing was traced"];
+    let only_full = ["a third fact", "sysctl -w b=1", "undoes it", "1025 (first)", "connect() searches half"];
     has(&brief, &both);
     lacks(&brief, &only_full);
     has(&full, &[&both[..], &only_full].concat());
-    has(&brief, &["also seen, with the same cause: P02\n", "1025 (first), ... (--all)"]);
-    has(&brief, &["not checked: A07 · all facts and remedies: --all\nthe rule: `fourtuple explain P01`"]);
+    has(&brief, &["    keep: echo a\n    undo: sysctl -w a=0\n", "also seen, with the same cause: P02\n"]);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    has(
+        &words(&brief),
+        &[
+            "reserve its port (until the next boot; by calculation: the finding is then less severe, a notice)",
+        ],
+    );
+    has(
+        &words(&full),
+        &["    echo a\n      the same also after a boot"].map(words).each_ref().map(String::as_str),
+    );
+    has(
+        &brief,
+        &[
+            "not checked: A07: nothing was traced\nall facts and remedies: --all · the rule: `fourtuple explain P01`",
+        ],
+    );
     // A cause that is not the first has its findings too: no finding is hidden.
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let mut last = record.results.findings[2].clone();
@@ -77,6 +95,31 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
     record.results.findings.extend([last.clone(), more, last]);
     let brief = render(&saved, 80, false);
     has(&brief, &["Linux 4.12\nalso seen, with the same cause: T06 (2 times), P03\n"]);
+}
+
+/// Ports that connect() takes again are in use, and no fault.
+#[test]
+fn ports_that_are_taken_again_are_told_from_ports_in_use() {
+    let mut saved = sample("doctor");
+    let mut words = |reuse: &str| {
+        let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+        record.results.findings.clear();
+        let snapshot = &mut record.results.snapshot;
+        snapshot.sysctls.insert("net.ipv4.tcp_timestamps".into(), "1".into());
+        snapshot.sysctls.insert("net.ipv4.tcp_tw_reuse".into(), reuse.into());
+        let Part::Seen(connections) = &mut snapshot.connections else { panic!("connections") };
+        connections.held_tcp = 0;
+        let tuple = &mut connections.tuples[0];
+        (tuple.in_use, tuple.time_wait_plain) = (28_222, Some(0));
+        tuple.states = [("time-wait".to_owned(), 27_940), ("established".to_owned(), 282)].into();
+        render(&saved, 80, false).split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let used = "the busiest destination uses 100% of 28,222 ports";
+    let again = "ports, 99% in TIME_WAIT, which connect() takes again (net.ipv4.tcp_tw_reuse)";
+    has(&words("1"), &[used, again]);
+    let without = words("0");
+    has(&without, &[used]);
+    lacks(&without, &["takes again"]);
 }
 
 #[test]

@@ -1005,6 +1005,7 @@ class DoctorAdvice(TypedDict):
     until: str | None
     undo: str | None
     lasting: str | None
+    remains: NotRequired[Literal["critical", "warning", "notice"] | None]
 
 
 class DoctorFinding(TypedDict):
@@ -1234,6 +1235,7 @@ class DoctorProcess(TypedDict):
     state: str
     started_ns: int
     cpu_ns: int | None
+    command_line: NotRequired[str | None]
 
 
 class DoctorSnapshotProcessesSeen(TypedDict):
@@ -1262,6 +1264,7 @@ class Translated(TypedDict):
     ports: int
     low: int
     high: int
+    closed: NotRequired[int]
 
 
 class DoctorConntrack(TypedDict):

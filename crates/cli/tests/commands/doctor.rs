@@ -360,7 +360,8 @@ fn commands_stay_on_one_line_in_a_narrow_terminal() {
             .filter(|advice| advice["is_command"] == true)
             .map(|advice| text(advice, "action"))
             .collect();
-        assert!(commands.len() >= 3, "{:?}", actions(finding, "now"));
+        // Connections that are idle for long on a busy host are a leak, which has fewer.
+        assert!(commands.len() >= 2, "{:?}", actions(finding, "now"));
         for command in commands {
             assert!(shown.lines().any(|line| line.contains(command)), "{command} in {shown}");
         }

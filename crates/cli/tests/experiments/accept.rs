@@ -231,8 +231,8 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
             ],
         );
         let advice = actions(finding, "proper");
-        assert!(advice.iter().any(|action| action.contains("`listen.backlog = N`")), "{advice:?}");
-        assert!(advice.iter().any(|action| action.contains("`pm.max_children`")), "{advice:?}");
+        assert!(advice.iter().any(|action| action.contains("`listen.backlog = 511`")), "{advice:?}");
+        assert!(advice.iter().any(|action| action.contains("`pm.max_children = 2`")), "{advice:?}");
         let evidence = finding["evidence"].to_string();
         assert!(evidence.contains("the connections are of nginx["), "{evidence}");
         let master = format!("[{}] is the master of these processes", servers.0.pid());

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use crate::program::situation::{
-    SERVER, actions, diagnose, diagnose_with, failed_requests, finds, first, has, nginx, paste, traced,
-    verdicts, wait_for,
+    SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx, paste,
+    traced, verdicts, wait_for,
 };
 use crate::program::{Room, list, number};
 use crate::table::row;
@@ -142,15 +142,17 @@ fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
         );
         let evidence = finding["evidence"].to_string();
         assert!(evidence.contains("the cause here: the host has no IPv6 address"), "{evidence}");
-        let cure = "sysctl -w net.ipv6.conf.all.disable_ipv6=0";
-        paste(cure);
+        assert!(evidence.contains("net.ipv6.conf.all.disable_ipv6 is 1"), "{evidence}");
+        let cure = do_now(finding);
+        assert_eq!(cure, "sysctl -w net.ipv6.conf.all.disable_ipv6=0");
+        paste(&cure);
         let after = failed();
         row(
             finding,
             "a proxy to [::1] with net.ipv6.conf.all.disable_ipv6 = 1",
             "nginx",
             &format!("{before} of 100 requests fail"),
-            cure,
+            &cure,
             &format!("{after} fail"),
         );
         assert_eq!((before, after), (100, 0));

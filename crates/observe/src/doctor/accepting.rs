@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot,
 
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
-use crate::doctor::words::process;
+use crate::doctor::words::{counted, filled, process};
 use fourtuple_record::errno;
 
 /// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
@@ -241,10 +241,15 @@ pub(crate) fn is_left_behind(snapshot: &Snapshot, member: &Listener, group: &[&L
 /// Adds what helps a listener whose accept queue is too short or is emptied too slowly.
 pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     let port = listener.address.port();
-    let server = acceptors(snapshot, listener);
+    let workers = workers_of(snapshot, &listener.owners, accepted(snapshot, listener));
+    let server = holders(&workers);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
-    let draft = draft.because_if(master(snapshot, &listener.owners, accepted(snapshot, listener)));
+    let draft = busy(draft, snapshot, &workers).because_if(master(
+        snapshot,
+        &listener.owners,
+        accepted(snapshot, listener),
+    ));
     let mut draft = match stopped(snapshot, &listener.owners) {
         Some(owner) => continued(draft, owner, "it accepts again"),
         None => draft,
@@ -266,13 +271,15 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             .unproven(),
         );
     }
-    with_settings(draft, &listener.owners, &server)
+    with_settings(draft, snapshot, &workers, listener.backlog)
 }
 
 /// Adds what helps a unix listener whose accept queue is full.
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
-    let server = unix_acceptors(snapshot, listener);
-    let draft = draft.because_if(master(snapshot, &listener.owners, &listener.workers));
+    let workers = workers_of(snapshot, &listener.owners, &listener.workers);
+    let server = holders(&workers);
+    let draft =
+        busy(draft, snapshot, &workers).because_if(master(snapshot, &listener.owners, &listener.workers));
     let mut draft = match stopped(snapshot, &listener.owners) {
         Some(owner) => continued(draft, owner, "it accepts again"),
         None => draft,
@@ -287,7 +294,24 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
-    with_settings(draft, &listener.owners, &server)
+    with_settings(draft, snapshot, &workers, listener.backlog)
+}
+
+/// Returns the processor time of the workers during the interval, in processors; `None`: that of one of them is not known.
+fn processors_used(snapshot: &Snapshot, workers: &[Owner]) -> Option<f64> {
+    let used = |worker: &Owner| process_of(snapshot, worker.pid)?.cpu_ns;
+    let used_ns: u64 = workers.iter().map(used).sum::<Option<u64>>()?;
+    (!workers.is_empty() && snapshot.interval_ns > 0).then(|| used_ns as f64 / snapshot.interval_ns as f64)
+}
+
+/// Adds the number of the workers and their processor time, as the first fact.
+fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner]) -> Draft {
+    if let Some(used) = processors_used(snapshot, workers) {
+        let number = counted(workers.len() as u64, "worker");
+        let all = counted(snapshot.processors.max(1).into(), "processor");
+        draft.evidence.insert(0, format!("{number} used {used:.2} of {all}"));
+    }
+    draft
 }
 
 /// Returns whether a process is stopped and no worker runs beside it: at most a master, which does not accept. More workers or a longer queue
@@ -308,20 +332,34 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
     ))
 }
 
-/// Adds the settings of the server that empty an accept queue faster or make it longer.
-fn with_settings(draft: Draft, owners: &[Owner], server: &str) -> Draft {
-    let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
-    let workers = settings
-        .map_or("more workers, or no blocking work in the thread that calls accept()", |settings| {
-            settings.workers
-        });
-    let backlog = settings.map_or("a higher argument of listen()", |settings| settings.backlog);
-    draft
-        .proper(Remedy::advice(format!("{server}: {workers}"), "the queue is emptied as fast as it fills"))
-        .proper(Remedy::advice(
-            format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
-            "bursts have a place; it does not help against overload",
-        ))
+/// Adds the settings of the server that empty an accept queue faster or make it longer, with their numbers.
+fn with_settings(draft: Draft, snapshot: &Snapshot, workers: &[Owner], backlog: u32) -> Draft {
+    let server = holders(workers);
+    let settings = workers.first().and_then(|owner| Settings::of(&owner.name));
+    // More processes share the processors that the others leave.
+    let is_exhausted = processors_used(snapshot, workers)
+        .is_some_and(|used| snapshot.processors > 0 && used >= f64::from(snapshot.processors) * 0.9);
+    let effect = match is_exhausted {
+        true => "little: the processes use all processors, and requests have to become cheaper",
+        false => "the queue is emptied as fast as it fills",
+    };
+    let more = settings.map_or_else(
+        || "more workers, or no blocking work in the thread that calls accept()".to_owned(),
+        |settings| with_number(settings.workers, 2 * workers.len() as u64),
+    );
+    // The default of most servers, or room for a burst that is eight times as long.
+    let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
+    let backlog = settings
+        .map_or_else(|| format!("listen(fd, {longer})"), |settings| with_number(settings.backlog, longer));
+    draft.proper(Remedy::advice(format!("{server}: {more}"), effect)).proper(Remedy::advice(
+        format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
+        "bursts have a place; it does not help against overload",
+    ))
+}
+
+/// Returns a setting with the number that it gets in place of `N`.
+pub(crate) fn with_number(setting: &str, number: u64) -> String {
+    filled(setting, "N", &number.to_string())
 }
 
 /// The settings of a server for its accept queue.
@@ -361,7 +399,7 @@ const SETTINGS: [Settings; 22] = [
     Settings::new(
         "php-fpm",
         "`listen.backlog = N` of the pool (511 by default)",
-        "a higher `pm.max_children`",
+        "`pm.max_children = N` of the pool",
     ),
     Settings::new(
         "lighttpd",
@@ -444,6 +482,63 @@ mod tests {
         };
         assert_eq!(judged("php-fpm8.2"), [vec![70], vec![71]]);
         assert_eq!(judged("server"), [vec![], vec![70, 71]]);
+    }
+
+    #[test]
+    fn settings_have_their_numbers() {
+        let backlog = |process| with_number(Settings::of(process).unwrap().backlog, 511);
+        for (process, part) in [
+            ("nginx", "`backlog=511` of"),
+            ("node", "backlog: 511 })"),
+            ("java", "Netty `SO_BACKLOG`"),
+            ("python3", "`listen(511)`"),
+            ("php-fpm8.2", "`listen.backlog = 511` of the pool"),
+        ] {
+            assert!(backlog(process).contains(part), "{}", backlog(process));
+        }
+        // Each setting with a number has one place for it.
+        for settings in SETTINGS {
+            let text = with_number(settings.backlog, 7) + &with_number(settings.workers, 7);
+            assert_eq!(with_number(&text, 8), text, "{}", settings.name);
+        }
+    }
+
+    /// The numbers for a pool whose workers wait for something else than the processor, and for one that uses all processors.
+    #[test]
+    fn the_workers_of_a_full_queue_are_counted() {
+        let owner = |pid| Owner { pid, name: "php-fpm8.2".to_owned(), sockets: 1 };
+        let with = |cpu_ns| {
+            let process = |pid, parent| Process {
+                pid,
+                parent,
+                name: "php-fpm8.2".to_owned(),
+                cpu_ns,
+                ..Process::default()
+            };
+            let processes = Part::Seen(vec![process(70, 1), process(71, 70), process(72, 70)]);
+            let snapshot =
+                Snapshot { processes, interval_ns: 2_000_000_000, processors: 2, ..Snapshot::default() };
+            let owners = vec![owner(70), owner(71), owner(72)];
+            let listener = UnixListener { backlog: 8, waiting: 9, owners, ..UnixListener::default() };
+            let draft =
+                Draft::new(fourtuple_record::Severity::Critical, "pool", "full").because("first reading");
+            let draft = empty_unix(draft, &snapshot, &listener);
+            let words = draft.proper.iter().map(|remedy| match &remedy.action {
+                crate::doctor::draft::Action::Words(words) => format!("{words}: {}", remedy.effect),
+                crate::doctor::draft::Action::Steps(_) => String::new(),
+            });
+            (draft.evidence[0].clone(), words.collect::<Vec<_>>().join("\n"))
+        };
+        let (fact, proper) = with(Some(60_000_000));
+        assert_eq!(fact, "2 workers used 0.06 of 2 processors");
+        for part in ["`pm.max_children = 4` of the pool: the queue is", "`listen.backlog = 511` of the pool"]
+        {
+            assert!(proper.contains(part), "{proper}");
+        }
+        let (fact, proper) = with(Some(1_900_000_000));
+        assert_eq!(fact, "2 workers used 1.90 of 2 processors");
+        assert!(proper.contains("`pm.max_children = 4` of the pool: little: "), "{proper}");
+        assert_eq!(with(None).0, "first reading");
     }
 
     #[test]

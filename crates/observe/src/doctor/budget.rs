@@ -108,6 +108,11 @@ impl Budget {
         f64::from(self.in_use - self.time_wait) + self.closes_per_s * self.wait_s
     }
 
+    /// Returns whether growth of the ports in use ends below the ports: most are in TIME_WAIT, and the closes need no more than there are.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.time_wait * 2 > self.in_use && self.plateau() <= f64::from(self.total)
+    }
+
     /// Returns what this side closed first, over 10 s and now, and what can last.
     pub(crate) fn closed(&self) -> String {
         format!(

@@ -5,6 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
 
+use crate::doctor::command::Setting;
+use crate::doctor::draft::Remedy;
+use crate::doctor::words::filled;
 use fourtuple_record::errno;
 
 /// The events of a healthy host.
@@ -301,19 +304,16 @@ pub(crate) enum Judged {
     Perhaps,
 }
 
-/// A cause of an errno.
+/// A command or setting that mends a cause, and its effect.
+type Cure = (&'static str, &'static str);
+
+/// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, and DISABLED for the sysctls that disable IPv6.
 #[derive(Debug)]
 pub(crate) struct Cause {
-    pub(crate) text: &'static str,
-    pub(crate) when: When,
-    /// What helps, and its effect.
-    pub(crate) cure: Option<(&'static str, &'static str)>,
-}
-
-impl Cause {
-    const fn cured(self, change: &'static str, effect: &'static str) -> Cause {
-        Cause { cure: Some((change, effect)), ..self }
-    }
+    text: &'static str,
+    when: When,
+    /// `None`: the finding of the rule has it.
+    cure: Option<Cure>,
 }
 
 /// How a cause is recognised.
@@ -350,12 +350,12 @@ const fn rule(id: &'static str, text: &'static str) -> Cause {
     Cause { text, when: When::Rule(id), cure: None }
 }
 
-const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str) -> Cause {
-    Cause { text, when: When::Shown(judge), cure: None }
+const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str, cure: Cure) -> Cause {
+    Cause { text, when: When::Shown(judge), cure: Some(cure) }
 }
 
-const fn perhaps(text: &'static str) -> Cause {
-    Cause { text, when: When::Unknown, cure: None }
+const fn perhaps(text: &'static str, cure: Cure) -> Cause {
+    Cause { text, when: When::Unknown, cure: Some(cure) }
 }
 
 /// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
@@ -372,22 +372,30 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             shown(
+                ipv6_is_disabled,
+                "the host has no IPv6 address to connect from: DISABLED",
+                (TO_IPV4, "connect() needs no IPv6"),
+            ),
+            shown(
                 ipv6_is_off,
-                "the host has no IPv6 address to connect from (net.ipv6.conf.*.disable_ipv6, or a device without an address)",
-            )
-            .cured(TO_IPV4, "connect() has a source address"),
+                "the host has no IPv6 address to connect from: no device has one",
+                (OWN_IPV6, "connect() has a source address"),
+            ),
             rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
             rule("P06", "the ports of the range are held by bind()"),
             rule(
                 "P07",
                 "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
             ),
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
+            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
             shown(
                 before_search,
                 "no source address can be used: the address of the socket is gone, or no device has one",
-            )
-            .cured("a source address that `ip address show` lists, or none in the configuration of the program", "connect() has one"),
+                (
+                    "a source address that `ip address show` lists, or none in the configuration of the program",
+                    "connect() has one",
+                ),
+            ),
         ],
     ),
     failure(
@@ -395,10 +403,23 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ECONNREFUSED,
         PerSecond(2.0),
         &[
-            shown(lacks_listener, "no socket listens at the address on this host")
-                .cured("start the server, or give the client the address that `ss -ltn` shows", "someone answers"),
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
-            perhaps("no socket listens at the address, or a firewall resets connections to it"),
+            shown(
+                lacks_listener,
+                "no socket listens at the address on this host",
+                ("start the server, or give the client the address that `ss -ltn` shows", "someone answers"),
+            ),
+            shown(
+                is_rejected_here,
+                REJECTED,
+                ("accept the destination in the output chain", "the packets leave the host"),
+            ),
+            perhaps(
+                "no socket listens at the address, or a firewall resets connections to it",
+                (
+                    "start the server at ADDRESS, or accept port PORT in the firewall in front of it",
+                    "someone answers",
+                ),
+            ),
             rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
         ],
     ),
@@ -410,8 +431,14 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("A01", "the accept queue of the server is full"),
             rule("A03", "the listener drops SYNs"),
             rule("N01", "the table of connection tracking is full"),
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
-            perhaps("the host is down, or a firewall drops the packets"),
+            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
+            perhaps(
+                "the host is down, or a firewall drops the packets",
+                (
+                    "`traceroute -T -p PORT ADDRESS` shows where the packets end: start the host, or accept port PORT in the firewall there",
+                    "the SYN is answered",
+                ),
+            ),
         ],
     ),
     failure(
@@ -419,9 +446,13 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EHOSTUNREACH,
         Nothing,
         &[
-            shown(is_tentative, TENTATIVE).cured(NOT_TENTATIVE, "a source address can be used"),
+            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
             perhaps(
                 "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
+                (
+                    "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
+                    "the host answers",
+                ),
             ),
             rule("P11", "the source address is not an address of this host"),
         ],
@@ -431,10 +462,25 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ENETUNREACH,
         PerSecond(1.0),
         &[
-            shown(ipv6_is_off, "the host has no IPv6 address, and hence no route")
-                .cured(TO_IPV4, "connect() has a source address and a route"),
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
-            perhaps("there is no route to the address (`ip route get ADDRESS`)"),
+            shown(
+                ipv6_is_disabled,
+                "the host has no IPv6 address, and hence no route: DISABLED",
+                (TO_IPV4, "connect() needs no IPv6"),
+            ),
+            shown(
+                ipv6_is_off,
+                "the host has no IPv6 address, and hence no route",
+                (OWN_IPV6, "connect() has a source address and a route"),
+            ),
+            shown(
+                is_rejected_here,
+                REJECTED,
+                ("accept the destination in the output chain", "the packets leave the host"),
+            ),
+            perhaps(
+                "there is no route to the address (`ip route get ADDRESS`)",
+                ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route"),
+            ),
         ],
     ),
     failure(
@@ -445,6 +491,10 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
             perhaps(
                 "the accept queue of the Unix listener is full (unix_stream_connect), or all UDP ports of the range are in use (udp_lib_get_port)",
+                (
+                    "a longer backlog of the server (`ss -lx` has it as Send-Q); for UDP a wider net.ipv4.ip_local_port_range",
+                    "there is a place in the queue, or a port",
+                ),
             ),
         ],
     ),
@@ -454,7 +504,13 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             rule("P01", "all ports of the range are in use for this source"),
-            perhaps("the socket is bound to a port, and another connection has the same addresses and ports"),
+            perhaps(
+                "the socket is bound to a port, and another connection has the same addresses and ports",
+                (
+                    "in the program: no bind() to a port before connect(), or IP_BIND_ADDRESS_NO_PORT and port 0",
+                    "the kernel chooses a free port",
+                ),
+            ),
         ],
     ),
     failure(
@@ -465,9 +521,12 @@ pub(crate) const CALLS: &[CallRow] = &[
             shown(
                 is_link_local,
                 "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
-            )
-            .cured("the address with its device, as in fe80::1%eth0", "the kernel knows the link"),
-            perhaps("the socket listens, or its state does not allow connect()"),
+                ("the address with its device, as in fe80::1%eth0", "the kernel knows the link"),
+            ),
+            perhaps(
+                "the socket listens, or its state does not allow connect()",
+                ("in the program: a new socket for each connect()", "its state allows connect()"),
+            ),
         ],
     ),
     failure(
@@ -475,10 +534,18 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EACCES,
         Nothing,
         &[
-            shown(is_rejected_here, REJECTED).cured("accept the destination in the output chain", "the packets leave the host"),
+            shown(
+                is_rejected_here,
+                REJECTED,
+                ("accept the destination in the output chain", "the packets leave the host"),
+            ),
             perhaps(
                 "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
                  a security module, or no write permission for the Unix socket",
+                (
+                    "SO_BROADCAST; `ip route del prohibit ADDRESS`; the rule of the firewall or of the security module (`ausearch -m avc`); `chmod` of the Unix socket",
+                    "the call is permitted",
+                ),
             ),
         ],
     ),
@@ -488,13 +555,23 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[perhaps(
             "a local firewall rule (output chain), or a BPF program of the cgroup (BPF_CGROUP_INET4_CONNECT)",
+            (
+                "`nft list ruleset` and `bpftool cgroup tree` show what refuses the call: accept ADDRESS there",
+                "the call is permitted",
+            ),
         )],
     ),
     failure(
         "connect",
         errno::ECONNRESET,
         PerSecond(2.0),
-        &[perhaps("the peer reset the connection during the handshake")],
+        &[perhaps(
+            "the peer reset the connection during the handshake",
+            (
+                "on the peer: net.ipv4.tcp_abort_on_overflow = 0, and no firewall rule that resets",
+                "the handshake completes",
+            ),
+        )],
     ),
     honest("connect", errno::EISCONN, ""),
     honest("connect", errno::EALREADY, ""),
@@ -510,8 +587,15 @@ pub(crate) const CALLS: &[CallRow] = &[
             shown(
                 is_tentative_itself,
                 "the IPv6 address is tentative: duplicate address detection is not complete, or has found a duplicate (`ip -6 address show`)",
+                (NOT_TENTATIVE, "the address can be used"),
             ),
-            perhaps("the IPv6 address needs a zone, or was tentative (duplicate address detection)"),
+            perhaps(
+                "the IPv6 address needs a zone, or was tentative (duplicate address detection)",
+                (
+                    "the address with its device, as in fe80::1%eth0; after a boot, wait until `ip -6 address show` has no tentative address",
+                    "bind() finds the address",
+                ),
+            ),
         ],
     ),
     failure(
@@ -520,10 +604,17 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             rule("P08", "bind() to port 0 found no port: the range is used up"),
-            shown(has_listener, "another socket listens at the address")
-                .cured("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
+            shown(
+                has_listener,
+                "another socket listens at the address",
+                ("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
+            ),
             perhaps(
                 "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
+                (
+                    "`ss -tanp sport = :PORT` shows what has the port; SO_REUSEADDR before bind(); `sysctl -w net.ipv4.ip_local_reserved_ports=PORT` keeps the port free",
+                    "bind() gets the port",
+                ),
             ),
         ],
     ),
@@ -533,23 +624,53 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[perhaps(
             "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, a security module, or a directory without permission",
+            (
+                "`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
+                "the port can be bound without root",
+            ),
         )],
     ),
-    failure("bind", errno::EPERM, Nothing, &[perhaps("a BPF program of the cgroup, or a security module")]),
+    failure(
+        "bind",
+        errno::EPERM,
+        Nothing,
+        &[perhaps(
+            "a BPF program of the cgroup, or a security module",
+            (
+                "`bpftool cgroup tree` and `ausearch -m avc` show what refuses the call",
+                "it can be permitted there",
+            ),
+        )],
+    ),
     failure(
         "bind",
         errno::EINVAL,
         PerSecond(2.0),
-        &[perhaps("the socket is bound already, or a link-local address lacks its zone")],
+        &[perhaps(
+            "the socket is bound already, or a link-local address lacks its zone",
+            (
+                "in the program: one bind() for each socket; a link-local address with its device, as in fe80::1%eth0",
+                "the address is valid",
+            ),
+        )],
     ),
     failure(
         "listen",
         errno::EADDRINUSE,
         Nothing,
         &[
-            shown(has_listener, "another socket listens at the address")
-                .cured("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
-            perhaps("another socket listens at the address, or no port of the range is free"),
+            shown(
+                has_listener,
+                "another socket listens at the address",
+                ("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
+            ),
+            perhaps(
+                "another socket listens at the address, or no port of the range is free",
+                (
+                    "`ss -ltnp` names the process of the address; for port 0, a wider net.ipv4.ip_local_port_range",
+                    "the address is free",
+                ),
+            ),
         ],
     ),
     failure(
@@ -560,16 +681,34 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
             perhaps(
                 "the process had RLIMIT_NOFILE descriptors open when it called accept() (`prlimit --pid PID`)",
+                (
+                    "`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit",
+                    "the process may open more",
+                ),
             ),
         ],
     ),
-    failure("accept", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
+    failure(
+        "accept",
+        errno::ENFILE,
+        Nothing,
+        &[perhaps(
+            "the host has fs.file-max files open",
+            ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files"),
+        )],
+    ),
     // A client that gives up before accept() does not count against the server.
     failure(
         "accept",
         errno::ECONNABORTED,
         PerSecond(10.0),
-        &[perhaps("clients close the connection before accept()")],
+        &[perhaps(
+            "clients close the connection before accept()",
+            (
+                "more workers that accept (`fourtuple trace accept` shows the waits), or a longer time limit of the clients",
+                "connections are accepted before clients give up",
+            ),
+        )],
     ),
     // A thread closes or shuts down the listener for which another one waits.
     honest("accept", errno::EINVAL, ""),
@@ -582,21 +721,45 @@ pub(crate) const CALLS: &[CallRow] = &[
             rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
             perhaps(
                 "the process had RLIMIT_NOFILE descriptors open when it called socket() (`prlimit --pid PID`)",
+                (
+                    "`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit",
+                    "the process may open more",
+                ),
             ),
         ],
     ),
-    failure("socket", errno::ENFILE, Nothing, &[perhaps("the host has fs.file-max files open")]),
+    failure(
+        "socket",
+        errno::ENFILE,
+        Nothing,
+        &[perhaps(
+            "the host has fs.file-max files open",
+            ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files"),
+        )],
+    ),
     failure(
         "socket",
         errno::EPERM,
         PerSecond(1.0),
-        &[perhaps("a BPF program of the cgroup, or a raw socket without CAP_NET_RAW")],
+        &[perhaps(
+            "a BPF program of the cgroup, or a raw socket without CAP_NET_RAW",
+            (
+                "`setcap cap_net_raw=+ep PROGRAM`; `bpftool cgroup tree` shows programs that refuse sockets",
+                "the socket can be made",
+            ),
+        )],
     ),
     failure(
         "socket",
         errno::EACCES,
         PerSecond(1.0),
-        &[perhaps("a security module, or a raw socket without CAP_NET_RAW")],
+        &[perhaps(
+            "a security module, or a raw socket without CAP_NET_RAW",
+            (
+                "`setcap cap_net_raw=+ep PROGRAM`; `ausearch -m avc` shows what a security module refused",
+                "the socket can be made",
+            ),
+        )],
     ),
     // Programs try families and protocols that a kernel need not have.
     honest("socket", "", ""),
@@ -607,7 +770,13 @@ pub(crate) const CALLS: &[CallRow] = &[
         &[
             rule("N01", "the table of connection tracking is full"),
             rule("N02", "connections collide in connection tracking"),
-            perhaps("a local firewall rule (output chain) drops the packet"),
+            perhaps(
+                "a local firewall rule (output chain) drops the packet",
+                (
+                    "accept ADDRESS in the output chain (`nft list ruleset`, `iptables-save`)",
+                    "the packets leave the host",
+                ),
+            ),
         ],
     ),
     failure(
@@ -615,60 +784,115 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ENOBUFS,
         PerSecond(0.5),
         &[
-            shown(has_full_queue, "the queue of a device is full (`tc -s qdisc`)"),
-            perhaps("there is no memory, or the device refuses packets"),
+            shown(
+                has_full_queue,
+                "the queue of a device is full (`tc -s qdisc`)",
+                (
+                    "`ip link set dev DEVICE txqueuelen 10000`, or a higher limit of its queueing discipline",
+                    "bursts have a place",
+                ),
+            ),
+            perhaps(
+                "there is no memory, or the device refuses packets",
+                (
+                    "more memory for the cgroup (memory.max); `ip -s link` shows the device that refuses packets",
+                    "packets have a place",
+                ),
+            ),
         ],
     ),
     failure(
         "send",
         errno::ENETUNREACH,
         PerSecond(1.0),
-        &[perhaps("there is no route to the address (`ip route get ADDRESS`)")],
+        &[perhaps(
+            "there is no route to the address (`ip route get ADDRESS`)",
+            ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route"),
+        )],
     ),
     failure(
         "send",
         errno::EHOSTUNREACH,
         PerSecond(1.0),
-        &[perhaps("no host answers for the address, or a router or firewall refuses it")],
+        &[perhaps(
+            "no host answers for the address, or a router or firewall refuses it",
+            (
+                "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
+                "the host answers",
+            ),
+        )],
     ),
     failure(
         "send",
         errno::EADDRNOTAVAIL,
         PerSecond(0.5),
-        &[perhaps("no port of the range is free, or the source address is gone")],
+        &[perhaps(
+            "no port of the range is free, or the source address is gone",
+            (
+                "a source address that `ip address show` lists, and a wider net.ipv4.ip_local_port_range",
+                "there is an address and a port",
+            ),
+        )],
     ),
     failure(
         "send",
         errno::ECONNREFUSED,
         PerSecond(2.0),
-        &[perhaps("an earlier datagram came back as ICMP port unreachable: no socket has the port")],
+        &[perhaps(
+            "an earlier datagram came back as ICMP port unreachable: no socket has the port",
+            ("start what receives at ADDRESS, port PORT", "a socket has the port"),
+        )],
     ),
     failure(
         "send",
         errno::EMSGSIZE,
         PerSecond(2.0),
-        &[perhaps("the datagram is larger than the MTU of the path, or than 65,507 bytes")],
+        &[perhaps(
+            "the datagram is larger than the MTU of the path, or than 65,507 bytes",
+            (
+                "smaller datagrams, or IP_MTU_DISCOVER with IP_PMTUDISC_WANT, with which the kernel makes fragments",
+                "the datagram fits",
+            ),
+        )],
     ),
-    failure("send", errno::EAGAIN, PerSecond(0.5), &[perhaps("no UDP port of the range is free")]),
+    failure(
+        "send",
+        errno::EAGAIN,
+        PerSecond(0.5),
+        &[perhaps(
+            "no UDP port of the range is free",
+            ("a wider net.ipv4.ip_local_port_range, or one socket for many destinations", "there is a port"),
+        )],
+    ),
     failure(
         "recv",
         errno::ECONNREFUSED,
         PerSecond(2.0),
         &[perhaps(
             "the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",
+            ("start what receives at ADDRESS, port PORT", "a socket has the port"),
         )],
     ),
     failure(
         "recv",
         errno::ETIMEDOUT,
         PerSecond(1.0),
-        &[perhaps("the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2")],
+        &[perhaps(
+            "the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2",
+            (
+                "keepalives that are shorter than the time limits of firewalls on the way (TCP_KEEPIDLE, net.ipv4.tcp_keepalive_time)",
+                "idle connections stay open",
+            ),
+        )],
     ),
     failure(
         "recv",
         errno::EHOSTUNREACH,
         PerSecond(1.0),
-        &[perhaps("a router answered that the peer cannot be reached")],
+        &[perhaps(
+            "a router answered that the peer cannot be reached",
+            ("`traceroute ADDRESS` shows the router: a route or a rule there", "the peer can be reached"),
+        )],
     ),
     // Peers reset connections, and programs close them while data is on the way.
     honest("send", errno::ECONNRESET, ""),
@@ -689,7 +913,13 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
-            perhaps("the kernel has no memory for sockets, or the memory cgroup is full"),
+            perhaps(
+                "the kernel has no memory for sockets, or the memory cgroup is full",
+                (
+                    "more memory for the cgroup (memory.max, memory.events) or the host",
+                    "there is memory for sockets",
+                ),
+            ),
         ],
     ),
     failure(
@@ -698,10 +928,27 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
-            perhaps("the kernel has no memory for sockets, or the memory cgroup is full"),
+            perhaps(
+                "the kernel has no memory for sockets, or the memory cgroup is full",
+                (
+                    "more memory for the cgroup (memory.max, memory.events) or the host",
+                    "there is memory for sockets",
+                ),
+            ),
         ],
     ),
-    failure("", "", PerSecond(2.0), &[perhaps("see the man page of the call")]),
+    failure(
+        "",
+        "",
+        PerSecond(2.0),
+        &[perhaps(
+            "see the man page of the call",
+            (
+                "`strace -f -p PID -e trace=network` shows the call with its arguments",
+                "the arguments tell the cause",
+            ),
+        )],
+    ),
 ];
 
 /// Returns what the errno of a call means.
@@ -718,7 +965,7 @@ pub(crate) fn row_of(call: &FailedCall) -> &'static CallRow {
 /// Returns the causes of the errno of a call in a snapshot, as clauses: the cause if the snapshot shows it, otherwise possible causes. No rule
 /// excludes one.
 pub fn causes(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
-    judged(snapshot, call, &[]).facts()
+    judged(snapshot, call, &[]).facts(snapshot, call)
 }
 
 /// Returns the causes: what the snapshot shows, or what is possible and what is excluded. `checked`: rules without a finding about the call.
@@ -733,28 +980,61 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     if let Some(cause) = with(Judged::Yes).next() {
         return Judgement::Shown(cause);
     }
-    let possible = with(Judged::Perhaps).map(|cause| format!("possible: {}", cause.text));
-    let excluded = with(Judged::No).filter_map(|cause| match cause.when {
-        When::Rule(id) => Some(format!("excluded by {id}: {}", cause.text)),
-        _ => None,
-    });
-    Judgement::Open(possible.chain(excluded).collect())
+    let excluded = with(Judged::No).filter(|cause| matches!(cause.when, When::Rule(_)));
+    Judgement::Open(with(Judged::Perhaps).collect(), excluded.collect())
+}
+
+/// Returns a text of a cause with what is known of a call in place of its words.
+fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
+    let mut text = text.to_owned();
+    if text.contains("DISABLED") {
+        let names = disabling(snapshot, call);
+        let (more, verb) = (names.len().saturating_sub(3), if names.len() == 1 { "is" } else { "are" });
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let listed = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+        text = filled(&text, "DISABLED", &format!("{listed}{more} {verb} 1"));
+    }
+    if let Some(address) = address(call) {
+        text = filled(&text, "ADDRESS", &address.ip().to_string());
+        text = filled(&text, "PORT", &address.port().to_string());
+    }
+    if call.processes <= 1 && call.owner.pid != 0 {
+        text = filled(&text, "PID", &call.owner.pid.to_string());
+    }
+    text
 }
 
 /// What a snapshot says about the cause of failed calls.
 pub(crate) enum Judgement {
     /// It shows the cause.
     Shown(&'static Cause),
-    /// The causes that are possible and those that it excludes.
-    Open(Vec<String>),
+    /// The causes that are possible, and those that rules exclude.
+    Open(Vec<&'static Cause>, Vec<&'static Cause>),
 }
 
 impl Judgement {
-    pub(crate) fn facts(self) -> Vec<String> {
-        match self {
-            Judgement::Shown(cause) => vec![format!("the cause here: {}", cause.text)],
-            Judgement::Open(facts) => facts,
-        }
+    pub(crate) fn facts(&self, snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
+        let text = |cause: &Cause| of_call(cause.text, snapshot, call);
+        let (possible, excluded) = match self {
+            Judgement::Shown(cause) => return vec![format!("the cause here: {}", text(cause))],
+            Judgement::Open(possible, excluded) => (possible, excluded),
+        };
+        let possible = possible.iter().map(|cause| format!("possible: {}", text(cause)));
+        let excluded = excluded.iter().map(|cause| match cause.when {
+            When::Rule(id) => format!("excluded by {id}: {}", text(cause)),
+            _ => text(cause),
+        });
+        possible.chain(excluded).collect()
+    }
+
+    /// Returns what mends the cause, or each of the possible causes.
+    pub(crate) fn cures(&self, snapshot: &Snapshot, call: &FailedCall) -> Vec<Remedy> {
+        let causes = match self {
+            Judgement::Shown(cause) => std::slice::from_ref(cause),
+            Judgement::Open(possible, _) => possible,
+        };
+        let cures = causes.iter().filter_map(|cause| cause.cure);
+        cures.map(|(change, effect)| Remedy::advice(of_call(change, snapshot, call), effect)).collect()
     }
 }
 
@@ -782,6 +1062,43 @@ fn address(call: &FailedCall) -> Option<SocketAddr> {
     call.address.as_ref()?.parse().ok()
 }
 
+const DISABLE_ALL: &str = "net.ipv6.conf.all.disable_ipv6";
+
+/// Returns the sysctls that disable IPv6 where a call needs an address: that of all devices, else those of devices.
+fn disabling(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
+    if snapshot.number(DISABLE_ALL).is_ok_and(|value| value != 0) {
+        return vec![DISABLE_ALL.to_owned()];
+    }
+    let is_loopback = address(call).is_some_and(|to| to.ip().is_loopback());
+    let device = |name: &str| {
+        let device = name.strip_prefix("net.ipv6.conf.")?.strip_suffix(".disable_ipv6")?;
+        // The default is that of devices to come.
+        (!["all", "default"].contains(&device)).then_some(device == "lo")
+    };
+    let disabled = snapshot
+        .sysctls
+        .iter()
+        .filter(|(name, value)| *value != "0" && device(name).is_some_and(|is_lo| is_lo == is_loopback));
+    disabled.map(|(name, _)| name.clone()).collect()
+}
+
+fn ipv6_is_disabled(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    if disabling(snapshot, call).is_empty() { Judged::No } else { ipv6_is_off(snapshot, call) }
+}
+
+/// The command that enables IPv6 again, if a sysctl that disables it is why the calls fail.
+pub(crate) fn enable_ipv6(snapshot: &Snapshot, call: &FailedCall) -> Option<Remedy> {
+    if ipv6_is_disabled(snapshot, call) != Judged::Yes {
+        return None;
+    }
+    let settings = disabling(snapshot, call).into_iter().map(|name| Setting::new(name, "0")).collect();
+    let effect = match address(call).is_some_and(|to| to.ip().is_loopback()) {
+        true => "the loopback device has ::1 again",
+        false => "devices have link-local addresses and those of routers again; static ones have to be added",
+    };
+    Some(Remedy::sysctls(settings, effect).unproven())
+}
+
 fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     let Some(SocketAddr::V6(destination)) = address(call) else { return Judged::No };
     let Ok(addresses) = snapshot.addresses.seen() else { return Judged::Perhaps };
@@ -792,8 +1109,8 @@ fn ipv6_is_off(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if addresses.iter().any(|local| is_usable(&local.address)) { Judged::No } else { Judged::Yes }
 }
 
-const TO_IPV4: &str = "an IPv4 address of the destination (127.0.0.1 instead of localhost or [::1]), or IPv6 on this host \
-                       (net.ipv6.conf.all.disable_ipv6 = 0, and an address)";
+const TO_IPV4: &str = "an IPv4 address of the destination (127.0.0.1 instead of localhost or [::1])";
+const OWN_IPV6: &str = "`ip -6 address add OWN/64 dev DEVICE`, or an IPv4 address of the destination (127.0.0.1 instead of localhost or [::1])";
 const NOT_TENTATIVE: &str = "wait until the detection is complete; an address marked `dadfailed` is in use on another host of the link";
 const TENTATIVE: &str = "each IPv6 address of the devices is tentative: duplicate address detection is not complete, or has found a duplicate \
                          (`ip -6 address show`); the source then is ::1, or there is none";
@@ -902,8 +1219,9 @@ mod tests {
             });
             assert!(!earlier, "{} {} is hidden by an earlier row", row.call, row.errno);
             for cause in row.causes {
-                if let When::Rule(id) = cause.when {
-                    assert!(crate::doctor::rules::named(id).is_some(), "{id}");
+                match cause.when {
+                    When::Rule(id) => assert!(crate::doctor::rules::named(id).is_some(), "{id}"),
+                    _ => assert!(cause.cure.is_some(), "{}", cause.text),
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Commands of remedies, and the only place where they become text.
 
+use std::borrow::Cow;
+
 use fourtuple_record::snapshot::Snapshot;
 
 /// Where the printed commands will be typed.
@@ -68,15 +70,15 @@ pub(crate) enum Scope {
 /// A sysctl with a new value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    pub(crate) name: &'static str,
+    pub(crate) name: Cow<'static, str>,
     pub(crate) value: String,
     /// The value now; `None`: as the snapshot has it.
     pub(crate) old: Option<String>,
 }
 
 impl Setting {
-    pub(crate) fn new(name: &'static str, value: impl Into<String>) -> Setting {
-        Setting { name, value: value.into(), old: None }
+    pub(crate) fn new(name: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Setting {
+        Setting { name: name.into(), value: value.into(), old: None }
     }
 }
 
@@ -119,27 +121,28 @@ impl Place<'_> {
         };
         let set: Vec<&Setting> = steps.iter().filter_map(Step::settings).flatten().collect();
         let old = |setting: &&Setting| {
-            let value = setting.old.as_ref().or_else(|| snapshot.sysctls.get(setting.name))?;
-            Some(Setting { name: setting.name, value: value.clone(), old: None })
+            let value = setting.old.as_ref().or_else(|| snapshot.sysctls.get(&*setting.name))?;
+            Some(Setting::new(setting.name.clone(), value.clone()))
         };
         let before =
             set.iter().rev().map(old).collect::<Option<Vec<_>>>().filter(|before| !before.is_empty());
-        let is_of_host = set.iter().any(|setting| self.is_of_host(setting.name));
+        let is_of_host = set.iter().any(|setting| self.is_of_host(&setting.name));
         let until = if self.prefix.is_empty() || is_of_host {
             "the next boot"
         } else {
             "the end of the network namespace"
         };
-        let keep = set.first().map(|first| Step::Keep {
-            file: format!("90-{}", first.name.rsplit('.').next().unwrap_or(first.name)),
-            content: Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()),
+        let lasting = set.first().filter(|_| self.prefix.is_empty()).map(|first| {
+            let file = format!("90-{}", first.name.rsplit('.').next().unwrap_or_default());
+            // The command has set them.
+            self.write(&file, &Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()))
         });
         Some(Rendered {
             command: all(steps)?,
             needs_root: steps.iter().any(|step| self.needs_root(step)),
             until: (!set.is_empty()).then(|| until.to_owned()),
             undo: before.and_then(|before| all(&[Step::Set(before)])),
-            lasting: keep.and_then(|keep| all(&[keep])),
+            lasting,
         })
     }
 
@@ -170,7 +173,7 @@ impl Place<'_> {
     /// Returns whether a step must run in the examined namespace, and the shell is in another.
     fn acts_inside(&self, step: &Step) -> bool {
         let acts = match step {
-            Step::Set(settings) => settings.iter().all(|setting| !self.is_of_host(setting.name)),
+            Step::Set(settings) => settings.iter().all(|setting| !self.is_of_host(&setting.name)),
             Step::Keep { .. } => false,
             Step::Own(arguments) => !is_one_of(arguments, &ANYWHERE),
             Step::Other { scope, .. } => *scope == Scope::Namespace,
@@ -223,6 +226,12 @@ impl Place<'_> {
     }
 
     fn keep(&self, file: &str, content: &Content) -> String {
+        let sudo = if self.is_root { "" } else { "sudo " };
+        format!("{} && {sudo}sysctl --system", self.write(file, content))
+    }
+
+    /// Returns a command that writes a file of sysctl.d(5).
+    fn write(&self, file: &str, content: &Content) -> String {
         let lines = match content {
             Content::Own(arguments) => format!("{} {arguments}", self.program()),
             Content::Settings(settings) => {
@@ -235,8 +244,8 @@ impl Place<'_> {
         };
         let path = format!("/etc/sysctl.d/{file}.conf");
         match self.is_root {
-            true => format!("{lines} > {path} && sysctl --system"),
-            false => format!("{lines} | sudo tee {path} && sudo sysctl --system"),
+            true => format!("{lines} > {path}"),
+            false => format!("{lines} | sudo tee {path}"),
         }
     }
 
@@ -375,7 +384,7 @@ mod tests {
         assert_eq!(rendered.undo, Some(undo));
         assert_eq!(rendered.until.as_deref(), Some("the next boot"));
         let lasting = format!(
-            "printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > /etc/sysctl.d/90-ip_local_reserved_ports.conf && sysctl --system"
+            "printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > /etc/sysctl.d/90-ip_local_reserved_ports.conf"
         );
         assert_eq!(rendered.lasting, Some(lasting));
     }

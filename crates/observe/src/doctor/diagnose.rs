@@ -187,19 +187,21 @@ fn absorb_failures(findings: &mut Vec<Found>, snapshot: &Snapshot) {
 
 fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Found {
     let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
-    let helps = |remedy: &Remedy| match &remedy.change {
-        None => true,
-        Some(change) => {
-            let mut changed = snapshot.clone();
-            change(&mut changed);
-            let again = (rule.check)(&changed, limit);
-            again.is_ok_and(|drafts| {
-                drafts.iter().all(|draft| draft.subject != subject || draft.severity > severity)
-            })
-        }
+    // What remains with the change of a remedy; an error: the finding remains as severe as it is, or the rule cannot be checked.
+    let remains = |remedy: &Remedy| -> Result<Option<Severity>, ()> {
+        let Some(change) = &remedy.change else { return Ok(None) };
+        let mut changed = snapshot.clone();
+        change(&mut changed);
+        let again = (rule.check)(&changed, limit).map_err(|_| ())?;
+        let rest = again.iter().filter(|draft| draft.subject == subject).map(|draft| draft.severity).min();
+        if rest.is_some_and(|rest| rest <= severity) { Err(()) } else { Ok(rest) }
     };
     let advice = |remedies: Vec<Remedy>| {
-        remedies.into_iter().filter(helps).filter_map(|remedy| rendered(remedy, snapshot, place)).collect()
+        let shown = |remedy: Remedy| {
+            let remains = remains(&remedy).ok()?;
+            Some(Advice { remains, ..rendered(remedy, snapshot, place)? })
+        };
+        remedies.into_iter().filter_map(shown).collect()
     };
     let (now, proper) = (advice(now), advice(proper));
     let verdict = place.sentence(&verdict);
@@ -247,6 +249,7 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
         effect: place.sentence(&effect),
         condition: condition.map(|condition| place.sentence(&condition)),
         proof,
+        remains: None,
         needs_root: rendered.as_ref().is_some_and(|rendered| rendered.needs_root),
         until: rendered.as_ref().and_then(|rendered| rendered.until.clone()),
         undo: undo.or_else(|| rendered.as_ref().and_then(|rendered| rendered.undo.clone())),

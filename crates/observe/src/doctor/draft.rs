@@ -1,5 +1,6 @@
 //! A finding as a rule writes it, before its remedies are checked.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -216,7 +217,11 @@ impl Remedy {
     }
 
     /// Sets a sysctl, both in the snapshot and on the host.
-    pub(crate) fn sysctl(name: &'static str, value: impl Into<String>, effect: impl Into<String>) -> Remedy {
+    pub(crate) fn sysctl(
+        name: impl Into<Cow<'static, str>>,
+        value: impl Into<String>,
+        effect: impl Into<String>,
+    ) -> Remedy {
         Remedy::sysctls(vec![Setting::new(name, value)], effect)
     }
 
@@ -225,6 +230,14 @@ impl Remedy {
         Remedy::steps(vec![Step::Set(settings.clone())], effect).with(move |snapshot| {
             settings.iter().for_each(|Setting { name, value, .. }| set_sysctl(snapshot, name, value));
         })
+    }
+
+    /// Returns whether the command sets a sysctl.
+    pub(crate) fn sets(&self, name: &str) -> bool {
+        let Action::Steps(steps) = &self.action else { return false };
+        steps
+            .iter()
+            .any(|step| matches!(step, Step::Set(settings) if settings.iter().any(|own| own.name == name)))
     }
 
     /// The effect on a snapshot.

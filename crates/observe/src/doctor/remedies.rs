@@ -27,8 +27,9 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
         return end_leak(draft, snapshot, tuple, &growth);
     }
     draft = draft.because_if(running_fix(tuple));
-    draft.now.extend(more_sources(snapshot, tuple));
+    // First what a file of sysctl.d(5) keeps.
     draft.now.extend(reuse(snapshot, tuple));
+    draft.now.extend(more_sources(snapshot, tuple));
     let grows = growth.filter(|_| tuple.growth_per_s > 0.0);
     draft.now.extend(wider_for(snapshot, tuple, grows.as_ref()));
     draft.proper.extend(printed(snapshot, tuple));
@@ -166,6 +167,10 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
     // The first has the most ports in use.
     let tuple = tuples.iter().find(|tuple| tuple.destination == longest.destination);
     let budget = tuple.and_then(|tuple| Some((tuple, Budget::of(snapshot, tuple).ok()?)));
+    if let Some(tuple) = tuple {
+        // What takes its ports is the cause.
+        draft.subject = tuple.into();
+    }
     match budget {
         Some((tuple, _)) if tuple.fix.is_some() => draft.because_if(running_fix(tuple)),
         Some((tuple, budget)) if !budget.draws_pay() => {
@@ -302,7 +307,7 @@ fn known_servers(is_added: impl Fn(u16) -> bool) -> Option<String> {
     let named: Vec<String> = added.map(|(port, name)| format!("{port} ({name})")).collect();
     let (last, others) = named.split_last()?;
     let list = if others.is_empty() { last.clone() } else { format!("{} or {last}", others.join(", ")) };
-    Some(format!("a server that is down now may need {list}: reserve its port as well"))
+    Some(format!("reserve the port of a server that is down now as well: it may need {list}"))
 }
 
 /// Returns whether `addresses` sources with this number of ports each last for the connections that go to the destination of a tuple from
@@ -351,6 +356,13 @@ pub(crate) fn lasting_sysctls() -> Remedy {
         Content::Own("fix --print sysctl"),
         "the widest range with the ports of listeners reserved, also after a restart of the host",
     )
+}
+
+/// Adds the widest range as what lasts, unless a leak would fill it too, or it is what helps at once and has a lasting form.
+pub(crate) fn lasting_range(draft: Draft, snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Draft {
+    let is_leak = Growth::of(snapshot, tuple, budget).is_some_and(|growth| growth.idle_s.is_some());
+    let is_wider = draft.now.iter().any(|remedy| remedy.sets(RANGE));
+    if is_leak || is_wider { draft } else { draft.proper(lasting_sysctls()) }
 }
 
 /// `fourtuple fix --print` for a program that it knows.
@@ -522,7 +534,7 @@ mod tests {
         };
         assert_eq!(command(&remedy), expected);
         let condition = remedy.condition.as_deref().unwrap();
-        for server in ["3306 (mysql), ", " or 27017 (mongodb): "] {
+        for server in ["3306 (mysql), ", " or 27017 (mongodb)"] {
             assert!(condition.contains(server), "{condition}");
         }
         assert!(!condition.contains("8080"), "reserved: {condition}");

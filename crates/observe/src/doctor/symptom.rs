@@ -152,7 +152,7 @@ impl<'a> Account<'a> {
             let Ok(budget) = Budget::of(snapshot, tuple) else { continue };
             let left = f64::from(budget.total.saturating_sub(budget.taken()));
             let seconds = left / tuple.growth_per_s;
-            if tuple.growth_per_s > 1.0 && seconds < SOON_S {
+            if tuple.growth_per_s > 1.0 && seconds < SOON_S && !budget.is_bounded() {
                 let ports = tuple.growth_per_s * snapshot.interval_ns as f64 / 1e9;
                 let growth = Symptom::Growth { tuple: tuple.into(), seconds: seconds as u64 };
                 self.add(growth, ports as u64);

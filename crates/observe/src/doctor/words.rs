@@ -25,6 +25,22 @@ pub(crate) fn segments(number: u64) -> String {
     if number == 1 { "1 SYN or ACK".to_owned() } else { count(number) + " SYNs and ACKs" }
 }
 
+/// Returns a text with a value in place of a word, which is not a part of another one: `PORT` of `port PORT`, not of `SO_REUSEPORT`.
+pub(crate) fn filled(text: &str, word: &str, value: &str) -> String {
+    let is_part =
+        |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+    let (mut filled, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let is_word =
+            !is_part(filled.chars().chain(before.chars()).next_back()) && !is_part(after.chars().next());
+        filled.push_str(before);
+        filled.push_str(if is_word { value } else { word });
+        rest = after;
+    }
+    filled + rest
+}
+
 /// Returns `nginx[812]`.
 pub(crate) fn process(owner: &Owner) -> String {
     owner.to_string()
@@ -57,6 +73,12 @@ pub(crate) fn rate(per_s: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_words_are_filled() {
+        let text = "PORT of SO_REUSEPORT and NO_PORT, PORTS, :PORT";
+        assert_eq!(filled(text, "PORT", "80"), "80 of SO_REUSEPORT and NO_PORT, PORTS, :80");
+    }
 
     #[test]
     fn figures_are_short() {

@@ -76,7 +76,7 @@ fn a01_a_full_unix_queue_is_named() {
         client.run("connect(2)");
         let found = only(&findings("A01"), Severity::Critical, "is full: 9 connections wait for ");
         says(&found, &[&format!("[{}]", server.pid())]);
-        assert!(found.proper.iter().any(|advice| advice.action.contains("`listen(N)`")));
+        assert!(found.proper.iter().any(|advice| advice.action.contains("`listen(511)`")));
         only(&findings("A04"), Severity::Notice, "the backlog of @a01 (python");
         // A queue that was not full at the first reading may be a burst.
         let mut burst = snapshot(|| ());
@@ -412,8 +412,10 @@ fn a07_old_connections_in_a_unix_queue_are_named() {
         let (found, server, client) = reading(&mut |_, client| drop(client.run("connect(2)")));
         let found = only(&found, Severity::Warning, "5 connections at @a07 have waited at least ");
         says(&found, &[&format!("for accept() of python3[{server}]$")]);
-        assert_eq!(found.evidence[0], "5 connections in the queue at the first reading, 7 at the second");
-        assert_eq!(found.evidence[1], format!("the connections are of python3[{client}]"));
+        let worker = &found.evidence[0];
+        assert!(worker.starts_with("1 worker used ") && worker.contains(" of "), "{worker}");
+        assert_eq!(found.evidence[1], "5 connections in the queue at the first reading, 7 at the second");
+        assert_eq!(found.evidence[2], format!("the connections are of python3[{client}]"));
         // Clients that have closed are older than one that is known.
         let (found, ..) = reading(&mut |_, client| drop(client.run("for c in held[:3]: c.close()")));
         let found = only(&found, Severity::Warning, "7 connections at @a07 have waited");
@@ -715,6 +717,8 @@ fn b04_an_old_generation_with_a_queue_is_named() {
         let found = only(&findings("B04"), Severity::Warning, &words);
         says(&found, &[&format!("[{}], which is older than", old.pid())]);
         assert!(findings("B03").is_empty(), "one finding for one fault");
+        let then = found.now[0].condition.as_deref().unwrap();
+        assert!(then.contains(&format!(" by `kill -TERM {}`, which closes", old.pid())), "{then}");
         apply_first(&found);
         assert!(findings("B04").is_empty());
         old.run("s.close()");

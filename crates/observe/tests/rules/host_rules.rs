@@ -190,14 +190,16 @@ fn n02_collisions_are_told_from_a_full_table() {
         let found = only(&findings_in(&snapshot, "N02"), Severity::Warning, "dropped 3 packets in ");
         assert!(found.evidence[0].starts_with("4 more collisions were resolved"), "{:?}", found.evidence);
         // SNAT to the ports 30000 to 30099.
-        let entry = |port: u32| {
+        let entry = |state: &str, port: u32| {
             format!(
-                "ipv4 2 tcp 6 117 ESTABLISHED src=172.30.0.2 dst=10.0.0.2 sport={} dport=4000 src=10.0.0.2 dst=10.0.0.1 sport=4000 dport={port} use=2\n",
+                "ipv4 2 tcp 6 117 {state} src=172.30.0.2 dst=10.0.0.2 sport={} dport=4000 src=10.0.0.2 dst=10.0.0.1 sport=4000 dport={port} use=2\n",
                 port + 9
             )
         };
-        let table = |ports: std::ops::Range<u32>| ports.map(entry).collect::<String>();
-        root.write("thread-self/net/nf_conntrack", &table(30_000..30_100));
+        let table = |ports: std::ops::Range<u32>, state: &str| {
+            ports.map(|port| entry(state, port)).collect::<String>()
+        };
+        root.write("thread-self/net/nf_conntrack", &table(30_000..30_100, "ESTABLISHED"));
         root.write(STATISTICS, &format!("{TRACKING}64 5 0 0 e e 0\n"));
         let mut snapshot = reader.read();
         let verdict = "SNAT has no port left: 10.0.0.1 → 10.0.0.2:4000 uses 100 of the 100 tcp ports 30000-30099; nf_conntrack dropped 4 packets in ";
@@ -206,6 +208,22 @@ fn n02_collisions_are_told_from_a_full_table() {
         assert!(all.clone().any(|advice| advice.action.contains("snat to 10.0.0.1-")), "{found:#?}");
         assert!(all.clone().all(|advice| !advice.action.contains("resolv.conf")), "{found:#?}");
         shows(&found, &["seem to be forwarded$"]);
+        // A shorter TIME_WAIT gives back ports of closed connections only.
+        const TIMEOUT: &str = "net.netfilter.nf_conntrack_tcp_timeout_time_wait";
+        let proposed = |snapshot: &Snapshot| {
+            let found = only(&findings_in(snapshot, "N02"), Severity::Warning, verdict);
+            let shorter = found.now.into_iter().find(|advice| advice.action.contains(TIMEOUT));
+            (found.evidence[0].clone(), shorter.map(|advice| advice.effect))
+        };
+        assert_eq!(proposed(&snapshot), ("no port is of a closed connection".to_owned(), None));
+        let mut closed = snapshot.clone();
+        closed.sysctls.insert(TIMEOUT.to_owned(), "120".to_owned());
+        known(&mut closed.conntrack).translated.as_mut().unwrap()[0].closed = 37;
+        let fact = "37 ports are of closed connections (TIME_WAIT of nf_conntrack)".to_owned();
+        let effect = "closed connections give 37 ports back after 30 s instead of 120 s; no effect on open connections";
+        assert_eq!(proposed(&closed), (fact, Some(effect.to_owned())));
+        closed.sysctls.insert(TIMEOUT.to_owned(), "20".to_owned());
+        assert_eq!(proposed(&closed).1, None, "it is shorter already");
         // A process of this namespace.
         let connects = traced_connects(owner(812, "squid", 9), "10.0.0.2:4000".parse().unwrap());
         snapshot.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
@@ -220,6 +238,18 @@ fn n02_collisions_are_told_from_a_full_table() {
         snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
         let found = only(&findings_in(&snapshot, "N02"), Severity::Warning, "dropped 4 packets in ");
         shows(&found, &["^4 send() of dig[813] to 10.0.0.53:53 failed with EPERM$"]);
+    });
+}
+
+#[test]
+fn sysctls_that_disable_ipv6_are_read() {
+    in_namespace(|| {
+        let values = [("all", "0"), ("default", "1"), ("lo", "0"), ("eth0.7", "1")];
+        let files = values.map(|(device, value)| (format!("sys/net/ipv6/conf/{device}/disable_ipv6"), value));
+        let files = files.each_ref().map(|(path, value)| (path.as_str(), *value));
+        let sysctls = Root::new(&files).reader().read().sysctls;
+        let names: Vec<&String> = sysctls.keys().filter(|name| name.contains("ipv6")).collect();
+        assert_eq!(names, ["net.ipv6.conf.default.disable_ipv6", "net.ipv6.conf.eth0/7.disable_ipv6"]);
     });
 }
 
@@ -324,6 +354,10 @@ fn f02_memory_under_pressure_is_named() {
         let warning = only(&found(), Severity::Warning, pressure);
         computed(&warning, "sysctl -w net.ipv4.tcp_mem=\"1600 2000 4000\"");
         root.write("thread-self/net/sockstat", &sockstat(1900));
-        only(&found(), Severity::Critical, "95% of the limit");
+        assert_eq!(only(&found(), Severity::Critical, "95% of the limit").now[0].remains, None);
+        // Twice the memory leaves it under pressure.
+        root.write("thread-self/net/sockstat", &sockstat(2100));
+        let critical = only(&found(), Severity::Critical, "105% of the limit");
+        assert_eq!(critical.now[0].remains, Some(Severity::Warning));
     });
 }

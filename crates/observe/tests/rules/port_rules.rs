@@ -41,6 +41,7 @@ fn p01_a_full_range_is_named() {
         assert_eq!(finding.severity, Severity::Critical);
         let tuple = "10.0.0.1 → 10.0.0.1:4000 uses 20 of 20 ports";
         says(&finding, &[tuple, &this_process(), "20 of the connections"]);
+        assert_eq!(finding.evidence[0], "the range is narrow: 20 ports, by default 28,232");
         let fix = advice(&finding, "fourtuple fix ports");
         let pid = std::process::id();
         let command = format!("fourtuple fix ports --pid {pid} --source 10.0.0.0/24 --to 10.0.0.1:4000");
@@ -69,6 +70,13 @@ fn p01_a_leak_of_idle_connections_is_called_a_leak() {
         assert!(finding.now[0].action.starts_with("ss -tnpoi state established dst 10.0.0.1:4000 | grep"));
         assert_eq!(finding.now[1].effect, "frees the ports for 100 s");
         assert!(finding.now.iter().all(|advice| !advice.action.contains("fix ports")), "{finding:#?}");
+        // Without the listeners nothing wider can be set at once.
+        let blind = Snapshot { listeners: Part::Hidden("EPERM".to_owned()), ..snapshot.clone() };
+        let leaks = [&snapshot, &blind].map(|snapshot| ["P01", "P03"].map(|id| the_finding(snapshot, id)));
+        for leak in leaks.into_iter().flatten() {
+            let lasting = leak.proper.iter().any(|advice| advice.action.contains("sysctl"));
+            assert!(!lasting, "a wider range does not end a leak: {leak:#?}");
+        }
         // 20 in 100 s: 0.2/s.
         own_limit(&mut snapshot, Some(100));
         let wider = advice(&the_finding(&snapshot, "P01"), RANGE).effect.clone();
@@ -230,6 +238,12 @@ fn no_draws_for_a_full_tuple(long: &Snapshot) {
             .count()
     };
     assert_eq!(["P02", "P09", "L03"].map(|id| draws(&snapshot, id)), [1, 1, 1]);
+    let found = diagnose(&snapshot, &Limits::default()).findings;
+    let cause = found.iter().position(|finding| finding.id == "P02").map(|place| place as u32);
+    for id in ["P09", "L03"] {
+        let effect = found.iter().find(|finding| finding.id == id).unwrap();
+        assert_eq!(effect.same_cause_as, cause, "{id}: {found:#?}");
+    }
     for time_wait in [0, 1_200] {
         let mut full = snapshot.clone();
         let tuple = &mut known(&mut full.connections).tuples[0];

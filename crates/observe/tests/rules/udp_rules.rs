@@ -171,7 +171,11 @@ fn u03_a_foreign_listener_is_named() {
         // A copy that another parent started. The older one may have been left behind.
         let one = format!("[{}] has 1 of the 2 sockets", server.pid());
         let found = only(&findings("U03"), Severity::Warning, &one);
-        assert!(found.evidence[0].starts_with("both are called python3"), "{:?}", found.evidence);
+        let line = format!("the command line of python3[{}]: ", server.pid());
+        let program = found.evidence[0].strip_prefix(&line).unwrap_or_else(|| panic!("{found:#?}"));
+        assert!(program.contains("python3 -c import errno, json"), "{program}");
+        assert!(found.evidence[1].starts_with("both are called python3"), "{:?}", found.evidence);
+        assert!(found.now[0].action.starts_with("kill "), "{found:#?}");
         same.run("open('/proc/self/comm', 'w').write('intruder')");
         only(&findings("U03"), Severity::Warning, "intruder[");
     });

@@ -46,30 +46,49 @@ pub(super) fn document(record: &DoctorRecord) -> Document {
     document.page(|page| view(page, &results.snapshot));
     document.on(Medium::Full, |document| document.list("Not checked", Tone::Dim, reasons(unchecked)));
     document.on(Medium::Brief, |screen| {
-        let ids = joined(unchecked.iter().map(|rule| rule.id.clone()));
-        let rules = (!unchecked.is_empty()).then(|| format!("not checked: {ids}"));
         let first = results.findings.first();
-        let rest = match (first, &rules) {
-            (None, None) => None,
-            (None, Some(_)) => Some("why: --all".to_owned()),
-            (Some(_), _) => Some("all facts and remedies: --all".to_owned()),
-        };
-        let rule = first.map(|first| format!("the rule: `fourtuple explain {}`", first.id));
-        let facts: Vec<String> = [rules, rest, rule].into_iter().flatten().collect();
-        if !facts.is_empty() {
+        if first.is_some() || !unchecked.is_empty() {
             screen.push(Block::Gap);
-            screen.facts(facts);
+        }
+        not_checked(unchecked).into_iter().for_each(|reason| screen.note(Tone::Dim, reason));
+        if let Some(first) = first {
+            let rule = format!("the rule: `fourtuple explain {}`", first.id);
+            screen.facts(vec!["all facts and remedies: --all".to_owned(), rule]);
         }
     });
     document
 }
 
-/// Adds the first screen: the fault with its first fact and remedies, and a line for each other fault. `--all` shows the rest.
+/// Maximum number of reasons on the first screen.
+const MAX_REASONS: usize = 2;
+
+/// Returns the rules that were not checked with the main reasons, a line each; `--all` has the titles and every clause.
+fn not_checked(unchecked: &[Unchecked]) -> Vec<String> {
+    let sharers = |clause: &&str| {
+        unchecked.iter().filter(|other| other.reason.split("; ").any(|own| own == *clause)).count()
+    };
+    // The clause that most rules share; of several the first.
+    let main = |rule: &Unchecked| rule.reason.rsplit("; ").max_by_key(sharers).unwrap_or_default().to_owned();
+    let groups = grouped(unchecked, main);
+    let line = |rules: &Vec<&Unchecked>| {
+        let ids = joined(rules.iter().map(|rule| rule.id.clone()));
+        format!("not checked: {ids}: {}", main(rules[0]))
+    };
+    let mut lines: Vec<String> = groups.iter().take(MAX_REASONS).map(line).collect();
+    if groups.len() > MAX_REASONS {
+        let more = groups[MAX_REASONS..].iter().flatten().map(|rule| rule.id.clone());
+        lines.push(format!("not checked either: {} (--all)", joined(more)));
+    }
+    lines
+}
+
+/// Adds the first screen: the fault with its first facts and remedies, and a line for each other fault. `--all` shows the rest.
 fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     screen.push(headline(first));
-    first.evidence.iter().take(1).for_each(|fact| screen.note(Tone::Dim, fact));
-    // Commands that only look come before the one that changes something, which has a command to undo it.
-    let looks = first.now.iter().take_while(|advice| advice.undo.is_none()).count();
+    first.evidence.iter().take(MAX_FACTS).for_each(|fact| screen.note(Tone::Dim, fact));
+    // Commands that only look come before the one that changes something.
+    let looks = |advice: &&Advice| advice.undo.is_none() && advice.proof == Proof::None;
+    let looks = first.now.iter().take_while(looks).count();
     let now = (looks + 1).min(MAX_REMEDIES).min(first.now.len());
     let proper = (MAX_REMEDIES - now).max(1).min(first.proper.len());
     remedies(screen, "do now", &first.now[..now], brief);
@@ -96,21 +115,31 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     }
 }
 
+/// Maximum number of facts on the first screen.
+const MAX_FACTS: usize = 2;
 /// Maximum number of remedies on the first screen.
 const MAX_REMEDIES: usize = 2;
-/// Maximum length of a condition on the first screen.
-const MAX_CONDITION: usize = 80;
+/// Maximum length of a condition on the first screen; of a longer one the details after a colon are left out.
+const MAX_CONDITION: usize = 120;
 
-/// Returns a remedy without its lasting form, and with the beginning of its condition.
+/// Returns a remedy with a line for the command that undoes it and one for its lasting form, and with the main clause of its condition.
 fn brief(advice: &Advice) -> Vec<Block> {
-    let cut = |condition: &String| match condition.char_indices().nth(MAX_CONDITION) {
-        Some((end, _)) => {
-            let whole = condition[..end].rfind(", ").unwrap_or(end);
-            format!("{}, ... (--all)", &condition[..whole])
-        }
-        None => condition.clone(),
+    let main = |condition: &String| match condition.split_once(": ") {
+        Some((main, _)) if condition.chars().count() > MAX_CONDITION => main.to_owned(),
+        _ => condition.clone(),
     };
-    remedy(&Advice { lasting: None, condition: advice.condition.as_ref().map(cut), ..advice.clone() })
+    let alone = Advice {
+        undo: None,
+        lasting: None,
+        condition: advice.condition.as_ref().map(main),
+        ..advice.clone()
+    };
+    let also = |name: &str, command: &Option<String>| {
+        let command = command.as_ref()?;
+        Some(Block::Command { command: format!("{name}: {command}"), effect: String::new() })
+    };
+    let lines = [also("keep", &advice.lasting), also("undo", &advice.undo)];
+    remedy(&alone).into_iter().chain(lines.into_iter().flatten()).collect()
 }
 
 /// Returns the rules with their reasons, each text once: rules with the same reason are one item, and a clause of several reasons has an
@@ -158,9 +187,15 @@ fn nothing(results: &DoctorResults) -> String {
     if let Some(sockets) = sockets(&results.snapshot) {
         text += &format!(" over {}", plural(sockets, "socket"));
     }
-    if let Some((in_use, usable)) = busiest(&results.snapshot) {
-        let share = f64::from(in_use) * 100.0 / f64::from(usable);
+    if let Some((tuple, usable)) = busiest(&results.snapshot) {
+        let share = f64::from(tuple.in_use) * 100.0 / f64::from(usable);
         text += &format!("; the busiest destination uses {share:.0}% of {} ports", count(usable.into()));
+        let again = taken_again(&results.snapshot, tuple);
+        if again * 2 > tuple.in_use.into() {
+            let again = f64::from(again as u32) * 100.0 / f64::from(usable);
+            text +=
+                &format!(", {again:.0}% in TIME_WAIT, which connect() takes again (net.ipv4.tcp_tw_reuse)");
+        }
     }
     if !results.unchecked.is_empty() {
         text += &format!("; {} could not be checked", plural(results.unchecked.len() as u64, "rule"));
@@ -175,10 +210,24 @@ fn sockets(snapshot: &Snapshot) -> Option<u64> {
     Some(connections + listeners + snapshot.udp.seen().map_or(0, |udp| udp.total))
 }
 
-/// Returns the ports in use of the tuple that uses the most, and the ports that it has.
-fn busiest(snapshot: &Snapshot) -> Option<(u32, u32)> {
-    let in_use = snapshot.connections.seen().ok()?.tuples.iter().map(|tuple| tuple.in_use).max()?;
-    Some((in_use, usable(snapshot)?)).filter(|(_, usable)| *usable > 0)
+/// Returns the tuple that uses the most ports, and the ports that it has.
+fn busiest(snapshot: &Snapshot) -> Option<(&Tuple, u32)> {
+    let tuple = snapshot.connections.seen().ok()?.tuples.iter().max_by_key(|tuple| tuple.in_use)?;
+    Some((tuple, usable(snapshot)?)).filter(|(_, usable)| *usable > 0)
+}
+
+/// Returns the ports of a tuple in TIME_WAIT that connect() may take again before TIME_WAIT ends (`tcp_twsk_unique`).
+fn taken_again(snapshot: &Snapshot, tuple: &Tuple) -> u64 {
+    let is_loopback = tuple.source.is_loopback() || tuple.destination.ip().is_loopback();
+    let is_allowed = match snapshot.number("net.ipv4.tcp_tw_reuse") {
+        Ok(1) => true,
+        Ok(2) => is_loopback,
+        _ => false,
+    };
+    let has_timestamps = snapshot.number("net.ipv4.tcp_timestamps").is_ok_and(|value| value != 0);
+    let plain = tuple.time_wait_plain.unwrap_or(0);
+    let waiting = tuple.states.get("time-wait").copied().unwrap_or(0);
+    if is_allowed && has_timestamps { waiting.saturating_sub(plain.into()) } else { 0 }
 }
 
 /// Returns the ports that a tuple has.
@@ -205,12 +254,20 @@ fn show(document: &mut Document, finding: &Finding) {
 }
 
 fn headline(finding: &Finding) -> Block {
-    let (tone, severity) = match finding.severity {
-        Severity::Critical => (Tone::Bad, "critical"),
-        Severity::Warning => (Tone::Strong, "warning"),
-        Severity::Notice => (Tone::Plain, "notice"),
+    let tone = match finding.severity {
+        Severity::Critical => Tone::Bad,
+        Severity::Warning => Tone::Strong,
+        Severity::Notice => Tone::Plain,
     };
-    Block::Finding(tone, format!("{severity} {} {}", finding.id, finding.verdict))
+    Block::Finding(tone, format!("{} {} {}", name(finding.severity), finding.id, finding.verdict))
+}
+
+fn name(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Critical => "critical",
+        Severity::Warning => "warning",
+        Severity::Notice => "notice",
+    }
 }
 
 fn remedies(document: &mut Document, heading: &str, advice: &[Advice], show: fn(&Advice) -> Vec<Block>) {
@@ -221,7 +278,8 @@ fn remedies(document: &mut Document, heading: &str, advice: &[Advice], show: fn(
 }
 
 fn remedy(advice: &Advice) -> Vec<Block> {
-    let Advice { action, is_command, effect, condition, proof, until, undo, lasting, needs_root: _ } = advice;
+    let Advice { action, is_command, effect, condition, proof, until, undo, lasting, remains, needs_root: _ } =
+        advice;
     let mut effect = effect.clone();
     if let Some(condition) = condition {
         effect += &format!("; {condition}");
@@ -229,9 +287,10 @@ fn remedy(advice: &Advice) -> Vec<Block> {
     let mut facts: Vec<String> = until.iter().map(|until| format!("until {until}")).collect();
     match proof {
         Proof::None => {}
-        Proof::Calculation => {
-            facts.push("by calculation: the finding is then gone or less severe".to_owned())
-        }
+        Proof::Calculation => facts.push(match remains {
+            None => "by calculation: the finding is then gone".to_owned(),
+            Some(rest) => format!("by calculation: the finding is then less severe, a {}", name(*rest)),
+        }),
         Proof::Test => facts.push("tested on this kernel".to_owned()),
     }
     if !facts.is_empty() {
@@ -289,13 +348,26 @@ fn queues(listeners: &[Listener]) -> Table {
 mod tests {
     use super::*;
 
+    fn rule(id: &str, reason: &str) -> Unchecked {
+        Unchecked { id: id.to_owned(), title: format!("title of {id}"), reason: reason.to_owned() }
+    }
+
+    #[test]
+    fn the_first_screen_has_the_main_reasons() {
+        let traces = [
+            rule("A07", "cannot trace accept(): EPERM; no CAP_BPF; trace accept"),
+            rule("F02", "it belongs to the host; this namespace hides it"),
+            rule("P07", "cannot count: EPERM; no CAP_BPF"),
+        ];
+        let lines = ["not checked: A07, P07: no CAP_BPF", "not checked: F02: it belongs to the host"];
+        assert_eq!(not_checked(&traces), lines);
+        let more = [&traces[..], &[rule("U01", "ENOENT"), rule("U02", "EACCES")]].concat();
+        assert_eq!(not_checked(&more)[2..], ["not checked either: U01, U02 (--all)"]);
+        assert_eq!(not_checked(&[]), Vec::<String>::new());
+    }
+
     #[test]
     fn a_reason_of_several_rules_is_one_line() {
-        let rule = |id: &str, reason: &str| Unchecked {
-            id: id.to_owned(),
-            title: format!("title of {id}"),
-            reason: reason.to_owned(),
-        };
         let pairs = |rules: &[Unchecked]| {
             reasons(rules).into_iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>()
         };

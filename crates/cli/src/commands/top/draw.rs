@@ -335,6 +335,7 @@ mod tests {
                 effect: "a port at once".to_owned(),
                 condition: None,
                 proof: Proof::None,
+                remains: None,
                 needs_root: true,
                 until: None,
                 undo: None,

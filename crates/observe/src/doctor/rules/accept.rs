@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 use crate::doctor::accepting::{
     self, Settings, acceptors, drops, during, empty_faster, empty_unix, explains_listener, explains_unix,
     flooded, handshakes_allowed, holders, is_full, kept_waiting, other_drops, refused, time, unix_acceptors,
-    up_to,
+    up_to, with_number,
 };
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::rule::{Checked, Rule, Threshold, joined};
@@ -392,8 +392,10 @@ fn draft_a04(
     let wider = (somaxconn * 8).max(4096);
     let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
     // Programs in Go have no setting: the library reads net.core.somaxconn.
-    let backlog = settings
-        .map_or("the argument of listen() (Go takes net.core.somaxconn)", |settings| settings.backlog);
+    let backlog = settings.map_or_else(
+        || "the argument of listen() (Go takes net.core.somaxconn)".to_owned(),
+        |settings| with_number(settings.backlog, wider),
+    );
     Draft::new(Severity::Notice, subject, verdict)
         .now(Remedy::sysctl(
             "net.core.somaxconn",
@@ -401,7 +403,7 @@ fn draft_a04(
             format!("a queue of up to {}, after a restart of {server}", counted(wider, "connection")),
         ))
         .proper(Remedy::advice(
-            format!("net.core.somaxconn = {wider} in a file of /etc/sysctl.d, and for {server} {backlog}"),
+            format!("for {server} {backlog}, and the sysctl in a file of /etc/sysctl.d"),
             "the limit is there before the server starts",
         ))
 }

@@ -1,7 +1,7 @@
 //! How connections are shared among workers, and lost at a reload.
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot};
 
 use crate::doctor::accepting::{
     acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
@@ -277,6 +277,11 @@ fn b04(snapshot: &Snapshot, _limit: f64) -> Checked {
 
 fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
     let successor = group.iter().find(|other| other.cookie != member.cookie);
+    let reload = Remedy::sysctl(
+        "net.ipv4.tcp_migrate_req",
+        "1",
+        "a closed listener passes its queue on to the others",
+    );
     let verdict = format!(
         "{} at {} {} for {}, which is older than {} and does not accept: they are reset when it closes its listener",
         counted(member.waiting.into(), "connection"),
@@ -288,9 +293,33 @@ fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
     Draft::new(Severity::Warning, member, verdict)
         .explains(What::Queue(member.cookie))
         .because(format!("its queue held {} at the first reading", count(member.waiting_before.into())))
-        .now(Remedy::sysctl("net.ipv4.tcp_migrate_req", "1", "a closed listener passes its queue on to the others"))
+        .now(reload.provided(Some(end_old(snapshot, member, group))))
         .proper(Remedy::advice(
-            "net.ipv4.tcp_migrate_req = 1 in a file of /etc/sysctl.d, or a server that hands its listeners to the new process",
-            "reloads lose no connection",
+            "a server that hands its listeners to the new process (HAProxy: expose-fd listeners; systemd: socket activation)",
+            "reloads lose no connection, also without the sysctl",
         ))
+}
+
+/// Returns how to end the processes that hold a listener and no other of its group, after which the kernel closes it.
+fn end_old(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> String {
+    let others =
+        || group.iter().filter(|other| other.cookie != member.cookie).flat_map(|other| &other.owners);
+    let old: Vec<&Owner> =
+        member.owners.iter().filter(|owner| others().all(|other| other.pid != owner.pid)).collect();
+    let Some(first) = old.first() else {
+        return "then let the server close the listener of its old generation".to_owned();
+    };
+    let pids = old.iter().map(|owner| owner.pid.to_string()).collect::<Vec<_>>().join(" ");
+    // The signals by which these servers serve open connections to the end.
+    let signal = match first.name.as_str() {
+        name if name.starts_with("nginx") || name.starts_with("php-fpm") => "QUIT",
+        name if name.starts_with("haproxy") => "USR1",
+        _ => "TERM",
+    };
+    let again = if stopped(snapshot, &member.owners).is_some() {
+        format!(" && kill -CONT {pids}")
+    } else {
+        String::new()
+    };
+    format!("then end the old generation by `kill -{signal} {pids}{again}`, which closes its listener")
 }

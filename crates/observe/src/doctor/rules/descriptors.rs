@@ -196,7 +196,7 @@ fn f02(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     let drafts: Vec<Draft> = drafts.into_iter().map(explains_memory).collect();
     if drafts.is_empty() && (high == 0 || orphans.is_err()) {
-        return Err("net.ipv4.tcp_mem and net.ipv4.tcp_max_orphans belong to the host; this network namespace does not show them".to_owned());
+        return Err("net.ipv4.tcp_mem and tcp_max_orphans belong to the host; this network namespace does not show them".to_owned());
     }
     Ok(drafts)
 }

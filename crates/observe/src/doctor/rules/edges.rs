@@ -501,6 +501,12 @@ fn growth_and_shares_at_their_limits() {
     // Half of the sockets are not most of them: the others stay.
     let half = Tuple { growth_per_s: 1.0, ..tuple(250, 250) };
     expect("P10", 600.0, &connected(&[], vec![half]), &["uses 500 of 1,000 ports", "about 8 min"]);
+    // 60 s of these closes need 600 or 1,200 ports: growth that ends below the ports is no symptom.
+    for (closes_per_s, wanted) in [(10.0, &[][..]), (20.0, &["took 10 further ports"])] {
+        let mut closing = connected(&[], vec![Tuple { growth_per_s: 20.0, closes_per_s, ..tuple(0, 600) }]);
+        closing.failures = Part::Seen(Failures::default());
+        expect("X01", 0.0, &closing, wanted);
+    }
     let shared = |sockets: &[u32], established| {
         let owners = (1..).zip(sockets).map(|(pid, sockets)| owner(pid, *sockets)).collect();
         connected(&[], vec![Tuple { owners, ..tuple(established, 100) }])

@@ -150,7 +150,7 @@ fn n02(snapshot: &Snapshot, limit: f64) -> Checked {
                 full.destination
             ));
         }
-        return Ok(vec![exhausted(draft, full)]);
+        return Ok(vec![exhausted(draft, snapshot, full)]);
     }
     // A datagram that is dropped before it leaves the host gives EPERM to its sender.
     let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
@@ -191,21 +191,29 @@ fn exhaustion(full: &Translated, failed: u64, interval_ns: u64) -> String {
     )
 }
 
-fn exhausted(draft: Draft, full: &Translated) -> Draft {
-    let Translated { source, destination, protocol, .. } = full;
+fn exhausted(mut draft: Draft, snapshot: &Snapshot, full: &Translated) -> Draft {
+    let Translated { source, destination, protocol, closed, .. } = full;
+    let (list_effect, of_closed) = match closed {
+        0 => ("lists the connections with their states", "no port is of a closed connection".to_owned()),
+        _ => (
+            "lists the connections with their states: those in TIME_WAIT are closed",
+            format!(
+                "{} of closed connections (TIME_WAIT of nf_conntrack)",
+                doing((*closed).into(), "port", "are")
+            ),
+        ),
+    };
+    draft.evidence.insert(0, of_closed);
     let list = format!(
         "conntrack -L -p {protocol} --reply-dst {source} --dst {} --dport {}",
         destination.ip(),
         destination.port()
     );
-    draft
+    draft = draft
         .because("the connections behind SNAT share one port for each connection to a destination; a SYN without a port is dropped silently")
-        .now(Remedy::privileged(Scope::Namespace, list, "lists the connections with their states: TIME_WAIT entries stay for 120 s"))
-        .now(Remedy::sysctl(
-            "net.netfilter.nf_conntrack_tcp_timeout_time_wait",
-            "30",
-            "entries of closed connections give their ports back after 30 s instead of 120 s; no effect on open connections",
-        ).unproven())
+        .now(Remedy::privileged(Scope::Namespace, list, list_effect));
+    draft.now.extend(shorter_time_wait(snapshot, *closed));
+    draft
         .proper(Remedy::advice(
             "a wider port range in the rule (`masquerade to :1024-65535`), and connections that are used again behind SNAT",
             "more connections to one destination at a time",
@@ -214,6 +222,21 @@ fn exhausted(draft: Draft, full: &Translated) -> Draft {
             format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
             "each address has all ports of the rule to each destination",
         ))
+}
+
+/// The time for which connection tracking keeps a closed connection, where that has taken ports.
+fn shorter_time_wait(snapshot: &Snapshot, closed: u32) -> Option<Remedy> {
+    const NAME: &str = "net.netfilter.nf_conntrack_tcp_timeout_time_wait";
+    const SHORT_S: u64 = 30;
+    // The default of the kernel, where the sysctl is not visible.
+    let now_s = snapshot.number(NAME).unwrap_or(120);
+    (closed > 0 && now_s > SHORT_S).then(|| {
+        let effect = format!(
+            "closed connections give {} back after {SHORT_S} s instead of {now_s} s; no effect on open connections",
+            counted(closed.into(), "port")
+        );
+        Remedy::sysctl(NAME, SHORT_S.to_string(), effect).unproven()
+    })
 }
 
 pub(super) const U01: Rule = Rule {
@@ -524,13 +547,17 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     {
         draft = draft.because(format!("user IDs {user} and {foreign}"));
     }
+    let command_line = process_of(snapshot, other.pid).and_then(|process| process.command_line.as_ref());
+    match command_line {
+        Some(line) => draft.evidence.insert(0, format!("the command line of {}: {line}", process(other))),
+        None => draft.now.push(Remedy::other(
+            Scope::Process,
+            format!("cat /proc/{}/cmdline | tr '\\0' ' '", other.pid),
+            "shows what the foreign process is",
+        )),
+    }
     Some(
         draft
-            .now(Remedy::other(
-                Scope::Process,
-                format!("cat /proc/{}/cmdline | tr '\\0' ' '", other.pid),
-                "shows what the foreign process is",
-            ))
             .now(Remedy::privileged(
                 Scope::Process,
                 format!("kill {}", other.pid),

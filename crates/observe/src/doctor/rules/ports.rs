@@ -13,8 +13,8 @@ use crate::doctor::budget::{Budget, is_relieved, state};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{
-    NODE_PORTS, blocks, drawn_ports, lasting_sysctls, listening_ports, more_ports, more_sources, most_ports,
-    node_port_server, printed, running_fix, wider_range,
+    NODE_PORTS, blocks, drawn_ports, lasting_range, lasting_sysctls, listening_ports, more_ports,
+    more_sources, most_ports, node_port_server, printed, running_fix, wider_range,
 };
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, percent, process, tuple};
@@ -91,6 +91,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         )
     });
     let mut draft = Draft::new(severity, subject, verdict)
+        .because_if(snapshot.ports.seen().ok().and_then(narrow))
         .because(format!("sockets: {}", states(subject)))
         .because_if(left_behind(snapshot, subject))
         .because_if(held)
@@ -111,7 +112,8 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         .explains(failed(errno::EADDRNOTAVAIL))
         .explains(failed(errno::EADDRINUSE))
         .explains(What::Growth(subject.into()));
-    let draft = more_ports(draft, snapshot, subject).proper(lasting_sysctls());
+    let draft = more_ports(draft, snapshot, subject);
+    let draft = lasting_range(draft, snapshot, subject, budget);
     if subject.owners.is_empty() {
         return draft.now(Remedy::own(
             "trace connect --for 10s",
@@ -119,6 +121,15 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         ));
     }
     draft
+}
+
+/// Says that a range is narrow: less than half of the ports that the kernel's default has.
+fn narrow(ports: &EphemeralPorts) -> Option<String> {
+    let range = ports.range();
+    (range < DEFAULT_PORTS / 2).then(|| {
+        let (range, default) = (counted(range.into(), "port"), count(DEFAULT_PORTS.into()));
+        format!("the range is narrow: {range}, by default {default}")
+    })
 }
 
 /// Returns `28,000 time-wait, 231 established`.
@@ -258,6 +269,8 @@ const P03_MATTERS: f64 = 50.0;
 const STARTED: f64 = 25.0;
 /// The default of the kernel.
 const DEFAULT: &str = "32768 60999";
+/// The ports of [`DEFAULT`].
+const DEFAULT_PORTS: u32 = 28_232;
 
 fn p03(snapshot: &Snapshot, limit: f64) -> Checked {
     let ports = snapshot.ports.seen()?;
@@ -307,10 +320,10 @@ fn draft_p03(
     let is_short = demand > f64::from(budget.total);
     let severity = if is_short || budget.is_full() { Severity::Warning } else { Severity::Notice };
     let mut draft = Draft::new(severity, "net.ipv4.ip_local_port_range", verdict)
-        .because(format!("the kernel's default is {DEFAULT}: 28,232 ports"));
+        .because(format!("the kernel's default is {DEFAULT}: {}", counted(DEFAULT_PORTS.into(), "port")));
     match wider_range(snapshot, Some(subject)) {
         Some(remedy) => draft = draft.now(remedy),
-        None if ports.range() < 28_232 => {
+        None if ports.range() < DEFAULT_PORTS => {
             let remedy = Remedy::sysctl(
                 "net.ipv4.ip_local_port_range",
                 DEFAULT,
@@ -320,7 +333,7 @@ fn draft_p03(
         }
         None => {}
     }
-    draft.proper(lasting_sysctls()).proper(Remedy::advice(
+    lasting_range(draft, snapshot, subject, budget).proper(Remedy::advice(
         "in Kubernetes: `fourtuple fix --print kubernetes`",
         "the range as a sysctl of the pod",
     ))
@@ -384,7 +397,7 @@ fn p04(snapshot: &Snapshot, limit: f64) -> Checked {
     // First what takes no port from a server that does not run now.
     draft.now.extend(wider_range(snapshot, Some(largest)));
     draft.now.extend(needed_only(snapshot));
-    Ok(vec![draft.proper(lasting_sysctls()).proper(Remedy::advice(
+    Ok(vec![lasting_range(draft, snapshot, largest, &budget).proper(Remedy::advice(
         "remove blocks from net.ipv4.ip_local_reserved_ports in /etc/sysctl.conf and /etc/sysctl.d that no server needs",
         "the change lasts",
     ))])

@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{
 
 use crate::doctor::attribute::{is_local, left_behind};
 use crate::doctor::budget::{Budget, RECENT_SECONDS, delay_s, is_relieved, reuse_delay_s};
-use crate::doctor::command::{Content, Scope, Setting};
+use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{keep_connections, print_name, printed, reuse};
 use crate::doctor::rule::{Checked, Rule, Threshold};
@@ -48,8 +48,7 @@ fn t01(snapshot: &Snapshot, percent_limit: f64) -> Checked {
     Ok(vec![
         Draft::new(Severity::Warning, NAME, verdict)
             .because("beyond the limit connections skip TIME_WAIT (T02)")
-            .now(raise(time_wait, limit))
-            .proper(lasting(time_wait, limit)),
+            .now(raise(time_wait, limit)),
     ])
 }
 
@@ -63,15 +62,6 @@ pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
     let effect =
         format!("room for {}, at most {} MiB of memory", counted(higher, "socket"), (higher * 256) >> 20);
     Remedy::sysctl(NAME, higher.to_string(), effect)
-}
-
-/// Raises the limit at boot.
-pub(super) fn lasting(time_wait: u64, limit: u64) -> Remedy {
-    Remedy::kept(
-        "91-time-wait",
-        Content::Settings(vec![Setting::new(NAME, higher(time_wait, limit).to_string())]),
-        "the limit also after a restart of the host",
-    )
 }
 
 pub(super) const T02: Rule = Rule {
@@ -125,8 +115,7 @@ fn t02(snapshot: &Snapshot, _: f64) -> Checked {
                 "{} since the namespace was created",
                 counted(overflow.total, "such connection")
             ))
-            .now(raise(time_wait, limit))
-            .proper(lasting(time_wait, limit)),
+            .now(raise(time_wait, limit)),
     ])
 }
 
@@ -204,13 +193,7 @@ fn draft_t03(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, i
         None => "net.ipv4.tcp_timestamps is on here; the peer needs TCP timestamps too",
     });
     draft.now.extend(reuse(snapshot, subject));
-    draft
-        .proper(Remedy::kept(
-            "92-tw-reuse",
-            Content::Settings(vec![Setting::new("net.ipv4.tcp_tw_reuse", "1")]),
-            "the same after a restart of the host",
-        ))
-        .proper(keep_connections(subject))
+    draft.proper(keep_connections(subject))
 }
 
 pub(super) const T04: Rule = Rule {

@@ -2,7 +2,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Snapshot};
 
 use crate::doctor::accepting::time;
-use crate::doctor::causes::{COUNTERS, Judgement, drops_of_qdisc, judged};
+use crate::doctor::causes::{COUNTERS, Judgement, drops_of_qdisc, enable_ipv6, judged};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::rule::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom};
@@ -81,12 +81,8 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Calls(call) => Some(judged(snapshot, call, checked)),
         _ => None,
     };
-    let cause = match &judgement {
-        Some(Judgement::Shown(cause)) => Some(*cause),
-        _ => None,
-    };
     // No rule knows the fault, but the cause of the errno may be known.
-    let kind = if cause.is_some() { "" } else { "unexplained: " };
+    let kind = if matches!(judgement, Some(Judgement::Shown(_))) { "" } else { "unexplained: " };
     let verdict = format!("{kind}{} in {}", item.sentence(), time(snapshot.interval_ns));
     let mut draft = Draft::new(severity, item.subject(), verdict);
     if item.rest < item.amount {
@@ -98,12 +94,13 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         ));
     }
     match &item.symptom {
-        Symptom::Calls(_) => {
-            let draft = judgement.into_iter().flat_map(Judgement::facts).fold(draft, Draft::because);
-            match cause.and_then(|cause| cause.cure) {
-                Some((change, effect)) => draft.proper(Remedy::advice(change, effect)),
-                None => draft,
+        Symptom::Calls(call) => {
+            if let Some(judgement) = judgement {
+                draft.evidence.extend(judgement.facts(snapshot, call));
+                draft.proper.extend(judgement.cures(snapshot, call));
             }
+            draft.now.extend(enable_ipv6(snapshot, call));
+            draft
         }
         Symptom::Counter { name, counter } => {
             let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
@@ -198,6 +195,35 @@ mod tests {
         let local = |address: IpAddr| LocalAddress { address, prefix: 8, tentative: false, device: None };
         snapshot.addresses = Part::Seen(vec![local([127, 0, 0, 1].into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: the host has no IPv6 address"));
+        // A sysctl of the loopback device or of all devices; another device and the default have no part in it.
+        let disabled = "the host has no IPv6 address to connect from";
+        for (device, is_cause) in [("eth0", false), ("default", false), ("lo", true), ("all", true)] {
+            let name = format!("net.ipv6.conf.{device}.disable_ipv6");
+            snapshot.sysctls.insert(name.clone(), "1".to_owned());
+            let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
+            let commands: Vec<&str> = finding.now.iter().map(|advice| advice.action.as_str()).collect();
+            match is_cause {
+                false => assert_eq!(commands, Vec::<&str>::new()),
+                true => {
+                    assert_eq!(finding.evidence[0], format!("the cause here: {disabled}: {name} is 1"));
+                    assert_eq!(commands, [format!("sysctl -w {name}=0")]);
+                    assert_eq!(finding.now[0].undo, Some(format!("sysctl -w {name}=1")));
+                }
+            }
+        }
+        snapshot.sysctls.clear();
+        // To another host: neither the default nor the loopback device.
+        let call = failed("connect", "EADDRNOTAVAIL", "tcp", "[2001:db8::2]:80", 3);
+        let call = FailedCall { before_search: true, ..call };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        let disabled = |snapshot: &Snapshot| found(snapshot)[0].1[0].contains("is 1");
+        for (device, is_cause) in [("default", false), ("lo", false), ("eth0", true)] {
+            snapshot.sysctls.insert(format!("net.ipv6.conf.{device}.disable_ipv6"), "1".to_owned());
+            assert_eq!(disabled(&snapshot), is_cause, "{device}");
+        }
+        snapshot.sysctls.clear();
+        let call = failed("connect", "EADDRNOTAVAIL", "tcp", "[::1]:6432", 320);
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
         snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: no source address"));
     }
@@ -210,6 +236,9 @@ mod tests {
         let evidence = &found(&snapshot)[0].1;
         assert!(evidence.iter().any(|fact| fact.starts_with("possible: the host is down")), "{evidence:?}");
         assert!(evidence.iter().any(|fact| fact.starts_with("excluded by A01: ")), "{evidence:?}");
+        let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
+        let change = "`traceroute -T -p 80 10.0.0.2` shows where the packets end: start the host, or accept port 80 in the firewall there";
+        assert_eq!(finding.proper[0].action, change);
     }
 
     #[test]

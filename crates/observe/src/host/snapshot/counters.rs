@@ -1,7 +1,7 @@
 //! The counters of TCP, UDP and IP, and of queueing disciplines.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
@@ -167,15 +167,17 @@ const MAX_TRANSLATED: usize = 5;
 
 /// Returns the source addresses of SNAT and the destinations with the most ports, from the lines of the table.
 fn sources(table: &str) -> Vec<Translated> {
-    let mut found: BTreeMap<(IpAddr, SocketAddr, &str), BTreeSet<u16>> = BTreeMap::new();
+    // A port is of a closed connection if each of its entries is.
+    let mut found: BTreeMap<(IpAddr, SocketAddr, &str), BTreeMap<u16, bool>> = BTreeMap::new();
     for line in table.lines() {
         let Some((key, port)) = translated(line) else { continue };
-        found.entry(key).or_default().insert(port);
+        *found.entry(key).or_default().entry(port).or_insert(true) &= line.contains(" TIME_WAIT ");
     }
     let listed = found.into_iter().filter_map(|((source, destination, protocol), ports)| {
-        let (low, high) = (*ports.first()?, *ports.last()?);
-        let protocol = protocol.to_owned();
-        Some(Translated { source, destination, protocol, ports: ports.len() as u32, low, high })
+        let (low, high) = (*ports.first_key_value()?.0, *ports.last_key_value()?.0);
+        let closed = ports.values().filter(|is_closed| **is_closed).count() as u32;
+        let (protocol, ports) = (protocol.to_owned(), ports.len() as u32);
+        Some(Translated { source, destination, protocol, ports, low, high, closed })
     });
     let mut listed: Vec<Translated> = listed.collect();
     listed.sort_by_key(|found| (Reverse(found.ports), found.source, found.destination));
@@ -238,12 +240,13 @@ mod tests {
 
     #[test]
     fn translated_sources_are_summed() {
-        let line = |from: &str, port: u16, to: &str| {
+        let of_state = |state: &str, from: &str, port: u16, to: &str| {
             format!(
-                "ipv4     2 tcp      6 117 SYN_SENT src={from} dst=10.0.0.2 sport=4{port} dport=4000 src=10.0.0.2 dst={to} sport=4000 dport={port} mark=0 use=2\n"
+                "ipv4     2 tcp      6 117 {state} src={from} dst=10.0.0.2 sport=4{port} dport=4000 src=10.0.0.2 dst={to} sport=4000 dport={port} mark=0 use=2\n"
             )
         };
-        let table = line("172.30.0.2", 30_001, "10.0.0.1")
+        let line = |from: &str, port: u16, to: &str| of_state("SYN_SENT", from, port, to);
+        let table = of_state("TIME_WAIT", "172.30.0.2", 30_001, "10.0.0.1")
             + &line("172.30.0.3", 30_009, "10.0.0.1")
             + &line("172.30.0.3", 30_009, "10.0.0.1")
             + &line("10.0.0.1", 41_000, "10.0.0.1")
@@ -255,6 +258,7 @@ mod tests {
             ports: 2,
             low: 30_001,
             high: 30_009,
+            closed: 1,
         };
         assert_eq!(sources(&table), [expected]);
     }

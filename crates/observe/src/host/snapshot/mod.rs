@@ -31,7 +31,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::snapshot::{
-    ConfiguredSysctl, Connections, EphemeralPorts, Listener, LocalAddress, Part, Process, Snapshot,
+    ConfiguredSysctl, Connections, EphemeralPorts, Listener, LocalAddress, Owner, Part, Process, Snapshot,
     TcpMemory, UdpSockets, UnixListener,
 };
 use fourtuple_syscalls::{device, procfs, resource, route, sock_diag};
@@ -182,7 +182,7 @@ impl Reader {
         let addresses = read_addresses();
         let lost_sources = lost_sources(&connections, &addresses).into();
         if census.began == now {
-            census.read_processes(root, &named);
+            census.read_processes(root, &named, &sharing(listeners.as_deref().ok(), udp.as_ref().ok()));
         }
         let snapshot = Snapshot {
             processors: processors(root),
@@ -190,6 +190,7 @@ impl Reader {
             sysctls: SYSCTLS
                 .iter()
                 .filter_map(|name| Some((name.to_string(), sysctl(root, name)?)))
+                .chain(without_ipv6(root))
                 .collect(),
             search: Part::Hidden("the search was not probed".to_owned()),
             configured: read_configured(root).into(),
@@ -235,6 +236,32 @@ fn named(
     let owners =
         near.chain(listeners).chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
     owners.map(|owner| owner.pid).collect()
+}
+
+/// Returns the processes that hold a socket at an address with several.
+fn sharing(listeners: Option<&[Listener]>, udp: Option<&UdpSockets>) -> BTreeSet<u32> {
+    let listeners =
+        listeners.into_iter().flatten().map(|listener| (true, listener.address, &listener.owners));
+    let udp = udp.into_iter().flat_map(|udp| &udp.sockets);
+    let mut at: BTreeMap<(bool, SocketAddr), Vec<&[Owner]>> = BTreeMap::new();
+    for (is_tcp, address, owners) in listeners.chain(udp.map(|socket| (false, socket.local, &socket.owners)))
+    {
+        at.entry((is_tcp, address)).or_default().push(owners);
+    }
+    let shared = at.into_values().filter(|sockets| sockets.len() > 1);
+    shared.flatten().flatten().map(|owner| owner.pid).collect()
+}
+
+/// Returns the sysctls that disable IPv6: of all devices (`all`), of devices to come (`default`), and of a device.
+fn without_ipv6(root: &Path) -> BTreeMap<String, String> {
+    // A kernel without IPv6 has no such directory.
+    let entries = fs::read_dir(root.join("proc/sys/net/ipv6/conf")).into_iter().flatten().flatten();
+    let disabled = entries.filter_map(|entry| {
+        let value = procfs::read_to_string(entry.path().join("disable_ipv6")).ok()?;
+        let device = entry.file_name().into_string().ok()?.replace('.', "/");
+        Some((format!("net.ipv6.conf.{device}.disable_ipv6"), value.trim().to_owned()))
+    });
+    disabled.filter(|(_, value)| value != "0").collect()
 }
 
 /// Reads the listening unix sockets of the calling thread's network namespace with their processes, and no other socket. Nothing is known
@@ -305,9 +332,10 @@ impl Census {
     }
 
     /// Reads the processes with sockets, as a part of this pass.
-    fn read_processes(&mut self, root: &Path, named: &BTreeSet<u32>) {
+    fn read_processes(&mut self, root: &Path, named: &BTreeSet<u32>, sharing: &BTreeSet<u32>) {
         let start = resource::thread_cpu_time();
         let (mut ticks, is_first) = (processes::Before::default(), self.since.is_zero());
+        let named = (named, sharing);
         let processes = processes::read(root, &self.sockets, named, &self.ticks, is_first, &mut ticks);
         self.processes = processes.into();
         self.ticks = ticks;
@@ -470,7 +498,7 @@ mod tests {
         let ways = (&mut Source::default(), &mut Plain::default());
         let mut census = Census::read(root, ways, None, None, now, None);
         let of_sockets = census.used;
-        census.read_processes(root, &BTreeSet::new());
+        census.read_processes(root, &BTreeSet::new(), &BTreeSet::new());
         assert!(census.used > of_sockets, "the processes are a part of the pass");
         census.used = Duration::from_millis(150);
         for (seconds, is_recent) in [(0, true), (1, true), (14, true), (16, false)] {

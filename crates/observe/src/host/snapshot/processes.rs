@@ -240,10 +240,11 @@ const READ: usize = 4096;
 const TICK_NS: u64 = 10_000_000;
 
 /// Reads the processes in `named`, and the processes of the namespace with sockets that have used the largest share of their descriptors.
+/// `sharing`: those of which the command line is read, because they share an address.
 pub(super) fn read(
     root: &Path,
     sockets: &Sockets,
-    named: &BTreeSet<u32>,
+    (named, sharing): (&BTreeSet<u32>, &BTreeSet<u32>),
     before: &Before,
     is_first: bool,
     now: &mut Before,
@@ -264,6 +265,8 @@ pub(super) fn read(
         .collect();
     for process in processes.iter_mut().filter(|process| named.contains(&process.pid)) {
         add_origin(root, process);
+        process.command_line =
+            sharing.contains(&process.pid).then(|| command_line(root, process.pid)).flatten();
     }
     if processes.is_empty() && !holders.is_empty() {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
@@ -301,6 +304,7 @@ fn process(
         parent_name: None,
         executable: None,
         cgroup: None,
+        command_line: None,
         group,
         state,
         started_ns: started * TICK_NS,
@@ -316,6 +320,21 @@ fn add_origin(root: &Path, process: &mut Process) {
     process.executable =
         fs::read_link(directory.join("exe")).ok().map(|path| path.to_string_lossy().into_owned());
     process.parent_name = Some(process.parent).filter(|pid| *pid != 0).and_then(|pid| name(root, pid));
+}
+
+/// Maximum length of a command line, in characters.
+const MAX_COMMAND_LINE: usize = 160;
+
+/// Returns the beginning of the command line; `None`: it is not visible or empty, as that of a thread of the kernel.
+fn command_line(root: &Path, pid: u32) -> Option<String> {
+    let bytes = fs::read(root.join(format!("proc/{pid}/cmdline"))).ok()?;
+    let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let cut = match text.char_indices().nth(MAX_COMMAND_LINE) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    };
+    (!cut.is_empty()).then_some(cut)
 }
 
 /// Returns the number of entries of /proc/PID/fd. The directory has this number as its size since Linux 6.2; before, its size is 0.

@@ -86,3 +86,38 @@ INLINE int is_tcp(u64 id)
 	READ(family, socket->__sk_common.skc_family);
 	return protocol == TCP && (family == INET || family == INET6);
 }
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+/* The further arguments. */
+struct pt_regs___arguments {
+	unsigned long orig_ax;
+	unsigned long si;
+	unsigned long dx;
+	unsigned long r10;
+	u64 regs[31];
+};
+#pragma clang attribute pop
+
+INLINE u64 second_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->si;
+	return registers->regs[1];
+}
+
+INLINE u64 third_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->dx;
+	return registers->regs[2];
+}
+
+INLINE u64 fourth_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->r10;
+	return registers->regs[3];
+}

@@ -61,14 +61,6 @@ LAYOUT(struct failure, 128);
 LAYOUT(struct count, 24);
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-/* The arguments of current.h and the further ones. */
-struct pt_regs___arguments {
-	unsigned long orig_ax;
-	unsigned long si;
-	unsigned long dx;
-	unsigned long r10;
-	u64 regs[31];
-};
 struct inode {
 	unsigned short i_mode;
 };
@@ -177,30 +169,6 @@ INLINE u32 call_kind(int call)
 	case 63: case 65: case 207: case 212: case 243: return RECV;
 	}
 	return 0;
-}
-
-INLINE u64 second_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->si;
-	return registers->regs[1];
-}
-
-INLINE u64 third_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->dx;
-	return registers->regs[2];
-}
-
-INLINE u64 fourth_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->r10;
-	return registers->regs[3];
 }
 
 /* Returns the socket of a file, or NULL if it is not a socket. */

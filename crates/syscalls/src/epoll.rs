@@ -1,9 +1,11 @@
 //! epoll(7): waits for readiness of many descriptors.
 
+use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use crate::pidfd::Pidfd;
 use crate::{Errno, check};
 
 /// The events of a descriptor to report, and the mode of the report.
@@ -177,7 +179,122 @@ fn unless_interrupted(result: io::Result<libc::c_int>) -> io::Result<usize> {
     }
 }
 
-impl std::os::fd::AsFd for Epoll {
+/// A descriptor that an epoll instance watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Number of the descriptor when it was added. It identifies the registration, together with the open file.
+    pub descriptor: RawFd,
+    /// The events and flags of struct epoll_event.
+    pub events: u32,
+    pub data: u64,
+}
+
+impl Registration {
+    /// Returns whether the registration has EPOLLEXCLUSIVE.
+    pub fn is_exclusive(&self) -> bool {
+        self.events & libc::EPOLLEXCLUSIVE as u32 != 0
+    }
+
+    /// Parses /proc/PID/fdinfo/FD of an epoll instance: its registrations with the inodes of their files.
+    pub fn listed(fdinfo: &str) -> impl Iterator<Item = (Registration, u64)> {
+        fdinfo.lines().filter_map(|line| {
+            let field = |name: &str| line.split_once(name)?.1.split_whitespace().next();
+            let hexadecimal = |name| u64::from_str_radix(field(name)?, 16).ok();
+            let registration = Registration {
+                descriptor: field("tfd:")?.parse().ok()?,
+                events: hexadecimal("events:")? as u32,
+                data: hexadecimal("data:")?,
+            };
+            Some((registration, hexadecimal("ino:")?))
+        })
+    }
+}
+
+/// A registration in the epoll instance of another process, by duplicates of both descriptors. The other process cannot close the file
+/// as long as this value exists.
+#[derive(Debug)]
+pub struct Borrowed {
+    epoll: Epoll,
+    /// Has the same number as in the other process.
+    descriptor: OwnedFd,
+    registration: Registration,
+}
+
+impl Borrowed {
+    /// Duplicates the descriptors of a process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pidfd::duplicate`]; EBUSY: this process uses the number of the descriptor; EINVAL: the number is above RLIMIT_NOFILE.
+    pub fn of(process: &Pidfd, epoll: RawFd, registration: Registration) -> io::Result<Borrowed> {
+        let epoll = process.duplicate(epoll)?;
+        let number = registration.descriptor;
+        let epoll = if epoll.as_raw_fd() == number { epoll.try_clone()? } else { epoll };
+        let descriptor = at(process.duplicate(number)?, number)?;
+        Ok(Borrowed { epoll: Epoll(epoll), descriptor, registration })
+    }
+
+    /// Adds the registration (EPOLL_CTL_ADD) as the last of those with EPOLLEXCLUSIVE. The kernel wakes the other process if the file is
+    /// ready already.
+    pub fn add(&self) -> io::Result<()> {
+        let Registration { events, data, .. } = self.registration;
+        self.epoll.add(self.descriptor.as_fd(), data, Interest(events))
+    }
+
+    /// Removes the registration (EPOLL_CTL_DEL).
+    ///
+    /// # Errors
+    ///
+    /// ENOENT: the other process has removed it.
+    pub fn remove(&self) -> io::Result<()> {
+        self.epoll.remove(self.descriptor.as_fd())
+    }
+}
+
+impl AsFd for Borrowed {
+    /// Returns the duplicate of the watched descriptor.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Moves a descriptor to a number. EBUSY: this process uses the number.
+fn at(descriptor: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
+    if descriptor.as_raw_fd() == number {
+        return Ok(descriptor);
+    }
+    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes numbers.
+    let found = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, number) })?;
+    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
+    let found = unsafe { OwnedFd::from_raw_fd(found) };
+    if found.as_raw_fd() == number { Ok(found) } else { Err(Errno::EBUSY.into()) }
+}
+
+/// Returns the epoll instance, by the descriptor of its process, for which a thread sleeps in epoll_wait(2), epoll_pwait(2) or
+/// epoll_pwait2(2) (/proc/PID/syscall). `None`: the thread runs, or sleeps in another call.
+///
+/// # Errors
+///
+/// ENOENT and ESRCH: there is no such thread; EPERM: no right to trace it (ptrace(2)).
+pub fn waited_for(thread: u32) -> io::Result<Option<RawFd>> {
+    let text = fs::read_to_string(format!("/proc/{thread}/syscall"))?;
+    Ok(first_argument_of_wait(&text))
+}
+
+fn first_argument_of_wait(text: &str) -> Option<RawFd> {
+    const WAITS: &[libc::c_long] = &[
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait,
+        libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
+    ];
+    let mut words = text.split_whitespace();
+    let call: libc::c_long = words.next()?.parse().ok()?;
+    let argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    WAITS.contains(&call).then_some(argument as RawFd)
+}
+
+impl AsFd for Epoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -187,7 +304,6 @@ impl std::os::fd::AsFd for Epoll {
 mod tests {
     use std::io::Write;
     use std::net::Shutdown;
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::thread;
     use std::time::Instant;
@@ -210,6 +326,33 @@ mod tests {
         assert!(epoll.wait(&mut room, None).unwrap()[0].ended());
         epoll.remove(theirs.as_fd()).unwrap();
         assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_fdinfo_of_an_epoll_instance_is_parsed() {
+        let text = "pos:\t0\ntfd:        5 events: 10000019 data:     7f0000000005  pos:0 ino:1a sdev:9\n\
+                    tfd: 11 events: 1 data: b pos:0\n";
+        let found = Registration { descriptor: 5, events: 0x1000_0019, data: 0x7f00_0000_0005 };
+        assert_eq!(Registration::listed(text).collect::<Vec<_>>(), [(found, 0x1a)]);
+        assert!(found.is_exclusive());
+    }
+
+    #[test]
+    fn a_number_in_use_is_refused() {
+        let (epoll, (ours, _theirs)) = (Epoll::new().unwrap(), UnixStream::pair().unwrap());
+        let this = Pidfd::of_process(std::process::id()).unwrap();
+        let registration = Registration { descriptor: ours.as_raw_fd(), events: 1, data: 7 };
+        let refused = Borrowed::of(&this, epoll.as_fd().as_raw_fd(), registration).unwrap_err();
+        assert_eq!(Errno::of(&refused), Some(Errno::EBUSY));
+    }
+
+    #[test]
+    fn a_sleeping_thread_names_its_epoll_instance() {
+        let text = format!("{} 0x9 0x7f13 0x200 0xffffffff 0x0 0x8 0x7ffd 0x7f13\n", libc::SYS_epoll_pwait);
+        assert_eq!(first_argument_of_wait(&text), Some(9));
+        for text in ["running\n", "-1 0x7ffd 0x7f13\n", "0 0x9 0x7f13\n", ""] {
+            assert_eq!(first_argument_of_wait(text), None, "{text:?}");
+        }
     }
 
     #[test]

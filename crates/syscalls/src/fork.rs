@@ -141,6 +141,11 @@ impl Guard {
         Ok(Guard { process, pipe })
     }
 
+    /// Returns the process id of the child.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Writes to the pipe.
     ///
     /// # Errors

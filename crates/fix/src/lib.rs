@@ -19,7 +19,7 @@ mod run;
 mod target;
 mod this_host;
 
-pub use accept::{Accept, AcceptError, AcceptOutcome, AcceptProgress, AcceptTarget};
+pub use accept::{Accept, AcceptError, AcceptOutcome, AcceptProgress, AcceptRule, AcceptTarget};
 pub use error::FixError;
 pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;

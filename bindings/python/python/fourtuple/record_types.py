@@ -884,7 +884,7 @@ class FixAcceptSettings(TypedDict):
 
 
 class FixAcceptListener(TypedDict):
-    transport: Literal["tcp", "udp"]
+    transport: Literal["tcp", "udp", "unix"]
     address: str
     cookie: int
     process: int
@@ -892,8 +892,9 @@ class FixAcceptListener(TypedDict):
     choices: int
     connections: int
     share: float | None
-    open: int
+    open: int | None
     queue: int | None
+    moves: NotRequired[int]
 
 
 class FixAcceptResults(TypedDict):
@@ -909,6 +910,7 @@ class FixAcceptResults(TypedDict):
     missed: int
     listeners: list[FixAcceptListener]
     listeners_left_out: int
+    moves: NotRequired[int]
 
 
 class FixAcceptRecord(TypedDict):

@@ -15,6 +15,7 @@ mod export;
 mod fix;
 mod fix_accept;
 mod fix_accept_peers;
+mod fix_accept_shared;
 mod fix_clients;
 mod fix_namespaces;
 mod fix_print;

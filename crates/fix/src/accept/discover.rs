@@ -6,10 +6,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use fourtuple_syscalls::netns;
-use fourtuple_syscalls::procfs;
+use fourtuple_syscalls::epoll::Registration;
 use fourtuple_syscalls::sock_diag::{self, Member};
 use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::{netns, procfs, unix_diag};
 
 use crate::accept::group::Handle;
 use crate::accept::{AcceptError, AcceptTarget};
@@ -24,19 +24,19 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    pub(super) fn open(target: AcceptTarget) -> Result<Scope, AcceptError> {
+    pub(super) fn open(target: &AcceptTarget) -> Result<Scope, AcceptError> {
         let namespace = match target {
-            AcceptTarget::Address(_) => None,
+            AcceptTarget::Address(_) | AcceptTarget::Unix(_) => None,
             AcceptTarget::Process(process) => {
                 let file = File::open(format!("/proc/{process}/ns/net"));
                 let failed = |source: io::Error| match source.kind() {
-                    io::ErrorKind::NotFound => AcceptError::NoProcess(process),
-                    _ => AcceptError::Namespace { process, source },
+                    io::ErrorKind::NotFound => AcceptError::NoProcess(*process),
+                    _ => AcceptError::Namespace { process: *process, source },
                 };
                 Some(file.map_err(failed)?.into())
             }
         };
-        let mut scope = Scope { target, namespace, addresses: BTreeSet::new() };
+        let mut scope = Scope { target: target.clone(), namespace, addresses: BTreeSet::new() };
         scope.look(&BTreeSet::new()).map_err(AcceptError::List)?;
         Ok(scope)
     }
@@ -45,11 +45,11 @@ impl Scope {
     /// resolver binds a port for each query, and later another program may listen there.
     pub(super) fn look(&mut self, kept: &BTreeSet<(Transport, SocketAddr)>) -> io::Result<()> {
         let all = self.list()?;
-        match self.target {
-            AcceptTarget::Address(address) => self.addresses.extend(matching(&all, address)),
+        match &self.target {
+            AcceptTarget::Address(address) => self.addresses.extend(matching(&all, *address)),
+            AcceptTarget::Unix(_) => {}
             AcceptTarget::Process(process) => {
-                let own: BTreeSet<u32> =
-                    tree(process).into_iter().flat_map(sockets_of).map(|(_, inode)| inode).collect();
+                let own = inodes(*process);
                 let its = all.iter().filter(|member| own.contains(&member.inode));
                 self.addresses.retain(|address| kept.contains(address));
                 self.addresses.extend(its.map(|member| (member.transport, member.local)));
@@ -68,6 +68,45 @@ impl Scope {
         self.within(|| members(&self.addresses))
     }
 
+    /// Returns the TCP and unix listeners of the server, by cookie.
+    pub(super) fn shared(&self) -> io::Result<BTreeMap<u64, SharedListener>> {
+        let own = match &self.target {
+            AcceptTarget::Process(process) => inodes(*process),
+            AcceptTarget::Address(_) | AcceptTarget::Unix(_) => BTreeSet::new(),
+        };
+        let all = self.list()?;
+        let addresses = match &self.target {
+            AcceptTarget::Address(address) => matching(&all, *address),
+            AcceptTarget::Unix(_) | AcceptTarget::Process(_) => BTreeSet::new(),
+        };
+        let mut found = BTreeMap::new();
+        for Member { transport, local, cookie, inode, queue } in all {
+            let is_wanted = addresses.contains(&(transport, local)) || own.contains(&inode);
+            if transport == Transport::Tcp && is_wanted {
+                found.insert(
+                    cookie,
+                    SharedListener { transport: "tcp", address: local.to_string(), inode, queue },
+                );
+            }
+        }
+        let unix = self.within(|| {
+            let mut all = Vec::new();
+            unix_diag::each_listener(|listener| all.push(listener)).map(|()| all)
+        });
+        let unix = match (&self.target, unix) {
+            (AcceptTarget::Unix(_), unix) => unix?,
+            // A kernel without unix_diag has the listeners of TCP.
+            (_, unix) => unix.unwrap_or_default(),
+        };
+        for unix_diag::Detail { name, inode, cookie, queue } in unix {
+            if own.contains(&inode) || matches!(&self.target, AcceptTarget::Unix(path) if *path == name) {
+                let queue = queue.waiting;
+                found.insert(cookie, SharedListener { transport: "unix", address: name, inode, queue });
+            }
+        }
+        Ok(found)
+    }
+
     fn list(&self) -> io::Result<Vec<Member>> {
         self.within(list)
     }
@@ -77,6 +116,24 @@ impl Scope {
             Some(namespace) => netns::within(namespace.as_fd(), run)?,
             None => run(),
         }
+    }
+}
+
+/// A listener that several workers may share.
+#[derive(Clone, Debug)]
+pub(super) struct SharedListener {
+    /// `tcp` or `unix`.
+    pub(super) transport: &'static str,
+    /// The address, or the path.
+    pub(super) address: String,
+    pub(super) inode: u32,
+    pub(super) queue: u32,
+}
+
+impl SharedListener {
+    /// Returns the value of `--listen` that names it.
+    pub(super) fn name(&self) -> String {
+        if self.transport == "unix" { format!("unix:{}", self.address) } else { self.address.clone() }
     }
 }
 
@@ -114,7 +171,11 @@ fn matching(all: &[Member], wanted: SocketAddr) -> BTreeSet<(Transport, SocketAd
 
 /// Returns the handles of sockets by inode, of all processes.
 pub(super) fn handles(members: &[Member]) -> BTreeMap<u32, Vec<Handle>> {
-    let wanted: BTreeMap<u32, u64> = members.iter().map(|member| (member.inode, member.cookie)).collect();
+    handles_of(&members.iter().map(|member| (member.inode, member.cookie)).collect())
+}
+
+/// Does the same for the inodes and cookies of sockets.
+pub(super) fn handles_of(wanted: &BTreeMap<u32, u64>) -> BTreeMap<u32, Vec<Handle>> {
     let mut found: BTreeMap<u32, Vec<Handle>> = BTreeMap::new();
     for process in procfs::processes("/") {
         for (descriptor, inode) in sockets_of(process) {
@@ -136,19 +197,25 @@ pub(super) fn worker(handles: &[Handle]) -> u32 {
 
 /// Returns whether an epoll instance of a process has this descriptor.
 fn polls(process: u32, descriptor: i32) -> bool {
+    registrations(process).any(|(_, registration, _)| registration.descriptor == descriptor)
+}
+
+/// Returns the registrations in the epoll instances of a process: the descriptor of the instance, the registration, and the inode of its
+/// file.
+pub(super) fn registrations(process: u32) -> impl Iterator<Item = (i32, Registration, u64)> {
     let is_epoll = |target: &std::path::Path| target.as_os_str() == "anon_inode:[eventpoll]";
-    procfs::descriptors("/", process).into_iter().flatten().any(|(number, target)| {
-        is_epoll(&target)
-            && fs::read_to_string(format!("/proc/{process}/fdinfo/{number}"))
-                .is_ok_and(|text| polled(&text).any(|polled| polled == descriptor))
+    let descriptors = procfs::descriptors("/", process).into_iter().flatten();
+    descriptors.filter(move |(_, target)| is_epoll(target)).flat_map(move |(epoll, _)| {
+        // The process may have closed it.
+        let text = fs::read_to_string(format!("/proc/{process}/fdinfo/{epoll}")).unwrap_or_default();
+        let listed: Vec<_> = Registration::listed(&text).collect();
+        listed.into_iter().map(move |(registration, inode)| (epoll, registration, inode))
     })
 }
 
-/// Returns the descriptors in the fdinfo of an epoll instance.
-fn polled(text: &str) -> impl Iterator<Item = i32> {
-    text.lines()
-        .filter_map(|line| line.strip_prefix("tfd:"))
-        .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
+/// Returns the inodes of the sockets of a process and its descendants.
+fn inodes(process: u32) -> BTreeSet<u32> {
+    tree(process).into_iter().flat_map(sockets_of).map(|(_, inode)| inode).collect()
 }
 
 /// Returns the sockets of a process, which may end meanwhile.
@@ -158,7 +225,7 @@ fn sockets_of(process: u32) -> impl Iterator<Item = (i32, u32)> {
 
 /// Servers by the name of their process, and their setting.
 const SETTINGS: &[(&str, &str)] = &[
-    ("nginx", "nginx creates one with `reuseport` in its directive `listen`"),
+    ("nginx", NGINX),
     ("envoy", "Envoy creates one with `enable_reuse_port: true` in the listener"),
     ("haproxy", "HAProxy creates one with `shards by-thread` in its line `bind`"),
     ("gunicorn", "Gunicorn creates one with `--reuse-port` and one process for each listener"),
@@ -175,6 +242,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("httpd", "Apache httpd creates one with `ListenCoresBucketsRatio`"),
 ];
 
+const NGINX: &str = "nginx creates one with `reuseport` in its directive `listen`; without it `--select rotate` evens out its workers";
 const NODE: &str =
     "Node.js (22.12) creates one with `reusePort: true` in server.listen() of several processes";
 const OTHER: &str = "a server creates one with several sockets for one address, each with setsockopt(SO_REUSEPORT) before bind(): \
@@ -211,12 +279,6 @@ mod tests {
         assert_eq!(found("0.0.0.0:80"), ["Tcp 0.0.0.0:80"]);
         assert_eq!(found("[::1]:80"), ["Tcp [::]:80"]);
         assert!(found("[::]:81").is_empty() && found("127.0.0.1:82").is_empty());
-    }
-
-    #[test]
-    fn the_file_of_an_epoll_instance_is_parsed() {
-        let text = "pos:\t0\ntfd:        5 events:       19 data: 5\ntfd: 11 events: 1 data: b pos:0\n";
-        assert_eq!(polled(text).collect::<Vec<_>>(), [5, 11]);
     }
 
     #[test]

@@ -122,8 +122,9 @@ impl Group {
             command: listener.command.clone(),
             choices: counts.chosen,
             connections: counts.connections,
+            moves: 0,
             share: None,
-            open: counts.open,
+            open: Some(counts.open),
             queue: (!is_closed).then_some(listener.queue),
         })
     }
@@ -229,12 +230,12 @@ pub(super) struct Attached {
 }
 
 /// Starts the guard, before this process has a second thread and before it holds BPF objects.
-pub(super) fn guard(target: AcceptTarget) -> io::Result<Guard> {
+pub(super) fn guard(target: &AcceptTarget) -> io::Result<Guard> {
     Guard::start(c"fourtuple-guard", |pipe| watch(target, pipe))
 }
 
 /// Reads until the pipe ends, and detaches the selectors that are attached then, but no program that the server attached meanwhile.
-fn watch(target: AcceptTarget, pipe: PipeReader) -> i32 {
+fn watch(target: &AcceptTarget, pipe: PipeReader) -> i32 {
     if let AcceptTarget::Process(process) = target {
         // A process that is gone has no namespace, and this process reports that.
         let Ok(namespace) = File::open(format!("/proc/{process}/ns/net")) else { return 1 };

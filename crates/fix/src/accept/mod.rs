@@ -1,23 +1,28 @@
-//! Selectors for the SO_REUSEPORT groups of a running server.
+//! Selectors for the SO_REUSEPORT groups of a running server, and turns for workers that share a listener (`rotate`).
 //!
 //! However a fix ends, the kernel's hash chooses again: without heartbeats the program stops to choose, and a guard process detaches it. No
 //! descriptor of a server stays open here: a duplicate lives for one step, because the server's close() has no effect as long as it exists.
 
 mod discover;
 mod group;
+mod mover;
+mod rotate;
 mod session;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::fix_accept::{MEMBERS, Selection};
 use fourtuple_bpf::{BpfError, Control};
 use fourtuple_record::{FixAcceptResults, Remark};
-use fourtuple_syscalls::{Errno, resource};
+use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::{Errno, resource, socket};
 
+use crate::accept::mover::Mover;
+use crate::accept::rotate::Rotation;
 use crate::accept::session::Session;
 use crate::budget::Budget;
 
@@ -43,13 +48,30 @@ impl Accept {
         &self,
         stop: &AtomicBool,
         attached: impl FnOnce(&[String]),
+        progress: impl FnMut(&AcceptProgress),
+    ) -> Result<AcceptOutcome, AcceptError> {
+        match self.rule {
+            AcceptRule::Rotate => {
+                let mover = (!self.dry_run).then(Mover::start).transpose().map_err(AcceptError::Guard)?;
+                self.drive(Rotation::attach(self, mover)?, stop, attached, progress)
+            }
+            AcceptRule::Select(selection) => {
+                let guard = (!self.dry_run).then(|| group::guard(&self.target)).transpose();
+                let session = Session::attach(self, selection, guard.map_err(AcceptError::Guard)?)?;
+                self.drive(session, stop, attached, progress)
+            }
+        }
+    }
+
+    fn drive(
+        &self,
+        mut fixing: impl Fixing,
+        stop: &AtomicBool,
+        attached: impl FnOnce(&[String]),
         mut progress: impl FnMut(&AcceptProgress),
     ) -> Result<AcceptOutcome, AcceptError> {
-        let guard =
-            if self.dry_run { None } else { Some(group::guard(self.target).map_err(AcceptError::Guard)?) };
-        let mut session = Session::attach(self, guard)?;
         let start = Instant::now();
-        attached(&session.addresses());
+        attached(&fixing.addresses());
         let (mut reported, mut looked) = (Duration::ZERO, Duration::ZERO);
         let mut budget = Budget::of(SHARE);
         let mut has_ended = false;
@@ -67,14 +89,14 @@ impl Accept {
                         looked = elapsed;
                     }
                     let used = resource::process_cpu_time();
-                    session.follow(is_time_to_look)?;
+                    fixing.follow(is_time_to_look)?;
                     budget.spend(now, resource::process_cpu_time().saturating_sub(used));
                 }
-                has_ended = session.has_ended();
-                progress(&session.progress(elapsed, elapsed - reported)?);
+                has_ended = fixing.has_ended();
+                progress(&fixing.progress(elapsed, elapsed - reported)?);
                 reported = elapsed;
             }
-            thread::sleep(remaining.min(POLL_INTERVAL));
+            fixing.wait(remaining.min(POLL_INTERVAL))?;
         };
         let mut validity = Vec::new();
         let seconds = elapsed.as_secs_f64();
@@ -85,28 +107,82 @@ impl Accept {
             let message = format!("stopped after {seconds:.1} s; the figures cover that time");
             validity.push(Remark::new("interrupted", message));
         }
-        let (results, remarks) = session.finish(elapsed)?;
+        let (results, remarks) = fixing.finish(elapsed)?;
         validity.extend(remarks);
         Ok(AcceptOutcome { results, validity })
     }
 }
 
+/// What `drive` drives.
+trait Fixing {
+    /// Returns the addresses of the server.
+    fn addresses(&self) -> Vec<String>;
+    /// Returns whether the process of the target has ended.
+    fn has_ended(&self) -> bool;
+    /// Follows the server. `looks`: also its processes.
+    fn follow(&mut self, looks: bool) -> Result<(), AcceptError>;
+    /// Does what is to be done meanwhile.
+    fn wait(&mut self, time: Duration) -> Result<(), AcceptError>;
+    fn progress(&mut self, elapsed: Duration, since: Duration) -> Result<AcceptProgress, AcceptError>;
+    fn finish(self, elapsed: Duration) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError>;
+}
+
 /// The server whose groups get a selector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AcceptTarget {
     /// The sockets at this address in the network namespace of this process.
     Address(SocketAddr),
+    /// The unix sockets that were bound to this path, or to `@` and an abstract name, in the network namespace of this process; for
+    /// [`AcceptRule::Rotate`] only.
+    Unix(String),
     /// The sockets of this process and its descendants, in the network namespace of the process.
     Process(u32),
 }
 
-/// A fix of accept() for the SO_REUSEPORT groups of a server.
-#[derive(Clone, Copy, Debug)]
+impl AcceptTarget {
+    fn open_process(&self) -> Result<Option<Pidfd>, AcceptError> {
+        match self {
+            AcceptTarget::Process(number) => {
+                Pidfd::of_process(*number).map(Some).map_err(|_| AcceptError::NoProcess(*number))
+            }
+            AcceptTarget::Address(_) | AcceptTarget::Unix(_) => Ok(None),
+        }
+    }
+
+    /// Returns the error of a server that does not listen.
+    fn nothing(&self) -> AcceptError {
+        let here = "fourtuple; --pid finds the listeners of a process in another namespace";
+        match self {
+            AcceptTarget::Address(address) => AcceptError::Nothing(format!("at {address}"), here),
+            AcceptTarget::Unix(path) => AcceptError::NothingUnix(path.clone(), here),
+            AcceptTarget::Process(process) => {
+                AcceptError::Nothing(format!("for process {process} or its descendants"), "the process")
+            }
+        }
+    }
+}
+
+/// Returns whether the process of a target has ended.
+fn has_ended(process: Option<&Pidfd>) -> bool {
+    let is_over = |process: &Pidfd| socket::wait_readable(process.as_fd(), Some(Duration::ZERO));
+    process.is_some_and(|process| is_over(process).unwrap_or(false))
+}
+
+/// Who gets a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptRule {
+    /// The listener of a SO_REUSEPORT group that a selector chooses.
+    Select(Selection),
+    /// Of workers that wait for one listener with EPOLLEXCLUSIVE, the one whose last accept() is the longest ago.
+    Rotate,
+}
+
+/// A fix of accept() for a server.
+#[derive(Clone, Debug)]
 pub struct Accept {
     /// The server.
     pub target: AcceptTarget,
-    /// The rule of the selector.
-    pub selection: Selection,
+    pub rule: AcceptRule,
     /// The control packets, which one socket of each UDP group gets and no other packets.
     pub control: Option<Control>,
     /// How long; `None` means until the caller sets `stop`.
@@ -120,10 +196,11 @@ pub struct Accept {
 pub struct AcceptProgress {
     /// Time since the start.
     pub elapsed: Duration,
+    /// Groups; with [`AcceptRule::Rotate`] listeners.
     pub groups: usize,
-    /// Listeners, or UDP sockets.
+    /// Listeners, or UDP sockets; with [`AcceptRule::Rotate`] workers.
     pub listeners: usize,
-    /// Choices since the start; in a dry run the connections that the kernel distributed.
+    /// Choices since the start; in a dry run the connections that the kernel distributed; with [`AcceptRule::Rotate`] moves.
     pub chosen: u64,
     /// Choices per second since the previous progress.
     pub chosen_per_s: f64,
@@ -167,6 +244,23 @@ pub enum AcceptError {
         "cannot fix accept: nothing listens {0} (TCP), and no UDP socket is bound there, in the network namespace of {1}"
     )]
     Nothing(String, &'static str),
+    /// No unix socket listens there.
+    #[error(
+        "cannot fix accept: no unix socket that was bound to {0} listens in the network namespace of {1}"
+    )]
+    NothingUnix(String, &'static str),
+    /// Fewer than two workers wait with EPOLLEXCLUSIVE.
+    #[error(
+        "cannot fix accept: {}; --select rotate is for workers that share a listener with EPOLLEXCLUSIVE, as those of nginx without \
+         `reuseport`",
+        ladder(listener, *waiting)
+    )]
+    NoLadder {
+        /// The listener with its process.
+        listener: String,
+        /// Processes that wait with EPOLLEXCLUSIVE.
+        waiting: usize,
+    },
     /// The sockets are in no group.
     #[error("cannot fix accept: {socket} is in no SO_REUSEPORT group; {}", discover::setting(command))]
     NoGroup {
@@ -248,6 +342,15 @@ pub enum AcceptError {
     /// A thread could not be started.
     #[error("cannot fix accept: cannot start a thread: {0}")]
     Thread(io::Error),
+}
+
+fn ladder(listener: &str, waiting: usize) -> String {
+    match waiting {
+        0 => format!(
+            "no process waits for {listener} with EPOLLEXCLUSIVE, so that the kernel wakes none before the others"
+        ),
+        _ => format!("only one process waits for {listener} with EPOLLEXCLUSIVE, so there are no turns"),
+    }
 }
 
 /// Returns what a call on another process needs, if its error says so.

@@ -16,11 +16,11 @@ use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::fork::Guard;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::Member;
-use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::socket::Transport;
 
 use crate::accept::discover::{self, Scope};
 use crate::accept::group::{self, Attached, Candidate, Detached, Group, Handle, Listener, duplicate};
-use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget};
+use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget, Fixing, has_ended};
 use crate::target;
 
 /// Time for which the maps of a fix that has ended may still hold a socket: the kernel frees them in the background.
@@ -30,6 +30,7 @@ const ROWS: usize = 1_000;
 
 pub(super) struct Session<'a> {
     settings: &'a Accept,
+    selection: Selection,
     scope: Scope,
     fix: FixAccept,
     /// The process of the target.
@@ -58,19 +59,19 @@ pub(super) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Attaches a selector to each group of the server.
-    pub(super) fn attach(settings: &'a Accept, guard: Option<Guard>) -> Result<Session<'a>, AcceptError> {
-        let process = match settings.target {
-            AcceptTarget::Process(number) => {
-                Some(Pidfd::of_process(number).map_err(|_| AcceptError::NoProcess(number))?)
-            }
-            AcceptTarget::Address(_) => None,
-        };
-        let scope = Scope::open(settings.target)?;
+    pub(super) fn attach(
+        settings: &'a Accept,
+        selection: Selection,
+        guard: Option<Guard>,
+    ) -> Result<Session<'a>, AcceptError> {
+        let process = settings.target.open_process()?;
+        let scope = Scope::open(&settings.target)?;
         let members = scope.members().map_err(AcceptError::List)?;
         let fix = FixAccept::attach()?;
         let heart = Heart::start(fix.heartbeat()).map_err(AcceptError::Thread)?;
         let mut session = Session {
             settings,
+            selection,
             scope,
             fix,
             process,
@@ -95,71 +96,6 @@ impl<'a> Session<'a> {
             return Err(error);
         }
         Ok(session)
-    }
-
-    pub(super) fn addresses(&self) -> Vec<String> {
-        // A server may have a group for TCP and one for UDP at one address.
-        let addresses: BTreeSet<_> = self.groups.iter().map(|group| group.local).collect();
-        addresses.iter().map(ToString::to_string).collect()
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        let is_over = |process: &Pidfd| socket::wait_readable(process.as_fd(), Some(Duration::ZERO));
-        self.process.as_ref().is_some_and(|process| is_over(process).unwrap_or(false))
-    }
-
-    /// Follows the listeners: some were closed, others joined. `looks`: also for new addresses of the process.
-    pub(super) fn follow(&mut self, looks: bool) -> Result<(), AcceptError> {
-        let is_look = looks && matches!(self.settings.target, AcceptTarget::Process(_));
-        let in_groups = self.groups.iter().map(|group| (group.transport, group.local)).collect();
-        let looked = if is_look { self.scope.look(&in_groups) } else { Ok(()) };
-        let members = match looked.and_then(|()| self.scope.members()) {
-            Ok(members) => members,
-            // No descriptor or no thread is left: the next listing follows soon, and the selectors choose meanwhile.
-            Err(error) => {
-                let message = format!("the sockets could not be listed at one time: {error}");
-                self.remarks.insert("not-followed", message);
-                return Ok(());
-            }
-        };
-        self.release(&members)?;
-        if looks {
-            self.refresh(&members);
-            // Says whether the guard lives.
-            self.tell()?;
-        }
-        let known: BTreeSet<u64> = self.listeners().map(|listener| listener.cookie).collect();
-        let others: Vec<Member> =
-            members.into_iter().filter(|member| !known.contains(&member.cookie)).collect();
-        if looks {
-            self.unseen.clear();
-        }
-        let fresh = fresh(&others, &[&self.excluded, &self.unseen]);
-        if fresh.is_empty() {
-            self.forget(&[]);
-            return Ok(());
-        }
-        // Excluded sockets are examined again when another one joins at their address: a group gets a selector with all its members.
-        let others: Vec<Member> =
-            others.into_iter().filter(|member| fresh.contains(&(member.transport, member.local))).collect();
-        let (mut candidates, mut result) = (Vec::new(), Ok(()));
-        self.unseen.extend(others.iter().map(|member| member.cookie));
-        for candidate in self.candidates(&others) {
-            match candidate {
-                Ok(candidate) => {
-                    self.unseen.remove(&candidate.cookie);
-                    candidates.push(candidate);
-                }
-                Err(error) => result = Err(error),
-            }
-        }
-        self.forget(&candidates);
-        // The kernel's hash chooses for a group that cannot be followed; the other groups keep their selectors.
-        if let Err(error) = result.and(self.adopt(candidates)) {
-            self.remarks.insert("not-followed", error.to_string());
-        }
-        self.joined += (self.listeners().count() - known.len()) as u64;
-        Ok(())
     }
 
     fn listeners(&self) -> impl Iterator<Item = &Listener> {
@@ -245,15 +181,7 @@ impl<'a> Session<'a> {
     /// Returns the reason to refuse the server, if any.
     fn check(&self, candidates: &[Candidate]) -> Result<(), AcceptError> {
         let Some(first) = candidates.first() else {
-            return Err(match self.settings.target {
-                AcceptTarget::Address(address) => AcceptError::Nothing(
-                    format!("at {address}"),
-                    "fourtuple; --pid finds the listeners of a process in another namespace",
-                ),
-                AcceptTarget::Process(process) => {
-                    AcceptError::Nothing(format!("for process {process} or its descendants"), "the process")
-                }
-            });
+            return Err(self.settings.target.nothing());
         };
         let Some(grouped) = candidates.iter().find(|candidate| candidate.found.group.is_some()) else {
             let command = target::command(discover::worker(&first.handles));
@@ -304,7 +232,7 @@ impl<'a> Session<'a> {
 
     /// Returns whether the fix concerns a socket: it is in a group, and what the selector reads exists in its packets.
     fn is_for(&self, candidate: &Candidate) -> bool {
-        let by_payload = matches!(self.settings.selection, Selection::Place(Chooser::Key { .. }))
+        let by_payload = matches!(self.selection, Selection::Place(Chooser::Key { .. }))
             || self.settings.control.is_some();
         candidate.found.group.is_some() && (candidate.transport == Transport::Udp || !by_payload)
     }
@@ -361,7 +289,7 @@ impl<'a> Session<'a> {
         }
         let selector = match self.settings.dry_run {
             true => None,
-            false => Some(self.fix.selector(self.settings.selection, self.settings.control)?),
+            false => Some(self.fix.selector(self.selection, self.settings.control)?),
         };
         if let Some(selector) = &selector {
             // The guard knows the selector before the group has it.
@@ -449,29 +377,6 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    pub(super) fn progress(
-        &mut self,
-        elapsed: Duration,
-        since: Duration,
-    ) -> Result<AcceptProgress, AcceptError> {
-        let rows = self.rows()?;
-        let forgotten: u64 = self.closed.forgotten.values().map(|sums| self.choices(sums)).sum();
-        let chosen = forgotten + rows.iter().map(|row| self.choices(&Choices::of(row))).sum::<u64>();
-        let before = std::mem::replace(&mut self.chosen, chosen);
-        let mut left = self.left;
-        self.groups.iter().for_each(|group| add(&mut left, group));
-        Ok(AcceptProgress {
-            elapsed,
-            groups: self.groups.len(),
-            listeners: self.listeners().count(),
-            chosen,
-            chosen_per_s: chosen.saturating_sub(before) as f64 / since.as_secs_f64().max(1e-9),
-            open: rows.iter().map(|row| row.open).sum(),
-            left: left.0 + left.1,
-            longest_queue: rows.iter().filter_map(|row| row.queue).max().unwrap_or(0),
-        })
-    }
-
     /// Returns the rows of closed and open listeners.
     fn rows(&self) -> Result<Vec<FixAcceptListener>, AcceptError> {
         let mut rows: Vec<_> = self.closed.rows.iter().cloned().collect();
@@ -516,45 +421,123 @@ impl<'a> Session<'a> {
         }
         Ok(())
     }
+}
 
-    pub(super) fn finish(
-        mut self,
-        elapsed: Duration,
-    ) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
+impl Fixing for Session<'_> {
+    fn addresses(&self) -> Vec<String> {
+        // A server may have a group for TCP and one for UDP at one address.
+        let addresses: BTreeSet<_> = self.groups.iter().map(|group| group.local).collect();
+        addresses.iter().map(ToString::to_string).collect()
+    }
+
+    fn has_ended(&self) -> bool {
+        has_ended(self.process.as_ref())
+    }
+
+    /// Follows the listeners: some were closed, others joined. `looks`: also for new addresses of the process.
+    fn follow(&mut self, looks: bool) -> Result<(), AcceptError> {
+        let is_look = looks && matches!(self.settings.target, AcceptTarget::Process(_));
+        let in_groups = self.groups.iter().map(|group| (group.transport, group.local)).collect();
+        let looked = if is_look { self.scope.look(&in_groups) } else { Ok(()) };
+        let members = match looked.and_then(|()| self.scope.members()) {
+            Ok(members) => members,
+            // No descriptor or no thread is left: the next listing follows soon, and the selectors choose meanwhile.
+            Err(error) => {
+                let message = format!("the sockets could not be listed at one time: {error}");
+                self.remarks.insert("not-followed", message);
+                return Ok(());
+            }
+        };
+        self.release(&members)?;
+        if looks {
+            self.refresh(&members);
+            // Says whether the guard lives.
+            self.tell()?;
+        }
+        let known: BTreeSet<u64> = self.listeners().map(|listener| listener.cookie).collect();
+        let others: Vec<Member> =
+            members.into_iter().filter(|member| !known.contains(&member.cookie)).collect();
+        if looks {
+            self.unseen.clear();
+        }
+        let fresh = fresh(&others, &[&self.excluded, &self.unseen]);
+        if fresh.is_empty() {
+            self.forget(&[]);
+            return Ok(());
+        }
+        // Excluded sockets are examined again when another one joins at their address: a group gets a selector with all its members.
+        let others: Vec<Member> =
+            others.into_iter().filter(|member| fresh.contains(&(member.transport, member.local))).collect();
+        let (mut candidates, mut result) = (Vec::new(), Ok(()));
+        self.unseen.extend(others.iter().map(|member| member.cookie));
+        for candidate in self.candidates(&others) {
+            match candidate {
+                Ok(candidate) => {
+                    self.unseen.remove(&candidate.cookie);
+                    candidates.push(candidate);
+                }
+                Err(error) => result = Err(error),
+            }
+        }
+        self.forget(&candidates);
+        // The kernel's hash chooses for a group that cannot be followed; the other groups keep their selectors.
+        if let Err(error) = result.and(self.adopt(candidates)) {
+            self.remarks.insert("not-followed", error.to_string());
+        }
+        self.joined += (self.listeners().count() - known.len()) as u64;
+        Ok(())
+    }
+
+    fn wait(&mut self, time: Duration) -> Result<(), AcceptError> {
+        thread::sleep(time);
+        Ok(())
+    }
+
+    fn progress(&mut self, elapsed: Duration, since: Duration) -> Result<AcceptProgress, AcceptError> {
+        let rows = self.rows()?;
+        let forgotten: u64 = self.closed.forgotten.values().map(|sums| self.choices(sums)).sum();
+        let chosen = forgotten + rows.iter().map(|row| self.choices(&Choices::of(row))).sum::<u64>();
+        let before = std::mem::replace(&mut self.chosen, chosen);
+        let mut left = self.left;
+        self.groups.iter().for_each(|group| add(&mut left, group));
+        Ok(AcceptProgress {
+            elapsed,
+            groups: self.groups.len(),
+            listeners: self.listeners().count(),
+            chosen,
+            chosen_per_s: chosen.saturating_sub(before) as f64 / since.as_secs_f64().max(1e-9),
+            open: rows.iter().filter_map(|row| row.open).sum(),
+            left: left.0 + left.1,
+            longest_queue: rows.iter().filter_map(|row| row.queue).max().unwrap_or(0),
+        })
+    }
+
+    fn finish(mut self, elapsed: Duration) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
         // Queues of this moment.
         if let Ok(members) = self.scope.members() {
             self.release(&members)?;
             self.forget(&[]);
             self.refresh(&members);
         }
-        let mut rows = self.rows()?;
+        let rows = self.rows()?;
         let mut left = self.left;
         self.groups.iter().for_each(|group| add(&mut left, group));
         self.detach()?;
-        let mut totals = self.closed.forgotten.clone();
-        for row in &rows {
-            totals.entry((row.transport.clone(), row.address.clone())).or_default().add(row);
-        }
-        for row in &mut rows {
-            let total = self.choices(&totals[&(row.transport.clone(), row.address.clone())]);
-            row.share = (total > 0).then(|| self.choices(&Choices::of(row)) as f64 / total as f64);
-        }
-        rows.sort_by(|a, b| (&a.transport, &a.address, a.cookie).cmp(&(&b.transport, &b.address, b.cookie)));
-        let sum = |of: fn(&Choices) -> u64| totals.values().map(of).sum::<u64>();
-        let (choices, connections) = (sum(|of| of.choices), sum(|of| of.connections));
-        let left_out = rows.len().saturating_sub(ROWS) as u64 + self.closed.left_out;
+        let (Choices { choices, connections, .. }, listeners, left_out) =
+            self.closed.listed(rows, |of| self.choices(of));
         let results = FixAcceptResults {
             elapsed_ns: elapsed.as_nanos() as u64,
             groups: self.groups.len() as u64,
             choices,
             choices_per_s: choices as f64 / elapsed.as_secs_f64().max(1e-9),
             connections,
+            moves: 0,
             lapsed: left.0,
             strays: left.1,
             joined: self.joined,
             closed: self.closed.rows.len() as u64 + self.closed.left_out,
             missed: self.fix.missed()?,
-            listeners: rows.into_iter().take(ROWS).collect(),
+            listeners,
             listeners_left_out: left_out,
         };
         let remarks = self.remarks.into_iter().map(|(id, message)| Remark::new(id, message)).collect();
@@ -563,41 +546,79 @@ impl<'a> Session<'a> {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Choices {
+pub(super) struct Choices {
     choices: u64,
-    connections: u64,
+    pub(super) connections: u64,
+    pub(super) moves: u64,
 }
 
 impl Choices {
     fn of(row: &FixAcceptListener) -> Choices {
-        Choices { choices: row.choices, connections: row.connections }
+        Choices { choices: row.choices, connections: row.connections, moves: row.moves }
     }
 
-    fn add(&mut self, row: &FixAcceptListener) {
-        self.choices += row.choices;
-        self.connections += row.connections;
+    fn add(&mut self, other: Choices) {
+        self.choices += other.choices;
+        self.connections += other.connections;
+        self.moves += other.moves;
     }
 }
 
 /// The listeners that were closed: rows of the last ones, and sums of the others, since a server may reload for months.
 #[derive(Debug, Default)]
-struct Closed {
-    rows: VecDeque<FixAcceptListener>,
+pub(super) struct Closed {
+    pub(super) rows: VecDeque<FixAcceptListener>,
     /// The choices of listeners without a row, by transport and address.
     forgotten: BTreeMap<(String, String), Choices>,
     /// Number of listeners without a row.
-    left_out: u64,
+    pub(super) left_out: u64,
 }
 
 impl Closed {
-    fn add(&mut self, row: FixAcceptListener) {
+    pub(super) fn add(&mut self, row: FixAcceptListener) {
         self.rows.push_back(row);
         if self.rows.len() > ROWS
             && let Some(row) = self.rows.pop_front()
         {
             self.left_out += 1;
-            self.forgotten.entry((row.transport.clone(), row.address.clone())).or_default().add(&row);
+            self.forgotten
+                .entry((row.transport.clone(), row.address.clone()))
+                .or_default()
+                .add(Choices::of(&row));
         }
+    }
+}
+
+impl Closed {
+    /// Returns the sums of all listeners, the rows of a record with their shares of what is `counted`, and the number of listeners without a
+    /// row.
+    pub(super) fn listed(
+        &self,
+        mut rows: Vec<FixAcceptListener>,
+        counted: impl Fn(&Choices) -> u64,
+    ) -> (Choices, Vec<FixAcceptListener>, u64) {
+        let place = |row: &FixAcceptListener| (row.transport.clone(), row.address.clone());
+        let mut totals = self.forgotten.clone();
+        for row in &rows {
+            totals.entry(place(row)).or_default().add(Choices::of(row));
+        }
+        for row in &mut rows {
+            let total = counted(&totals[&place(row)]);
+            row.share = (total > 0).then(|| counted(&Choices::of(row)) as f64 / total as f64);
+        }
+        rows.sort_by(|a, b| {
+            (&a.transport, &a.address, a.cookie, a.process).cmp(&(
+                &b.transport,
+                &b.address,
+                b.cookie,
+                b.process,
+            ))
+        });
+        let left_out = rows.len().saturating_sub(ROWS) as u64 + self.left_out;
+        rows.truncate(ROWS);
+        let mut sums = Choices::default();
+        totals.into_values().for_each(|of| sums.add(of));
+        (sums, rows, left_out)
     }
 }
 
@@ -689,8 +710,9 @@ mod tests {
                 command: "server".to_owned(),
                 choices: 2,
                 connections: 1,
+                moves: 0,
                 share: None,
-                open: 0,
+                open: Some(0),
                 queue: None,
             });
         }
@@ -698,6 +720,6 @@ mod tests {
         assert_eq!(closed.rows[0].cookie, all - ROWS as u64, "the last ones have rows");
         let half = ROWS as u64;
         let sums: Vec<Choices> = closed.forgotten.into_values().collect();
-        assert_eq!(sums, [Choices { choices: 2 * half, connections: half }; 2]);
+        assert_eq!(sums, [Choices { choices: 2 * half, connections: half, moves: 0 }; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! A fix of two groups with a reload, and a dry run that saw nothing.
+//! A fix of two groups with a reload, a dry run that saw nothing, and workers that take turns.
 
 use fourtuple_record::*;
 
@@ -21,8 +21,9 @@ pub(crate) fn fix_accept() -> FixAcceptRecord {
         command: "nginx".into(),
         choices: chosen,
         connections: chosen + 1,
+        moves: 0,
         share: Some(chosen as f64 / 30_000.0),
-        open: 17,
+        open: Some(17),
         queue,
     };
     let results = FixAcceptResults {
@@ -31,6 +32,7 @@ pub(crate) fn fix_accept() -> FixAcceptRecord {
         choices: 33_000,
         choices_per_s: 550.0,
         connections: 30_004,
+        moves: 0,
         lapsed: 4,
         strays: 2,
         joined: 1,
@@ -66,8 +68,27 @@ pub(crate) fn bare_fix_accept() -> FixAcceptRecord {
     results.listeners.truncate(1);
     results.listeners_left_out = 0;
     let listener = &mut results.listeners[0];
-    (listener.choices, listener.connections, listener.open) = (0, 0, 0);
+    (listener.choices, listener.connections, listener.open) = (0, 0, Some(0));
     (listener.share, listener.queue) = (None, None);
+    record
+}
+
+/// Three workers of a unix listener, one of which has ended.
+pub(crate) fn rotated_fix_accept() -> FixAcceptRecord {
+    let mut record = fix_accept();
+    record.settings.listen = Some("unix:/run/app.sock".into());
+    (record.settings.pid, record.settings.control) = (None, None);
+    record.settings.select = "rotate".into();
+    let results = &mut record.results;
+    (results.groups, results.choices, results.choices_per_s) = (1, 0, 0.0);
+    (results.lapsed, results.strays, results.listeners_left_out) = (0, 0, 0);
+    results.moves = 29_990;
+    results.listeners.truncate(3);
+    for listener in &mut results.listeners {
+        (listener.transport, listener.address) = ("unix".into(), "/run/app.sock".into());
+        (listener.cookie, listener.choices, listener.open) = (41, 0, None);
+        listener.moves = listener.connections - 5;
+    }
     record
 }
 
@@ -82,6 +103,6 @@ pub(crate) fn hostile_fix_accept() -> FixAcceptRecord {
     listener.command = "<i>".into();
     listener.address = "</script>".into();
     listener.share = Some(-7.0);
-    (listener.choices, listener.open, listener.queue) = (u64::MAX, u64::MAX, Some(u32::MAX));
+    (listener.choices, listener.open, listener.queue) = (u64::MAX, Some(u64::MAX), Some(u32::MAX));
     record
 }

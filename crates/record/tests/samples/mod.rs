@@ -21,7 +21,7 @@ use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
 pub(crate) use doctor::{blind_doctor, doctor, hostile_doctor, live_doctor};
-pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept};
+pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept, rotated_fix_accept};
 pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
 pub(crate) use fleet::{
     fleet_doctor, fleet_lab_ports, fleet_plan, fleet_serve, fleet_trace_connect, hostile_fleet,
@@ -887,6 +887,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare fix ports", Saved::FixPorts(bare_fix_ports())),
         ("fix accept", Saved::FixAccept(fix_accept())),
         ("bare fix accept", Saved::FixAccept(bare_fix_accept())),
+        ("rotated fix accept", Saved::FixAccept(rotated_fix_accept())),
         ("doctor", Saved::Doctor(doctor())),
         ("live doctor", Saved::Doctor(live_doctor())),
         ("blind doctor", Saved::Doctor(blind_doctor())),

@@ -135,21 +135,32 @@ const FIX_ACCEPT_ROWS: usize = 24;
 
 pub(super) fn fix_accept(record: &FixAcceptRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
-    let title = if settings.dry_run { "What the kernel's hash chose" } else { "What fix accept chose" };
+    let title = match (settings.dry_run, is_rotation(settings)) {
+        (true, true) => "Who accepted",
+        (true, false) => "What the kernel's hash chose",
+        (false, true) => "Whom fix accept moved",
+        (false, false) => "What fix accept chose",
+    };
     let mut document = Document::new(title, fix_accept_command_line(settings), &[]);
-    document.page_heading("All groups");
+    document.page_heading(if is_rotation(settings) { "All workers" } else { "All groups" });
     document.facts(fix_accept_facts(settings, results));
     document.push(Block::Figures(fix_accept_figures(settings, results)));
     if results.listeners.is_empty() {
         document.note(Tone::Plain, "no listeners");
     } else {
-        document.heading("By listener");
-        document.table(fix_accept_listeners(results));
+        document.heading(if is_rotation(settings) { "By worker" } else { "By listener" });
+        document.table(fix_accept_listeners(settings, results));
     }
     if results.listeners_left_out > 0 {
-        document.note(Tone::Dim, format!("{} not listed", plural(results.listeners_left_out, "listener")));
+        let row = if is_rotation(settings) { "worker" } else { "listener" };
+        document.note(Tone::Dim, format!("{} not listed", plural(results.listeners_left_out, row)));
     }
     document
+}
+
+/// Returns whether workers that share a listener took turns, without a selector.
+fn is_rotation(settings: &FixAcceptSettings) -> bool {
+    settings.select == "rotate"
 }
 
 fn fix_accept_facts(settings: &FixAcceptSettings, results: &FixAcceptResults) -> Vec<String> {
@@ -158,11 +169,13 @@ fn fix_accept_facts(settings: &FixAcceptSettings, results: &FixAcceptResults) ->
     facts.extend(settings.pid.map(|process| format!("sockets of process {process} and its descendants")));
     facts.push(if settings.dry_run {
         "nothing changed".to_owned()
+    } else if is_rotation(settings) {
+        "workers take turns".to_owned()
     } else {
         format!("selector {}", settings.select)
     });
     facts.extend(settings.control.as_ref().map(|control| format!("control packets {control}")));
-    facts.push(plural(results.groups, "group"));
+    facts.push(plural(results.groups, if is_rotation(settings) { "listener" } else { "group" }));
     facts.push(format!("attached for {}", duration(results.elapsed_ns)));
     facts
 }
@@ -184,16 +197,23 @@ fn fix_accept_figures(
     results: &FixAcceptResults,
 ) -> Vec<(&'static str, String)> {
     let mut figures = Vec::new();
-    if !settings.dry_run {
-        figures.push(("connections or datagrams chosen for", count(results.choices)));
-        figures.push(("choices per second", rate(results.choices_per_s)));
-    }
-    figures.push(("TCP connections", count(results.connections)));
+    let (joined, closed) = if is_rotation(settings) {
+        figures.push(("workers moved to the end of the queue", count(results.moves)));
+        figures.push(("connections accepted", count(results.connections)));
+        ("workers that joined", "workers that ended")
+    } else {
+        if !settings.dry_run {
+            figures.push(("connections or datagrams chosen for", count(results.choices)));
+            figures.push(("choices per second", rate(results.choices_per_s)));
+        }
+        figures.push(("TCP connections", count(results.connections)));
+        ("listeners that joined", "listeners that were closed")
+    };
     let events = [
         ("packets left to the hash without a heartbeat", results.lapsed),
         ("packets left to the hash by closed listeners", results.strays),
-        ("listeners that joined", results.joined),
-        ("listeners that were closed", results.closed),
+        (joined, results.joined),
+        (closed, results.closed),
         ("events that the counters missed", results.missed),
     ];
     figures.extend(
@@ -202,21 +222,31 @@ fn fix_accept_figures(
     figures
 }
 
-fn fix_accept_listeners(results: &FixAcceptResults) -> Table {
+fn fix_accept_listeners(settings: &FixAcceptSettings, results: &FixAcceptResults) -> Table {
     let most = results.listeners.iter().map(|listener| fix_accept_bar(results, listener)).max().unwrap_or(0);
-    Table::of(&results.listeners)
+    let table = Table::of(&results.listeners)
         .text("address", 1, |listener| format!("{} {}", listener.transport, listener.address))
         .text("process", 0, |listener| format!("{}[{}]", listener.command, listener.process))
-        .number("cookie", 4, |listener| listener.cookie.to_string())
-        .number("chosen|Chosen for", 0, |listener| count(listener.choices))
+        .number("cookie", 4, |listener| listener.cookie.to_string());
+    let table = if is_rotation(settings) {
+        table.number("moves", 0, |listener| count(listener.moves))
+    } else {
+        table.number("chosen|Chosen for", 0, |listener| count(listener.choices))
+    };
+    let table = table
         .number("connections", 2, |listener| count(listener.connections))
         .number("share", 0, |listener| maybe(listener.share, share))
-        .text("distribution", 3, |listener| Cell::bar(fix_accept_bar(results, listener), most))
-        .number("open", 1, |listener| count(listener.open))
+        .text("distribution", 3, |listener| Cell::bar(fix_accept_bar(results, listener), most));
+    let table = if is_rotation(settings) {
+        table
+    } else {
+        table.number("open", 1, |listener| maybe(listener.open, count))
+    };
+    table
         .number("queue", 1, |listener| {
             listener.queue.map_or_else(|| format!("{NOTHING} closed"), |queue| count(queue.into()))
         })
-        .limit(FIX_ACCEPT_ROWS, usize::MAX, "listener")
+        .limit(FIX_ACCEPT_ROWS, usize::MAX, if is_rotation(settings) { "worker" } else { "listener" })
         .into()
 }
 

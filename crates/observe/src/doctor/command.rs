@@ -262,7 +262,7 @@ impl Place<'_> {
 }
 
 /// Returns a text as one word of a shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 

@@ -614,6 +614,25 @@ fn b02_listeners_of_two_families_are_no_group() {
 }
 
 #[test]
+fn b02_workers_of_nginx_can_take_turns() {
+    with_python(|| {
+        let mut pythons = [Python::start(), Python::start()];
+        for python in &mut pythons {
+            // PR_SET_NAME
+            python.run("import ctypes; ctypes.CDLL(None).prctl(15, b'nginx', 0, 0, 0)");
+        }
+        let (_, _tcp) = shared(&mut pythons[0], 4100, &[48, 10, 2, 0]);
+        let _unix = shared_unix(&mut pythons[1], &[48, 10, 2, 0]);
+        let found = findings("B02");
+        assert_eq!(found.len(), 2, "{found:?}");
+        for (finding, listen) in found.iter().zip(["127.0.0.1:4100", "'unix:@workers'"]) {
+            let action = format!("fourtuple fix accept --listen {listen} --select rotate");
+            assert_eq!(finding.now[0].action, action);
+        }
+    });
+}
+
+#[test]
 fn b02_a_busy_worker_is_a_warning() {
     with_python(|| {
         let mut python = Python::start();

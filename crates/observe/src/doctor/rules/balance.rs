@@ -7,7 +7,7 @@ use crate::doctor::accepting::{
     acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
-use crate::doctor::command::Scope;
+use crate::doctor::command::{Scope, quoted};
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, process};
@@ -91,7 +91,9 @@ pub(super) const B02: Rule = Rule {
         "The rule has a finding if several processes hold the same listener, their connections rise or fall in the order of their start, \
          and Jain's index is below the threshold; with the same conditions as B01: a busy first worker, or a notice for three \
          workers or more.",
-        "What helps: SO_REUSEPORT, a listener for each worker (nginx: reuseport in the directive listen; Gunicorn: --reuse-port); with it \
+        "What helps at once, for nginx: `fourtuple fix accept --select rotate`, which makes the worker that accepted the last to be woken, \
+         also for unix sockets.",
+        "What lasts: SO_REUSEPORT, a listener for each worker (nginx: reuseport in the directive listen; Gunicorn: --reuse-port); with it \
          `fourtuple fix accept` can choose the least busy worker. A program that is under your control can remove and add the listener \
          after each accept (EPOLL_CTL_DEL, EPOLL_CTL_ADD), which makes the order rotate; nginx does so after each 16th accept since \
          1.21.6. It is the only one for unix sockets, which have no SO_REUSEPORT, beside a path for each worker.",
@@ -102,10 +104,11 @@ pub(super) const B02: Rule = Rule {
 };
 
 fn b02(snapshot: &Snapshot, limit: f64) -> Checked {
-    Ok(skews(snapshot, limit)?.iter().filter(|skew| skew.is_ladder).map(draft_b02).collect())
+    let skews = skews(snapshot, limit)?;
+    Ok(skews.iter().filter(|skew| skew.is_ladder).map(|skew| draft_b02(snapshot, skew)).collect())
 }
 
-fn draft_b02(skew: &Skew) -> Draft {
+fn draft_b02(snapshot: &Snapshot, skew: &Skew) -> Draft {
     let name = skew.workers.first().map_or("", |worker| worker.name.as_str());
     let place = &skew.place;
     let verdict = format!(
@@ -119,6 +122,15 @@ fn draft_b02(skew: &Skew) -> Draft {
     let mut draft = Draft::new(skew.severity, place.clone(), verdict);
     if let Some(load) = load(&skew.workers) {
         draft = draft.because(load);
+    }
+    // Of the known servers only nginx waits with EPOLLEXCLUSIVE, which the command needs.
+    if name == "nginx" {
+        for listener in shared(snapshot, skew) {
+            draft = draft.now(Remedy::own(
+                format!("fix accept --listen {listener} --select rotate"),
+                "the worker that accepted becomes the last to be woken, until the command ends (Ctrl-C); connections that exist stay",
+            ));
+        }
     }
     let Some(port) = skew.port else {
         return draft.proper(Remedy::advice(
@@ -141,6 +153,14 @@ fn draft_b02(skew: &Skew) -> Draft {
             setting,
             "each worker has its own queue; `fourtuple fix accept` then chooses the least busy one",
         ))
+}
+
+/// Returns the listeners of a ladder, as `--listen` names them.
+fn shared(snapshot: &Snapshot, skew: &Skew) -> Vec<String> {
+    let Some(port) = skew.port else { return vec![quoted(&format!("unix:{}", skew.place))] };
+    let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default().iter();
+    let own = listeners.filter(|listener| listener.address.port() == port && listener.owners.len() > 1);
+    own.map(|listener| listener.address.to_string()).collect()
 }
 
 pub(super) const B03: Rule = Rule {

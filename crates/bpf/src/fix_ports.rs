@@ -1,7 +1,7 @@
 //! Binds sockets of a cgroup's programs to free source ports at connect(), beyond a share of the port range.
 
 use std::mem;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::Duration;
@@ -364,6 +364,15 @@ impl NamespacePorts {
 }
 
 impl DestinationFilter {
+    /// Returns whether connects to an address are among the destinations.
+    pub fn includes(&self, destination: SocketAddr) -> bool {
+        let (address, mask) = self.bits();
+        let masked = u128::from_be_bytes(address_bytes(destination.ip())) & u128::from_be_bytes(mask);
+        self.port.is_none_or(|port| port == destination.port())
+            && self.address.is_ipv4() == destination.is_ipv4()
+            && masked.to_be_bytes() == address
+    }
+
     /// Returns address and mask, of 16 bytes each.
     fn bits(&self) -> ([u8; 16], [u8; 16]) {
         let length = u32::from(self.length) + if self.address.is_ipv4() { 96 } else { 0 };
@@ -440,6 +449,15 @@ impl FixPorts {
     /// [`BpfError::NotPermitted`]; [`BpfError::Refused`] by a kernel without bpf_loop (Linux 5.17).
     pub fn attach(&mut self, cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
         PROGRAMS.into_iter().try_for_each(|program| self.programs.attach_cgroup(program, cgroup))
+    }
+
+    /// Lets the kernel verify the programs, and attaches them nowhere.
+    ///
+    /// # Errors
+    ///
+    /// As of [`FixPorts::attach`].
+    pub fn verify(&mut self) -> Result<(), BpfError> {
+        PROGRAMS.into_iter().try_for_each(|program| self.programs.load_for_cgroup(program).map(drop))
     }
 
     /// Detaches the programs; the counters stay readable.

@@ -206,6 +206,20 @@ impl Programs {
         cgroup: BorrowedFd<'_>,
     ) -> Result<(), BpfError> {
         const ATTACH: &str = "bpf(BPF_LINK_CREATE)";
+        let (name, found) = self.load_for_cgroup(program)?;
+        // A link allows further programs by itself and takes no flag for it (cgroup_bpf_link_attach).
+        let link =
+            found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;
+        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
+        self.links.push(link.try_into().map_err(|error| failure(name, ATTACH, &error))?);
+        Ok(())
+    }
+
+    /// Loads one of the programs for connect() of a cgroup, unless it is loaded.
+    pub(crate) fn load_for_cgroup(
+        &mut self,
+        program: &'static str,
+    ) -> Result<(&'static str, &mut CgroupSockAddr), BpfError> {
         let (name, found, _) = self.program(program)?;
         let found: &mut CgroupSockAddr = found.try_into().map_err(|_| no_program(name, program))?;
         // A program that has been detached is still loaded.
@@ -214,12 +228,7 @@ impl Programs {
                 .load()
                 .map_err(|error| refusal(name, program, "program for connect() of a cgroup", error))?;
         }
-        // A link allows further programs by itself and takes no flag for it (cgroup_bpf_link_attach).
-        let link =
-            found.attach(cgroup, CgroupAttachMode::Single).map_err(|error| failure(name, ATTACH, &error))?;
-        let link = found.take_link(link).map_err(|error| failure(name, ATTACH, &error))?;
-        self.links.push(link.try_into().map_err(|error| failure(name, ATTACH, &error))?);
-        Ok(())
+        Ok((name, found))
     }
 
     fn program(&mut self, program: &'static str) -> Result<(&'static str, &mut Program, &Btf), BpfError> {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,6 @@ use crate::error::FixError;
 use crate::namespaces;
 use crate::namespaces::Namespaces;
 
-/// Maximum time from a stop request to the end.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which port ranges and the processes of the cgroup are read again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum share of a processor that repeats answers after changes of routes, and each kind of reading of the processes of the cgroup. A
@@ -49,8 +47,24 @@ pub struct Ports {
     pub time: Option<Duration>,
     /// Whether to count only.
     pub dry_run: bool,
-    /// Whether to measure the cost of the kernel's search before the start, for the estimate of the time saved.
+    /// Whether to measure the cost of the kernel's search before the start, for the estimate of the time saved; once in a process.
     pub estimate: bool,
+    pub pace: Pace,
+}
+
+/// How often a fix looks up from waiting for the kernel's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Maximum time from a stop request to the end.
+    pub stop: Duration,
+    pub progress: Duration,
+}
+
+impl Pace {
+    /// For someone who watches.
+    pub const LIVE: Pace = Pace { stop: Duration::from_millis(50), progress: Duration::from_millis(200) };
+    /// For a process with many fixes.
+    pub const SLOW: Pace = Pace { stop: Duration::from_millis(500), progress: Duration::from_secs(1) };
 }
 
 /// Figures of a running fix.
@@ -86,8 +100,17 @@ pub struct PortsOutcome {
 }
 
 impl Ports {
+    /// Loads the programs and attaches them nowhere.
+    ///
+    /// # Errors
+    ///
+    /// [`FixError::Bpf`]: this host or this user cannot do it.
+    pub fn verify() -> Result<(), FixError> {
+        Ok(FixPorts::load(&FixPortsSettings::default())?.verify()?)
+    }
+
     /// Fixes connects until the time has passed, `stop` is true or the cgroup is removed. Calls `attached` once, when the programs
-    /// are attached, and `progress` five times a second.
+    /// are attached, and `progress` at the pace of the fix.
     ///
     /// # Errors
     ///
@@ -109,7 +132,7 @@ impl Ports {
         let mut is_removed = false;
         loop {
             let elapsed = start.elapsed();
-            let remaining = self.time.map_or(POLL_INTERVAL, |time| time.saturating_sub(elapsed));
+            let remaining = self.time.map_or(self.pace.stop, |time| time.saturating_sub(elapsed));
             session.poll()?;
             if elapsed >= refreshed + REFRESH_INTERVAL {
                 refreshed = elapsed;
@@ -119,11 +142,11 @@ impl Ports {
             if remaining.is_zero() || is_removed || stop.load(Ordering::Relaxed) {
                 break;
             }
-            if elapsed >= reported + PROGRESS_INTERVAL {
+            if elapsed >= reported + self.pace.progress {
                 progress(&session.progress(elapsed, elapsed - reported)?);
                 reported = elapsed;
             }
-            session.fix.wait(remaining.min(POLL_INTERVAL))?;
+            session.fix.wait(remaining.min(self.pace.stop))?;
         }
         let elapsed = start.elapsed();
         let mut validity = Vec::new();
@@ -446,11 +469,18 @@ pub(crate) struct Calibration {
     pub(crate) probe_ns: f64,
 }
 
-/// Measures in a network namespace of its own, which ends with the measurement. `None` where that is not possible: without the
-/// right to make a namespace, or with too few descriptors; and when `stop` is set.
+/// Measures in a network namespace of its own, which ends with the measurement, unless this process has measured before. `None` where that is
+/// not possible: without the right to make a namespace, or with too few descriptors; and when `stop` is set.
 fn calibrate(stop: &AtomicBool) -> Option<Calibration> {
-    let builder = thread::Builder::new().name("calibrate".to_owned());
-    thread::scope(|scope| builder.spawn_scoped(scope, || measure(stop)).ok()?.join().ok()?.ok())
+    static MEASURED: Mutex<Option<Calibration>> = Mutex::new(None);
+    // One at a time: the measurements of others would disturb it.
+    let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+    if measured.is_none() {
+        let builder = thread::Builder::new().name("calibrate".to_owned());
+        *measured =
+            thread::scope(|scope| builder.spawn_scoped(scope, || measure(stop)).ok()?.join().ok()?.ok());
+    }
+    *measured
 }
 
 fn measure(stop: &AtomicBool) -> io::Result<Calibration> {
@@ -502,6 +532,7 @@ mod tests {
             time: None,
             dry_run: false,
             estimate: false,
+            pace: Pace::LIVE,
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::program::cgroup::Cgroup;
 use crate::program::fixing::{Client, attached, attached_by, record_of};
 use crate::program::{fourtuple, list, number, text};
-use fourtuple_fix::Ports;
+use fourtuple_fix::{Pace, Ports};
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::{Errno, child, device, netns, resource};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
@@ -225,6 +225,7 @@ fn a_fix_without_threads_or_sockets_continues() {
                 time: None,
                 dry_run: false,
                 estimate: false,
+                pace: Pace::LIVE,
             };
             let stop = AtomicBool::new(false);
             let (reports, progress) = mpsc::channel();

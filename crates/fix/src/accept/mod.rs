@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::fix_accept::{MEMBERS, Selection};
-use fourtuple_bpf::{BpfError, Control};
+use fourtuple_bpf::{BpfError, Control, FixAccept};
 use fourtuple_record::{FixAcceptResults, Remark};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::{Errno, resource, socket};
@@ -37,6 +37,16 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Accept {
+    /// Loads the programs that count, and chooses for no group.
+    ///
+    /// # Errors
+    ///
+    /// [`AcceptError::Bpf`]: this host or this user cannot do it.
+    pub fn verify() -> Result<(), AcceptError> {
+        FixAccept::attach()?;
+        Ok(())
+    }
+
     /// Chooses listeners until the time has passed, `stop` is true or the process of the target has ended. Calls `attached` once with
     /// the addresses of the groups, when the selectors are attached, and `progress` five times a second. The calling process must
     /// have one thread, because the guard process is forked.

@@ -36,7 +36,7 @@ use fourtuple_syscalls::user_notification::{Inbox, Listener};
 use fourtuple_syscalls::{Errno, privileges};
 
 use crate::error::FixError;
-use crate::ports::{Ports, PortsOutcome};
+use crate::ports::{Pace, Ports, PortsOutcome};
 use crate::run::files::{Files, LibraryDirectory, own_cgroup};
 use crate::run::layout::{BOUND, COUNTERS, *};
 use crate::run::program::{Program, shown};
@@ -203,6 +203,7 @@ impl Fix {
             time: None,
             dry_run: false,
             estimate: false,
+            pace: Pace::LIVE,
         };
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, attached): (_, Receiver<()>) = mpsc::channel();

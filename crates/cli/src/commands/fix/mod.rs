@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 
 use crate::exit::Exit;
 use crate::output::{self, Output};
+pub(crate) use ports::source;
 
 /// Fix connections of running programs from outside, without a restart
 ///

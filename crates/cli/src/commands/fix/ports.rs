@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_fix::{DestinationFilter, FixError, Ports, PortsProgress, Programs, Target, parse_destination};
+use fourtuple_fix::{
+    DestinationFilter, FixError, Pace, Ports, PortsProgress, Programs, Target, parse_destination,
+};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{FixPortsSettings, Saved};
 use fourtuple_report::duration;
@@ -89,7 +91,7 @@ fn destination(text: &str) -> Result<Destination, String> {
     Ok(Destination { text: text.to_owned(), filter })
 }
 
-pub(super) fn source(text: &str) -> Result<IpNet, String> {
+pub(crate) fn source(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().ok().map(IpNet::from);
     text.parse().ok().or_else(address).ok_or_else(|| {
         format!("{text:?} is not a prefix: expected one such as 192.0.2.0/28 or 2001:db8::/124")
@@ -108,6 +110,7 @@ impl PortsFlags {
             time: self.time,
             dry_run: self.dry_run,
             estimate: true,
+            pace: Pace::LIVE,
         };
         let stop = stop::flag()?;
         let started = OffsetDateTime::now_utc();

@@ -12,6 +12,7 @@
 mod accept;
 mod budget;
 mod error;
+pub mod guard;
 mod namespaces;
 mod ports;
 pub mod print;
@@ -24,7 +25,7 @@ pub use error::FixError;
 pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use fourtuple_bpf::{Chooser, Control};
-pub use ports::{Ports, PortsOutcome, PortsProgress};
+pub use ports::{Pace, Ports, PortsOutcome, PortsProgress};
 pub use run::{Choice, Notice, Run, RunError, RunOutcome, Way, Ways};
 pub use target::{Programs, Target, TargetError};
 pub use this_host::{DestinationError, PrintRequest, parse_destination};

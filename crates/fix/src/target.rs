@@ -211,18 +211,22 @@ struct Match {
     chosen_by: Option<u32>,
 }
 
-/// Returns the cgroups with an accepted name. Does not search below them.
-fn search(mount: &Path, accepts: &dyn Fn(&str) -> bool) -> Vec<Match> {
+/// Returns the owner of a directory, if that is neither root nor the user of this process.
+pub(crate) fn foreign_owner(mount: &Path, directory: &Path) -> Option<u32> {
     let owner = |directory: &Path| fs::metadata(directory).map(|directory| directory.uid()).ok();
     // In a user namespace, the root of the file system may belong to a user that has no number there.
-    let trusted: Vec<u32> =
-        [Some(0), owner(Path::new("/proc/self")), owner(mount)].into_iter().flatten().collect();
+    let trusted = [Some(0), owner(Path::new("/proc/self")), owner(mount)];
+    owner(directory).filter(|user| !trusted.contains(&Some(*user)))
+}
+
+/// Returns the cgroups with an accepted name. Does not search below them.
+fn search(mount: &Path, accepts: &dyn Fn(&str) -> bool) -> Vec<Match> {
     let mut found = Vec::new();
     let mut waiting = vec![(mount.to_owned(), None)];
     while let Some((directory, above)) = waiting.pop() {
         // A cgroup may be removed during the search.
         let Ok(entries) = fs::read_dir(&directory) else { continue };
-        let chosen_by = above.or_else(|| owner(&directory).filter(|user| !trusted.contains(user)));
+        let chosen_by = above.or_else(|| foreign_owner(mount, &directory));
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             match entry.file_name().to_str() {
                 Some(name) if accepts(name) => found.push(Match { path: entry.path(), chosen_by }),

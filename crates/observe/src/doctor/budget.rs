@@ -87,13 +87,13 @@ impl Budget {
     }
 
     /// Returns whether no port is left.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.total > 0 && self.taken() >= self.total
     }
 
     /// Returns whether a draw finds a port sooner than the search of the kernel: one port in 100 is unused, and the search does not end at
     /// a port in TIME_WAIT that connect() may take again, one of 100 of which ends it after about 100 lookups.
-    pub(crate) fn draws_pay(&self) -> bool {
+    pub fn draws_pay(&self) -> bool {
         let unused = u64::from(self.total.saturating_sub(self.in_use));
         unused * 100 >= u64::from(self.total) && u64::from(self.reusable) * 100 < self.in_use.into()
     }

@@ -4,11 +4,12 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot};
 
 use crate::doctor::accepting::{
-    acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, lags, stopped, time,
+    acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, stopped, time,
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
 use crate::doctor::command::{Scope, quoted};
 use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::repairable::stuck;
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, process};
 
@@ -185,19 +186,8 @@ pub(super) const B03: Rule = Rule {
 };
 
 fn b03(snapshot: &Snapshot, limit: f64) -> Checked {
-    let migrates = snapshot.number("net.ipv4.tcp_migrate_req").is_ok_and(|value| value != 0);
-    let mut drafts = Vec::new();
-    for group in groups(snapshot.listeners.seen()?) {
-        for member in &group {
-            let is_stuck = f64::from(member.waiting) >= limit || stopped(snapshot, &member.owners).is_some();
-            // B04 has the listeners of an old generation.
-            let is_old = !migrates && is_left_behind(snapshot, member, &group);
-            if is_stuck && lags(member, &group) && !is_old {
-                drafts.push(draft_b03(snapshot, member, &group));
-            }
-        }
-    }
-    Ok(drafts)
+    let stuck = stuck(snapshot, snapshot.listeners.seen()?, limit).into_iter();
+    Ok(stuck.map(|(member, group)| draft_b03(snapshot, member, &group)).collect())
 }
 
 fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {

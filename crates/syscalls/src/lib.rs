@@ -54,6 +54,7 @@ pub mod signals;
 pub mod sock_diag;
 pub mod socket;
 pub mod socket_census;
+pub mod socket_path;
 pub mod unix_diag;
 pub mod user_notification;
 pub mod veth;

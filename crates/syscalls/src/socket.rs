@@ -67,6 +67,15 @@ pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Opens a non-blocking unix socket of this type, close-on-exec.
+pub(crate) fn open_unix(kind: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: socket() takes no pointers.
+    let fd =
+        check(unsafe { libc::socket(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) })?;
+    // SAFETY: the call above returned a new descriptor, which has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Binds a socket to an endpoint (bind(2)). The path of a unix socket must not exist yet.
 pub fn bind_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<()> {
     let raw = endpoint.raw()?;

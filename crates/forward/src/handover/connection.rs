@@ -48,7 +48,7 @@ impl PeerConnection {
             path: path.clone(),
             source,
         })?;
-        if peer.user != 0 && peer.user != message::own_user() {
+        if !peer.is_root_or_own() {
             return Err(HandoverError::Stranger { path, user: peer.user });
         }
         Ok(PeerConnection { socket, path, peer })

@@ -15,6 +15,7 @@ use fourtuple_forward::{
     TakeoverOutcome, TakeoverSocket,
 };
 use fourtuple_syscalls::message;
+use fourtuple_syscalls::socket_path::Kind;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::stream::{LONG, Stream, socket};
 
@@ -184,7 +185,7 @@ fn a_dead_successor_leaves_the_predecessor_running() {
                     let (outcome, ()) = thread::scope(|scope| {
                         let path = room.takeover_socket();
                         let dying = scope.spawn(move || {
-                            let line = message::connect_to(&path).unwrap();
+                            let line = Kind::Packets.connect(&path).unwrap();
                             message::send(line.as_fd(), HELLO, None).unwrap();
                             read_messages(&line, "that is all");
                             if dies_when_ready {
@@ -215,7 +216,7 @@ fn invalid_messages_are_no_takeover() {
         let mut takeover_socket = TakeoverSocket::open(&room.takeover_socket()).unwrap();
         assert!(matches!(running.hand_over(&mut takeover_socket).unwrap(), TakeoverOutcome::Nothing));
         for said in [&b"ready?"[..], b"fourtuple forward takes over, 2", b"\xff\0", &[b'x'; 60_000]] {
-            let line = message::connect_to(&room.takeover_socket()).unwrap();
+            let line = Kind::Packets.connect(&room.takeover_socket()).unwrap();
             message::send(line.as_fd(), said, None).unwrap();
             let outcome = hand_over(&mut running, &mut takeover_socket);
             assert!(
@@ -224,7 +225,7 @@ fn invalid_messages_are_no_takeover() {
             );
             read_messages(&line, "no\n");
         }
-        drop(message::connect_to(&room.takeover_socket()).unwrap());
+        drop(Kind::Packets.connect(&room.takeover_socket()).unwrap());
         let outcome = hand_over(&mut running, &mut takeover_socket);
         assert!(matches!(outcome, TakeoverOutcome::Failed(HandoverError::Gone { .. })), "{outcome:?}");
         running.check().unwrap();

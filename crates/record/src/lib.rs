@@ -19,6 +19,7 @@ mod fix_ports;
 mod fleet;
 mod format;
 mod forward;
+mod guard;
 mod lab;
 mod lab_locks;
 mod load;
@@ -58,6 +59,10 @@ pub use format::{
 };
 pub use forward::{
     ForwardBfd, ForwardBfdTimers, ForwardLink, ForwardPlane, ForwardRecord, ForwardResults, ForwardSettings,
+};
+pub use guard::{
+    GuardAction, GuardEffect, GuardEvent, GuardEventKind, GuardFix, GuardRecord, GuardResults, GuardSettings,
+    GuardState, GuardTotals,
 };
 pub use lab::{LabRecord, LabResults, LabSettings};
 pub use lab_locks::{

@@ -3,8 +3,9 @@ use serde_json::Value;
 
 use crate::{
     AcceptRecord, CompareRecord, DoctorRecord, FixAcceptRecord, FixPortsRecord, FleetRecord, ForwardRecord,
-    Host, LabLocksRecord, LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record, Remark,
-    RunRecord, SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord, TraceLocksRecord,
+    GuardRecord, Host, LabLocksRecord, LabRecord, LoadRecord, PlanRecord, PlanesRecord, PortsRecord, Record,
+    Remark, RunRecord, SCHEMA, ServeRecord, TimeWaitRecord, TraceAcceptRecord, TraceConnectRecord,
+    TraceLocksRecord,
 };
 
 /// The fields that every record has.
@@ -136,6 +137,7 @@ records! {
     "forward" => Forward(ForwardRecord),
     "fix ports" => FixPorts(FixPortsRecord),
     "fix accept" => FixAccept(FixAcceptRecord),
+    "guard status" => GuardStatus(GuardRecord),
     "run" => Run(RunRecord),
     "fleet doctor" | "fleet lab ports" | "fleet trace connect" | "fleet plan" | "fleet serve" => Fleet(FleetRecord),
     "doctor" => Doctor(DoctorRecord),

@@ -251,13 +251,14 @@ pub struct Tuple {
     pub time_wait_plain: Option<u32>,
     /// Idle times of the connections in ESTABLISHED; `null`: not read, because the tuple uses few ports, or has none.
     pub idle: Option<IdleTimes>,
-    /// A `fourtuple fix ports` that runs for a process with connections to the destination; `null`: none, or the tuple uses few ports.
+    /// A `fourtuple fix ports`, also that of a guard, that runs for a process with connections to the destination; `null`: none, or the
+    /// tuple uses few ports.
     pub fix: Option<RunningFix>,
     /// Processes that hold sockets of the tuple, the largest number of sockets first; TIME_WAIT sockets have no process.
     pub owners: Vec<Owner>,
 }
 
-/// A `fourtuple fix ports` that runs.
+/// A `fourtuple fix ports` that runs, or that of a `fourtuple guard`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunningFix {
@@ -265,6 +266,9 @@ pub struct RunningFix {
     pub pid: u32,
     /// The value of `--source`: new connections get other source addresses too.
     pub source: Option<String>,
+    /// Whether the process is a guard, which attached the fix by its policy.
+    #[serde(default)]
+    pub guard: bool,
 }
 
 /// Times since connections carried data, in either direction.

@@ -923,6 +923,67 @@ class FixAcceptRecord(TypedDict):
     results: FixAcceptResults
 
 
+class GuardSettings(TypedDict):
+    socket: str
+
+
+class GuardFix(TypedDict):
+    action: Literal["fix-ports", "fix-accept", "notify"]
+    target: str
+    to: str | None
+    namespace: int
+    pid: int | None
+    source: str | None
+    since_ns: int
+    reason: str
+    effect: Literal["pending", "helps", "none"]
+    connects: int
+    drawn: int
+    fallbacks: int
+    saved_ns: int | None
+
+
+class GuardTotals(TypedDict):
+    attached: int
+    released: int
+    refused: int
+    notified: int
+    connects: int
+    drawn: int
+    fallbacks: int
+    saved_ns: int
+
+
+class GuardEvent(TypedDict):
+    at: str
+    event: Literal["start", "attach", "effect", "release", "refusal", "would", "notify", "pause", "resume", "takeover", "stop"]
+    action: Literal["fix-ports", "fix-accept", "notify"] | None
+    target: str
+    message: str
+
+
+class GuardResults(TypedDict):
+    state: Literal["active", "observing", "paused"]
+    uptime_ns: int
+    policy: str | None
+    paused_for_ns: int | None
+    every_ns: int
+    namespaces: int
+    fixes: list[GuardFix]
+    totals: GuardTotals
+    events: list[GuardEvent]
+
+
+class GuardStatusRecord(TypedDict):
+    schema: Literal["fourtuple/1"]
+    command: Literal["guard status"]
+    started: str
+    host: Host
+    settings: GuardSettings
+    validity: list[Remark]
+    results: GuardResults
+
+
 class RunSettings(TypedDict):
     command: list[str]
     via: str | None
@@ -1069,6 +1130,7 @@ class IdleTimes(TypedDict):
 class RunningFix(TypedDict):
     pid: int
     source: str | None
+    guard: NotRequired[bool]
 
 
 class DoctorOwner(TypedDict):
@@ -1717,6 +1779,7 @@ Record = Union[
     ForwardRecord,
     FixPortsRecord,
     FixAcceptRecord,
+    GuardStatusRecord,
     RunRecord,
     FleetRecord,
     DoctorRecord,

@@ -41,7 +41,7 @@ fn connections() -> Connections {
                 growth_per_s: 0.5,
                 time_wait_plain: Some(3),
                 idle: Some(IdleTimes { median_ns: 4_000_000_000, longest_ns: 61_000_000_000 }),
-                fix: Some(RunningFix { pid: 4_711, source: Some("10.0.0.0/24".into()) }),
+                fix: Some(RunningFix { pid: 4_711, source: Some("10.0.0.0/24".into()), guard: false }),
                 owners: envoy(),
             },
             Tuple {

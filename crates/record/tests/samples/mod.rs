@@ -8,6 +8,7 @@ mod fix_accept;
 mod fix_ports;
 mod fleet;
 mod forward;
+mod guard;
 mod lab_locks;
 mod load;
 mod planes;
@@ -27,6 +28,7 @@ pub(crate) use fleet::{
     fleet_doctor, fleet_lab_ports, fleet_plan, fleet_serve, fleet_trace_connect, hostile_fleet,
 };
 pub(crate) use forward::{bare_forward, forward};
+pub(crate) use guard::{bare_guard, guard, hostile_guard};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, fleet, hold, hostile_load, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
@@ -888,6 +890,8 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("fix accept", Saved::FixAccept(fix_accept())),
         ("bare fix accept", Saved::FixAccept(bare_fix_accept())),
         ("rotated fix accept", Saved::FixAccept(rotated_fix_accept())),
+        ("guard status", Saved::GuardStatus(guard())),
+        ("bare guard status", Saved::GuardStatus(bare_guard())),
         ("doctor", Saved::Doctor(doctor())),
         ("live doctor", Saved::Doctor(live_doctor())),
         ("blind doctor", Saved::Doctor(blind_doctor())),
@@ -940,6 +944,7 @@ pub(crate) fn all() -> Vec<(&'static str, Saved)> {
         ("hostile keepalive", Saved::LabKeepalive(hostile_keepalive())),
         ("hostile fix ports", Saved::FixPorts(hostile_fix_ports())),
         ("hostile fix accept", Saved::FixAccept(hostile_fix_accept())),
+        ("hostile guard status", Saved::GuardStatus(hostile_guard())),
         ("hostile doctor", Saved::Doctor(hostile_doctor())),
         ("hostile run", Saved::Run(hostile_run())),
         ("hostile lab locks", Saved::LabLocks(hostile_lab_locks())),

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    EphemeralPorts, LocalAddress, Owner, Part, Snapshot, Traced, TracedConnects, Tuple, merged,
+    EphemeralPorts, LocalAddress, Owner, Part, RunningFix, Snapshot, Traced, TracedConnects, Tuple, merged,
 };
 
 use crate::doctor::attribute::Growth;
@@ -114,14 +114,23 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
     let (source, destination) = (tuple.source, tuple.destination);
     let to = quoted(destination);
     let factor = others as u32 + 1;
-    let remedy = Remedy::own(
-        format!("fix ports --pid {} --source {prefix} --to {to}", owner.pid),
-        format!(
-            "new connections of {} to {destination} use {}: {factor} times the ports; no restart, ends with Ctrl-C",
-            process(owner),
-            counted(factor.into(), "source address")
-        ),
+    let effect = format!(
+        "new connections of {} to {destination} use {}: {factor} times the ports",
+        process(owner),
+        counted(factor.into(), "source address")
     );
+    let remedy = match tuple.fix.as_ref().filter(|fix| fix.guard) {
+        Some(RunningFix { pid, .. }) => Remedy::advice(
+            format!(
+                "set `source = \"{prefix}\"` below [fix-ports] in the policy of guard[{pid}], then `sudo kill -HUP {pid}`"
+            ),
+            effect,
+        ),
+        None => Remedy::own(
+            format!("fix ports --pid {} --source {prefix} --to {to}", owner.pid),
+            format!("{effect}; no restart, ends with Ctrl-C"),
+        ),
+    };
     Some(remedy.with(move |snapshot| {
         // What the sources have in use once the sockets of now, which stay where they are, have ended.
         each_tuple(snapshot, source, destination, |tuple| {
@@ -143,9 +152,12 @@ pub(crate) fn running_fix(tuple: &Tuple) -> Option<String> {
         Some(source) => format!("from the addresses of {source}"),
         None => "from free ports that it draws".to_owned(),
     };
+    let who = match fix.guard {
+        true => format!("fixed by guard[{}], which", fix.pid),
+        false => format!("`fourtuple fix ports` (process {})", fix.pid),
+    };
     Some(format!(
-        "`fourtuple fix ports` (process {}) opens its new connections {how}; sockets of before stay until they end, in TIME_WAIT up to 60 s",
-        fix.pid
+        "{who} opens its new connections {how}; sockets of before stay until they end, in TIME_WAIT up to 60 s"
     ))
 }
 

@@ -1,9 +1,10 @@
 //! Reads the fingerprint of a host.
 //!
-//! The module changes nothing and opens no socket. It reads files of /proc and /sys below a root path that the caller
+//! The module changes nothing, and opens no socket but the one at which it asks a running guard. It reads files of /proc and /sys below a root path that the caller
 //! passes in, so that tests can use a copy.
 
 pub mod cgroup;
+pub mod guard;
 pub mod namespace;
 pub mod snapshot;
 

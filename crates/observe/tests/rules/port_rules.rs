@@ -182,16 +182,23 @@ fn sources_that_the_closes_outrun_are_not_proposed() {
         let other = Tuple { source: ip(FAR), ..at(0.5) };
         assert!(!proposed(&with(vec![at(0.5), other.clone()])).1, "the other source has sockets of its own");
         // Our fix runs.
-        let fix = Some(RunningFix { pid: 4711, source: Some("10.0.0.0/24".to_owned()) });
+        let fix = Some(RunningFix { pid: 4711, source: Some("10.0.0.0/24".to_owned()), guard: false });
         let free =
             Tuple { in_use: 5, states: [("established".to_owned(), 5)].into(), closes_per_s: 0.0, ..other };
-        let relieved = with(vec![Tuple { fix, ..at(0.5) }, free]);
+        let relieved = with(vec![Tuple { fix: fix.clone(), ..at(0.5) }, free]);
         let (finding, is_proposed) = proposed(&relieved);
         assert!(findings_in(&relieved, "P03").is_empty() && findings_in(&relieved, "T03").is_empty());
         assert!(!is_proposed, "{finding:#?}");
         assert_eq!(finding.severity, Severity::Notice, "new connections have another source: {finding:#?}");
         let fix = "^`fourtuple fix ports` (process 4711) opens its new connections from the addresses of 10.0.0.0/24";
         shows(&finding, &[fix]);
+        // A guard draws ports, and its policy can have the sources.
+        let fix = Some(RunningFix { pid: 4711, source: None, guard: true });
+        let (finding, is_proposed) = proposed(&with(vec![Tuple { fix, ..at(0.5) }]));
+        assert!(!is_proposed, "{finding:#?}");
+        shows(&finding, &["^fixed by guard[4711], which opens its new connections from free ports"]);
+        let policy = "below [fix-ports] in the policy of guard[4711], then `sudo kill -HUP 4711`";
+        assert!(finding.now.iter().any(|advice| advice.action.ends_with(policy)), "{finding:#?}");
     });
 }
 

@@ -1,12 +1,19 @@
-//! Runs of `fourtuple fix ports` on this host, by their command lines.
+//! Runs of `fourtuple fix ports` on this host, by their command lines, and the fixes of a `fourtuple guard`, by its answer.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fourtuple_record::snapshot::{RunningFix, Tuple};
+use fourtuple_record::{GuardAction, GuardResults};
+use fourtuple_syscalls::message::Peer;
 use fourtuple_syscalls::procfs;
+use serde_json::json;
 
+use crate::host::guard;
 use crate::host::snapshot::sums::is_large;
 
 /// A running `fix ports`.
@@ -48,15 +55,31 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, root: &Path) {
 }
 
 fn read(root: &Path) -> Vec<Fix> {
-    let fix = |pid: u32| {
-        let name = fs::read(root.join(format!("proc/{pid}/comm"))).ok()?;
-        if name.trim_ascii() != b"fourtuple" {
-            return None;
+    let mut asked = BTreeSet::new();
+    let mut fixes = Vec::new();
+    // Two guards that ask each other would wait for each other.
+    let is_guard = |line: String| guard_socket(&line.split('\0').collect::<Vec<_>>()).is_some();
+    let asks = !fs::read_to_string(root.join("proc/self/cmdline")).is_ok_and(is_guard);
+    for pid in procfs::processes(root) {
+        let name = fs::read(root.join(format!("proc/{pid}/comm")));
+        if name.is_ok_and(|name| name.trim_ascii() == b"fourtuple")
+            && let Ok(line) = fs::read_to_string(root.join(format!("proc/{pid}/cmdline")))
+        {
+            let words: Vec<&str> = line.split('\0').collect();
+            fixes.extend(parse(root, pid, &words));
+            if let Some(socket) = guard_socket(&words).filter(|_| asks) {
+                fixes.extend(of_guard(root, pid, &socket, &mut asked));
+            }
         }
-        let line = fs::read_to_string(root.join(format!("proc/{pid}/cmdline"))).ok()?;
-        parse(root, pid, &line.split('\0').collect::<Vec<_>>())
-    };
-    procfs::processes(root).filter_map(fix).collect()
+    }
+    fixes
+}
+
+/// Returns the value of a flag.
+fn value(flags: &[&str], flag: &str) -> Option<String> {
+    let place = flags.iter().position(|word| word.split('=').next() == Some(flag))?;
+    let joined = flags[place].split_once('=').map(|(_, value)| value);
+    joined.or_else(|| flags.get(place + 1).copied()).map(str::to_owned)
 }
 
 fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {
@@ -65,11 +88,7 @@ fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {
     if flags.contains(&"--dry-run") {
         return None;
     }
-    let value = |flag: &str| {
-        let place = flags.iter().position(|word| word.split('=').next() == Some(flag))?;
-        let joined = flags[place].split_once('=').map(|(_, value)| value);
-        joined.or_else(|| flags.get(place + 1).copied()).map(str::to_owned)
-    };
+    let value = |flag| value(flags, flag);
     let cgroup = match (value("--pid"), value("--cgroup"), value("--unit"), value("--container")) {
         (Some(target), ..) => {
             let target = target.parse().ok()?;
@@ -87,7 +106,57 @@ fn parse(root: &Path, pid: u32, words: &[&str]) -> Option<Fix> {
         (.., Some(container)) => container,
         _ => return None,
     };
-    Some(Fix { running: RunningFix { pid, source: value("--source") }, cgroup, to: value("--to") })
+    let running = RunningFix { pid, source: value("--source"), guard: false };
+    Some(Fix { running, cgroup, to: value("--to") })
+}
+
+/// Returns the path of the socket of a `fourtuple guard`; `None` for another command, and for one that asks a guard.
+fn guard_socket(words: &[&str]) -> Option<PathBuf> {
+    let [_, "guard", flags @ ..] = words else { return None };
+    if flags.first().is_some_and(|word| ["status", "pause", "resume"].contains(word)) {
+        return None;
+    }
+    Some(value(flags, "--socket").map_or_else(|| guard::SOCKET.into(), PathBuf::from))
+}
+
+/// Returns what a guard fixes in the network namespace of this thread. `asked` has the sockets of guards that were asked already: a guard
+/// and its children have the same command line.
+fn of_guard(root: &Path, pid: u32, socket: &Path, asked: &mut BTreeSet<(u64, u64)>) -> Vec<Fix> {
+    /// A guard answers between two readings, which take milliseconds, on a busy host longer.
+    const LIMIT: Duration = Duration::from_secs(2);
+    // A process of another user may have any name, and send this process to any socket.
+    let is_ours = |owner: fs::Metadata| Peer { process: pid, user: owner.uid() }.is_root_or_own();
+    if !fs::metadata(root.join(format!("proc/{pid}"))).is_ok_and(is_ours) {
+        return Vec::new();
+    }
+    // A guard in a container has another root directory.
+    let path = match socket.strip_prefix("/") {
+        Ok(path) => root.join(format!("proc/{pid}/root")).join(path),
+        Err(_) => root.join(format!("proc/{pid}/cwd")).join(socket),
+    };
+    let Ok(file) = fs::metadata(&path) else { return Vec::new() };
+    let Some(namespace) = own_namespace(root) else { return Vec::new() };
+    if !asked.insert((file.dev(), file.ino())) {
+        return Vec::new();
+    }
+    let Ok(answer) = guard::ask(&path, &json!({ "do": "status" }), LIMIT) else { return Vec::new() };
+    let pid = if answer.peer.process == 0 { pid } else { answer.peer.process };
+    let fixes = serde_json::from_value::<GuardResults>(answer.value).map(|results| results.fixes);
+    let of_this_namespace = fixes.unwrap_or_default().into_iter().filter(|fix| fix.namespace == namespace);
+    of_this_namespace
+        .filter(|fix| fix.action == GuardAction::FixPorts)
+        .map(|fix| Fix {
+            running: RunningFix { pid, source: fix.source, guard: true },
+            cgroup: fix.target.trim_end_matches('/').to_owned(),
+            to: fix.to,
+        })
+        .collect()
+}
+
+/// Returns the inode of the network namespace of this thread.
+fn own_namespace(root: &Path) -> Option<u32> {
+    let link = fs::read_link(root.join("proc/thread-self/ns/net")).ok()?;
+    link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// Returns whether a process is in another network namespace than this one: the same destination is not the same there.
@@ -131,6 +200,12 @@ fn is_to(to: &str, destination: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use fourtuple_record::{GuardEffect, GuardFix, GuardState, GuardTotals};
+
     use super::*;
 
     #[test]
@@ -138,7 +213,7 @@ mod tests {
         let root = Path::new("/nonexistent");
         let fix = |line: &str| parse(root, 7, &line.split(' ').collect::<Vec<_>>());
         let expected = Fix {
-            running: RunningFix { pid: 7, source: Some("10.0.0.0/24".to_owned()) },
+            running: RunningFix { pid: 7, source: Some("10.0.0.0/24".to_owned()), guard: false },
             cgroup: "/nginx.service".to_owned(),
             to: None,
         };
@@ -151,6 +226,14 @@ mod tests {
             ["fourtuple fix accept --pid 1", "fourtuple fix ports --cgroup /a --dry-run", "fourtuple"]
         {
             assert_eq!(fix(other), None, "{other}");
+        }
+        let socket = |line: &str| guard_socket(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(socket("/bin/fourtuple guard --quiet "), Some(guard::SOCKET.into()));
+        assert_eq!(socket("fourtuple guard --socket=/run/g --quiet"), Some("/run/g".into()));
+        for other in
+            ["fourtuple guard status --socket /run/g", "fourtuple guard pause", "fourtuple explain guard"]
+        {
+            assert_eq!(socket(other), None, "{other}");
         }
         let within = ["/a", "/a/b", "/system.slice/nginx.service", "/docker/0123456789ab"].map(|cgroup| {
             [is_within(cgroup, "/a"), is_within(cgroup, "/nginx.service"), is_within(cgroup, "012345")]
@@ -175,6 +258,62 @@ mod tests {
         let found = (known("5"), known("6"));
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(found, (true, false));
+    }
+
+    #[test]
+    fn a_guard_tells_its_fixes() {
+        let root = std::env::temp_dir().join(format!("fourtuple-guard-fix-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for directory in ["proc/5", "proc/thread-self/ns", "container/run"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        std::os::unix::fs::symlink(root.join("container"), root.join("proc/5/root")).unwrap();
+        std::os::unix::fs::symlink("net:[7]", root.join("proc/thread-self/ns/net")).unwrap();
+        let listener = UnixListener::bind(root.join("container/run/g")).unwrap();
+        let fix = |namespace, action| GuardFix {
+            action,
+            target: "/nginx.service".to_owned(),
+            to: Some("10.0.0.2:80".to_owned()),
+            namespace,
+            pid: None,
+            source: None,
+            since_ns: 0,
+            reason: String::new(),
+            effect: GuardEffect::Pending,
+            connects: 0,
+            drawn: 0,
+            fallbacks: 0,
+            saved_ns: None,
+        };
+        let (ports, accept) = (GuardAction::FixPorts, GuardAction::FixAccept);
+        let results = GuardResults {
+            state: GuardState::Active,
+            uptime_ns: 0,
+            policy: None,
+            paused_for_ns: None,
+            every_ns: 0,
+            namespaces: 2,
+            fixes: vec![fix(8, ports), fix(7, accept), fix(7, ports)],
+            totals: GuardTotals::default(),
+            events: Vec::new(),
+        };
+        let guard = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 64]).unwrap();
+            stream.write_all(format!("{}\n", json!({ "ok": results })).as_bytes()).unwrap();
+        });
+        let mut asked = BTreeSet::new();
+        let found = of_guard(&root, 5, Path::new("/run/g"), &mut asked);
+        guard.join().unwrap();
+        // A child of the guard has the same command line.
+        let again = of_guard(&root, 5, Path::new("/run/g"), &mut asked);
+        fs::remove_dir_all(&root).unwrap();
+        let expected = Fix {
+            running: RunningFix { pid: std::process::id(), source: None, guard: true },
+            cgroup: "/nginx.service".to_owned(),
+            to: Some("10.0.0.2:80".to_owned()),
+        };
+        assert_eq!((found, again), (vec![expected], Vec::new()));
     }
 
     #[test]

@@ -60,6 +60,11 @@ pub(crate) struct Namespace {
 }
 
 impl TargetFlags {
+    /// Returns the flags of the namespace of this process.
+    pub(crate) fn own() -> TargetFlags {
+        TargetFlags { pid: None, netns: None, container: None }
+    }
+
     /// Returns the settings of a record with this target.
     pub(crate) fn settings(&self, for_ns: u64) -> DoctorSettings {
         DoctorSettings {

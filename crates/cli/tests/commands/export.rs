@@ -230,7 +230,7 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
         });
         assert_eq!(answer["data"]["result"][0]["metric"]["listener"], "0.0.0.0:80");
         let rules: Value = serde_json::from_str(&get("127.0.0.1:4903", "/api/v1/rules")).unwrap();
-        assert_eq!(rules["data"]["groups"][0]["rules"].as_array().map(Vec::len), Some(6), "{rules}");
+        assert_eq!(rules["data"]["groups"][0]["rules"].as_array().map(Vec::len), Some(7), "{rules}");
         // A busy machine may delay the latest answer beyond the time of a scrape.
         until("a scrape has no error", || {
             let targets = get("127.0.0.1:4903", "/api/v1/targets");

@@ -13,7 +13,7 @@ use fourtuple_observe::doctor::Diagnosis;
 use fourtuple_observe::trace::SurveyTimes;
 use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{DoctorResults, DoctorSettings, Saved};
-use fourtuple_report::exposition::{Endpoint, Limits, Page, Publisher, Registry};
+use fourtuple_report::exposition::{Collector, Endpoint, Limits, Page, Publisher, Registry};
 use fourtuple_report::html;
 use time::OffsetDateTime;
 
@@ -62,33 +62,17 @@ impl ExportFlags {
         let thresholds = read_thresholds(self.thresholds.as_deref())?;
         let namespace = self.target.open()?;
         let stop = stop::flag()?;
-        let metrics = Arc::new(Metrics::new(self.destinations as usize));
-        let mut registry = Registry::with_prefix("fourtuple");
-        registry.register_collector(Box::new(Arc::clone(&metrics)));
-        let latest = Arc::new(Mutex::new(None));
-        let shown = Arc::clone(&latest);
-        let (page, publisher) = Page::new(move || render(&shown));
-        let endpoint = Endpoint::start_with_page(self.listen, Limits::default(), registry, page)
-            .with_context(|| format!("--listen {}", self.listen))?;
+        let settings = self.target.settings(nanoseconds(self.every));
+        let mut exporter = Exporter::start(self.listen, self.destinations, thresholds, settings, Vec::new())?;
         namespace.within(|| {
             let mut watch = Watch::begin(&namespace, !self.no_trace);
             let SurveyTimes { search, wait } = watch.times();
             for reason in [search.err(), wait.err()].into_iter().flatten().filter(|_| !self.no_trace) {
                 output::say(&format!("without a histogram: {reason}"));
             }
-            let mut live = Live {
-                flags: &self,
-                namespace: &namespace,
-                thresholds,
-                past: Past::new(),
-                latest,
-                publisher,
-                metrics,
-            };
-            live.show(&mut watch);
+            exporter.show(&namespace, watch.read(), watch.times());
             if !self.quiet {
-                let address = endpoint.address();
-                output::say(&format!("metrics at http://{address}/metrics, live page at http://{address}/"));
+                output::say(&exporter.announcement());
             }
             let mut next = Instant::now() + self.every;
             while !stop.load(Ordering::Relaxed) {
@@ -97,7 +81,7 @@ impl ExportFlags {
                 if now >= next {
                     // After a stop of the machine the missed readings are not made up for.
                     next = now.max(next) + self.every;
-                    live.show(&mut watch);
+                    exporter.show(&namespace, watch.read(), watch.times());
                 }
                 let pause = next.saturating_duration_since(Instant::now()).min(watch.poll_interval());
                 thread::sleep(pause);
@@ -114,23 +98,49 @@ fn render(latest: &Mutex<Option<Saved>>) -> String {
     record.map_or_else(|| "<meta http-equiv=refresh content=1>".to_owned(), |record| html::live_page(&record))
 }
 
-struct Live<'a> {
-    flags: &'a ExportFlags,
-    namespace: &'a Namespace,
+/// The endpoint with the metrics and the page, and what they show.
+pub(crate) struct Exporter {
+    endpoint: Endpoint,
     thresholds: Thresholds,
+    settings: DoctorSettings,
     past: Past,
     latest: Arc<Mutex<Option<Saved>>>,
     publisher: Publisher,
     metrics: Arc<Metrics>,
 }
 
-impl Live<'_> {
+impl Exporter {
+    /// Listens at the address. `destinations`: the number of destinations with metrics of their own; `more`: metrics beside those of the host.
+    pub(crate) fn start(
+        listen: SocketAddr,
+        destinations: u32,
+        thresholds: Thresholds,
+        settings: DoctorSettings,
+        more: Vec<Box<dyn Collector>>,
+    ) -> anyhow::Result<Exporter> {
+        let metrics = Arc::new(Metrics::new(destinations as usize));
+        let mut registry = Registry::with_prefix("fourtuple");
+        registry.register_collector(Box::new(Arc::clone(&metrics)));
+        more.into_iter().for_each(|collector| registry.register_collector(collector));
+        let latest = Arc::new(Mutex::new(None));
+        let shown = Arc::clone(&latest);
+        let (page, publisher) = Page::new(move || render(&shown));
+        let endpoint = Endpoint::start_with_page(listen, Limits::default(), registry, page)
+            .with_context(|| format!("--listen {listen}"))?;
+        Ok(Exporter { endpoint, thresholds, settings, past: Past::new(), latest, publisher, metrics })
+    }
+
+    /// Returns a line that says where the metrics and the page are.
+    pub(crate) fn announcement(&self) -> String {
+        let address = self.endpoint.address();
+        format!("metrics at http://{address}/metrics, live page at http://{address}/")
+    }
+
     /// Updates the metrics, and the page if a browser reads it.
-    fn show(&mut self, watch: &mut Watch) {
-        let snapshot = watch.read();
+    pub(crate) fn show(&mut self, namespace: &Namespace, snapshot: Snapshot, times: SurveyTimes) {
         self.past.add(&snapshot);
-        let diagnosis = diagnose_in(self.namespace, &snapshot, &self.thresholds.limits, &|_| None);
-        self.metrics.update(&snapshot, &diagnosis, watch.times());
+        let diagnosis = diagnose_in(namespace, &snapshot, &self.thresholds.limits, &|_| None);
+        self.metrics.update(&snapshot, &diagnosis, times);
         let record = self.record(snapshot, diagnosis);
         if self.publisher.has_readers() {
             // A JSON string has no line ends, which would end an event.
@@ -143,11 +153,7 @@ impl Live<'_> {
 
     fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {
         let Diagnosis { findings, checked, unchecked, unexplained: _ } = diagnosis;
-        let flags = self.flags;
-        let settings = DoctorSettings {
-            thresholds: self.thresholds.set.clone(),
-            ..flags.target.settings(nanoseconds(flags.every))
-        };
+        let settings = DoctorSettings { thresholds: self.thresholds.set.clone(), ..self.settings.clone() };
         let host = host(&snapshot);
         let history = Some(self.past.history());
         let results = DoctorResults { findings, checked, unchecked, snapshot, history };

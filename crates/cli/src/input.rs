@@ -40,3 +40,11 @@ pub(crate) fn utf8(bytes: Vec<u8>) -> io::Result<String> {
     }
     Ok(text)
 }
+
+/// Returns the message of a TOML error with its line, without the excerpt of the file.
+pub(crate) fn toml_error(text: &str, error: &toml::de::Error) -> String {
+    let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+    // The message quotes keys of the file, which may contain any character.
+    let message = error.message().replace(char::is_control, " ");
+    line.map_or(message.clone(), |line| format!("line {line}: {message}"))
+}

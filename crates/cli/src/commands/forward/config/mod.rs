@@ -69,19 +69,11 @@ pub(super) fn read(path: &Path) -> Result<File, UsageError> {
 }
 
 pub(super) fn parse(text: &str) -> Result<File, String> {
-    let file: File = toml::from_str(text).map_err(|error| in_one_line(text, &error))?;
+    let file: File = toml::from_str(text).map_err(|error| input::toml_error(text, &error))?;
     if file.links.is_empty() {
         return Err("no [[link]]".to_owned());
     }
     Ok(file)
-}
-
-/// Returns the message of a TOML error with its line, without the excerpt of the file.
-fn in_one_line(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-    // The message quotes keys of the file, which may contain any character.
-    let message = error.message().replace(char::is_control, " ");
-    line.map_or(message.clone(), |line| format!("line {line}: {message}"))
 }
 
 /// Parses the settings of one link. `name` returns the name of a setting for errors: `--to`, or `to of link 2`.

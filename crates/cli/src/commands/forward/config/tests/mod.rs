@@ -63,7 +63,7 @@ fn a_file_is_parsed_and_its_errors_are_named() {
     assert_eq!(link.record.idle_ns, 5_000_000_000);
     for (wrong, line) in [("planes = 2\nplan = 3\n", 2), ("[[link]]\nlisten = 3\n", 2), ("x", 1)] {
         let error = toml::from_str::<File>(wrong).unwrap_err();
-        assert!(in_one_line(wrong, &error).starts_with(&format!("line {line}: ")), "{error}");
+        assert!(input::toml_error(wrong, &error).starts_with(&format!("line {line}: ")), "{error}");
     }
 }
 

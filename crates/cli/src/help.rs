@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command};
 /// The groups of the first page. clap has no groups of commands; a test compares the names with the commands.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Diagnose", &["doctor", "top", "explain", "trace", "export"]),
-    ("Fix", &["fix", "run"]),
+    ("Fix", &["fix", "guard", "run"]),
     ("Measure", &["lab", "load", "compare", "plan", "report"]),
     ("Serve", &["serve", "forward", "fleet", "agent"]),
 ];
@@ -115,6 +115,13 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "sudo fourtuple fix ports --unit nginx",
             "sudo fourtuple fix ports --to 192.0.2.1:443 --pid $(pidof -s squid)",
         ],
+    ),
+    ("guard", &["sudo fourtuple guard", "sudo fourtuple guard --config /etc/fourtuple/guard.toml --dry-run"]),
+    ("guard status", &["sudo fourtuple guard status", "sudo fourtuple guard status --json"]),
+    ("guard pause", &["sudo fourtuple guard pause", "sudo fourtuple guard pause --for 10m"]),
+    (
+        "guard resume",
+        &["sudo fourtuple guard resume", "sudo fourtuple guard resume --socket /run/fourtuple/guard.sock"],
     ),
     (
         "run",

@@ -30,7 +30,9 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use fourtuple_record::printable;
 
-use commands::{compare, doctor, explain, export, fix, fleet, forward, lab, plan, report, run, top, trace};
+use commands::{
+    compare, doctor, explain, export, fix, fleet, forward, guard, lab, plan, report, run, top, trace,
+};
 #[doc(hidden)]
 pub use commands::{load::LoadFlags, serve::ServeFlags};
 
@@ -61,6 +63,7 @@ pub(crate) enum Command {
     Trace(trace::Trace),
     Forward(forward::ForwardFlags),
     Fix(fix::Fix),
+    Guard(guard::Guard),
     Run(run::RunFlags),
     Compare(compare::Compare),
     Plan(plan::Plan),
@@ -92,6 +95,7 @@ pub fn main() -> ExitCode {
         Command::Trace(trace) => trace.run(),
         Command::Forward(forward) => forward.run(),
         Command::Fix(fix) => fix.run(),
+        Command::Guard(guard) => guard.run(),
         Command::Run(run) => run.run(),
         Command::Fleet(fleet) => fleet.run(),
         Command::Agent(agent) => agent.run(),

@@ -7,6 +7,7 @@ pub(crate) mod export;
 pub(crate) mod fix;
 pub(crate) mod fleet;
 pub(crate) mod forward;
+pub(crate) mod guard;
 pub(crate) mod lab;
 pub(crate) mod load;
 pub(crate) mod plan;

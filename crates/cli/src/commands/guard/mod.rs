@@ -1,0 +1,112 @@
+mod control;
+mod events;
+mod evidence;
+mod metrics;
+mod needs;
+mod policy;
+mod repairs;
+mod running;
+mod service;
+mod status;
+mod watcher;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use fourtuple_observe::host::guard::SOCKET;
+use signal_hook::consts::SIGHUP;
+
+use crate::exit::Exit;
+use crate::watch::TargetFlags;
+use crate::{stop, units};
+use policy::Policy;
+use running::Running;
+
+/// Watch this host and repair connections by policy, as a service
+///
+/// Attaches `fix ports` and `fix accept` to the programs that a policy names while they need it, and lets go afterwards. Never changes a sysctl, a
+/// configuration or a program. Without --config it changes nothing, and says what it would do. Prints its events as lines of JSON. Needs root and
+/// cgroups of version 2. Ends with Ctrl-C or SIGTERM; however it ends, nothing stays attached. SIGHUP starts a successor with the same flags, which
+/// takes over.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Guard {
+    #[command(flatten)]
+    flags: GuardFlags,
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Status(status::StatusFlags),
+    Pause(status::PauseFlags),
+    Resume(status::ResumeFlags),
+}
+
+#[derive(Clone, Debug, Args)]
+struct GuardFlags {
+    /// What guard may do, a TOML file [default: nothing]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Change nothing, say what would be changed
+    #[arg(long)]
+    dry_run: bool,
+    /// Time between two readings [default: 5s]
+    ///
+    /// At least 100ms. Without it the policy says.
+    #[arg(long, value_name = "TIME", value_parser = units::interval, allow_hyphen_values = true)]
+    every: Option<Duration>,
+    /// Socket of guard
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+    /// Take over from the guard at the socket
+    ///
+    /// Without a gap: its fixes are attached here before it ends.
+    #[arg(long)]
+    takeover: bool,
+    /// Serve the metrics and the page of `export` too
+    #[arg(long, value_name = "ADDR:PORT", value_parser = units::socket_address)]
+    listen: Option<SocketAddr>,
+    /// Load no BPF program to trace
+    ///
+    /// The programs behind TIME_WAIT sockets are then not known.
+    #[arg(long)]
+    no_trace: bool,
+    /// Print no events
+    #[arg(long)]
+    quiet: bool,
+}
+
+impl Guard {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        match self.what {
+            Some(What::Status(flags)) => flags.run(),
+            Some(What::Pause(flags)) => flags.run(),
+            Some(What::Resume(flags)) => flags.run(),
+            None => self.flags.run(),
+        }
+    }
+}
+
+impl GuardFlags {
+    fn run(self) -> anyhow::Result<Exit> {
+        let (policy, observes) = match &self.config {
+            Some(path) => (policy::read(path)?, self.dry_run),
+            None => (Policy::of_all(), true),
+        };
+        if !observes {
+            needs::check(&policy)?;
+        }
+        let stop = stop::flag_without_hangup()?;
+        let reload = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("cannot handle signals")?;
+        let namespace = TargetFlags::own().open()?;
+        Running::new(self, policy, observes)?.run(&namespace, &stop, &reload)
+    }
+}

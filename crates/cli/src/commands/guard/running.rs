@@ -1,0 +1,412 @@
+//! The guard while it runs: reads, decides, answers.
+
+mod fixes;
+mod handover;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fourtuple_fix::guard::{Effect, Keeper, Limits, Scope};
+use fourtuple_observe::doctor::{Limits as Thresholds, diagnose};
+use fourtuple_observe::host::cgroup;
+use fourtuple_record::measure::words::counted;
+use fourtuple_record::{
+    GuardAction, GuardEffect, GuardEvent, GuardEventKind, GuardFix, GuardResults, GuardState, GuardTotals,
+    Severity,
+};
+use fourtuple_report::exposition::Collector;
+use fourtuple_syscalls::errno_name;
+use time::OffsetDateTime;
+
+use super::GuardFlags;
+use super::control::{Control, RequestKind};
+use super::events::Events;
+use super::evidence::{AcceptKey, AcceptNeed, Evidence, Judge, PortsKey, Refusal};
+use super::metrics::Metrics;
+use super::policy::Policy;
+use super::repairs::{AcceptFix, PortsFix};
+use super::service::Service;
+use super::watcher::{Reading, Watcher};
+use crate::commands::export::Exporter;
+use crate::exit::Exit;
+use crate::output;
+use crate::units::nanoseconds;
+use crate::watch::{Namespace, TargetFlags, Thresholds as Rules};
+
+/// Interval at which requests are answered and the service manager hears of this process.
+const POLL: Duration = Duration::from_millis(100);
+/// Destinations with metrics of their own, as by default in `export`.
+const DESTINATIONS: u32 = 20;
+/// Interval at which new namespaces of programs are looked for, which reads /proc.
+const FOLLOW: Duration = Duration::from_secs(10);
+
+pub(super) struct Running {
+    flags: GuardFlags,
+    policy: Policy,
+    /// Whether nothing is changed.
+    observes: bool,
+    mount: PathBuf,
+    began: Instant,
+    /// Time of the guards before this one.
+    inherited: Duration,
+    /// `Some(None)`: until someone resumes it.
+    paused: Option<Option<Instant>>,
+    judge: Judge,
+    ports: BTreeMap<PortsKey, (u32, PortsFix)>,
+    ports_keeper: Keeper<PortsKey>,
+    accept: BTreeMap<AcceptKey, (AcceptNeed, AcceptFix)>,
+    accept_keeper: Keeper<AcceptKey>,
+    refused: BTreeSet<Refusal>,
+    notified: BTreeSet<(u32, String, String)>,
+    /// Without the fixes that run.
+    totals: GuardTotals,
+    events: Events,
+    service: Service,
+    control: Option<Control>,
+    metrics: Arc<Metrics>,
+    exporter: Option<Exporter>,
+    successor: Option<Child>,
+    /// When this guard goes on if its successor has not taken over.
+    handover: Option<Instant>,
+    namespaces: usize,
+    /// Whether an event has said that other namespaces cannot be entered.
+    is_confined: bool,
+}
+
+impl Running {
+    pub(super) fn new(flags: GuardFlags, policy: Policy, observes: bool) -> anyhow::Result<Running> {
+        let limits = |own: Option<Limits>| own.unwrap_or(Limits { max: 0, quiet: policy.quiet });
+        let ports_keeper = Keeper::new(limits(policy.ports.as_ref().map(|ports| ports.limits(policy.quiet))));
+        let accept_keeper =
+            Keeper::new(limits(policy.accept.as_ref().map(|accept| accept.limits(policy.quiet))));
+        Ok(Running {
+            mount: cgroup::mount_point(Path::new("/")).unwrap_or_default(),
+            events: Events::new(flags.quiet),
+            service: Service::from_env(),
+            flags,
+            policy,
+            observes,
+            began: Instant::now(),
+            inherited: Duration::ZERO,
+            paused: None,
+            judge: Judge::default(),
+            ports: BTreeMap::new(),
+            ports_keeper,
+            accept: BTreeMap::new(),
+            accept_keeper,
+            refused: BTreeSet::new(),
+            notified: BTreeSet::new(),
+            totals: GuardTotals::default(),
+            control: None,
+            metrics: Arc::default(),
+            exporter: None,
+            successor: None,
+            handover: None,
+            namespaces: 1,
+            is_confined: false,
+        })
+    }
+
+    /// Watches and repairs until `stop` is set.
+    pub(super) fn run(
+        mut self,
+        namespace: &Namespace,
+        stop: &AtomicBool,
+        reload: &Arc<AtomicBool>,
+    ) -> anyhow::Result<Exit> {
+        let before = if self.flags.takeover { self.ask_for_handover()? } else { None };
+        if before.is_none() {
+            self.control = Some(Control::bind(&self.flags.socket)?);
+        }
+        let mut watcher = Watcher::begin(namespace, !self.flags.no_trace);
+        match before {
+            Some(handover) => self.take_over(handover, watcher.own(), stop)?,
+            None => self.say(GuardEventKind::Start, None, "", self.what()),
+        }
+        self.listen()?;
+        self.service.ready();
+        let (mut next, mut follow, mut alive) = (Instant::now(), Instant::now(), Instant::now());
+        while !stop.load(Ordering::Relaxed) {
+            watcher.watch().poll();
+            let now = Instant::now();
+            if self.service.watchdog_interval().is_some_and(|interval| now >= alive + interval) {
+                alive = now;
+                self.service.alive();
+            }
+            self.answer();
+            self.look_after_fixes();
+            if reload.swap(false, Ordering::Relaxed) {
+                self.start_successor();
+            }
+            self.look_after_handover()?;
+            if now >= next && self.handover.is_none() {
+                next = now.max(next) + self.every();
+                if now >= follow {
+                    follow = now + FOLLOW;
+                    let refused = watcher.follow(&self.scopes());
+                    if let Some(error) = refused.filter(|_| !self.is_confined) {
+                        self.is_confined = true;
+                        let why = format!(
+                            "programs in other network namespaces are not watched, which needs CAP_SYS_ADMIN: {}",
+                            errno_name(&error)
+                        );
+                        self.say(GuardEventKind::Refusal, None, "", why);
+                    }
+                    self.namespaces = watcher.namespaces();
+                }
+                let readings = watcher.read();
+                self.decide(&readings);
+                let fixes = self.ports.len() + self.accept.len();
+                self.service.status(&format!("{}; {}", self.what(), counted(fixes as u64, "fix")));
+                self.export(namespace, readings, &mut watcher);
+            }
+            let pause = POLL.min(watcher.watch().poll_interval());
+            match &self.control {
+                Some(control) => control.wait(pause),
+                None => thread::sleep(pause),
+            }
+        }
+        if self.handover.is_some() {
+            // The successor has them, and says what becomes of them.
+            self.ports.values().for_each(|(_, fix)| fix.stop());
+            self.ports.into_values().for_each(|(_, fix)| drop(fix.end()));
+            return Ok(Exit::Fine);
+        }
+        self.service.stopping();
+        self.release_all("guard ends");
+        self.say(GuardEventKind::Stop, None, "", "every fix is detached".to_owned());
+        Ok(Exit::Fine)
+    }
+
+    /// Serves the metrics and the page, if the flags say so.
+    fn listen(&mut self) -> anyhow::Result<()> {
+        let Some(address) = self.flags.listen else { return Ok(()) };
+        let own: Box<dyn Collector> = Box::new(Arc::clone(&self.metrics));
+        let settings = TargetFlags::own().settings(nanoseconds(self.every()));
+        self.exporter = Some(Exporter::start(address, DESTINATIONS, Rules::default(), settings, vec![own])?);
+        Ok(())
+    }
+
+    fn export(&mut self, namespace: &Namespace, readings: Vec<Reading>, watcher: &mut Watcher) {
+        let status = self.status();
+        let mut active = BTreeMap::new();
+        for fix in &status.fixes {
+            *active.entry(fix.action).or_default() += 1;
+        }
+        self.metrics.update(status.totals, active, self.events.counts());
+        let own = readings.into_iter().find(|reading| reading.is_own);
+        if let (Some(exporter), Some(own)) = (&mut self.exporter, own) {
+            exporter.show(namespace, own.snapshot, watcher.watch().times());
+        }
+    }
+
+    fn every(&self) -> Duration {
+        self.flags.every.unwrap_or(self.policy.every)
+    }
+
+    fn scopes(&self) -> Vec<&Scope> {
+        let ports = self.policy.ports.iter().map(|ports| &ports.scope);
+        ports.chain(self.policy.accept.iter().map(|accept| &accept.scope)).collect()
+    }
+
+    fn what(&self) -> String {
+        match (&self.flags.config, self.observes) {
+            (Some(path), false) => format!("acts by {}", path.display()),
+            (Some(path), true) => format!("observes by {}, and changes nothing", path.display()),
+            (None, _) => "observes without a policy, and changes nothing".to_owned(),
+        }
+    }
+
+    fn say(&mut self, event: GuardEventKind, action: Option<GuardAction>, target: &str, message: String) {
+        let at = output::rfc3339(OffsetDateTime::now_utc());
+        self.events.say(GuardEvent { at, event, action, target: target.to_owned(), message });
+    }
+
+    /// Returns the time since the start.
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn decide(&mut self, readings: &[Reading]) {
+        let now = self.now();
+        let ports = self.policy.ports.clone();
+        let accept = self.policy.accept.clone();
+        let evidence = self.judge.evidence(now, readings, ports.as_ref(), accept.as_ref(), &self.mount);
+        self.notify(readings);
+        if self.paused.is_some() {
+            return;
+        }
+        self.refuse(&evidence);
+        self.decide_ports(now, &evidence);
+        self.decide_accept(now, &evidence);
+    }
+
+    /// Says each refusal once, as long as it lasts.
+    fn refuse(&mut self, evidence: &Evidence) {
+        // The figures in a refusal change with each reading.
+        let is_new = |refusal: &&Refusal| {
+            !self
+                .refused
+                .iter()
+                .any(|known| (known.action, &known.target) == (refusal.action, &refusal.target))
+        };
+        let fresh: Vec<Refusal> = evidence.refusals.iter().filter(is_new).cloned().collect();
+        for refusal in fresh {
+            if evidence.is_fixed(&refusal, |key| self.ports.contains_key(key)) {
+                continue;
+            }
+            self.totals.refused += 1;
+            self.say(GuardEventKind::Refusal, Some(refusal.action), &refusal.target, refusal.why);
+        }
+        self.refused.clone_from(&evidence.refusals);
+    }
+
+    /// Reports findings of doctor, each once as long as it lasts.
+    fn notify(&mut self, readings: &[Reading]) {
+        let rules = self.policy.notify.clone().unwrap_or_default();
+        let mut found = BTreeSet::new();
+        let mut fresh = Vec::new();
+        for reading in readings {
+            for finding in diagnose(&reading.snapshot, &Thresholds::default()).findings {
+                let is_wanted = match rules.is_empty() {
+                    true => finding.severity == Severity::Critical,
+                    false => rules.contains(&finding.id),
+                };
+                let key = (reading.namespace, finding.id.clone(), finding.subject.clone());
+                if is_wanted && found.insert(key.clone()) && !self.notified.contains(&key) {
+                    fresh.push(finding);
+                }
+            }
+        }
+        self.notified = found;
+        for finding in fresh {
+            self.totals.notified += 1;
+            let message = format!("{}: {}", finding.id, finding.verdict);
+            self.say(GuardEventKind::Notify, Some(GuardAction::Notify), &finding.subject, message);
+        }
+    }
+
+    // Requests.
+
+    fn answer(&mut self) {
+        if let Some(Some(end)) = self.paused
+            && Instant::now() >= end
+        {
+            self.resume();
+        }
+        let requests = self.control.as_mut().map(Control::requests).unwrap_or_default();
+        for request in requests {
+            let answer = match request.kind {
+                RequestKind::Status => serde_json::to_value(self.status()).map_err(|error| error.to_string()),
+                RequestKind::Pause { for_ns } => {
+                    let end = for_ns.map(|time| Instant::now() + Duration::from_nanos(time));
+                    self.pause(end);
+                    Ok(serde_json::Value::Null)
+                }
+                RequestKind::Resume => {
+                    self.resume();
+                    Ok(serde_json::Value::Null)
+                }
+                RequestKind::Takeover { pid } => {
+                    self.hand_over(pid, request);
+                    return;
+                }
+            };
+            request.answer(answer);
+        }
+    }
+
+    fn pause(&mut self, end: Option<Instant>) {
+        let was_paused = self.paused.replace(end).is_some();
+        self.release_all("a person has paused guard");
+        if !was_paused {
+            self.say(GuardEventKind::Pause, None, "", "nothing is changed until guard resumes".to_owned());
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.paused.take().is_some() {
+            self.say(GuardEventKind::Resume, None, "", self.what());
+        }
+    }
+
+    pub(super) fn status(&self) -> GuardResults {
+        let mut totals = self.totals;
+        let mut fixes = Vec::new();
+        for (key, (namespace, fix)) in self.ports.iter().filter(|(_, (_, fix))| fix.is_announced) {
+            let progress = fix.progress();
+            let drawn = progress.drawn + progress.spread;
+            totals.connects += progress.connects;
+            totals.drawn += drawn;
+            totals.fallbacks += progress.fallbacks;
+            totals.saved_ns += progress.saved_ns.unwrap_or(0);
+            let policy = self.policy.ports.as_ref();
+            fixes.push(GuardFix {
+                action: GuardAction::FixPorts,
+                target: key.cgroup.clone(),
+                to: self.destination(key),
+                namespace: *namespace,
+                pid: None,
+                source: policy.and_then(|policy| policy.source).map(|source| source.to_string()),
+                since_ns: nanoseconds(fix.began.elapsed()),
+                reason: fix.reason.clone(),
+                effect: effect(fix.effect),
+                connects: progress.connects,
+                drawn,
+                fallbacks: progress.fallbacks,
+                saved_ns: progress.saved_ns,
+            });
+        }
+        for (key, (_, fix)) in self.accept.iter().filter(|(_, (_, fix))| fix.is_announced) {
+            fixes.push(GuardFix {
+                action: GuardAction::FixAccept,
+                target: key.address.to_string(),
+                to: None,
+                namespace: key.namespace,
+                pid: Some(fix.pid()),
+                source: None,
+                since_ns: nanoseconds(fix.began.elapsed()),
+                reason: fix.reason.clone(),
+                effect: effect(fix.effect),
+                connects: 0,
+                drawn: 0,
+                fallbacks: 0,
+                saved_ns: None,
+            });
+        }
+        let remaining = self.paused.flatten().map(|end| end.saturating_duration_since(Instant::now()));
+        GuardResults {
+            state: match (self.paused, self.observes) {
+                (Some(_), _) => GuardState::Paused,
+                (None, true) => GuardState::Observing,
+                (None, false) => GuardState::Active,
+            },
+            uptime_ns: nanoseconds(self.inherited + self.began.elapsed()),
+            policy: self.flags.config.as_ref().map(|path| path.display().to_string()),
+            paused_for_ns: remaining.map(nanoseconds),
+            every_ns: nanoseconds(self.every()),
+            namespaces: self.namespaces as u64,
+            fixes,
+            totals,
+            events: self.events.last(),
+        }
+    }
+
+    fn destination(&self, key: &PortsKey) -> Option<String> {
+        let policy = self.policy.ports.as_ref()?;
+        Some(policy.destinations[key.destination?].0.clone())
+    }
+}
+
+fn effect(effect: Effect) -> GuardEffect {
+    match effect {
+        Effect::Pending => GuardEffect::Pending,
+        Effect::Helps => GuardEffect::Helps,
+        Effect::Fails => GuardEffect::None,
+    }
+}

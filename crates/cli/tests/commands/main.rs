@@ -20,6 +20,7 @@ mod fix_clients;
 mod fix_namespaces;
 mod fix_print;
 mod forward;
+mod guard;
 mod interrupt;
 mod json;
 mod kernel;

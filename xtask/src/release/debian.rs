@@ -25,11 +25,17 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("fourtuple.fish", "share/fish/vendor_completions.d/fourtuple.fish"),
 ];
 
+/// The policy of guard, which the administrator edits: dpkg keeps the changes at an upgrade.
+const POLICY: (&str, &str) = ("contrib/guard.toml", "etc/fourtuple/guard.toml");
+
 /// Files of the tree, and their paths below `/usr`.
 const SOURCES: &[(&str, &str)] = &[
     ("contrib/systemd/fourtuple-agent.service", "lib/systemd/system/fourtuple-agent.service"),
     ("contrib/systemd/fourtuple-export.service", "lib/systemd/system/fourtuple-export.service"),
+    ("contrib/systemd/fourtuple-guard.service", "lib/systemd/system/fourtuple-guard.service"),
     ("contrib/systemd/fourtuple-fix-ports@.service", "lib/systemd/system/fourtuple-fix-ports@.service"),
+    // In the archive for other distributions too.
+    (POLICY.0, "share/fourtuple/guard.toml"),
     ("contrib/grafana/fourtuple.json", "share/fourtuple/grafana/fourtuple.json"),
     ("contrib/prometheus/fourtuple.rules.yml", "share/fourtuple/prometheus/fourtuple.rules.yml"),
 ];
@@ -57,6 +63,9 @@ impl Release {
             write(&path, self.source(&format!("contrib/debian/{script}"))?)?;
             set_mode(&path, 0o755)?;
         }
+        let (policy, path) = POLICY;
+        write(&self.stage.join("deb").join(path), self.source(policy)?)?;
+        write(&self.stage.join("deb/DEBIAN/conffiles"), format!("/{path}\n"))?;
         self.deb("deb", NAME, architecture, &control)?;
 
         for binary in binaries {

@@ -11,6 +11,7 @@ use fourtuple_testing::{in_namespace, skip};
 const AGENT: &str = "fourtuple-agent.service";
 const EXPORT: &str = "fourtuple-export.service";
 const FIX_PORTS: &str = "fourtuple-fix-ports@.service";
+const GUARD: &str = "fourtuple-guard.service";
 
 /// Returns the text of a unit.
 fn unit(name: &str) -> String {
@@ -42,7 +43,7 @@ fn systemd_accepts_the_units() {
     let room = Room::new();
     room.file("fourtuple-test.service", "[Service]\nExecStart=/bin/true\n");
     let fix_ports = (FIX_PORTS, "fourtuple-fix-ports@fourtuple-test.service");
-    for (unit_name, name) in [(AGENT, AGENT), (EXPORT, EXPORT), fix_ports] {
+    for (unit_name, name) in [(AGENT, AGENT), (EXPORT, EXPORT), (GUARD, GUARD), fix_ports] {
         // The package is not installed here.
         let text = unit(unit_name).replace("/usr/bin/fourtuple", env!("CARGO_BIN_EXE_fourtuple"));
         let path = room.file(name, &text);
@@ -60,7 +61,7 @@ fn systemd_accepts_the_units() {
 #[test]
 fn the_flags_of_the_units_are_accepted() {
     // The agent is a program of its own, whose tests check its unit.
-    for (name, instance) in [(EXPORT, ""), (FIX_PORTS, "nginx")] {
+    for (name, instance) in [(EXPORT, ""), (FIX_PORTS, "nginx"), (GUARD, "")] {
         let text = unit(name).replace("%i", instance);
         let command = setting(&text, "ExecStart").replace("$FLAGS", "--help");
         let ended = run(&mut fourtuple(command.strip_prefix("/usr/bin/fourtuple ").unwrap()));

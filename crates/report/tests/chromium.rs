@@ -56,7 +56,7 @@ fn open(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32) -> 
 fn open_with(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32, flags: &[&str]) -> String {
     let frame = html.replace('&', "&amp;").replace('"', "&quot;");
     let around = format!(
-        "<!DOCTYPE html><html><body style=\"margin:0\"><iframe width=\"{width}\" height=\"{height}\" style=\"border:0\" \
+        "<!DOCTYPE html><html><head><meta charset=\"utf-8\"></head><body style=\"margin:0\"><iframe width=\"{width}\" height=\"{height}\" style=\"border:0\" \
          onload=\"setTimeout(() => {{ for (const a of this.contentDocument.documentElement.attributes) \
          document.documentElement.setAttribute('in-' + a.name, a.value); }}, 500)\" srcdoc=\"{frame}\"></iframe></body></html>"
     );

@@ -20,9 +20,11 @@ use serde_json::Value;
 
 use crate::program::cgroup::Cgroup;
 use crate::program::fixing::Client;
+use crate::program::limited::Limited;
 use crate::program::situation::{SERVER, has, nginx, set_range};
 use crate::program::{
-    DEADLINE, Ended, Room, children, fourtuple, list, number, queues, require_valid, run, stat, text, until,
+    DEADLINE, Ended, Room, children, fourtuple, is_root, list, number, queues, require_valid, run, stat,
+    text, until,
 };
 
 const LOW: u16 = 20_000;
@@ -675,6 +677,12 @@ fn what_the_host_cannot_do_is_one_line() {
     };
     let (code, line) = refused(&format!("guard --config {config}"));
     assert_eq!(code, 4, "{line}");
+    // Loading for a cgroup needs CAP_NET_ADMIN beside CAP_BPF.
+    if is_root() {
+        let flags = format!("guard --config {config} --socket {socket}");
+        let ended = run(&mut Limited::new().command(&["+bpf".to_owned(), "+perfmon".to_owned()], &flags));
+        assert!(ended.code == 4 && ended.line().starts_with("guard: cannot fix ports: "), "{ended:?}");
+    }
     let (code, line) = refused("guard status");
     assert_eq!((code, line), (4, format!("no guard runs at {socket}")));
     let wrong = room.file("wrong.toml", "[fix-ports]\nunits = [\"a\"]\npast = \"200%\"\n");

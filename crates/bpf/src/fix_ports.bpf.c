@@ -282,22 +282,21 @@ struct search {
 
 enum answer { FREE, TAKEN, WAITING };
 
-/* Addresses are compared with one branch: the verifier follows each branch, and what comes after it once more. */
 INLINE int is_ipv4(const u32 *address)
 {
-	return !(address[0] | address[1] | (address[2] ^ __builtin_bswap32(0xffff)));
+	return !address[0] && !address[1] && address[2] == __builtin_bswap32(0xffff);
 }
 
 INLINE int is_loopback(const u32 *address)
 {
 	if (is_ipv4(address))
 		return (address[3] & __builtin_bswap32(0xff000000)) == __builtin_bswap32(0x7f000000);
-	return !(address[0] | address[1] | address[2] | (address[3] ^ __builtin_bswap32(1)));
+	return !address[0] && !address[1] && !address[2] && address[3] == __builtin_bswap32(1);
 }
 
 INLINE int same_address(const u32 *one, const u32 *other)
 {
-	return !((one[0] ^ other[0]) | (one[1] ^ other[1]) | (one[2] ^ other[2]) | (one[3] ^ other[3]));
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
 }
 
 INLINE void copy_address(u32 *to, const u32 *from)
@@ -713,11 +712,9 @@ INLINE u32 decide(struct search *search, struct counters *counters)
 	if (has_own_range(context))
 		return LEFT_RANGE;
 	if (wanted->flags & HAS_DESTINATION) {
-		u32 difference = 0;
 		for (int word = 0; word < 4; word++)
-			difference |= (search->key.destination[word] & wanted->mask[word]) ^ wanted->address[word];
-		if (difference)
-			return LEFT_FILTER;
+			if ((search->key.destination[word] & wanted->mask[word]) != wanted->address[word])
+				return LEFT_FILTER;
 		if (wanted->port && wanted->port != search->key.port)
 			return LEFT_FILTER;
 	}
@@ -821,7 +818,7 @@ int fix_ports_ipv6(struct bpf_sock_addr *context)
 	if (!counters)
 		return ALLOW;
 	result = is_left(context);
-	if (!result && socket && (socket->src_ip6[0] | socket->src_ip6[1] | socket->src_ip6[2] | socket->src_ip6[3]))
+	if (!result && socket && (socket->src_ip6[0] || socket->src_ip6[1] || socket->src_ip6[2] || socket->src_ip6[3]))
 		result = LEFT_ADDRESS;
 	if (!result) {
 		u32 first = context->user_ip6[0], second = context->user_ip6[1];
@@ -833,7 +830,7 @@ int fix_ports_ipv6(struct bpf_sock_addr *context)
 		search.key.destination[3] = fourth;
 		search.key.port = __builtin_bswap16(context->user_port);
 		/* Unspecified, of IPv4 too; link-local addresses need a device. */
-		if ((!(first | second | fourth) && (!third || third == __builtin_bswap32(0xffff))) ||
+		if ((!first && !second && (!third || third == __builtin_bswap32(0xffff)) && !fourth) ||
 		    (first & __builtin_bswap32(0xffc00000)) == __builtin_bswap32(0xfe800000))
 			result = LEFT_DESTINATION;
 		else

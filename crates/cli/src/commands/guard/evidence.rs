@@ -122,7 +122,7 @@ impl Judge {
         mount: &Path,
         evidence: &mut Evidence,
     ) {
-        // A part of the snapshot that was not read is no evidence.
+        // A part of the snapshot that was not read proves nothing.
         let tuples = shortages(&reading.snapshot, 0.0).unwrap_or_default();
         let tuples: Vec<Shortage<'_>> =
             tuples.into_iter().filter(|shortage| policy.includes(shortage.tuple.destination)).collect();

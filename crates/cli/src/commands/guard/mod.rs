@@ -2,7 +2,6 @@ mod control;
 mod events;
 mod evidence;
 mod metrics;
-mod needs;
 mod policy;
 mod repairs;
 mod running;
@@ -11,13 +10,15 @@ mod status;
 mod watcher;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use fourtuple_fix::{Accept, Ports};
+use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::guard::SOCKET;
 use signal_hook::consts::SIGHUP;
 
@@ -101,7 +102,7 @@ impl GuardFlags {
             None => (Policy::of_all(), true),
         };
         if !observes {
-            needs::check(&policy)?;
+            require(&policy)?;
         }
         let stop = stop::flag_without_hangup()?;
         let reload = Arc::new(AtomicBool::new(false));
@@ -109,4 +110,23 @@ impl GuardFlags {
         let namespace = TargetFlags::own().open()?;
         Running::new(self, policy, observes)?.run(&namespace, &stop, &reload)
     }
+}
+
+/// Returns why this host cannot make the fixes of a policy. Asked at the start: a guard that cannot act would only seem to protect.
+fn require(policy: &Policy) -> anyhow::Result<()> {
+    if policy.ports.is_some() || policy.accept.is_some() {
+        let mounted = cgroup::mount_point(Path::new("/"));
+        mounted.map_err(|error| {
+            let remedy = cgroup::remedy(&error);
+            anyhow::Error::new(error)
+                .context(format!("guard needs cgroups of version 2, and none are mounted{remedy}"))
+        })?;
+    }
+    if policy.ports.is_some() {
+        Ports::verify().context("guard")?;
+    }
+    if policy.accept.is_some() {
+        Accept::verify().context("guard")?;
+    }
+    Ok(())
 }

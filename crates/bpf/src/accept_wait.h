@@ -126,66 +126,15 @@ LAYOUT(struct totals, 64 + 2 * sizeof(struct histogram));
 LAYOUT(struct connection, 40);
 LAYOUT(struct fresh, 40);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct totals);
-} sums SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
+MAP(sums, MAP_ARRAY, 1, u32, struct totals);
 
 /* Zeroes: they are too long for the stack. */
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct listener);
-} blank_listener SECTION(".maps");
+MAP(blank_listener, MAP_ARRAY, 1, u32, struct listener);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct worker);
-} blank_worker SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, LISTENERS);
-	TYPE(key, u64);
-	TYPE(value, struct listener);
-} listeners SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, WORKERS);
-	TYPE(key, struct worker_key);
-	TYPE(value, struct worker);
-} workers SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, SOCKETS);
-	TYPE(key, u64);
-	TYPE(value, struct connection);
-} connections SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct fresh);
-} latest SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH_FORGETFUL);
-	NUMBER(max_entries, TASKS);
-	TYPE(key, u64);
-	TYPE(value, struct task);
-} tasks SECTION(".maps");
+MAP(blank_worker, MAP_ARRAY, 1, u32, struct worker);
+MAP(listeners, MAP_HASH, LISTENERS, u64, struct listener);
+MAP(workers, MAP_HASH, WORKERS, struct worker_key, struct worker);
+MAP(connections, MAP_HASH, SOCKETS, u64, struct connection);
+MAP(latest, MAP_ARRAY_PER_CPU, 1, u32, struct fresh);
+MAP(tasks, MAP_HASH_FORGETFUL, TASKS, u64, struct task);

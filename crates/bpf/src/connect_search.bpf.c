@@ -142,64 +142,23 @@ LAYOUT(struct attempt, 64);
 LAYOUT(struct caller, 64);
 LAYOUT(struct event, 24);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
 
 /* Set by the tracing process after it has attached packet_queued. */
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, u32);
-} watched SECTION(".maps");
+MAP(watched, MAP_ARRAY, 1, u32, u32);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct totals);
-} sums SECTION(".maps");
+MAP(sums, MAP_ARRAY, 1, u32, struct totals);
 
 /* One per processor, so that no processor waits for another. */
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, TIMES);
-	TYPE(key, u32);
-	TYPE(value, struct histogram);
-} times SECTION(".maps");
+MAP(times, MAP_ARRAY_PER_CPU, TIMES, u32, struct histogram);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, TUPLES);
-	TYPE(key, u32);
-	TYPE(value, struct tuple);
-} tuples SECTION(".maps");
+MAP(tuples, MAP_ARRAY, TUPLES, u32, struct tuple);
 
 /* Index in tuples by key. */
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, TUPLES);
-	TYPE(key, struct tuple_key);
-	TYPE(value, u32);
-} places SECTION(".maps");
+MAP(places, MAP_HASH, TUPLES, struct tuple_key, u32);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, SETS);
-	TYPE(key, u32);
-	TYPE(value, struct set);
-} attempts SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, TASKS);
-	TYPE(key, u32);
-	TYPE(value, struct caller);
-} callers SECTION(".maps");
+MAP(attempts, MAP_ARRAY, SETS, u32, struct set);
+MAP(callers, MAP_ARRAY, TASKS, u32, struct caller);
 
 /* The index in tuples for a socket, until the kernel frees the socket. Another process may close it: a child between fork() and exec()
  * holds copies of all sockets, and the last copy closes the connection. */
@@ -211,17 +170,8 @@ struct {
 	TYPE(value, u32);
 } origins SECTION(".maps");
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct port_set);
-} ports SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_RING);
-	NUMBER(max_entries, RING_BYTES);
-} ring SECTION(".maps");
+MAP(ports, MAP_ARRAY, 1, u32, struct port_set);
+RING(ring, RING_BYTES);
 
 INLINE struct totals *the_totals(void)
 {

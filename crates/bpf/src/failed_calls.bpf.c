@@ -81,36 +81,12 @@ struct file___typed {
 };
 #pragma clang attribute pop
 
-static long (*const read_user)(void *into, u32 size, const void *from) = (void *)112;
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct totals);
-} sums SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, FAILURES);
-	TYPE(key, struct failure);
-	TYPE(value, struct count);
-} failures SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
+MAP(sums, MAP_ARRAY, 1, u32, struct totals);
+MAP(failures, MAP_HASH, FAILURES, struct failure, struct count);
 
 /* Sockets that have sent a SYN and are not connected. Of a socket that is closed without another call the entry is left behind. */
-struct {
-	NUMBER(type, MAP_HASH_FORGETFUL);
-	NUMBER(max_entries, ATTEMPTS);
-	TYPE(key, u64);
-	TYPE(value, u32);
-} attempts SECTION(".maps");
+MAP(attempts, MAP_HASH_FORGETFUL, ATTEMPTS, u64, u32);
 
 /* Returns whether the system call is one of 32 bits, which has other numbers: TS_COMPAT of x86, TIF_32BIT of arm64. */
 INLINE int is_narrow(void)

@@ -61,12 +61,7 @@ struct {
 	TYPE(value, struct everything);
 } listeners SECTION(".maps");
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct found);
-} answer SECTION(".maps");
+MAP(answer, MAP_ARRAY, 1, u32, struct found);
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 /* Fields of these structs that kernel.h does not have; CO-RE ignores the suffix after three underscores. */

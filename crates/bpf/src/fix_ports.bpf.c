@@ -142,60 +142,16 @@ LAYOUT(struct tuple, 40);
 LAYOUT(struct holder, 56);
 LAYOUT(struct counters, 8 * 26);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct settings);
-} settings SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, SOURCES);
-	TYPE(key, u32);
-	TYPE(value, struct address);
-} sources SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, NAMESPACES);
-	TYPE(key, u64);
-	TYPE(value, struct namespace);
-} namespaces SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, ROUTES);
-	TYPE(key, struct destination);
-	TYPE(value, struct route);
-} routes SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH_FORGETFUL);
-	NUMBER(max_entries, TUPLES);
-	TYPE(key, struct tuple_key);
-	TYPE(value, struct tuple);
-} tuples SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, PORTS);
-	TYPE(key, u32);
-	TYPE(value, struct holder);
-} holders SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct counters);
-} counts SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct settings);
+MAP(sources, MAP_ARRAY, SOURCES, u32, struct address);
+MAP(namespaces, MAP_HASH, NAMESPACES, u64, struct namespace);
+MAP(routes, MAP_HASH, ROUTES, struct destination, struct route);
+MAP(tuples, MAP_HASH_FORGETFUL, TUPLES, struct tuple_key, struct tuple);
+MAP(holders, MAP_ARRAY, PORTS, u32, struct holder);
+MAP(counts, MAP_ARRAY_PER_CPU, 1, u32, struct counters);
 
 /* Destinations without a route in the map. */
-struct {
-	NUMBER(type, MAP_RING);
-	NUMBER(max_entries, RING_BYTES);
-} requests SECTION(".maps");
+RING(requests, RING_BYTES);
 
 /* As bpf_skc_lookup_tcp() takes it: the remote side is the source of the packet that would arrive. */
 struct packet4 {

@@ -23,35 +23,15 @@ struct event {
 
 LAYOUT(struct event, 40);
 
-static long (*const read_user)(void *into, u32 size, const void *from) = (void *)112;
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
 
 /* Events for which the ring had no room. */
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, u64);
-} lost SECTION(".maps");
+MAP(lost, MAP_ARRAY, 1, u32, u64);
 
 /* The listeners, by cookie. */
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, LISTENERS);
-	TYPE(key, u64);
-	TYPE(value, u32);
-} watched SECTION(".maps");
+MAP(watched, MAP_HASH, LISTENERS, u64, u32);
 
-struct {
-	NUMBER(type, MAP_RING);
-	NUMBER(max_entries, RING_BYTES);
-} ring SECTION(".maps");
+RING(ring, RING_BYTES);
 
 INLINE int is_epoll_ctl(int call)
 {

@@ -38,38 +38,17 @@ struct place {
 LAYOUT(struct wanted, 56);
 LAYOUT(struct place, 32);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
 
 /* Samples for which the map of counts had no room. */
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, u64);
-} lost SECTION(".maps");
+MAP(lost, MAP_ARRAY, 1, u32, u64);
 
 struct stack {
 	u64 frames[FRAMES];
 };
 
-struct {
-	NUMBER(type, MAP_STACKS);
-	NUMBER(max_entries, STACKS);
-	TYPE(key, u32);
-	TYPE(value, struct stack);
-} stacks SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, COUNTS);
-	TYPE(key, struct place);
-	TYPE(value, u64);
-} counts SECTION(".maps");
+MAP(stacks, MAP_STACKS, STACKS, u32, struct stack);
+MAP(counts, MAP_HASH, COUNTS, struct place, u64);
 
 SECTION("perf_event") int sample(void *context)
 {

@@ -17,6 +17,19 @@ typedef long long s64;
 /* Maps: the loader reads the numbers out of the types (BTF). */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, value) value *name
+#define MAP(name, kind, entries, key_type, value_type)                                                                       \
+	struct {                                                                                                             \
+		NUMBER(type, kind);                                                                                          \
+		NUMBER(max_entries, entries);                                                                                \
+		TYPE(key, key_type);                                                                                         \
+		TYPE(value, value_type);                                                                                     \
+	} name SECTION(".maps")
+#define RING(name, bytes)                                                                                                    \
+	struct {                                                                                                             \
+		NUMBER(type, MAP_RING);                                                                                      \
+		NUMBER(max_entries, bytes);                                                                                  \
+	} name SECTION(".maps")
+
 enum map_kind {
 	MAP_HASH = 1,
 	MAP_ARRAY = 2,
@@ -56,6 +69,7 @@ static u32 (*const random_u32)(void) = (void *)7;
 static u64 (*const current_task_id)(void) = (void *)14;
 static long (*const current_name)(void *buffer, u32 size) = (void *)16;
 static u64 (*const socket_cookie)(const void *socket) = (void *)46;
+static long (*const read_user)(void *into, u32 size, const void *from) = (void *)112;
 static long (*const read_kernel)(void *into, u32 size, const void *from) = (void *)113;
 /* Returns the value of a socket, or NULL. With MAKE (BPF_SK_STORAGE_GET_F_CREATE), NULL means that there is no memory for it. */
 static void *(*const storage_of)(void *map, const void *socket, void *value, u64 flags) = (void *)107;

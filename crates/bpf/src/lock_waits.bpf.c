@@ -114,54 +114,13 @@ LAYOUT(struct path, 8 + 8 * FRAMES + 4 * COARSE);
 LAYOUT(struct tables, 56);
 LAYOUT(struct totals, 128);
 
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct wanted);
-} settings SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct totals);
-} sums SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct scratch);
-} scratches SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct processor);
-} processors SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, LOCKS);
-	TYPE(key, struct wait_key);
-	TYPE(value, struct wait);
-} waits SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, PATHS);
-	TYPE(key, u64);
-	TYPE(value, struct path);
-} paths SECTION(".maps");
-
-struct {
-	NUMBER(type, MAP_HASH);
-	NUMBER(max_entries, SLEEPERS);
-	TYPE(key, u64);
-	TYPE(value, struct sleeper);
-} sleepers SECTION(".maps");
+MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
+MAP(sums, MAP_ARRAY, 1, u32, struct totals);
+MAP(scratches, MAP_ARRAY_PER_CPU, 1, u32, struct scratch);
+MAP(processors, MAP_ARRAY_PER_CPU, 1, u32, struct processor);
+MAP(waits, MAP_HASH, LOCKS, struct wait_key, struct wait);
+MAP(paths, MAP_HASH, PATHS, u64, struct path);
+MAP(sleepers, MAP_HASH, SLEEPERS, u64, struct sleeper);
 
 INLINE struct totals *the_totals(void)
 {

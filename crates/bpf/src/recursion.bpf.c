@@ -8,14 +8,7 @@ struct counts {
 	u64 inside;
 };
 
-struct {
-	NUMBER(type, MAP_ARRAY_PER_CPU);
-	NUMBER(max_entries, 1);
-	TYPE(key, u32);
-	TYPE(value, struct counts);
-} counted SECTION(".maps");
-
-static long (*const read_user)(void *into, u32 size, const void *from) = (void *)112;
+MAP(counted, MAP_ARRAY_PER_CPU, 1, u32, struct counts);
 
 SECTION("tp_btf/page_fault_kernel")
 int fault(u64 *context)

@@ -377,12 +377,12 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
         engine_reason,
         close: plan.settings.close.clone(),
         latency_ns: Latency {
-            search: times.search.summary().into(),
-            handshake: times.handshake.summary().into(),
-            first_byte: times.first_byte.summary().into(),
-            total: times.total.summary().into(),
+            search: (&times.search).into(),
+            handshake: (&times.handshake).into(),
+            first_byte: (&times.first_byte).into(),
+            total: (&times.total).into(),
         },
-        late_ns: times.late.summary().into(),
+        late_ns: (&times.late).into(),
         distribution: times
             .total
             .distribution()

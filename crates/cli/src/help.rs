@@ -47,7 +47,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
     ("Run", &["for", "operations", "every", "timeout", "packets", "queries", "repeats", "trials", "warmup", "narrow", "metric",
         "engine", "threads", "pin", "tier", "kernel", "costs", "thresholds", "no-trace", "dry-run", "anyway", "seed", "quiet",
         "fleet load workers", "max-skew", "deadline", "fleet lab ports range"]),
-    ("Output", &["strict", "all", "threshold", "hdr", "flame", "json", "html", "metrics", "export listen",
+    ("Output", &["strict", "all", "threshold", "expect", "hdr", "csv", "flame", "json", "html", "metrics", "export listen",
         "export destinations"]),
 ];
 

@@ -69,8 +69,8 @@ pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
 };
 pub use load::{
-    Held, Latency, LoadAddress, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStatus,
-    Quantile, Quantiles, Second, Slow,
+    Held, Latency, LoadAddress, LoadExpectation, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings,
+    LoadStatus, Quantile, Quantiles, Second, Slow, classes,
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};

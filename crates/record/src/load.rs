@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::measure::Histogram;
 use crate::{Distribution, Record};
 
 /// The record of `fourtuple load`.
@@ -72,6 +73,9 @@ pub struct LoadSettings {
     pub anyway: bool,
     /// Seed of arrivals and of source ports.
     pub seed: u64,
+    /// Thresholds as typed: `p99<20ms`; absent without any and in older records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expect: Vec<String>,
 }
 
 /// The results of `load`.
@@ -97,6 +101,18 @@ pub struct LoadResults {
     /// Responses of HTTP by status code, in ascending order; absent for other workloads and in older records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub statuses: Vec<LoadStatus>,
+    /// Responses of HTTP by class of their status code: `2xx`, `4xx`; absent for other workloads and in older records.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub status_classes: BTreeMap<String, u64>,
+    /// Bytes of requests that were given to the kernel, with TLS encrypted and with its handshakes; `null` in older records.
+    #[serde(default)]
+    pub sent_bytes: Option<u64>,
+    /// Bytes that were received, counted like `sent_bytes`; `null` in older records.
+    #[serde(default)]
+    pub received_bytes: Option<u64>,
+    /// The thresholds of `settings.expect`, judged; absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expectations: Vec<LoadExpectation>,
     /// Time from the start, including the opening of held connections, to the end of the last operation or of the
     /// requested time.
     pub elapsed_ns: u64,
@@ -168,6 +184,9 @@ impl LoadResults {
             retried: sum(|part| part.retried),
             error_details,
             statuses: statuses(parts),
+            status_classes: classes(&statuses(parts)),
+            sent_bytes: bytes(parts, |part| part.sent_bytes),
+            received_bytes: bytes(parts, |part| part.received_bytes),
             client_cpu_ns_per_operation: cpu / operations.max(1),
             syscalls_per_connection: calls / connections.max(1) as f64,
             strategy: parts.first().and_then(|part| part.strategy.clone()),
@@ -194,6 +213,21 @@ fn statuses(parts: &[&LoadResults]) -> Vec<LoadStatus> {
         sum.count = sum.count.saturating_add(one.count);
     }
     sums.into_values().collect()
+}
+
+/// Returns the sum of a count that older records lack.
+fn bytes(parts: &[&LoadResults], of: fn(&LoadResults) -> Option<u64>) -> Option<u64> {
+    parts.iter().map(|part| of(part)).collect::<Option<Vec<u64>>>().map(saturating)
+}
+
+/// Returns the number of responses by class of their status code: `2xx`.
+pub fn classes(statuses: &[LoadStatus]) -> BTreeMap<String, u64> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for status in statuses {
+        let sum = sums.entry(format!("{}xx", status.code / 100)).or_default();
+        *sum = sum.saturating_add(status.count);
+    }
+    sums
 }
 
 fn addresses(parts: &[&LoadResults]) -> Vec<LoadAddress> {
@@ -244,6 +278,23 @@ pub struct LoadStatus {
     /// The field Location of the first response, for redirections (3xx).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+}
+
+/// A threshold of `--expect`, judged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadExpectation {
+    /// The threshold as typed: `p99<20ms`.
+    pub expect: String,
+    /// Unit of `limit` and `measured`: `ns`, `per_s`, `share` (0 to 1) or `count`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["ns", "per_s", "share", "count"])))]
+    pub unit: String,
+    /// The limit.
+    pub limit: f64,
+    /// The measured value; `null`: no operation had one.
+    pub measured: Option<f64>,
+    /// Whether the measured value is within the limit.
+    pub met: bool,
 }
 
 /// One of several addresses to which connections went in turn.
@@ -326,6 +377,15 @@ pub struct Quantiles {
     pub mean: u64,
     /// Median.
     pub p50: u64,
+    /// 75th percentile; `null` in older records.
+    #[serde(default)]
+    pub p75: Option<u64>,
+    /// 90th percentile; `null` in older records.
+    #[serde(default)]
+    pub p90: Option<u64>,
+    /// 95th percentile; `null` in older records.
+    #[serde(default)]
+    pub p95: Option<u64>,
     /// 99th percentile.
     pub p99: u64,
     /// 99.9th percentile.
@@ -336,13 +396,14 @@ pub struct Quantiles {
 
 impl From<Distribution> for Quantiles {
     fn from(Distribution { count, mean, p50, p99, p999, max }: Distribution) -> Quantiles {
-        Quantiles { samples: count, mean, p50, p99, p999, max }
+        Quantiles { samples: count, mean, p50, p75: None, p90: None, p95: None, p99, p999, max }
     }
 }
 
-impl From<Quantiles> for Distribution {
-    fn from(Quantiles { samples, mean, p50, p99, p999, max }: Quantiles) -> Distribution {
-        Distribution { count: samples, mean, p50, p99, p999, max }
+impl From<&Histogram> for Quantiles {
+    fn from(times: &Histogram) -> Quantiles {
+        let [p75, p90, p95] = [0.75, 0.9, 0.95].map(|share| Some(times.quantile(share)));
+        Quantiles { p75, p90, p95, ..times.summary().into() }
     }
 }
 

@@ -8,7 +8,7 @@ use fourtuple_record::measure::Histogram;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{
     Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile, Remark, Second,
-    format_time,
+    classes, format_time,
 };
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
@@ -435,6 +435,7 @@ impl Load {
             separate_ack: self.separate_ack,
             anyway,
             seed: self.seed,
+            expect: Vec::new(),
         }
     }
 }
@@ -529,12 +530,12 @@ impl Outcome {
             close: load.close.name().to_owned(),
             strategy: self.strategy,
             latency_ns: Latency {
-                search: tally.search.summary().into(),
-                handshake: tally.handshake.summary().into(),
-                first_byte: tally.first_byte.summary().into(),
-                total: tally.total.summary().into(),
+                search: (&tally.search).into(),
+                handshake: (&tally.handshake).into(),
+                first_byte: (&tally.first_byte).into(),
+                total: (&tally.total).into(),
             },
-            late_ns: tally.late.summary().into(),
+            late_ns: (&tally.late).into(),
             slow_count: tally.slow_count,
             distribution: points(&tally.total),
             ports: budget.map(|budget| LoadPorts {
@@ -555,11 +556,15 @@ impl Outcome {
             advice: judged.advice,
             hosts: Vec::new(),
             addresses: self.addresses,
-            slow: self.tally.slow,
             errors,
             error_details: details,
+            status_classes: classes(&statuses),
             statuses,
+            sent_bytes: Some(tally.sent_bytes),
+            received_bytes: Some(tally.received_bytes),
+            expectations: Vec::new(),
             seconds,
+            slow: self.tally.slow,
         };
         (results, remarks)
     }

@@ -23,6 +23,8 @@ pub(crate) struct Tally {
     pub(crate) by_destination: Vec<u64>,
     /// Requests sent again on a new connection.
     pub(crate) retried: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) received_bytes: u64,
     pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
     /// Text of the first failure of each name.
     pub(crate) details: BTreeMap<Cow<'static, str>, String>,
@@ -70,6 +72,8 @@ impl Tally {
             connections: 0,
             by_destination: vec![0; destinations],
             retried: 0,
+            sent_bytes: 0,
+            received_bytes: 0,
             errors: BTreeMap::new(),
             details: BTreeMap::new(),
             statuses: BTreeMap::new(),
@@ -109,6 +113,8 @@ impl Tally {
         self.connections += other.connections;
         self.by_destination.iter_mut().zip(other.by_destination).for_each(|(sum, more)| *sum += more);
         self.retried += other.retried;
+        self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
         for (name, count) in other.errors {
             *self.errors.entry(name).or_default() += count;
         }

@@ -1,3 +1,6 @@
+mod csv;
+mod expect;
+
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +11,7 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
-    MAX_RATE, MAX_THREADS, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
+    MAX_RATE, MAX_THREADS, Measured, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
@@ -16,6 +19,7 @@ use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
 
+use self::expect::Expectation;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output, Random};
 use crate::save::save;
@@ -144,6 +148,16 @@ pub struct LoadFlags {
     /// Write histograms per second (HdrHistogram log)
     #[arg(long, value_name = "FILE")]
     hdr: Option<PathBuf>,
+    /// Write a row for each second
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Threshold, such as 'p99<20ms'; repeatable
+    ///
+    /// NAME<LIMIT, also with <=, > or >=. Names: mean, p50, p75, p90, p95, p99, p99.9 and max (times of an operation), rate, and
+    /// errors (a share of the operations, or a count). If one is not met, the exit code is 1. A threshold of errors replaces the
+    /// remark on errors.
+    #[arg(long, value_name = "THRESHOLD", value_parser = Expectation::parse)]
+    expect: Vec<Expectation>,
     #[command(flatten)]
     pub output: Output,
 }
@@ -236,22 +250,53 @@ impl LoadFlags {
         // Until here there is nothing to keep: a signal ends the process, also while a name server delays the answer.
         let stop = stop::flag()?;
         let line = Line::new(self.output.quiet, length);
-        let measured = prepared.run(&stop, None, |progress| line.show(progress))?;
+        let mut measured = prepared.run(&stop, None, |progress| line.show(progress))?;
         line.finish();
+        let fails = self.judge(&mut measured);
         let host = output::host(&SYSCTLS, &[]);
-        let settings = prepared.settings(self.source.as_deref(), self.anyway);
+        let mut settings = prepared.settings(self.source.as_deref(), self.anyway);
+        settings.expect = self.expect.iter().map(|expectation| expectation.text().to_owned()).collect();
+        let rows = self.csv.as_ref().map(|path| (path, csv::seconds(&measured.results.seconds)));
         let record = output::record("load", started, host, settings, measured.remarks, measured.results);
         let exit = self.output.finish(&Saved::Load(record))?;
-        // The log is written last, so that a write error does not lose the measurement.
+        if self.output.json {
+            fails.iter().for_each(|line| output::say(&format!("fourtuple: {line}")));
+        }
+        // The log and the rows are written last, so that a write error does not lose the measurement.
         if let (Some(path), Some(log)) = (&self.hdr, measured.log) {
             save(path, &log)?;
         }
-        Ok(exit)
+        if let Some((path, rows)) = rows {
+            save(path, &rows)?;
+        }
+        Ok(if exit == Exit::Fine && !fails.is_empty() { Exit::Findings } else { exit })
+    }
+
+    /// Judges the thresholds, and returns a line for each that was not met. A threshold of errors replaces the remark on errors.
+    fn judge(&self, measured: &mut Measured) -> Vec<String> {
+        let judged = self.expect.iter().map(|expectation| expectation.judge(&measured.results));
+        measured.results.expectations = judged.collect();
+        if self.expect.iter().any(Expectation::is_of_errors) {
+            measured.remarks.retain(|remark| remark.id != "errors");
+        }
+        measured.results.expectations.iter().filter(|judged| !judged.met).map(expect::line).collect()
+    }
+
+    /// Refuses flags that `load` alone has, not the command that runs it.
+    fn refuse_alone(&self, command: &str) -> Result<(), UsageError> {
+        let alone = [("expect", !self.expect.is_empty()), ("csv", self.csv.is_some())];
+        match alone.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => {
+                Err(UsageError(format!("'--{flag}' is accepted by load alone, not by {command}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the run that `compare` repeats, or the message of the error.
     pub(crate) fn comparable(&self) -> Result<Load, String> {
         let checked = || {
+            self.refuse_alone("compare")?;
             let load = self.load()?;
             load.check()?;
             Ok(load)
@@ -261,6 +306,7 @@ impl LoadFlags {
 
     /// Returns the run that `fleet load` splits over workers. Without `--connections` each worker has the default number.
     pub fn for_workers(&self, workers: u32) -> anyhow::Result<Load> {
+        self.refuse_alone("fleet load")?;
         let mut load = self.load()?;
         load.check()?;
         if self.connections.is_none() {

@@ -35,11 +35,23 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         separate_ack: false,
         anyway: false,
         seed: 1,
+        expect: Vec::new(),
     }
 }
 
 fn quantiles(samples: u64, p50: u64) -> Quantiles {
-    Quantiles { samples, mean: p50 * 11 / 10, p50, p99: p50 * 5, p999: p50 * 14, max: p50 * 130 }
+    let [p75, p90, p95] = [13, 20, 31].map(|tenths| Some(p50 * tenths / 10));
+    Quantiles {
+        samples,
+        mean: p50 * 11 / 10,
+        p50,
+        p75,
+        p90,
+        p95,
+        p99: p50 * 5,
+        p999: p50 * 14,
+        max: p50 * 130,
+    }
 }
 
 /// Returns a run of `seconds` at `rate(second)`; the median time of an operation is 95us.
@@ -123,6 +135,19 @@ pub(crate) fn stalled() -> LoadRecord {
     let redirected = LoadStatus { code: 301, count: 12, location: Some("/dir/".into()) };
     let rest = LoadStatus { code: 200, count: results.operations - 12, location: None };
     results.statuses = vec![rest, redirected];
+    results.status_classes = classes(&results.statuses);
+    (results.sent_bytes, results.received_bytes) = (Some(9_412_000), Some(47_060_000));
+    settings.expect = vec!["p99<20ms".into(), "errors<0.1%".into()];
+    results.expectations =
+        [("p99<20ms", "ns", 2e7, 475e3, true), ("errors<0.1%", "share", 0.001, 0.42, false)]
+            .map(|(expect, unit, limit, measured, met)| LoadExpectation {
+                expect: expect.into(),
+                unit: unit.into(),
+                limit,
+                measured: Some(measured),
+                met,
+            })
+            .into();
     results.late_ns = quantiles(results.operations, 1_900);
     let mut left = 28_232_u64 - 31;
     for (index, second) in results.seconds.iter_mut().enumerate() {

@@ -1,10 +1,10 @@
 use fourtuple_record::{
-    Distribution, Held, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantiles, Second,
+    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantiles, Second,
 };
 
 use crate::document::{Block, Document, Tone};
 use crate::number::{count, duration, quantity, rate, share};
-use crate::records::{load_hosts, trace};
+use crate::records::load_hosts;
 use crate::table::{self, Cell, Table};
 use crate::words::{self, CommandLine, every, plural, present, typed, word};
 
@@ -24,6 +24,7 @@ pub(super) fn document(record: &LoadRecord) -> Document {
         none if none.is_empty() => document.note(Tone::Good, "no errors"),
         some => document.note(Tone::Bad, format!("errors: {some}")),
     }
+    expectations(&mut document, results);
     document.push(Block::Figures(figures(settings, results)));
     statuses(&mut document, results);
     if !results.addresses.is_empty() {
@@ -106,7 +107,7 @@ fn command_line(settings: &LoadSettings) -> String {
     let closes = matches!(workload, "http" | "crr" | "udp");
     let over_zero = |value: u64| Some(value).filter(|value| *value > 0);
     let rate = settings.rate_per_s.map(|per_s| format!("{per_s}/s --arrival {}", settings.arrival));
-    CommandLine::new("load")
+    let line = CommandLine::new("load")
         .words(word(&settings.target))
         .maybe("--resolve", settings.resolve.as_ref())
         .flag("--all-addresses", settings.all_addresses)
@@ -131,8 +132,8 @@ fn command_line(settings: &LoadSettings) -> String {
         .maybe("--response", over_zero(settings.response_bytes))
         .flag("--separate-ack", settings.separate_ack)
         .flag("--anyway", settings.anyway)
-        .set("--seed", settings.seed)
-        .finish()
+        .set("--seed", settings.seed);
+    settings.expect.iter().fold(line, |line, one| line.set("--expect", word(one))).finish()
 }
 
 /// Returns the achieved load (`19.8k/s`), in an open loop with the offered load.
@@ -167,6 +168,8 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         Some(("connections", count(results.connections))),
         all_ok(results).then(|| ("responses", "all 200".to_owned())),
         (results.retried > 0).then(|| ("requests retried", count(results.retried))),
+        results.sent_bytes.map(|bytes| ("sent", amount(bytes, results))),
+        results.received_bytes.map(|bytes| ("received", amount(bytes, results))),
         Some(("elapsed", duration(results.elapsed_ns))),
         Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
         Some((unit, calls)),
@@ -175,6 +178,41 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         (settings.workload != "udp").then(|| ("closed by", closer.to_owned())),
         results.strategy.as_ref().map(|strategy| ("ports chosen by", strategy.clone())),
     ])
+}
+
+/// Formats a number of bytes with its rate: `1.20 MB (0.400 MB/s)`.
+fn amount(bytes: u64, results: &LoadResults) -> String {
+    let megabytes = |bytes: f64| format!("{} MB", quantity(bytes / 1e6));
+    let opening = results.hold.map_or(0, |hold| hold.ramp_ns);
+    let seconds = results.elapsed_ns.saturating_sub(opening).max(1) as f64 / 1e9;
+    format!("{} ({}/s)", megabytes(bytes as f64), megabytes(bytes as f64 / seconds))
+}
+
+/// Adds the thresholds, if there are any.
+fn expectations(document: &mut Document, results: &LoadResults) {
+    if results.expectations.is_empty() {
+        return;
+    }
+    let value = |unit: &str, value: f64| match unit {
+        "ns" => duration(value as u64),
+        "per_s" => rate(value),
+        "share" => share(value),
+        _ => count(value as u64),
+    };
+    let of =
+        move |one: &LoadExpectation| one.measured.map_or("none".to_owned(), |found| value(&one.unit, found));
+    let off = move |one: &LoadExpectation| match one.measured.filter(|_| !one.met) {
+        Some(found) => value(&one.unit, (found - one.limit).abs()),
+        None => String::new(),
+    };
+    let tone = |one: &LoadExpectation| Tone::bad_if(!one.met);
+    document.table(
+        Table::of(&results.expectations)
+            .name("expected", |one| Cell::toned(one.expect.clone(), tone(one)))
+            .text("", 0, |one| Cell::toned(if one.met { "met" } else { "not met" }, tone(one)))
+            .number("measured", 0, of)
+            .number("off by", 0, off),
+    );
 }
 
 /// Returns the errors with their counts, most frequent first: `12 ECONNREFUSED`.
@@ -192,6 +230,8 @@ fn statuses(document: &mut Document, results: &LoadResults) {
     let all = results.statuses.iter().fold(0_u64, |sum, status| sum.saturating_add(status.count));
     let has_location = results.statuses.iter().any(|status| status.location.is_some());
     let tone = |code: u16| Tone::bad_if(code >= 300 && code != 304);
+    let classes = results.status_classes.iter();
+    document.facts(classes.map(|(class, number)| format!("{} {class}", count(*number))).collect());
     let table = Table::of(&results.statuses)
         .name("status", |status| Cell::toned(status.code.to_string(), tone(status.code)))
         .number("responses", 0, |status| count(status.count))
@@ -208,7 +248,7 @@ fn all_ok(results: &LoadResults) -> bool {
 
 fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResults) {
     document.heading("Latency");
-    let measured = |times: Quantiles| (times.samples > 0).then(|| Distribution::from(times));
+    let measured = |times: Quantiles| Some(times).filter(|times| times.samples > 0);
     let (times, late) = (results.latency_ns, measured(results.late_ns));
     let parts = [
         ("late", late),
@@ -224,7 +264,29 @@ fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResul
     let explanation = "Search: in connect(), the search for a port and the SYN. Handshake: from there until the connection \
                        is established. First byte: from the request to the first byte of the response. Total: from the \
                        start to the end, closing not included.";
-    trace::show(document, "|Part", &parts, format!("{explanation}{late}"));
+    let rows: Vec<(&str, Quantiles)> =
+        parts.into_iter().filter_map(|(name, times)| Some((name, times?))).collect();
+    let maybe = |time: Option<u64>| time.map_or_else(String::new, duration);
+    let table = Table::of(&rows)
+        .name("|Part", |(name, _)| *name)
+        .number("samples", 5, |(_, times)| count(times.samples))
+        .number("mean", 4, |(_, times)| duration(times.mean))
+        .number("p50", 0, |(_, times)| duration(times.p50));
+    // Older records lack these percentiles.
+    let table = match rows.iter().any(|(_, times)| times.p75.is_some()) {
+        true => table
+            .number("p75", 6, move |(_, times)| maybe(times.p75))
+            .number("p90", 3, move |(_, times)| maybe(times.p90))
+            .number("p95", 3, move |(_, times)| maybe(times.p95)),
+        false => table,
+    };
+    document.table(
+        table
+            .number("p99", 0, |(_, times)| duration(times.p99))
+            .number("p99.9", 1, |(_, times)| duration(times.p999))
+            .number("max", 2, |(_, times)| duration(times.max)),
+    );
+    document.explain(format!("{explanation}{late}"));
     if let Some(text) = timed_out(settings, results) {
         document.note(Tone::Bad, text);
     }

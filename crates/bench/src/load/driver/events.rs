@@ -61,7 +61,9 @@ impl<E: Engine> Driver<'_, E> {
             self.active -= 1;
             return self.engine.watch(number);
         }
-        if !slot.protocol.outgoing().is_empty() {
+        let sent = slot.protocol.outgoing().len();
+        self.tally.sent_bytes += sent as u64;
+        if sent > 0 {
             return Ok(());
         }
         // The workload sends nothing: the operation is complete.
@@ -93,6 +95,7 @@ impl<E: Engine> Driver<'_, E> {
     pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
         // A part of a long response is an answer too.
         self.part.answers += u64::from(count > 0);
+        self.tally.received_bytes += count as u64;
         // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
         if let Some(name) = self.overdue(number, now) {
             return self.give_up_on(number, name.into(), now);
@@ -125,7 +128,9 @@ impl<E: Engine> Driver<'_, E> {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
             ParseOutcome::Send => {
                 self.count_handshake(number, now);
-                self.engine.exchange(number, self.slots[number as usize].protocol.outgoing())
+                let bytes = self.slots[number as usize].protocol.outgoing();
+                self.tally.sent_bytes += bytes.len() as u64;
+                self.engine.exchange(number, bytes)
             }
             ParseOutcome::Complete { closing, status } => {
                 if let Some(status) = status {

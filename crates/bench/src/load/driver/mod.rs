@@ -558,7 +558,9 @@ impl<E: Engine> Driver<'_, E> {
         slot.requested_at = now;
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);
-        self.engine.exchange(number, slot.protocol.outgoing())
+        let bytes = slot.protocol.outgoing();
+        self.tally.sent_bytes += bytes.len() as u64;
+        self.engine.exchange(number, bytes)
     }
 
     /// Opens a connection for an operation, now or when a port is free.

@@ -73,6 +73,12 @@ pub struct LoadSettings {
     pub anyway: bool,
     /// Seed of arrivals and of source ports.
     pub seed: u64,
+    /// Time before `for_ns` whose operations are not part of the results; 0 in older records.
+    #[serde(default)]
+    pub warm_up_ns: u64,
+    /// Rates of a ramp, each for `warm_up_ns` and `for_ns`; `rate_per_s` is the last one. `null`: one rate, also in older records.
+    #[serde(default)]
+    pub ramp: Option<LoadRamp>,
     /// Thresholds as typed: `p99<20ms`; absent without any and in older records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<String>,
@@ -110,6 +116,12 @@ pub struct LoadResults {
     /// Bytes that were received, counted like `sent_bytes`; `null` in older records.
     #[serde(default)]
     pub received_bytes: Option<u64>,
+    /// The warm-up, whose operations count nowhere else; times count from its end. `null`: there was none, also in older records.
+    #[serde(default)]
+    pub warm_up: Option<LoadWarmUp>,
+    /// The steps of a ramp. All other results are those of the last step that was reached, or of the first one. Absent without a ramp.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<LoadStep>,
     /// The thresholds of `settings.expect`, judged; absent without any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<LoadExpectation>,
@@ -278,6 +290,60 @@ pub struct LoadStatus {
     /// The field Location of the first response, for redirections (3xx).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+}
+
+/// Ascending rates with equal ratios.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadRamp {
+    /// The first rate.
+    pub from_per_s: f64,
+    /// The last rate.
+    pub to_per_s: f64,
+    /// Number of rates.
+    pub steps: u32,
+}
+
+/// What began in the warm-up of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadWarmUp {
+    /// Its length.
+    pub for_ns: u64,
+    /// Completed operations.
+    pub operations: u64,
+    /// Connections established.
+    pub connections: u64,
+    /// Failures.
+    pub errors: u64,
+}
+
+/// A step of a ramp.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadStep {
+    /// Offered load.
+    pub offered_per_s: f64,
+    /// Achieved load.
+    pub rate_per_s: f64,
+    /// Completed operations, without those of the warm-up.
+    pub operations: u64,
+    /// Connections established.
+    pub connections: u64,
+    /// Failures.
+    pub errors: u64,
+    /// Completed operations of the warm-up of this step.
+    pub warm_up_operations: u64,
+    /// Median of the total times.
+    pub p50_ns: u64,
+    /// 99th percentile of the total times.
+    pub p99_ns: u64,
+    /// Maximum of the total times.
+    pub max_ns: u64,
+    /// CPU time of the load-generating threads per operation.
+    pub client_cpu_ns_per_operation: u64,
+    /// Reason why the rate was not reached; `null`: it was reached.
+    pub not_reached: Option<String>,
 }
 
 /// A threshold of `--expect`, judged.

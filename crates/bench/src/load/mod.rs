@@ -11,6 +11,7 @@ mod error;
 mod origin;
 pub mod preflight;
 mod prepared;
+mod ramp;
 mod run;
 mod settings;
 mod tally;
@@ -21,6 +22,7 @@ pub use arrival::Arrival;
 pub use engine::EngineChoice;
 pub use error::LoadError;
 pub use prepared::{Measured, Prepared, SYSCTLS};
+pub use ramp::Ramp;
 pub use run::{Outcome, RunProgress};
 pub use settings::{
     Close, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,

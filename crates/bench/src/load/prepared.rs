@@ -95,14 +95,48 @@ impl Prepared {
         &self,
         stop: &AtomicBool,
         coordination: Option<Coordination>,
-        progress: impl FnMut(&RunProgress),
+        mut progress: impl FnMut(&RunProgress),
+    ) -> Result<Measured, LoadError> {
+        let mut measured = match &self.load.ramp {
+            Some(ramp) => self.climb(ramp, stop, &mut progress)?,
+            None => self.run_once(stop, coordination, &mut progress)?,
+        };
+        self.add_findings(&mut measured.results, &mut measured.remarks);
+        Ok(measured)
+    }
+
+    /// Executes the run, or a step of a ramp.
+    pub(super) fn run_once(
+        &self,
+        stop: &AtomicBool,
+        coordination: Option<Coordination>,
+        progress: &mut dyn FnMut(&RunProgress),
     ) -> Result<Measured, LoadError> {
         let Prepared { load, endpoints, need, preflight } = self;
         let mut outcome = load.run_coordinated(endpoints, preflight, stop, coordination, progress)?;
         let (log, start_error) = (outcome.log.take(), outcome.start_error);
         // The TIME_WAIT sockets now come from this run. The number is informational, so a failure to read it is ignored.
         let time_wait = snapshot(load, endpoints).ok().map(|snapshot| snapshot.taken.time_wait);
-        let (mut results, mut remarks) = outcome.results(load, need, preflight, time_wait);
+        let (results, remarks) = outcome.results(load, need, preflight, time_wait);
+        Ok(Measured { results, remarks, log, start_error })
+    }
+
+    pub(super) fn load(&self) -> &Load {
+        &self.load
+    }
+
+    pub(super) fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    pub(super) fn without_findings(mut self) -> Prepared {
+        self.preflight.findings.clear();
+        self
+    }
+
+    /// Adds the findings of the preflight to the remarks and the advice.
+    fn add_findings(&self, results: &mut LoadResults, remarks: &mut Vec<Remark>) {
+        let preflight = &self.preflight;
         for finding in &preflight.findings {
             match finding.severity {
                 Severity::Refuse => remarks
@@ -110,7 +144,6 @@ impl Prepared {
                 Severity::Warn => results.advice.insert(0, format!("Before the run: {finding}.")),
             }
         }
-        Ok(Measured { results, remarks, log, start_error })
     }
 }
 

@@ -7,7 +7,7 @@ use fourtuple::dial::{Dialer, Strategy};
 use fourtuple_record::measure::Histogram;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, Quantile, Remark, Second,
+    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, LoadWarmUp, Quantile, Remark, Second,
     classes, format_time,
 };
 use fourtuple_syscalls::socket::Transport;
@@ -119,7 +119,7 @@ impl Load {
         let start = coordination.as_ref().map(|coordination| coordination.start);
         let sink = coordination.map(|coordination| coordination.intervals);
         let detailed = sink.is_some();
-        let board = SecondSums::new(threads, self.log, since_epoch, sink);
+        let board = SecondSums::new(threads, self.log, since_epoch + self.warm_up, sink);
         let live = Live::default();
         let shared = Shared {
             load: self,
@@ -372,6 +372,19 @@ impl Drop for EndGuard<'_> {
 impl Load {
     /// Returns the need of the run.
     pub fn need(&self) -> Need {
+        let steps = self.ramp.map_or(1, |ramp| ramp.steps);
+        let length = self.length.map(|length| (self.warm_up + length) * steps);
+        let in_warm_up = |rate: f64| (rate * self.warm_up.as_secs_f64()).ceil() as u64;
+        let operations = match (self.operations, self.arrival.rate_per_s(), &self.ramp) {
+            (_, _, Some(ramp)) => {
+                let step = self.warm_up + self.length.unwrap_or_default();
+                Some((ramp.rates().iter().sum::<f64>() * step.as_secs_f64()).ceil() as u64)
+            }
+            (operations, ..) if self.warm_up.is_zero() => operations,
+            (Some(operations), Some(rate), None) => Some(operations + in_warm_up(rate)),
+            // How many operations a closed loop begins in its warm-up is not known.
+            _ => None,
+        };
         let sends_nothing = matches!(self.workload, Workload::Connect);
         Need {
             transport: match (self.target.scheme(), self.transport()) {
@@ -388,8 +401,8 @@ impl Load {
             connections: u64::from(self.connections),
             pause: self.pause,
             // Held connections only: no other connection is opened.
-            operations: if self.connections == 0 { Some(0) } else { self.operations },
-            length: self.length,
+            operations: if self.connections == 0 { Some(0) } else { operations },
+            length,
             requests_per_connection: if sends_nothing { 1 } else { self.close_every },
             hold: u64::from(self.hold),
             threads: self.threads as u64,
@@ -436,6 +449,8 @@ impl Load {
             anyway,
             seed: self.seed,
             expect: Vec::new(),
+            warm_up_ns: nanoseconds(self.warm_up),
+            ramp: self.ramp.map(|ramp| ramp.settings()),
         }
     }
 }
@@ -461,10 +476,13 @@ impl Outcome {
         let mut seconds = self.seconds;
         let budget = preflight.budget;
         if let Some(budget) = budget {
-            count_ports(&mut seconds, budget.saturating_sub(preflight.taken), preflight.kept);
+            let taken = preflight.taken + tally.warm_up.connections;
+            count_ports(&mut seconds, budget.saturating_sub(taken), preflight.kept);
         }
         // No other connection is opened while the held connections are opened.
-        let span = self.elapsed.saturating_sub(Duration::from_nanos(tally.ramp.unwrap_or(0)));
+        let opening = if load.warm_up.is_zero() { tally.ramp.unwrap_or(0) } else { 0 };
+        let span = self.elapsed.saturating_sub(Duration::from_nanos(opening));
+        let tuples_used = tally.connections + tally.warm_up.connections;
         let mut need = *need;
         need.threads = self.threads as u64;
         let seen = RunMeasurements {
@@ -472,7 +490,7 @@ impl Outcome {
             need: &need,
             predicted_stall: self.predicted_stall,
             no_port,
-            tuples_used: tally.connections,
+            tuples_used,
             time_wait,
             errors: &errors,
             details: &details,
@@ -542,7 +560,7 @@ impl Outcome {
                 budget,
                 taken_before: preflight.taken,
                 needed: preflight.needed,
-                used: tally.connections,
+                used: tuples_used,
                 kept_ns: nanoseconds(preflight.kept),
                 predicted_stall_ns: self.predicted_stall.map(nanoseconds),
                 stalled_ns: tally.stall.first,
@@ -563,6 +581,9 @@ impl Outcome {
             sent_bytes: Some(tally.sent_bytes),
             received_bytes: Some(tally.received_bytes),
             expectations: Vec::new(),
+            warm_up: (!load.warm_up.is_zero())
+                .then(|| LoadWarmUp { for_ns: nanoseconds(load.warm_up), ..tally.warm_up }),
+            steps: Vec::new(),
             seconds,
             slow: self.tally.slow,
         };

@@ -12,6 +12,7 @@ use fourtuple_syscalls::socket::Transport;
 use crate::load::arrival::Arrival;
 use crate::load::engine::EngineChoice;
 use crate::load::error::LoadError;
+use crate::load::ramp::Ramp;
 use crate::load::target::{HostAddresses, Scheme, Target};
 use crate::load::workload::{TlsSetup, Trust, Workload};
 
@@ -65,6 +66,10 @@ pub struct Load {
     /// Time after which no operation begins. An operation in progress may then take 2 s from its own start, or
     /// `timeout` if this is shorter.
     pub length: Option<Duration>,
+    /// Time before `length` whose operations are not part of the result.
+    pub warm_up: Duration,
+    /// Runs at ascending rates, each for `warm_up` and `length`, instead of one run.
+    pub ramp: Option<Ramp>,
     /// Maximum time of an operation; a longer one fails with `timeout`.
     pub timeout: Duration,
     /// Time from which on an operation is listed as slow.
@@ -129,6 +134,8 @@ impl Load {
             hold: 0,
             operations: None,
             length: None,
+            warm_up: Duration::ZERO,
+            ramp: None,
             timeout: Duration::from_secs(10),
             threshold: None,
             engine: EngineChoice::Auto,
@@ -181,8 +188,8 @@ impl Load {
     fn check_ranges(&self) -> Result<(), LoadError> {
         let (request, response) = self.workload.sizes();
         let (bytes, count) = (MAX_BYTES.into(), MAX_COUNT);
-        let times = [Some(self.pause), Some(self.timeout), self.length, self.threshold];
-        let [pause, timeout, length, threshold] = times.map(|time| time.unwrap_or_default().as_secs());
+        let times = [Some(self.pause), Some(self.timeout), self.length, self.threshold, Some(self.warm_up)];
+        let [pause, timeout, length, threshold, warm_up] = times.map(|time| time.unwrap_or_default().as_secs());
         let seconds = MAX_TIME.as_secs();
         for (flag, value, most) in [
             ("connections", self.connections.into(), u64::from(MAX_CONNECTIONS)),
@@ -200,7 +207,7 @@ impl Load {
             }
         }
         for (flag, value) in
-            [("pause", pause), ("timeout", timeout), ("for", length), ("threshold", threshold)]
+            [("pause", pause), ("timeout", timeout), ("for", length), ("threshold", threshold), ("warm-up", warm_up)]
         {
             if value > seconds {
                 return Err(LoadError::Setting(format!(
@@ -259,6 +266,13 @@ impl Load {
             )));
         }
         let sends_nothing = self.workload.sends_nothing();
+        if self.ramp.is_some()
+            && (self.length.is_none() || self.operations.is_some() || self.hold > 0 || self.arrival == Arrival::Closed)
+        {
+            return refuse("--ramp is an open loop of steps with a time: expected --for, no --operations and no --hold");
+        } else if self.connections == 0 && !self.warm_up.is_zero() {
+            return refuse("--warm-up changes nothing here: nothing is done beside --hold");
+        }
         if self.connections == 0 && (self.hold == 0 || self.arrival != Arrival::Closed) {
             return refuse("no connections: expected at least 1 for --connections, or --hold alone");
         } else if self.connections == 0 && self.operations.is_some() {

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fourtuple_record::measure::{Histogram, HistogramLog};
-use fourtuple_record::{LoadStatus, Second, Slow};
+use fourtuple_record::{LoadStatus, LoadWarmUp, Second, Slow};
 
 use crate::load::workload::Status;
 #[cfg(all(test, fourtuple_loom))]
@@ -52,6 +52,8 @@ pub(crate) struct Tally {
     pub(crate) all_busy: u64,
     pub(crate) cpu_ns: u64,
     pub(crate) syscalls: u64,
+    /// What began in the warm-up, which counts nowhere else.
+    pub(crate) warm_up: LoadWarmUp,
 }
 
 /// The times without a free port.
@@ -94,6 +96,7 @@ impl Tally {
             all_busy: 0,
             cpu_ns: 0,
             syscalls: 0,
+            warm_up: LoadWarmUp::default(),
         }
     }
 
@@ -147,6 +150,9 @@ impl Tally {
         self.all_busy = self.all_busy.max(other.all_busy);
         self.cpu_ns += other.cpu_ns;
         self.syscalls += other.syscalls;
+        self.warm_up.operations += other.warm_up.operations;
+        self.warm_up.connections += other.warm_up.connections;
+        self.warm_up.errors += other.warm_up.errors;
     }
 }
 

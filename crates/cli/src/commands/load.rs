@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
-    MAX_RATE, MAX_THREADS, Measured, Prepared, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
+    MAX_RATE, MAX_THREADS, Measured, Prepared, Ramp, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
@@ -81,10 +81,17 @@ pub struct LoadFlags {
     /// Open loop: operations to begin each second
     ///
     /// They begin even if earlier operations are in progress.
-    #[arg(long, value_name = "RATE", value_parser = rate, allow_hyphen_values = true)]
+    #[arg(long, value_name = "RATE", value_parser = rate, group = "open", allow_hyphen_values = true)]
     rate: Option<f64>,
-    /// Arrival process of --rate [default: poisson]
-    #[arg(long, value_enum, requires = "rate")]
+    /// Open loops at ascending rates until one is not reached
+    ///
+    /// LOW..HIGH[:STEPS], such as 1k/s..20k/s: equal ratios between the rates, 10 by default, each for the time of --for. The
+    /// result is that of the last rate that was reached, with a row for each.
+    #[arg(long, value_name = "LOW..HIGH", value_parser = ramp, group = "open",
+        conflicts_with_all = ["pause", "operations", "hold", "hdr", "csv"])]
+    ramp: Option<Ramp>,
+    /// Arrival process of --rate or --ramp [default: poisson]
+    #[arg(long, value_enum, requires = "open")]
     arrival: Option<ArrivalProcess>,
     /// Closed loop: pause between two operations
     #[arg(long, value_name = "TIME", value_parser = units::duration, conflicts_with = "rate", allow_hyphen_values = true)]
@@ -118,6 +125,11 @@ pub struct LoadFlags {
     /// limit.
     #[arg(long = "for", value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
     time: Option<Duration>,
+    /// Time before --for that is left out of the result
+    ///
+    /// Operations that begin in it are counted apart.
+    #[arg(long, value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
+    warm_up: Option<Duration>,
     /// End after this many operations
     #[arg(long, value_name = "COUNT", value_parser = units::count, allow_hyphen_values = true)]
     operations: Option<u64>,
@@ -210,6 +222,21 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
+fn ramp(text: &str) -> Result<Ramp, String> {
+    let refuse = || {
+        format!(
+            "{text:?} is not a ramp: expected LOW..HIGH or LOW..HIGH:STEPS, two rates above 0 up to 1e9/s, the higher one last, \
+             and 2 to {} steps, such as 1k/s..20k/s:12",
+            Ramp::MAX_STEPS
+        )
+    };
+    let (from, rest) = text.split_once("..").ok_or_else(refuse)?;
+    let (to, steps) = rest.split_once(':').unwrap_or((rest, "10"));
+    let steps = steps.parse().ok().filter(|steps| (2..=Ramp::MAX_STEPS).contains(steps)).ok_or_else(refuse)?;
+    let [from, to] = [from, to].map(|text| rate(text).map_err(|_| refuse()));
+    Some(Ramp { from: from?, to: to?, steps }).filter(|ramp| ramp.from < ramp.to).ok_or_else(refuse)
+}
+
 fn close_every(text: &str) -> Result<u64, String> {
     if text == "never" {
         return Ok(0);
@@ -244,7 +271,7 @@ impl LoadFlags {
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
         let started = OffsetDateTime::now_utc();
-        let length = load.length;
+        let length = load.length.map(|length| load.warm_up + length);
         let prepared = Prepared::new(load)?;
         self.warn(&prepared)?;
         // Until here there is nothing to keep: a signal ends the process, also while a name server delays the answer.
@@ -284,7 +311,13 @@ impl LoadFlags {
 
     /// Refuses flags that `load` alone has, not the command that runs it.
     fn refuse_alone(&self, command: &str) -> Result<(), UsageError> {
-        let alone = [("expect", !self.expect.is_empty()), ("csv", self.csv.is_some())];
+        let is_fleet = command == "fleet load";
+        let alone = [
+            ("expect", !self.expect.is_empty()),
+            ("csv", self.csv.is_some()),
+            ("ramp", self.ramp.is_some()),
+            ("warm-up", is_fleet && self.warm_up.is_some()),
+        ];
         match alone.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => {
                 Err(UsageError(format!("'--{flag}' is accepted by load alone, not by {command}")))
@@ -366,12 +399,12 @@ impl LoadFlags {
         if let Workload::Http(request) = &mut workload {
             *request = self.http()?;
         }
-        let arrival = match (self.rate, self.arrival) {
+        let arrival = match (self.rate.or(self.ramp.map(|ramp| ramp.to)), self.arrival) {
             (None, _) => Arrival::Closed,
             (Some(rate), Some(ArrivalProcess::Even)) => Arrival::Even(rate),
             (Some(rate), _) => Arrival::Poisson(rate),
         };
-        let connections = self.connections.unwrap_or(match (self.rate, self.hold) {
+        let connections = self.connections.unwrap_or(match (arrival.rate_per_s(), self.hold) {
             (Some(_), _) => 1024,
             (None, Some(_)) => 0,
             // Measured: more connections gain nothing, and 32 connections lose a tenth of the rate.
@@ -401,6 +434,8 @@ impl LoadFlags {
             hold: self.hold.unwrap_or(0),
             operations: self.operations,
             length: self.time.or(self.operations.is_none().then_some(Duration::from_secs(10))),
+            warm_up: self.warm_up.unwrap_or_default(),
+            ramp: self.ramp,
             timeout: self.timeout,
             threshold: self.threshold,
             engine: match self.engine {

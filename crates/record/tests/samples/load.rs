@@ -35,6 +35,8 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         separate_ack: false,
         anyway: false,
         seed: 1,
+        warm_up_ns: 0,
+        ramp: None,
         expect: Vec::new(),
     }
 }
@@ -137,6 +139,9 @@ pub(crate) fn stalled() -> LoadRecord {
     results.statuses = vec![rest, redirected];
     results.status_classes = classes(&results.statuses);
     (results.sent_bytes, results.received_bytes) = (Some(9_412_000), Some(47_060_000));
+    settings.warm_up_ns = 2 * SECOND;
+    results.warm_up =
+        Some(LoadWarmUp { for_ns: 2 * SECOND, operations: 4_790, connections: 4_790, errors: 0 });
     settings.expect = vec!["p99<20ms".into(), "errors<0.1%".into()];
     results.expectations =
         [("p99<20ms", "ns", 2e7, 475e3, true), ("errors<0.1%", "share", 0.001, 0.42, false)]

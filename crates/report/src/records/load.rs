@@ -1,5 +1,5 @@
 use fourtuple_record::{
-    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, Quantiles, Second,
+    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, Quantiles, Second,
 };
 
 use crate::document::{Block, Document, Tone};
@@ -19,6 +19,7 @@ pub(super) fn document(record: &LoadRecord) -> Document {
     );
     document.note(Tone::Strong, asked(settings));
     document.facts(facts(settings));
+    ramp(&mut document, results);
     document.heading(achieved(settings, results));
     match errors(results) {
         none if none.is_empty() => document.note(Tone::Good, "no errors"),
@@ -59,13 +60,21 @@ fn asked(settings: &LoadSettings) -> String {
     let LoadSettings { target, workload, arrival, rate_per_s, connections, hold, .. } = settings;
     let method = if settings.method.is_empty() { String::new() } else { format!(" {}", settings.method) };
     let arrivals = match (arrival.as_str(), rate_per_s) {
+        (arrival, _) if let Some(ramp) = settings.ramp => format!(
+            "open loops ({}) from {} to {} in {}",
+            if arrival == "poisson" { "Poisson" } else { "even" },
+            rate(ramp.from_per_s),
+            rate(ramp.to_per_s),
+            plural(ramp.steps.into(), "step")
+        ),
         ("closed", _) | (_, None) => format!("closed loop of {}", plural(*connections, "connection")),
         ("poisson", Some(per_s)) => format!("open loop (Poisson) at {}", rate(*per_s)),
         (_, Some(per_s)) => format!("open loop (even) at {}", rate(*per_s)),
     };
     let held =
         if *hold > 0 { format!(" on top of {} held", plural(*hold, "connection")) } else { String::new() };
-    let time = settings.for_ns.map(|time| format!(" for {}", duration(time)));
+    let each = if settings.ramp.is_some() { " each" } else { "" };
+    let time = settings.for_ns.map(|time| format!(" for {}{each}", duration(time)));
     let operations = settings.operations.map(|operations| format!(" {}", plural(operations, "operation")));
     let ends = present([time, operations]).join(" or");
     let comma = if ends.is_empty() { "" } else { "," };
@@ -94,6 +103,7 @@ fn facts(settings: &LoadSettings) -> Vec<String> {
         Some(format!("strategy {}", settings.strategy)),
         settings.sources.as_ref().map(|sources| format!("from {sources}")),
         Some(format!("timeout {}", duration(settings.timeout_ns))),
+        (settings.warm_up_ns > 0).then(|| format!("warm-up {}", duration(settings.warm_up_ns))),
         settings.threshold_ns.map(|slow| format!("slow is over {}", duration(slow))),
         settings.separate_ack.then(|| "separate ACK".to_owned()),
         settings.anyway.then(|| "preflight ignored".to_owned()),
@@ -106,13 +116,18 @@ fn command_line(settings: &LoadSettings) -> String {
     let (is_http, has_ports) = (workload == "http", !settings.target.starts_with("unix:"));
     let closes = matches!(workload, "http" | "crr" | "udp");
     let over_zero = |value: u64| Some(value).filter(|value| *value > 0);
-    let rate = settings.rate_per_s.map(|per_s| format!("{per_s}/s --arrival {}", settings.arrival));
+    let arrival = &settings.arrival;
+    let ramp = settings.ramp.map(|ramp| {
+        format!("{}/s..{}/s:{} --arrival {arrival}", ramp.from_per_s, ramp.to_per_s, ramp.steps)
+    });
+    let rate = settings.rate_per_s.filter(|_| ramp.is_none()).map(|per_s| format!("{per_s}/s --arrival {arrival}"));
     let line = CommandLine::new("load")
         .words(word(&settings.target))
         .maybe("--resolve", settings.resolve.as_ref())
         .flag("--all-addresses", settings.all_addresses)
         .set("--workload", workload)
         .maybe("--connections", over_zero(settings.connections))
+        .maybe("--ramp", ramp)
         .maybe("--rate", rate)
         .maybe("--pause", over_zero(settings.pause_ns).map(typed))
         .maybe("--close-every", closes.then(|| every(settings.close_every)))
@@ -120,6 +135,7 @@ fn command_line(settings: &LoadSettings) -> String {
         .maybe("--hold", over_zero(settings.hold))
         .maybe("--operations", settings.operations)
         .maybe("--for", settings.for_ns.map(typed))
+        .maybe("--warm-up", over_zero(settings.warm_up_ns).map(typed))
         .set("--timeout", typed(settings.timeout_ns))
         .maybe("--threshold", settings.threshold_ns.map(typed))
         .set("--engine", &settings.engine)
@@ -171,6 +187,7 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         results.sent_bytes.map(|bytes| ("sent", amount(bytes, results))),
         results.received_bytes.map(|bytes| ("received", amount(bytes, results))),
         Some(("elapsed", duration(results.elapsed_ns))),
+        results.warm_up.map(|warm_up| ("in the warm-up", plural(warm_up.operations, "operation"))),
         Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
         Some((unit, calls)),
         Some(("engine", results.engine.clone())),
@@ -183,9 +200,44 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
 /// Formats a number of bytes with its rate: `1.20 MB (0.400 MB/s)`.
 fn amount(bytes: u64, results: &LoadResults) -> String {
     let megabytes = |bytes: f64| format!("{} MB", quantity(bytes / 1e6));
-    let opening = results.hold.map_or(0, |hold| hold.ramp_ns);
+    let opening = results.hold.filter(|_| results.warm_up.is_none()).map_or(0, |hold| hold.ramp_ns);
     let seconds = results.elapsed_ns.saturating_sub(opening).max(1) as f64 / 1e9;
     format!("{} ({}/s)", megabytes(bytes as f64), megabytes(bytes as f64 / seconds))
+}
+
+/// Adds the steps of a ramp, and where its knee is.
+fn ramp(document: &mut Document, results: &LoadResults) {
+    let Some(last) = results.steps.last() else { return };
+    let tone = |step: &LoadStep| Tone::bad_if(step.not_reached.is_some());
+    document.heading("Ramp");
+    document.table(
+        Table::of(&results.steps)
+            .number("offered", 0, |step| rate(step.offered_per_s))
+            .number("done", 0, move |step| Cell::toned(rate(step.rate_per_s), tone(step)))
+            .number("p50", 0, |step| duration(step.p50_ns))
+            .number("p99", 0, |step| duration(step.p99_ns))
+            .number("max", 2, |step| duration(step.max_ns))
+            .number("errors", 0, |step| Cell::bad_count(step.errors))
+            .number("operations", 4, |step| count(step.operations))
+            .number("CPU per operation", 3, |step| duration(step.client_cpu_ns_per_operation)),
+    );
+    let reached = results.steps.iter().rev().find(|step| step.not_reached.is_none());
+    match (reached, &last.not_reached) {
+        (Some(reached), None) => document.note(
+            Tone::Good,
+            format!("Every step up to {} was reached: the knee is above.", rate(reached.offered_per_s)),
+        ),
+        (Some(reached), Some(why)) => document.note(
+            Tone::Strong,
+            format!(
+                "The knee: {} was reached, {} was not: {why}.",
+                rate(reached.offered_per_s),
+                rate(last.offered_per_s)
+            ),
+        ),
+        (None, Some(why)) => document.note(Tone::Bad, format!("The first step was not reached: {why}.")),
+        (None, None) => {}
+    }
 }
 
 /// Adds the thresholds, if there are any.
@@ -270,12 +322,12 @@ fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResul
     let table = Table::of(&rows)
         .name("|Part", |(name, _)| *name)
         .number("samples", 5, |(_, times)| count(times.samples))
-        .number("mean", 4, |(_, times)| duration(times.mean))
+        .number("mean", 6, |(_, times)| duration(times.mean))
         .number("p50", 0, |(_, times)| duration(times.p50));
     // Older records lack these percentiles.
     let table = match rows.iter().any(|(_, times)| times.p75.is_some()) {
         true => table
-            .number("p75", 6, move |(_, times)| maybe(times.p75))
+            .number("p75", 3, move |(_, times)| maybe(times.p75))
             .number("p90", 3, move |(_, times)| maybe(times.p90))
             .number("p95", 3, move |(_, times)| maybe(times.p95)),
         false => table,

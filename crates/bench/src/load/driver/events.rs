@@ -32,10 +32,15 @@ impl<E: Engine> Driver<'_, E> {
     }
 
     pub(super) fn connected(&mut self, number: u32, search_ns: Option<u64>, now: u64) -> io::Result<()> {
-        self.tally.connections += 1;
-        self.part.connections += 1;
+        let counts = self.counts(number);
         let slot = &mut self.slots[number as usize];
-        self.tally.by_destination[slot.to] += 1;
+        if counts {
+            self.tally.connections += 1;
+            self.part.connections += 1;
+            self.tally.by_destination[slot.to] += 1;
+        } else {
+            self.tally.warm_up.connections += 1;
+        }
         let mut handshake = Handshake::Since(None);
         if let Phase::Opening { attempt, since } = mem::replace(&mut slot.phase, Phase::Closed) {
             slot.local = attempt.keep();
@@ -43,7 +48,7 @@ impl<E: Engine> Driver<'_, E> {
         }
         slot.phase = Phase::AwaitingResponse { handshake, has_first_byte: false };
         slot.requested_at = now;
-        if let Some(search) = search_ns {
+        if let Some(search) = search_ns.filter(|_| counts) {
             self.tally.search.record(search);
             if let Some(detail) = &mut self.part.detail {
                 detail.search.record(search);
@@ -62,7 +67,7 @@ impl<E: Engine> Driver<'_, E> {
             return self.engine.watch(number);
         }
         let sent = slot.protocol.outgoing().len();
-        self.tally.sent_bytes += sent as u64;
+        self.tally.sent_bytes += if counts { sent as u64 } else { 0 };
         if sent > 0 {
             return Ok(());
         }
@@ -75,6 +80,7 @@ impl<E: Engine> Driver<'_, E> {
 
     /// Records the time of the handshake once requests can be sent, if the time of the port search before it is known.
     fn count_handshake(&mut self, number: u32, now: u64) {
+        let counts = self.counts(number);
         let slot = &mut self.slots[number as usize];
         if let Phase::AwaitingResponse { handshake, .. } = &mut slot.phase
             && let Handshake::Since(since) = *handshake
@@ -82,7 +88,7 @@ impl<E: Engine> Driver<'_, E> {
         {
             *handshake = Handshake::Recorded;
             slot.requested_at = now;
-            if let Some(since) = since {
+            if let Some(since) = since.filter(|_| counts) {
                 let took = now.saturating_sub(since);
                 self.tally.handshake.record(took);
                 if let Some(detail) = &mut self.part.detail {
@@ -95,7 +101,8 @@ impl<E: Engine> Driver<'_, E> {
     pub(super) fn received(&mut self, number: u32, count: usize, now: u64) -> io::Result<()> {
         // A part of a long response is an answer too.
         self.part.answers += u64::from(count > 0);
-        self.tally.received_bytes += count as u64;
+        let counts = self.counts(number);
+        self.tally.received_bytes += if counts { count as u64 } else { 0 };
         // A server that keeps sending leaves nothing to cancel: each receive checks the timeout too.
         if let Some(name) = self.overdue(number, now) {
             return self.give_up_on(number, name.into(), now);
@@ -117,11 +124,13 @@ impl<E: Engine> Driver<'_, E> {
             && slot.protocol.answered()
         {
             *has_first_byte = true;
-            // The request may have been sent after the turn that `now` began.
-            let first_byte = now.saturating_sub(slot.requested_at);
-            self.tally.first_byte.record(first_byte);
-            if let Some(detail) = &mut self.part.detail {
-                detail.first_byte.record(first_byte);
+            if counts {
+                // The request may have been sent after the turn that `now` began.
+                let first_byte = now.saturating_sub(slot.requested_at);
+                self.tally.first_byte.record(first_byte);
+                if let Some(detail) = &mut self.part.detail {
+                    detail.first_byte.record(first_byte);
+                }
             }
         }
         match outcome {
@@ -129,15 +138,17 @@ impl<E: Engine> Driver<'_, E> {
             ParseOutcome::Send => {
                 self.count_handshake(number, now);
                 let bytes = self.slots[number as usize].protocol.outgoing();
-                self.tally.sent_bytes += bytes.len() as u64;
+                self.tally.sent_bytes += if counts { bytes.len() as u64 } else { 0 };
                 self.engine.exchange(number, bytes)
             }
             ParseOutcome::Complete { closing, status } => {
                 if let Some(status) = status {
                     if status.code >= 400 {
-                        self.error(format!("status-{}", status.code).into());
+                        self.error(number, format!("status-{}", status.code).into());
                     }
-                    self.tally.status(status);
+                    if counts {
+                        self.tally.status(status);
+                    }
                 }
                 self.done(number, closing, now)
             }
@@ -156,7 +167,7 @@ impl<E: Engine> Driver<'_, E> {
 
     /// Sends a request again on a new connection. It is the first request there, so it is not sent a third time.
     fn retry_request(&mut self, number: u32) -> io::Result<()> {
-        self.tally.retried += 1;
+        self.tally.retried += u64::from(self.counts(number));
         self.reconnect(number)
     }
 
@@ -255,7 +266,7 @@ impl<E: Engine> Driver<'_, E> {
     fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
         // A UDP socket is open before its peer refuses.
         let is_refused = failure.name == errno::ECONNREFUSED;
-        self.error(failure);
+        self.error(number, failure);
         self.tally.last_end = now;
         let slot = &mut self.slots[number as usize];
         let was_open = !matches!(slot.phase, Phase::Opening { .. });
@@ -361,13 +372,18 @@ fn copy_of(error: &io::Error) -> io::Error {
 impl<E: Engine> Driver<'_, E> {
     /// Counts an operation that succeeded.
     pub(super) fn count(&mut self, number: u32, now: u64) {
+        let counts = self.counts(number);
         let slot = &mut self.slots[number as usize];
         slot.failures = 0;
+        if !counts {
+            self.tally.warm_up.operations += 1;
+            return;
+        }
         let total = now - slot.intended.min(now);
         self.tally.operations += 1;
         self.tally.last_end = now;
         self.tally.total.record(total);
-        let second = now / 1_000_000_000;
+        let second = self.second_at(now);
         if second != self.second {
             self.flush(second);
         }
@@ -391,14 +407,18 @@ impl<E: Engine> Driver<'_, E> {
         ];
         let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
         self.tally.slow.push(Slow {
-            at_ns: slot.intended,
+            at_ns: slot.intended - self.zero,
             total_ns: total,
             longest: longest.to_owned(),
             request: slot.request,
         });
     }
 
-    pub(super) fn error(&mut self, Failure { name, detail }: Failure) {
+    pub(super) fn error(&mut self, number: u32, Failure { name, detail }: Failure) {
+        if !self.counts(number) {
+            self.tally.warm_up.errors += 1;
+            return;
+        }
         if let Some(text) = detail {
             self.tally.details.entry(name.clone()).or_insert(text);
         }
@@ -429,7 +449,7 @@ impl<E: Engine> Driver<'_, E> {
         if now >= self.next_look {
             self.look_for_late(now)?;
         }
-        let second = now / 1_000_000_000;
+        let second = self.second_at(now);
         if second != self.second {
             self.flush(second);
         }
@@ -499,7 +519,9 @@ impl<E: Engine> Driver<'_, E> {
 
     pub(super) fn publish(&mut self) {
         let errors = self.tally.errors.values().sum::<u64>();
-        let now = (self.tally.operations, self.tally.connections, errors);
+        // The connections of a warm-up have ports too.
+        let connections = self.tally.connections + self.tally.warm_up.connections;
+        let now = (self.tally.operations, connections, errors);
         let live = self.shared.live;
         live.operations.fetch_add(now.0 - self.published.0, Ordering::Relaxed);
         live.connections.fetch_add(now.1 - self.published.1, Ordering::Relaxed);
@@ -513,7 +535,7 @@ impl<E: Engine> Driver<'_, E> {
             let phase = &self.slots[number as usize].phase;
             if phase.is_waiting() && !matches!(phase, Phase::Draining) {
                 let name = self.overdue(number, now).unwrap_or(Cow::Borrowed("unanswered"));
-                self.error(name.into());
+                self.error(number, name.into());
                 // As an operation that ends by its own limit: this thread may be late.
                 self.tally.last_end = now;
             }

@@ -220,6 +220,9 @@ pub(crate) struct Driver<'a, E> {
     /// The run has reached its end: an operation in progress has at most [`MAX_GRACE`] from its start.
     is_past_end: bool,
     started_from: u64,
+    /// End of the warm-up: operations that begin before count apart, and times of the result begin there. Without a warm-up 0;
+    /// with one `u64::MAX` until the held connections are open.
+    zero: u64,
     /// Start of the current time in which an operation is due and all connections are busy.
     busy_since: Option<u64>,
     published: (u64, u64, u64),
@@ -268,6 +271,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             ended: false,
             is_past_end: false,
             started_from: 0,
+            zero: if shared.load.warm_up.is_zero() { 0 } else { u64::MAX },
             busy_since: None,
             published: (0, 0, 0),
             next_look: 0,
@@ -282,13 +286,19 @@ impl<'a, E: Engine> Driver<'a, E> {
     /// Runs until the run ends, and returns the counts.
     pub(crate) fn run(mut self) -> io::Result<Tally> {
         // The reported CPU time excludes the creation of the engine and its end.
-        let cpu_before = resource::thread_cpu_time();
+        let mut cpu_before = resource::thread_cpu_time();
+        let mut calls_before = 0;
         // A thread without held connections takes part too: the threads wait for each other.
         if self.shared.load.hold > 0 {
             self.ramp_up()?;
         }
         self.started_from = self.now();
-        let end = self.shared.load.length.map(|length| self.started_from + nanoseconds(length));
+        let warm_up = nanoseconds(self.shared.load.warm_up);
+        let mut warms_up = warm_up > 0;
+        if warms_up {
+            self.zero = self.started_from + warm_up;
+        }
+        let end = self.shared.load.length.map(|length| self.started_from + warm_up + nanoseconds(length));
         let mut next_tick = 0;
         let mut give_up = u64::MAX;
         if self.share.schedule.is_none() {
@@ -297,6 +307,12 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         loop {
             let now = self.now();
+            if warms_up && now >= self.zero {
+                warms_up = false;
+                (cpu_before, calls_before) = (resource::thread_cpu_time(), self.engine.system_calls());
+                self.tally.all_busy = 0;
+                self.busy_since = self.busy_since.map(|since| since.max(self.zero));
+            }
             if !self.ended && (end.is_some_and(|end| now >= end) || self.is_stopped() || self.is_given_out())
             {
                 if self.share.schedule.is_some() && !self.is_stopped() {
@@ -334,7 +350,10 @@ impl<'a, E: Engine> Driver<'a, E> {
         if let Some(stalled) = self.stalled.take() {
             self.tally.stall.length += now.saturating_sub(stalled.since);
         }
-        self.tally.syscalls = self.engine.system_calls();
+        self.tally.syscalls = self.engine.system_calls() - calls_before;
+        self.tally.last_end = self.tally.last_end.saturating_sub(self.zero);
+        self.tally.stall.first = self.tally.stall.first.map(|first| first.saturating_sub(self.zero));
+        self.tally.stall.last = self.tally.stall.last.saturating_sub(self.zero);
         self.tally.cpu_ns = (resource::thread_cpu_time() - cpu_before).as_nanos() as u64;
         Ok(self.tally)
     }
@@ -406,6 +425,17 @@ impl<'a, E: Engine> Driver<'a, E> {
         nanoseconds(self.shared.load.timeout)
     }
 
+    /// Returns whether what happens on a connection counts: its operation did not begin in the warm-up.
+    fn counts(&self, number: u32) -> bool {
+        let slot = &self.slots[number as usize];
+        slot.holds || slot.intended >= self.zero
+    }
+
+    /// Returns the number of a second of the result.
+    fn second_at(&self, now: u64) -> u64 {
+        now.saturating_sub(self.zero) / 1_000_000_000
+    }
+
     /// Returns the maximum duration of an operation, from its start.
     fn operation_limit(&self) -> u64 {
         if self.is_past_end { self.timeout().min(MAX_GRACE) } else { self.timeout() }
@@ -437,6 +467,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         // The reported rate covers the whole time of the run, even if no operation succeeded near its end.
         self.tally.last_end = self.tally.last_end.max(until);
         if let Some(schedule) = &mut self.share.schedule {
+            // Starts in the warm-up are not offered.
+            schedule.count_until(self.zero.saturating_sub(self.started_from).min(until));
             self.tally.offered += schedule.count_until(until.saturating_sub(self.started_from));
         }
     }
@@ -451,6 +483,9 @@ impl<'a, E: Engine> Driver<'a, E> {
     /// Takes one of the operations that `--operations` allows. Returns false, and ends the run, if none is left.
     fn ticket(&mut self) -> bool {
         let Some(most) = self.shared.load.operations else { return true };
+        if self.zero > 0 && self.now() < self.zero {
+            return true;
+        }
         if self.shared.tickets.fetch_add(1, Ordering::Relaxed) < most {
             return true;
         }
@@ -473,7 +508,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                     return Ok(());
                 }
                 self.share.schedule.as_mut().expect("seen above").advance(1);
-                self.tally.offered += 1;
+                self.tally.offered += u64::from(intended >= self.zero);
                 let slot = self.warm.pop().or_else(|| self.closed.pop()).expect("seen above");
                 self.start(slot, Some(intended))?;
             }
@@ -537,9 +572,11 @@ impl<E: Engine> Driver<'_, E> {
         slot.cancelled = false;
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
-            self.tally.late.record(self.tally.behind);
-            if let Some(detail) = &mut self.part.detail {
-                detail.late.record(self.tally.behind);
+            if slot.intended >= self.zero {
+                self.tally.late.record(self.tally.behind);
+                if let Some(detail) = &mut self.part.detail {
+                    detail.late.record(self.tally.behind);
+                }
             }
         }
         let Phase::Warm { since } = slot.phase else { return self.connect(number) };
@@ -559,7 +596,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);
         let bytes = slot.protocol.outgoing();
-        self.tally.sent_bytes += bytes.len() as u64;
+        self.tally.sent_bytes += if slot.intended >= self.zero { bytes.len() as u64 } else { 0 };
         self.engine.exchange(number, bytes)
     }
 
@@ -612,7 +649,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Lets an operation wait because no port is free. One of the waiting operations tries again each [`PORT_RETRY`].
     fn no_port(&mut self, number: u32) {
         let now = self.now();
-        self.error(errno::EADDRNOTAVAIL.into());
+        self.error(number, errno::EADDRNOTAVAIL.into());
         self.slots[number as usize].phase = Phase::Closed;
         self.portless.push_back(number);
         self.tally.stall.first.get_or_insert(now);

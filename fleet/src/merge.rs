@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fourtuple_record::measure::{Histogram, HistogramLog, LogLinear};
 use fourtuple_record::{
-    Latency, LoadHost, LoadRecord, LoadResults, LoadSettings, Quantile, Record, SCHEMA, Second,
+    Latency, LoadHost, LoadRecord, LoadResults, LoadSettings, Quantile, Quantiles, Record, SCHEMA, Second,
 };
 
 use crate::interval::{self, Content, Message, Parts, SECOND_NS, WorkerEnd, add_errors};
@@ -381,6 +381,7 @@ fn results(plan: &Plan, merge: &mut Merge, seconds: Vec<Second>) -> LoadResults 
             handshake: (&times.handshake).into(),
             first_byte: (&times.first_byte).into(),
             total: (&times.total).into(),
+            tls: Quantiles::default(),
         },
         late_ns: (&times.late).into(),
         distribution: times

@@ -29,7 +29,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
         "destinations", "sources", "closer", "time-wait", "plan rate", "fleet plan rate"]),
     ("Arrival", &["rate", "ramp", "arrival", "pause"]),
     ("HTTP", &["method", "header", "body"]),
-    ("TLS", &["ca", "insecure"]),
+    ("TLS", &["ca", "insecure", "sni", "cert", "key", "no-resumption", "alpn"]),
     ("Selection", &["select", "control", "fix ports to", "fix ports source", "past"]),
     ("Experiment", &["policy", "family", "load", "lab keepalive close-every", "lab keepalive server", "lab ports protocol",
         "change", "plane", "planes", "bytes", "spread", "flows", "work", "over", "lab locks workers", "lab locks clients",

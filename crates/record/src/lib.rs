@@ -69,7 +69,7 @@ pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
 };
 pub use load::{
-    Held, Latency, LoadAddress, LoadExpectation, LoadRamp, LoadStep, LoadWarmUp, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings,
+    Held, Latency, LoadAddress, LoadExpectation, LoadRamp, LoadStep, LoadWarmUp, LoadTls, LoadTlsSettings, LoadHost, LoadPorts, LoadRecord, LoadResults, LoadSettings,
     LoadStatus, Quantile, Quantiles, Second, Slow, classes,
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};

@@ -12,11 +12,11 @@ pub type LoadRecord = Record<LoadSettings, LoadResults>;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoadSettings {
-    /// Target as typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock`.
+    /// Target as typed: `http://127.0.0.1:8080/`, `tcp://[::1]:9000`, `unix:/run/app.sock:/path`.
     pub target: String,
     /// Address that is loaded: `127.0.0.1:8080`, or the path of a Unix socket. Several addresses are separated by commas.
     pub address: String,
-    /// Addresses given for the host, as `HOST:ADDR,...`; `null` if the resolver was asked, also in older records.
+    /// Addresses given for the host, as `HOST:PORT:ADDR,...`; `null` if the resolver was asked, also in older records.
     #[serde(default)]
     pub resolve: Option<String>,
     /// Whether connections go to all addresses of the name in turn; `false` in older records.
@@ -79,6 +79,9 @@ pub struct LoadSettings {
     /// Rates of a ramp, each for `warm_up_ns` and `for_ns`; `rate_per_s` is the last one. `null`: one rate, also in older records.
     #[serde(default)]
     pub ramp: Option<LoadRamp>,
+    /// Settings of TLS, with https; `null`: no TLS, or an older record.
+    #[serde(default)]
+    pub tls: Option<LoadTlsSettings>,
     /// Thresholds as typed: `p99<20ms`; absent without any and in older records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<String>,
@@ -116,6 +119,10 @@ pub struct LoadResults {
     /// Bytes that were received, counted like `sent_bytes`; `null` in older records.
     #[serde(default)]
     pub received_bytes: Option<u64>,
+    /// The TLS connections by version, cipher suite and protocol, full and resumed handshakes apart. Absent without TLS and in older
+    /// records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tls: Vec<LoadTls>,
     /// The warm-up, whose operations count nowhere else; times count from its end. `null`: there was none, also in older records.
     #[serde(default)]
     pub warm_up: Option<LoadWarmUp>,
@@ -292,6 +299,38 @@ pub struct LoadStatus {
     pub location: Option<String>,
 }
 
+/// The settings of TLS.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadTlsSettings {
+    /// Name of the server for the handshake and its certificate; `null`: the host of the target.
+    pub name: Option<String>,
+    /// File with the certificates of the client; `null`: none.
+    pub certificate: Option<String>,
+    /// File with its private key; `null`: none.
+    pub key: Option<String>,
+    /// Whether no session is resumed.
+    pub full_handshakes: bool,
+    /// The protocols that are offered (ALPN).
+    pub protocols: Vec<String>,
+}
+
+/// TLS connections that negotiated the same.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadTls {
+    /// Version: `TLS 1.3`.
+    pub version: String,
+    /// Cipher suite by its name at IANA: `TLS_AES_256_GCM_SHA384`.
+    pub cipher: String,
+    /// Protocol that the server chose (ALPN); `null`: none.
+    pub protocol: Option<String>,
+    /// Whether a session was resumed.
+    pub resumed: bool,
+    /// Number of connections.
+    pub connections: u64,
+}
+
 /// Ascending rates with equal ratios.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -425,8 +464,12 @@ pub struct LoadHost {
 pub struct Latency {
     /// Time in connect(): port search and SYN. With io_uring it is sampled: see `samples`.
     pub search: Quantiles,
-    /// Time from the end of `search` until the connection is established.
+    /// Time from the end of `search` until the connection is established. In older records it includes the handshake of TLS.
     pub handshake: Quantiles,
+    /// Time of the TLS handshake: from the established connection until requests can be sent. Without samples in older records and
+    /// in those of several hosts.
+    #[serde(default)]
+    pub tls: Quantiles,
     /// Time from the request to the first byte of the response.
     pub first_byte: Quantiles,
     /// Time from the intended start of the operation to its end, without closing.

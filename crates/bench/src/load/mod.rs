@@ -31,4 +31,4 @@ pub use tally::{Coordination, Interval, IntervalSink};
 pub use target::{HostAddresses, Scheme, Target, TargetError};
 #[doc(hidden)]
 pub use workload::fuzzing;
-pub use workload::{HttpRequest, Trust, Workload};
+pub use workload::{HttpRequest, TlsOptions, Trust, Workload};

@@ -111,7 +111,7 @@ impl Load {
     ) -> Result<Outcome, LoadError> {
         self.check()?;
         self.require_local_sources()?;
-        let tls = self.tls()?;
+        let tls = self.tls_setup()?;
         let (engine, engine_reason) = self.choose_engine()?;
         let (origin, strategy) = self.origin(endpoints, preflight)?;
         let threads = self.threads_for_descriptors(engine)?;
@@ -448,6 +448,7 @@ impl Load {
             separate_ack: self.separate_ack,
             anyway,
             seed: self.seed,
+            tls: (self.target.scheme() == Scheme::Https).then(|| self.tls.settings()),
             expect: Vec::new(),
             warm_up_ns: nanoseconds(self.warm_up),
             ramp: self.ramp.map(|ramp| ramp.settings()),
@@ -552,6 +553,7 @@ impl Outcome {
                 handshake: (&tally.handshake).into(),
                 first_byte: (&tally.first_byte).into(),
                 total: (&tally.total).into(),
+                tls: (&tally.tls).into(),
             },
             late_ns: (&tally.late).into(),
             slow_count: tally.slow_count,
@@ -581,6 +583,7 @@ impl Outcome {
             sent_bytes: Some(tally.sent_bytes),
             received_bytes: Some(tally.received_bytes),
             expectations: Vec::new(),
+            tls: tally.sessions.iter().map(|(session, count)| session.counted(*count)).collect(),
             warm_up: (!load.warm_up.is_zero())
                 .then(|| LoadWarmUp { for_ns: nanoseconds(load.warm_up), ..tally.warm_up }),
             steps: Vec::new(),

@@ -14,7 +14,7 @@ use crate::load::engine::EngineChoice;
 use crate::load::error::LoadError;
 use crate::load::ramp::Ramp;
 use crate::load::target::{HostAddresses, Scheme, Target};
-use crate::load::workload::{TlsSetup, Trust, Workload};
+use crate::load::workload::{TlsOptions, TlsSetup, Trust, Workload};
 
 /// The side that closes a connection first, and how it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,8 @@ pub struct Load {
     pub sources: SourcePool,
     /// The certificates that https accepts.
     pub trust: Trust,
+    /// The other settings of https.
+    pub tls: TlsOptions,
     /// Sends the last ACK of the handshake as a segment of its own. Otherwise TCP_QUICKACK is off and the ACK goes with the
     /// request, if one follows at once: one segment less per connection.
     pub separate_ack: bool,
@@ -144,6 +146,7 @@ impl Load {
             strategy: Strategy::Auto,
             sources: SourcePool::any(),
             trust: Trust::System,
+            tls: TlsOptions::default(),
             separate_ack: false,
             seed: 1,
             log: false,
@@ -261,7 +264,13 @@ impl Load {
         }
         if let Some(given) = self.resolve.as_ref().filter(|given| !given.is_of(&self.target)) {
             return Err(LoadError::Setting(format!(
-                "'--resolve {given}' names another host than the target {}",
+                "invalid value '{given}' for '--resolve': expected host and port of the target {}",
+                self.target
+            )));
+        }
+        if scheme == Scheme::Unix && self.target.path() != "/" && !matches!(self.workload, Workload::Http(_)) {
+            return Err(LoadError::Setting(format!(
+                "invalid value '{}' for 'TARGET': only HTTP has paths, expected unix:/SOCKET",
                 self.target
             )));
         }
@@ -305,12 +314,12 @@ impl Load {
     /// [`LoadError::Setting`], [`LoadError::Tls`]
     pub fn check_here(&self) -> Result<(), LoadError> {
         self.require_local_sources()?;
-        self.tls().map(drop)
+        self.tls_setup().map(drop)
     }
 
-    pub(crate) fn tls(&self) -> Result<Option<TlsSetup>, LoadError> {
+    pub(crate) fn tls_setup(&self) -> Result<Option<TlsSetup>, LoadError> {
         match self.target.scheme() {
-            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust).map(Some),
+            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust, &self.tls).map(Some),
             _ => Ok(None),
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fourtuple_record::measure::{Histogram, HistogramLog};
 use fourtuple_record::{LoadStatus, LoadWarmUp, Second, Slow};
 
-use crate::load::workload::Status;
+use crate::load::workload::{Session, Status};
 #[cfg(all(test, fourtuple_loom))]
 use loom::sync::Mutex;
 #[cfg(not(all(test, fourtuple_loom)))]
@@ -32,9 +32,12 @@ pub(crate) struct Tally {
     pub(crate) statuses: BTreeMap<u16, LoadStatus>,
     pub(crate) search: Histogram,
     pub(crate) handshake: Histogram,
+    pub(crate) tls: Histogram,
     pub(crate) first_byte: Histogram,
     pub(crate) total: Histogram,
     pub(crate) late: Histogram,
+    /// The TLS connections, by what they negotiated.
+    pub(crate) sessions: BTreeMap<Session, u64>,
     pub(crate) slow: Vec<Slow>,
     pub(crate) slow_count: u64,
     /// Time from the start of the run to the end of the last operation, or to the end of `--for` if that is later.
@@ -81,6 +84,8 @@ impl Tally {
             statuses: BTreeMap::new(),
             search: Histogram::new(),
             handshake: Histogram::new(),
+            tls: Histogram::new(),
+            sessions: BTreeMap::new(),
             first_byte: Histogram::new(),
             total: Histogram::new(),
             late: Histogram::new(),
@@ -129,6 +134,10 @@ impl Tally {
         }
         self.search.merge(&other.search);
         self.handshake.merge(&other.handshake);
+        self.tls.merge(&other.tls);
+        for (session, count) in other.sessions {
+            *self.sessions.entry(session).or_default() += count;
+        }
         self.first_byte.merge(&other.first_byte);
         self.total.merge(&other.total);
         self.late.merge(&other.late);

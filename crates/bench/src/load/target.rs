@@ -54,7 +54,7 @@ enum TargetHost {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a target{why}: expected http://HOST[:PORT][/PATH], https://..., tcp://HOST:PORT, udp://HOST:PORT or \
-     unix:/PATH"
+     unix:/SOCKET[:/PATH]"
 )]
 pub struct TargetError {
     text: String,
@@ -146,6 +146,10 @@ impl FromStr for Target {
             && scheme.eq_ignore_ascii_case("unix")
         {
             let path = path.strip_prefix("//").unwrap_or(path);
+            let (path, of_http) = match path.find(":/") {
+                Some(at) => (&path[..at], &path[at + 1..]),
+                None => (path, "/"),
+            };
             if path.is_empty() || path.len() > 107 {
                 return Err(refuse(" (a unix socket's path has 1 to 107 bytes)"));
             }
@@ -154,7 +158,7 @@ impl FromStr for Target {
                 text: text.to_owned(),
                 scheme: Scheme::Unix,
                 host_or_path,
-                path: "/".to_owned(),
+                path: path_of_http(of_http).ok_or_else(|| refuse(NO_BLANKS))?,
             });
         }
         let without_scheme = " (the scheme is missing: http:// in front of it?)";
@@ -172,13 +176,7 @@ impl FromStr for Target {
         if !is_http && !matches!(path, "" | "/") {
             return Err(refuse(" (only HTTP has paths)"));
         }
-        if path.contains(|c: char| c.is_control() || c == ' ') {
-            return Err(refuse(" (a path has no blanks or control characters: write %20)"));
-        }
-        let mut path = path.split('#').next().unwrap_or_default().to_owned();
-        if !path.starts_with('/') {
-            path.insert(0, '/');
-        }
+        let path = path_of_http(path).ok_or_else(|| refuse(NO_BLANKS))?;
         if authority.contains('@') {
             return Err(refuse(" (credentials are not supported: use --header 'Authorization: ...')"));
         }
@@ -212,6 +210,17 @@ impl FromStr for Target {
     }
 }
 
+const NO_BLANKS: &str = " (a path has no blanks or control characters: write %20)";
+
+/// Returns the path and query of a request, which begins with a slash; `None` if it contains what a request line cannot.
+fn path_of_http(text: &str) -> Option<String> {
+    if text.contains(|c: char| c.is_control() || c == ' ') {
+        return None;
+    }
+    let path = text.split('#').next().unwrap_or_default();
+    Some(if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
+}
+
 fn bare(name: &str) -> &str {
     name.trim_start_matches('[').trim_end_matches(']')
 }
@@ -219,24 +228,30 @@ fn bare(name: &str) -> &str {
 /// Maximum number of addresses that can be given for a host.
 const MAX_ADDRESSES: usize = 64;
 
-/// The addresses of a host, instead of the resolver's: `HOST:ADDR[,ADDR...]`.
+/// The addresses of a host and port, instead of the resolver's, as with curl: `HOST:PORT:ADDR[,ADDR...]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddresses {
     host: String,
+    port: u16,
     addresses: Vec<IpAddr>,
 }
 
 impl HostAddresses {
-    /// Returns whether the host is the target's.
+    /// Returns whether host and port are the target's.
     pub fn is_of(&self, target: &Target) -> bool {
-        target.scheme != Scheme::Unix && bare(&self.host).eq_ignore_ascii_case(bare(target.host()))
+        match &target.host_or_path {
+            TargetHost::Host { name, port } => {
+                bare(&self.host).eq_ignore_ascii_case(bare(name)) && self.port == *port
+            }
+            TargetHost::Path(_) => false,
+        }
     }
 }
 
 impl fmt::Display for HostAddresses {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
-        write!(formatter, "{}:{}", self.host, addresses.join(","))
+        write!(formatter, "{}:{}:{}", self.host, self.port, addresses.join(","))
     }
 }
 
@@ -245,16 +260,22 @@ impl FromStr for HostAddresses {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse = || {
-            format!("{text:?} is not accepted: expected HOST:ADDR[,ADDR...], such as example.org:192.0.2.1")
+            format!(
+                "{text:?} is not accepted: expected HOST:PORT:ADDR[,ADDR...], such as example.org:443:192.0.2.1"
+            )
         };
-        let (host, addresses) =
-            text.split_once(':').filter(|(host, _)| !host.is_empty()).ok_or_else(refuse)?;
+        // The colons in the brackets of an IPv6 address end no host.
+        let after = text.find(']').filter(|_| text.starts_with('[')).unwrap_or(0);
+        let end = after + text[after..].find(':').ok_or_else(refuse)?;
+        let (host, rest) = (&text[..end], &text[end + 1..]);
+        let (port, addresses) = rest.split_once(':').filter(|_| !host.is_empty()).ok_or_else(refuse)?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(refuse)?;
         let addresses = addresses.split(',').map(|one| bare(one).parse().map_err(|_| refuse()));
         let addresses = addresses.take(MAX_ADDRESSES + 1).collect::<Result<Vec<IpAddr>, _>>()?;
         if addresses.len() > MAX_ADDRESSES {
             return Err(format!("{host}: expected at most {MAX_ADDRESSES} addresses"));
         }
-        Ok(HostAddresses { host: host.to_owned(), addresses })
+        Ok(HostAddresses { host: host.to_owned(), port, addresses })
     }
 }
 
@@ -280,6 +301,8 @@ mod tests {
             ("tcp://127.0.0.1:7", "127.0.0.1:7", "/", "127.0.0.1:7"),
             ("udp://127.0.0.1:53/", "127.0.0.1:53", "/", "127.0.0.1:53"),
             ("unix:/run/app.sock", "localhost", "/", "/run/app.sock"),
+            ("unix:/run/app.sock:/a/b?c=d:/e#f", "localhost", "/a/b?c=d:/e", "/run/app.sock"),
+            ("unix:app.sock:/", "localhost", "/", "app.sock"),
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.authority().as_str(), target.path()), (authority, path), "{text}");
@@ -302,7 +325,7 @@ mod tests {
             ),
             ("brackets without IPv6", &["http://[x]:80", "http://a[::1]:80"]),
             ("a path over UDP", &["udp://a:1/x"]),
-            ("white space", &["http://a/b c", "http://a\r\nX: y", "tcp://a b:1"]),
+            ("white space", &["http://a/b c", "http://a\r\nX: y", "unix:/a:/b c", "tcp://a b:1"]),
         ] {
             for text in texts {
                 assert!(text.parse::<Target>().is_err(), "{why}: {text:?}");
@@ -317,15 +340,31 @@ mod tests {
     #[test]
     fn given_addresses_replace_the_resolver() {
         let target: Target = "http://does.not.exist:81/".parse().unwrap();
-        let given: HostAddresses = "Does.Not.Exist:[::1],127.0.0.9,::ffff:127.0.0.9".parse().unwrap();
+        let given: HostAddresses = "Does.Not.Exist:81:[::1],127.0.0.9,::ffff:127.0.0.9".parse().unwrap();
         assert!(given.is_of(&target));
         let found = target.addresses(Some(&given)).unwrap();
         assert_eq!(found, [([0, 0, 0, 0, 0, 0, 0, 1], 81).into(), ([127, 0, 0, 9], 81).into()]);
         assert_eq!(given.to_string().parse::<HostAddresses>().unwrap(), given);
-        assert!(!given.is_of(&"http://other/".parse().unwrap()));
+        assert!(!given.is_of(&"http://other:81/".parse().unwrap()), "another host");
+        assert!(!given.is_of(&"http://does.not.exist/".parse().unwrap()), "another port");
+        let of_v6: HostAddresses = "[::1]:80:127.0.0.1".parse().unwrap();
+        assert!(of_v6.is_of(&"http://[::1]/".parse().unwrap()));
         let many = "127.0.0.1,".repeat(64);
-        assert!(format!("host:{many}127.0.0.1").parse::<HostAddresses>().is_err(), "65 addresses");
-        for text in ["", "host", ":127.0.0.1", "host:", "host:name", "host:80:127.0.0.1", "host:127.0.0.1,"] {
+        assert!(format!("host:80:{many}127.0.0.1").parse::<HostAddresses>().is_err(), "65 addresses");
+        for text in [
+            "",
+            "host",
+            ":80:127.0.0.1",
+            "host:",
+            "host:80",
+            "host:80:",
+            "host:80:name",
+            "host:127.0.0.1",
+            "host:0:127.0.0.1",
+            "host:65536:127.0.0.1",
+            "host:80:127.0.0.1,",
+            "[::1:80:127.0.0.1",
+        ] {
             assert!(text.parse::<HostAddresses>().is_err(), "{text:?}");
         }
     }

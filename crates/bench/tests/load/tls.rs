@@ -265,7 +265,7 @@ fn the_reason_of_a_failed_handshake_is_named() {
             let saved = Saved::new(&format!("{error}.pem"), &server.certificate);
             for engine in ENGINES {
                 let mut load = https(engine, host, server.address.port(), Trust::Also(saved.0.clone()));
-                load.resolve = Some(format!("{host}:127.0.0.1").parse().unwrap());
+                load.resolve = Some(format!("{host}:{}:127.0.0.1", server.address.port()).parse().unwrap());
                 let Some(ran) = run("tls::reason", &load) else { continue };
                 // The server closes with unread data: a reset may overtake its alert.
                 let failed = ran.error(error) + ran.error("ECONNRESET") + ran.error("EPIPE");

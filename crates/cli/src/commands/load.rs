@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
-    MAX_RATE, MAX_THREADS, Measured, Prepared, Ramp, RunProgress, SYSCTLS, Scheme, Target, Trust, Workload,
+    MAX_RATE, MAX_THREADS, Measured, Prepared, Ramp, RunProgress, SYSCTLS, Scheme, Target, TlsOptions, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
@@ -32,10 +32,10 @@ use crate::{exit, input, stop, units};
 /// that the run reached.
 #[derive(Debug, Args)]
 pub struct LoadFlags {
-    /// http[s]://HOST[:PORT][/PATH], tcp|udp://HOST:PORT or unix:/PATH
+    /// http[s]://HOST[:PORT][/PATH], tcp|udp://HOST:PORT, unix:/SOCKET[:/PATH]
     target: Target,
-    /// Addresses of HOST, instead of the resolver's
-    #[arg(long, value_name = "HOST:ADDR,...")]
+    /// Addresses of HOST:PORT, as with curl
+    #[arg(long, value_name = "HOST:PORT:ADDR,...")]
     resolve: Option<HostAddresses>,
     /// Connect to all addresses of HOST in turn
     ///
@@ -119,6 +119,25 @@ pub struct LoadFlags {
     /// Accept every certificate
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
+    /// Name of the server in the TLS handshake
+    ///
+    /// Its certificate is checked against it. Without it, the host of the target.
+    #[arg(long, value_name = "NAME", value_parser = server_name)]
+    sni: Option<String>,
+    /// Certificate of the client (PEM)
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// Private key of --cert (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+    /// Make every TLS handshake a full one
+    #[arg(long)]
+    no_resumption: bool,
+    /// Protocols to offer [default: http/1.1]
+    ///
+    /// Names of ALPN, or none. load speaks HTTP/1.1: a connection for which the server chooses another fails.
+    #[arg(long, value_name = "NAME,...|none", value_parser = alpn)]
+    alpn: Option<Alpn>,
     /// Begin operations for this time [default: 10s]
     ///
     /// An operation in progress then has until its --timeout, at most 2s from its start. With --operations alone there is no
@@ -222,6 +241,31 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The names of `--alpn`.
+#[derive(Clone, Debug)]
+struct Alpn(Vec<String>);
+
+fn alpn(text: &str) -> Result<Alpn, String> {
+    if text == "none" {
+        return Ok(Alpn(Vec::new()));
+    }
+    let names: Vec<String> = text.split(',').map(str::to_owned).collect();
+    let is_name = |name: &String| (1..=255).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    match names.iter().all(is_name) {
+        true => Ok(Alpn(names)),
+        false => Err(format!(
+            "{text:?} is not accepted: expected names of protocols of 1 to 255 bytes, such as http/1.1,http/1.0, or none"
+        )),
+    }
+}
+
+fn server_name(text: &str) -> Result<String, String> {
+    let is_name = TlsOptions::is_name(text);
+    is_name.then(|| text.to_owned()).ok_or_else(|| {
+        format!("{text:?} is not the name of a server: expected a host name, such as example.org")
+    })
+}
+
 fn ramp(text: &str) -> Result<Ramp, String> {
     let refuse = || {
         format!(
@@ -317,6 +361,10 @@ impl LoadFlags {
             ("csv", self.csv.is_some()),
             ("ramp", self.ramp.is_some()),
             ("warm-up", is_fleet && self.warm_up.is_some()),
+            ("sni", is_fleet && self.sni.is_some()),
+            ("cert", is_fleet && self.cert.is_some()),
+            ("no-resumption", is_fleet && self.no_resumption),
+            ("alpn", is_fleet && self.alpn.is_some()),
         ];
         match alone.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => {
@@ -452,6 +500,12 @@ impl LoadFlags {
                 Some(path) => Trust::Also(path.clone()),
                 None => Trust::System,
             },
+            tls: TlsOptions {
+                name: self.sni.clone(),
+                identity: self.cert.clone().zip(self.key.clone()),
+                full_handshakes: self.no_resumption,
+                protocols: self.alpn.as_ref().map(|Alpn(names)| names.clone()),
+            },
             separate_ack: self.separate_ack,
             seed: self.random.seed,
             log: self.hdr.is_some(),
@@ -477,6 +531,16 @@ impl LoadFlags {
         })
     }
 
+    fn flag_of_tls(&self) -> Option<&'static str> {
+        let given = [
+            ("sni", self.sni.is_some()),
+            ("cert", self.cert.is_some()),
+            ("no-resumption", self.no_resumption),
+            ("alpn", self.alpn.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
     /// Refuses flags that have no effect with the other flags.
     fn refuse_strangers(&self, workload: &Workload) -> Result<(), UsageError> {
         let stray = |flag: &str, accepted: &str| {
@@ -500,6 +564,8 @@ impl LoadFlags {
             stray("method', '--header' or '--body", &workloads(is_http))
         } else if (self.insecure || self.ca.is_some()) && self.target.scheme() != Scheme::Https {
             stray("insecure' or '--ca", "https://")
+        } else if let (Some(flag), true) = (self.flag_of_tls(), self.target.scheme() != Scheme::Https) {
+            stray(flag, "https://")
         } else if self.strategy.is_some() && !is_tcp(&self.target.scheme()) {
             stray("strategy", "tcp://, http:// and https://")
         } else if self.separate_ack && (!is_tcp(&self.target.scheme()) || workload.sends_nothing()) {

@@ -37,6 +37,7 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         seed: 1,
         warm_up_ns: 0,
         ramp: None,
+        tls: None,
         expect: Vec::new(),
     }
 }
@@ -106,6 +107,7 @@ fn results(seconds: u64, rate: impl Fn(u64) -> u64) -> LoadResults {
             handshake: quantiles(operations, 22_000),
             first_byte: quantiles(operations, 41_000),
             total: quantiles(operations, 95_000),
+            tls: Quantiles::default(),
         },
         seconds,
         distribution,

@@ -1,5 +1,5 @@
 use fourtuple_record::{
-    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, Quantiles, Second,
+    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, LoadTls, Quantiles, Second,
 };
 
 use crate::document::{Block, Document, Tone};
@@ -34,6 +34,17 @@ pub(super) fn document(record: &LoadRecord) -> Document {
             0,
             |one| Cell::toned(count(one.connections), Tone::bad_if(one.connections == 0)),
         ));
+    }
+    if !results.tls.is_empty() {
+        let kind = |tls: &LoadTls| if tls.resumed { "resumed" } else { "full" };
+        document.table(
+            Table::of(&results.tls)
+                .name("TLS", |tls| tls.version.clone())
+                .text("cipher suite", 0, |tls| tls.cipher.clone())
+                .text("ALPN", 1, |tls| tls.protocol.clone().unwrap_or_else(|| "none".to_owned()))
+                .text("handshake", 0, kind)
+                .number("connections", 0, |tls| count(tls.connections)),
+        );
     }
     if let Some(reason) = &results.engine_reason {
         document.note(Tone::Dim, format!("{} because {reason}", results.engine));
@@ -121,10 +132,16 @@ fn command_line(settings: &LoadSettings) -> String {
         format!("{}/s..{}/s:{} --arrival {arrival}", ramp.from_per_s, ramp.to_per_s, ramp.steps)
     });
     let rate = settings.rate_per_s.filter(|_| ramp.is_none()).map(|per_s| format!("{per_s}/s --arrival {arrival}"));
+    let tls = settings.tls.as_ref();
     let line = CommandLine::new("load")
         .words(word(&settings.target))
         .maybe("--resolve", settings.resolve.as_ref())
         .flag("--all-addresses", settings.all_addresses)
+        .maybe("--sni", tls.and_then(|tls| tls.name.as_deref()).map(word))
+        .maybe("--cert", tls.and_then(|tls| tls.certificate.as_deref()).map(word))
+        .maybe("--key", tls.and_then(|tls| tls.key.as_deref()).map(word))
+        .flag("--no-resumption", tls.is_some_and(|tls| tls.full_handshakes))
+        .maybe("--alpn", tls.map(|tls| if tls.protocols.is_empty() { "none".into() } else { tls.protocols.join(",") }))
         .set("--workload", workload)
         .maybe("--connections", over_zero(settings.connections))
         .maybe("--ramp", ramp)
@@ -306,6 +323,7 @@ fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResul
         ("late", late),
         ("search", measured(times.search)),
         ("handshake", measured(times.handshake)),
+        ("TLS", measured(times.tls)),
         ("first byte", measured(times.first_byte)),
         ("total", measured(times.total)),
     ];
@@ -314,7 +332,7 @@ fn latency(document: &mut Document, settings: &LoadSettings, results: &LoadResul
     }
     let late = late.map_or("", |_| " Late: from the intended start to the actual one, part of the total.");
     let explanation = "Search: in connect(), the search for a port and the SYN. Handshake: from there until the connection \
-                       is established. First byte: from the request to the first byte of the response. Total: from the \
+                       is established. TLS: from there until requests can be sent. First byte: from the request to the first byte of the response. Total: from the \
                        start to the end, closing not included.";
     let rows: Vec<(&str, Quantiles)> =
         parts.into_iter().filter_map(|(name, times)| Some((name, times?))).collect();

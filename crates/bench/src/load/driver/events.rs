@@ -10,7 +10,7 @@ use fourtuple_record::{Slow, errno};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{errno_name, is_of_source};
 
-use crate::load::driver::{Driver, FAILED_RETRY, Handshake, MAX_RETRY, MIN_LOOK_NS, Phase, REFUSED};
+use crate::load::driver::{Driver, FAILED_RETRY, MAX_RETRY, MIN_LOOK_NS, Phase, REFUSED};
 use crate::load::engine::{Engine, Event, Stage};
 use crate::load::settings::Close;
 use crate::load::tally::MAX_SLOW;
@@ -41,20 +41,24 @@ impl<E: Engine> Driver<'_, E> {
         } else {
             self.tally.warm_up.connections += 1;
         }
-        let mut handshake = Handshake::Since(None);
+        // The end of the port search, if its time is known.
+        let mut searched = None;
         if let Phase::Opening { attempt, since } = mem::replace(&mut slot.phase, Phase::Closed) {
             slot.local = attempt.keep();
-            handshake = Handshake::Since(search_ns.map(|search| since + search));
+            searched = search_ns.map(|search| since + search);
         }
-        slot.phase = Phase::AwaitingResponse { handshake, has_first_byte: false };
+        let tls_since = (!slot.holds && !slot.protocol.established()).then_some(now);
+        slot.phase = Phase::AwaitingResponse { tls_since, has_first_byte: false };
         slot.requested_at = now;
-        if let Some(search) = search_ns.filter(|_| counts) {
+        if let (Some(search), Some(since), true) = (search_ns, searched, counts) {
+            let handshake = now.saturating_sub(since);
             self.tally.search.record(search);
+            self.tally.handshake.record(handshake);
             if let Some(detail) = &mut self.part.detail {
                 detail.search.record(search);
+                detail.handshake.record(handshake);
             }
         }
-        self.count_handshake(number, now);
         self.resume(now);
         let slot = &mut self.slots[number as usize];
         if slot.holds {
@@ -78,22 +82,19 @@ impl<E: Engine> Driver<'_, E> {
         }
     }
 
-    /// Records the time of the handshake once requests can be sent, if the time of the port search before it is known.
-    fn count_handshake(&mut self, number: u32, now: u64) {
+    /// Records the time of the TLS handshake once requests can be sent, and what it negotiated.
+    fn count_tls(&mut self, number: u32, now: u64) {
         let counts = self.counts(number);
         let slot = &mut self.slots[number as usize];
-        if let Phase::AwaitingResponse { handshake, .. } = &mut slot.phase
-            && let Handshake::Since(since) = *handshake
+        if let Phase::AwaitingResponse { tls_since, .. } = &mut slot.phase
+            && let Some(since) = *tls_since
             && slot.protocol.established()
         {
-            *handshake = Handshake::Recorded;
+            *tls_since = None;
             slot.requested_at = now;
-            if let Some(since) = since.filter(|_| counts) {
-                let took = now.saturating_sub(since);
-                self.tally.handshake.record(took);
-                if let Some(detail) = &mut self.part.detail {
-                    detail.handshake.record(took);
-                }
+            if let Some(session) = slot.protocol.session().filter(|_| counts) {
+                self.tally.tls.record(now.saturating_sub(since));
+                *self.tally.sessions.entry(session).or_default() += 1;
             }
         }
     }
@@ -136,7 +137,7 @@ impl<E: Engine> Driver<'_, E> {
         match outcome {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
             ParseOutcome::Send => {
-                self.count_handshake(number, now);
+                self.count_tls(number, now);
                 let bytes = self.slots[number as usize].protocol.outgoing();
                 self.tally.sent_bytes += if counts { bytes.len() as u64 } else { 0 };
                 self.engine.exchange(number, bytes)

@@ -145,7 +145,8 @@ enum Phase<'a> {
     Probing,
     /// The request was sent; the response is not complete.
     AwaitingResponse {
-        handshake: Handshake,
+        /// Start of the TLS handshake, while it is in progress.
+        tls_since: Option<u64>,
         has_first_byte: bool,
     },
     /// The operation is complete; the FIN of the server is due.
@@ -155,14 +156,6 @@ enum Phase<'a> {
         since: u64,
     },
     Held,
-}
-
-/// The handshake of a connection: of TCP, and of TLS with https.
-#[derive(Clone, Copy)]
-enum Handshake {
-    /// In progress since the end of the port search, if its time is known.
-    Since(Option<u64>),
-    Recorded,
 }
 
 impl Phase<'_> {
@@ -591,7 +584,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Sends the request of an operation on its open connection.
     fn send_request(&mut self, number: u32, now: u64) -> io::Result<()> {
         let slot = &mut self.slots[number as usize];
-        slot.phase = Phase::AwaitingResponse { handshake: Handshake::Recorded, has_first_byte: false };
+        slot.phase = Phase::AwaitingResponse { tls_since: None, has_first_byte: false };
         slot.requested_at = now;
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);

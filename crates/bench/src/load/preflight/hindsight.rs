@@ -318,7 +318,7 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "tls-wrong-name",
-        "the certificate of the server is for another name: use that name as the target, with --resolve NAME:ADDR if it does \
+        "the certificate of the server is for another name: use that name as the target, with --resolve NAME:PORT:ADDR if it does \
          not resolve to this server; --insecure accepts it for a test",
     ),
     (
@@ -331,9 +331,9 @@ const MEANINGS: &[(&str, &str)] = &[
     ),
     (
         "tls-client-certificate",
-        "the server demands a certificate of the client, and load has none: use a listener without this demand",
+        "the server demands a certificate of the client: --cert and --key give one; if they are given, it did not accept it",
     ),
-    ("tls-alpn", "the server speaks no protocol that load offers (ALPN http/1.1), perhaps HTTP/2 only"),
+    ("tls-alpn", "server and load have no protocol in common (ALPN): load speaks HTTP/1.1, the server perhaps HTTP/2 only"),
     ("unanswered", "no answer when the run was over"),
     ("not-closed", "the answer came, and the server did not close after it as --close server has it"),
 ];

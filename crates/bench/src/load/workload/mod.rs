@@ -15,8 +15,8 @@ use std::mem;
 use crate::load::target::Scheme;
 
 pub use self::http::HttpRequest;
-pub(crate) use self::tls::TlsSetup;
-pub use self::tls::Trust;
+pub(crate) use self::tls::{Session, TlsSetup};
+pub use self::tls::{TlsOptions, Trust};
 
 /// The operations of each connection.
 #[derive(Clone, Debug)]
@@ -299,5 +299,10 @@ pub(crate) trait ProtocolState {
     /// Returns whether requests can be sent: false during a TLS handshake.
     fn established(&self) -> bool {
         true
+    }
+
+    /// Returns what an established TLS connection has negotiated.
+    fn session(&self) -> Option<Session> {
+        None
     }
 }

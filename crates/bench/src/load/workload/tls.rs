@@ -3,61 +3,154 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fourtuple_record::{LoadTls, LoadTlsSettings};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ResolvesClientCert, WebPkiServerVerifier, verify_server_name};
+use rustls::client::{ResolvesClientCert, Resumption, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use rustls::{
-    AlertDescription, CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error,
-    RootCertStore, SignatureScheme,
+    AlertDescription, CertificateError, CipherSuite, ClientConfig, ClientConnection, DigitallySignedStruct,
+    Error, HandshakeKind, ProtocolVersion, RootCertStore, SignatureScheme,
 };
 
 use crate::load::error::LoadError;
 use crate::load::workload::{Failure, ParseOutcome, ProtocolState, quoted};
 
-/// The TLS configuration that all connections of a run share. Sessions are resumed, as in applications.
+/// The settings of https besides [`Trust`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// The server's name for the handshake and its certificate, instead of the target's host.
+    pub name: Option<String>,
+    /// Files (PEM) with the certificates and the private key of the client.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// Makes each handshake a full one. Otherwise sessions are resumed, as in applications.
+    pub full_handshakes: bool,
+    /// The protocols that are offered (ALPN), none if empty; `None`: `http/1.1`.
+    pub protocols: Option<Vec<String>>,
+}
+
+/// The protocol that is spoken.
+const HTTP_1_1: &str = "http/1.1";
+
+impl TlsOptions {
+    /// Returns whether the text is a host name, which a TLS handshake can contain.
+    pub fn is_name(text: &str) -> bool {
+        matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
+    }
+
+    /// Returns the settings for the record.
+    pub(crate) fn settings(&self) -> LoadTlsSettings {
+        LoadTlsSettings {
+            name: self.name.clone(),
+            certificate: self.identity.as_ref().map(|(certificate, _)| certificate.display().to_string()),
+            key: self.identity.as_ref().map(|(_, key)| key.display().to_string()),
+            full_handshakes: self.full_handshakes,
+            protocols: self.protocols.clone().unwrap_or_else(|| vec![HTTP_1_1.to_owned()]),
+        }
+    }
+
+    /// Reads certificates and key of the client.
+    fn identity(&self, provider: &CryptoProvider) -> Result<Option<Arc<CertifiedKey>>, LoadError> {
+        let Some((certificate, key)) = &self.identity else { return Ok(None) };
+        let refuse = |path: &PathBuf, flag: &str, why: &dyn std::fmt::Display| {
+            LoadError::Setting(format!("invalid value '{}' for '--{flag}': {why}", path.display()))
+        };
+        let chain = CertificateDer::pem_file_iter(certificate)
+            .and_then(Iterator::collect::<Result<Vec<CertificateDer<'static>>, _>>)
+            .map_err(|error| refuse(certificate, "cert", &error))?;
+        if chain.is_empty() {
+            return Err(refuse(certificate, "cert", &"expected a certificate in PEM"));
+        }
+        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+            pem::Error::NoItemsFound => refuse(key, "key", &"expected a private key in PEM, not encrypted"),
+            error => refuse(key, "key", &error),
+        })?;
+        let identity = CertifiedKey::from_der(chain, private, provider).map_err(|error| {
+            refuse(key, "key", &format!("expected the key of the certificate of --cert: {error}"))
+        })?;
+        Ok(Some(Arc::new(identity)))
+    }
+}
+
+/// What a TLS connection has negotiated.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Session {
+    version: u16,
+    cipher: u16,
+    protocol: Option<Vec<u8>>,
+    resumed: bool,
+}
+
+impl Session {
+    /// Returns the session for the record, with its number of connections.
+    pub(crate) fn counted(&self, connections: u64) -> LoadTls {
+        let cipher = format!("{:?}", CipherSuite::from(self.cipher));
+        LoadTls {
+            version: match ProtocolVersion::from(self.version) {
+                ProtocolVersion::TLSv1_3 => "TLS 1.3".to_owned(),
+                ProtocolVersion::TLSv1_2 => "TLS 1.2".to_owned(),
+                other => format!("{other:?}"),
+            },
+            // rustls tells the suites of TLS 1.3 from others by a prefix that IANA's names do not have.
+            cipher: cipher.replace("TLS13_", "TLS_"),
+            protocol: self.protocol.as_ref().map(|name| name.escape_ascii().to_string()),
+            resumed: self.resumed,
+            connections,
+        }
+    }
+}
+
+/// The TLS configuration that all connections of a run share.
 #[derive(Clone)]
 pub(crate) struct TlsSetup {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
-    asked: Arc<NoCertificate>,
+    client: Arc<Client>,
 }
 
-/// The certificate of the client: none. Notes whether a server asked for one.
-#[derive(Debug, Default)]
-struct NoCertificate(AtomicBool);
+/// The certificate of the client, if it has one. Notes whether a server asked for it.
+#[derive(Debug)]
+struct Client {
+    identity: Option<Arc<CertifiedKey>>,
+    asked: AtomicBool,
+}
 
-impl ResolvesClientCert for NoCertificate {
+impl ResolvesClientCert for Client {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.store(true, Ordering::Relaxed);
-        None
+        self.asked.store(true, Ordering::Relaxed);
+        self.identity.clone()
     }
 
     fn has_certs(&self) -> bool {
-        false
+        self.identity.is_some()
     }
 }
 
 impl TlsSetup {
-    pub(crate) fn new(host: &str, trust: &Trust) -> Result<Self, LoadError> {
+    pub(crate) fn new(host: &str, trust: &Trust, options: &TlsOptions) -> Result<Self, LoadError> {
         let refuse = |why: String| LoadError::Tls(why);
+        let host = options.name.as_deref().unwrap_or(host);
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(bare)
             .map_err(|_| refuse(format!("{host:?} is not a name that a certificate could have")))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = Verifier::new(trust, &provider)?;
-        let asked = Arc::<NoCertificate>::default();
+        let client = Arc::new(Client { identity: options.identity(&provider)?, asked: AtomicBool::new(false) });
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| refuse(error.to_string()))?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_cert_resolver(Arc::clone(&asked) as Arc<dyn ResolvesClientCert>);
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(TlsSetup { config: Arc::new(config), name, asked })
+            .with_client_cert_resolver(Arc::clone(&client) as Arc<dyn ResolvesClientCert>);
+        let protocols = options.settings().protocols;
+        config.alpn_protocols = protocols.into_iter().map(String::into_bytes).collect();
+        if options.full_handshakes {
+            config.resumption = Resumption::disabled();
+        }
+        Ok(TlsSetup { config: Arc::new(config), name, client })
     }
 
     pub(crate) fn wrap(&self, inner: Box<dyn ProtocolState>) -> Box<dyn ProtocolState> {
@@ -129,6 +222,7 @@ impl ProtocolState for Tls {
                 !connection.is_handshaking() && inner.receive(&[]) == ParseOutcome::ClosedUnanswered;
             return if is_unanswered { ParseOutcome::ClosedUnanswered } else { ParseOutcome::CLOSED_EARLY };
         }
+        let was_handshaking = connection.is_handshaking();
         let mut outcome = ParseOutcome::NeedMore;
         let decrypted = decrypt(connection, plain, bytes, |text| {
             *answered = true;
@@ -136,11 +230,18 @@ impl ProtocolState for Tls {
                 outcome = inner.receive(text);
             }
         });
+        if was_handshaking
+            && !connection.is_handshaking()
+            && let Some(name) = connection.alpn_protocol().filter(|name| !name.starts_with(b"http/1."))
+        {
+            let detail = Some(format!("the server chose {}, and load speaks HTTP/1.1", quoted(name)));
+            return ParseOutcome::Failed(Failure { name: "tls-alpn".into(), detail });
+        }
         outcome = match (outcome, decrypted) {
             (outcome, Ok(End::Open)) => outcome,
             // The server sends nothing more on this connection.
             (ParseOutcome::Complete { status, .. }, _) => ParseOutcome::Complete { closing: true, status },
-            (_, Err(error)) => return failed(&error, bytes, setup.asked.0.load(Ordering::Relaxed)),
+            (_, Err(error)) => return failed(&error, bytes, setup.client.asked.load(Ordering::Relaxed)),
             (ParseOutcome::NeedMore, Ok(End::Closed)) if connection.is_handshaking() => {
                 ParseOutcome::CLOSED_EARLY
             }
@@ -168,6 +269,16 @@ impl ProtocolState for Tls {
 
     fn established(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| !connection.is_handshaking())
+    }
+
+    fn session(&self) -> Option<Session> {
+        let connection = self.connection.as_ref()?;
+        Some(Session {
+            version: connection.protocol_version()?.into(),
+            cipher: connection.negotiated_cipher_suite()?.suite().into(),
+            protocol: connection.alpn_protocol().map(<[u8]>::to_vec),
+            resumed: connection.handshake_kind() == Some(HandshakeKind::Resumed),
+        })
     }
 }
 

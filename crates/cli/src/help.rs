@@ -28,7 +28,7 @@ const HEADINGS: &[(&str, &[&str])] = &[
         "request", "response", "serve body",
         "destinations", "sources", "closer", "time-wait", "plan rate", "fleet plan rate"]),
     ("Arrival", &["rate", "ramp", "arrival", "pause"]),
-    ("HTTP", &["method", "header", "body"]),
+    ("HTTP", &["method", "header", "body", "requests", "order"]),
     ("TLS", &["ca", "insecure", "sni", "cert", "key", "no-resumption", "alpn"]),
     ("Selection", &["select", "control", "fix ports to", "fix ports source", "past"]),
     ("Experiment", &["policy", "family", "load", "lab keepalive close-every", "lab keepalive server", "lab ports protocol",

@@ -65,7 +65,7 @@ pub struct LoadSettings {
     pub request_bytes: u64,
     /// Bytes of a `crr` response; 0 where the response carries its length.
     pub response_bytes: u64,
-    /// HTTP method; empty for other workloads.
+    /// HTTP method; empty for other workloads and with a list of requests.
     pub method: String,
     /// Whether the last ACK of the handshake is sent separately; otherwise the request carries it (TCP_QUICKACK off).
     pub separate_ack: bool,
@@ -79,6 +79,9 @@ pub struct LoadSettings {
     /// Rates of a ramp, each for `warm_up_ns` and `for_ns`; `rate_per_s` is the last one. `null`: one rate, also in older records.
     #[serde(default)]
     pub ramp: Option<LoadRamp>,
+    /// The list of requests; `null`: there is one request, also in older records.
+    #[serde(default)]
+    pub requests: Option<LoadRequests>,
     /// Settings of TLS, with https; `null`: no TLS, or an older record.
     #[serde(default)]
     pub tls: Option<LoadTlsSettings>,
@@ -119,6 +122,9 @@ pub struct LoadResults {
     /// Bytes that were received, counted like `sent_bytes`; `null` in older records.
     #[serde(default)]
     pub received_bytes: Option<u64>,
+    /// The requests of a list with their responses, at most the first 1,000; absent without a list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<LoadRequestCount>,
     /// The TLS connections by version, cipher suite and protocol, full and resumed handshakes apart. Absent without TLS and in older
     /// records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -297,6 +303,31 @@ pub struct LoadStatus {
     /// The field Location of the first response, for redirections (3xx).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+}
+
+/// A list of requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadRequests {
+    /// File of the list.
+    pub file: String,
+    /// Number of requests.
+    pub count: u64,
+    /// Order: `turn`, or `random` by the seed.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["turn", "random"])))]
+    pub order: String,
+}
+
+/// A request of a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadRequestCount {
+    /// Method.
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// Number of responses.
+    pub responses: u64,
 }
 
 /// The settings of TLS.

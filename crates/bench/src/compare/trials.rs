@@ -443,7 +443,9 @@ impl Side {
 
     /// Returns the length of a load that ends after a time; `None` if a number of operations may end the load earlier.
     fn fixed_length(&self) -> Option<Duration> {
-        self.load().filter(|load| load.operations.is_none()).and_then(|load| Some(load.warm_up + load.length?))
+        self.load()
+            .filter(|load| load.operations.is_none())
+            .and_then(|load| Some(load.warm_up + load.length?))
     }
 
     /// Returns the address at which a load expects its server.

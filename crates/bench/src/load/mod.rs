@@ -25,10 +25,10 @@ pub use prepared::{Measured, Prepared, SYSCTLS};
 pub use ramp::Ramp;
 pub use run::{Outcome, RunProgress};
 pub use settings::{
-    Close, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
+    Close, Load, MAX_BODY, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
 };
 pub use tally::{Coordination, Interval, IntervalSink};
 pub use target::{HostAddresses, Scheme, Target, TargetError};
 #[doc(hidden)]
 pub use workload::fuzzing;
-pub use workload::{HttpRequest, TlsOptions, Trust, Workload};
+pub use workload::{HttpRequest, Order, RequestList, TlsOptions, Trust, Workload};

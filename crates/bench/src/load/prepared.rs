@@ -247,7 +247,7 @@ fn exchange(load: &Load, address: SocketAddr, timeout: Duration) -> io::Result<(
     let socket = UdpSocket::bind((load.sources.addresses().first().copied().unwrap_or(any), 0))?;
     socket.connect(address)?;
     socket.set_read_timeout(Some(timeout))?;
-    let mut protocol = load.workload.protocol();
+    let mut protocol = load.workload.protocol(&load.encoded());
     protocol.begin(true);
     socket.send(protocol.outgoing())?;
     socket.recv(&mut [0; 1]).map(drop)

@@ -1,4 +1,5 @@
 use std::panic;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
@@ -7,8 +8,8 @@ use fourtuple::dial::{Dialer, Strategy};
 use fourtuple_record::measure::Histogram;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadPorts, LoadResults, LoadSettings, LoadStatus, LoadWarmUp, Quantile, Remark, Second,
-    classes, format_time,
+    Held, Latency, LoadAddress, LoadPorts, LoadRequestCount, LoadRequests, LoadResults, LoadSettings,
+    LoadStatus, LoadWarmUp, Quantile, Remark, Second, classes, format_time,
 };
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
@@ -23,7 +24,10 @@ use crate::load::preflight::{self, Closer, Need, NoPort, Offered, Preflight, Run
 use crate::load::settings::{Close, Load};
 use crate::load::tally::{Coordination, SecondSums, Tally};
 use crate::load::target::Scheme;
-use crate::load::workload::Workload;
+use crate::load::workload::{HttpRequest, Order, Requests, Workload};
+
+/// Maximum number of requests of a list that the record counts one by one.
+const MAX_COUNTED: usize = 1000;
 
 /// Time between two calls of the progress callback.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
@@ -134,6 +138,7 @@ impl Load {
             detailed,
             tickets: AtomicU64::new(0),
             ramping: AtomicU64::new(threads as u64),
+            requests: self.encoded(),
             tls,
         };
         let finished = AtomicU64::new(0);
@@ -188,7 +193,7 @@ impl Load {
             let tallies = handles.into_iter().map(join).collect();
             refused.map_or(tallies, Err)
         });
-        let mut tally = Tally::new(endpoints.len());
+        let mut tally = Tally::new(endpoints.len(), self.list().len());
         result?.into_iter().for_each(|part| tally.merge(part));
         let elapsed = match tally.last_end {
             0 => shared.begun.elapsed(),
@@ -370,6 +375,42 @@ impl Drop for EndGuard<'_> {
 }
 
 impl Load {
+    /// Returns the requests of a list; empty without one.
+    pub(crate) fn list(&self) -> &[HttpRequest] {
+        self.requests.as_ref().map_or(&[], |list| &list.requests)
+    }
+
+    /// Returns the bytes of all requests of HTTP.
+    pub(crate) fn encoded(&self) -> Arc<Requests> {
+        Arc::new(match (&self.requests, &self.workload) {
+            (Some(list), _) => Requests::new(&list.requests, list.order, self.seed),
+            (None, Workload::Http(request)) => {
+                Requests::new(std::slice::from_ref(request), Order::Turn, self.seed)
+            }
+            _ => Requests::new(&[], Order::Turn, self.seed),
+        })
+    }
+
+    /// Returns the sizes of a request (with HTTP the longest body) and of a response in bytes, 0 if they are not settings.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        match self.list().iter().map(|request| request.body.len()).max() {
+            Some(longest) => (longest, 0),
+            None => self.workload.sizes(),
+        }
+    }
+
+    /// Returns the requests of a list with their responses, for the record.
+    fn requests_of(&self, responses: &[u64]) -> Vec<LoadRequestCount> {
+        let requests = self.list().iter().zip(responses).take(MAX_COUNTED);
+        requests
+            .map(|(request, responses)| LoadRequestCount {
+                method: request.method.clone(),
+                path: request.path.clone(),
+                responses: *responses,
+            })
+            .collect()
+    }
+
     /// Returns the need of the run.
     pub fn need(&self) -> Need {
         let steps = self.ramp.map_or(1, |ramp| ramp.steps);
@@ -414,9 +455,9 @@ impl Load {
     /// Returns the settings for the record. `sources` is the text as typed.
     pub fn settings(&self, endpoints: &[Endpoint], sources: Option<&str>, anyway: bool) -> LoadSettings {
         let sends_nothing = self.workload.sends_nothing();
-        let (request_bytes, response_bytes) = self.workload.sizes();
+        let (request_bytes, response_bytes) = self.sizes();
         let method = match &self.workload {
-            Workload::Http(request) => request.method.clone(),
+            Workload::Http(request) if self.requests.is_none() => request.method.clone(),
             _ => String::new(),
         };
         LoadSettings {
@@ -449,6 +490,14 @@ impl Load {
             anyway,
             seed: self.seed,
             tls: (self.target.scheme() == Scheme::Https).then(|| self.tls.settings()),
+            requests: self.requests.as_ref().map(|list| LoadRequests {
+                file: list.file.clone(),
+                count: list.requests.len() as u64,
+                order: match list.order {
+                    Order::Turn => "turn".to_owned(),
+                    Order::Random => "random".to_owned(),
+                },
+            }),
             expect: Vec::new(),
             warm_up_ns: nanoseconds(self.warm_up),
             ramp: self.ramp.map(|ramp| ramp.settings()),
@@ -500,7 +549,7 @@ impl Outcome {
             seconds: &seconds,
             in_flight: &self.in_flight,
             answers: &self.answers,
-            request_bytes: load.workload.sizes().0 as u64,
+            request_bytes: load.sizes().0 as u64,
             offered: load.arrival.rate_per_s().map(|_| Offered {
                 intended: tally.offered,
                 done: tally.operations,
@@ -583,6 +632,7 @@ impl Outcome {
             sent_bytes: Some(tally.sent_bytes),
             received_bytes: Some(tally.received_bytes),
             expectations: Vec::new(),
+            requests: load.requests_of(&tally.by_request),
             tls: tally.sessions.iter().map(|(session, count)| session.counted(*count)).collect(),
             warm_up: (!load.warm_up.is_zero())
                 .then(|| LoadWarmUp { for_ns: nanoseconds(load.warm_up), ..tally.warm_up }),

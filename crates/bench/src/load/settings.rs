@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fourtuple::dial::{SourcePool, Strategy};
@@ -14,7 +15,7 @@ use crate::load::engine::EngineChoice;
 use crate::load::error::LoadError;
 use crate::load::ramp::Ramp;
 use crate::load::target::{HostAddresses, Scheme, Target};
-use crate::load::workload::{TlsOptions, TlsSetup, Trust, Workload};
+use crate::load::workload::{HttpRequest, RequestList, TlsOptions, TlsSetup, Trust, Workload};
 
 /// The side that closes a connection first, and how it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub struct Load {
     pub all_addresses: bool,
     /// The operations of a connection.
     pub workload: Workload,
+    /// Requests of HTTP instead of the one of `workload`.
+    pub requests: Option<Arc<RequestList>>,
     /// When operations begin: closed loop, or an arrival process with a rate.
     pub arrival: Arrival,
     /// Maximum number of open connections, besides the held ones.
@@ -104,8 +107,11 @@ pub const MAX_HELD: u32 = 4_000_000;
 
 pub const MAX_THREADS: u32 = 1024;
 
-/// Maximum length of a request, a response and a body in bytes.
+/// Maximum length of a request and a response in bytes, and of a file that is not a regular one.
 pub const MAX_BYTES: u32 = 16 << 20;
+
+/// Maximum length of a body in bytes.
+pub const MAX_BODY: u64 = MAX_ALL_BYTES;
 
 /// Maximum length of the requests of all connections together, each of which has its own, in bytes.
 const MAX_ALL_BYTES: u64 = 1 << 30;
@@ -127,6 +133,7 @@ impl Load {
             target,
             resolve: None,
             all_addresses: false,
+            requests: None,
             arrival: Arrival::Closed,
             connections: 64,
             pause: Duration::ZERO,
@@ -189,16 +196,18 @@ impl Load {
 
     /// Checks that each setting is within its range: a request to an agent has passed no command line.
     fn check_ranges(&self) -> Result<(), LoadError> {
-        let (request, response) = self.workload.sizes();
+        let (request, response) = self.sizes();
+        let is_http = matches!(self.workload, Workload::Http(_));
         let (bytes, count) = (MAX_BYTES.into(), MAX_COUNT);
         let times = [Some(self.pause), Some(self.timeout), self.length, self.threshold, Some(self.warm_up)];
-        let [pause, timeout, length, threshold, warm_up] = times.map(|time| time.unwrap_or_default().as_secs());
+        let [pause, timeout, length, threshold, warm_up] =
+            times.map(|time| time.unwrap_or_default().as_secs());
         let seconds = MAX_TIME.as_secs();
         for (flag, value, most) in [
             ("connections", self.connections.into(), u64::from(MAX_CONNECTIONS)),
             ("hold", self.hold.into(), MAX_HELD.into()),
             ("threads", self.threads as u64, MAX_THREADS.into()),
-            ("request", request as u64, bytes),
+            ("request", if is_http { 0 } else { request as u64 }, bytes),
             ("response", response as u64, bytes),
             ("operations", self.operations.unwrap_or(0), count),
             ("close-every", self.close_every, count),
@@ -209,9 +218,13 @@ impl Load {
                 )));
             }
         }
-        for (flag, value) in
-            [("pause", pause), ("timeout", timeout), ("for", length), ("threshold", threshold), ("warm-up", warm_up)]
-        {
+        for (flag, value) in [
+            ("pause", pause),
+            ("timeout", timeout),
+            ("for", length),
+            ("threshold", threshold),
+            ("warm-up", warm_up),
+        ] {
             if value > seconds {
                 return Err(LoadError::Setting(format!(
                     "invalid value '{value}s' for '--{flag}': expected at most {seconds}s"
@@ -242,7 +255,10 @@ impl Load {
                     "invalid value '{rate}' for '--rate': expected a rate above 0, up to 1e9/s"
                 )))
             }
-            (_, Workload::Http(request)) => request.check().map_err(LoadError::Setting),
+            (_, Workload::Http(request)) => {
+                let requests = self.list().iter().chain([request]);
+                requests.map(HttpRequest::check).collect::<Result<(), _>>().map_err(LoadError::Setting)
+            }
             _ => Ok(()),
         }
     }
@@ -268,7 +284,8 @@ impl Load {
                 self.target
             )));
         }
-        if scheme == Scheme::Unix && self.target.path() != "/" && !matches!(self.workload, Workload::Http(_)) {
+        if scheme == Scheme::Unix && self.target.path() != "/" && !matches!(self.workload, Workload::Http(_))
+        {
             return Err(LoadError::Setting(format!(
                 "invalid value '{}' for 'TARGET': only HTTP has paths, expected unix:/SOCKET",
                 self.target
@@ -276,9 +293,14 @@ impl Load {
         }
         let sends_nothing = self.workload.sends_nothing();
         if self.ramp.is_some()
-            && (self.length.is_none() || self.operations.is_some() || self.hold > 0 || self.arrival == Arrival::Closed)
+            && (self.length.is_none()
+                || self.operations.is_some()
+                || self.hold > 0
+                || self.arrival == Arrival::Closed)
         {
-            return refuse("--ramp is an open loop of steps with a time: expected --for, no --operations and no --hold");
+            return refuse(
+                "--ramp is an open loop of steps with a time: expected --for, no --operations and no --hold",
+            );
         } else if self.connections == 0 && !self.warm_up.is_zero() {
             return refuse("--warm-up changes nothing here: nothing is done beside --hold");
         }

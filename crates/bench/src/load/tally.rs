@@ -21,6 +21,8 @@ pub(crate) struct Tally {
     pub(crate) connections: u64,
     /// Connections established, by the number of their destination.
     pub(crate) by_destination: Vec<u64>,
+    /// Responses by the number of their request in a list of requests; empty without a list.
+    pub(crate) by_request: Vec<u64>,
     /// Requests sent again on a new connection.
     pub(crate) retried: u64,
     pub(crate) sent_bytes: u64,
@@ -71,11 +73,12 @@ pub(crate) struct Stall {
 }
 
 impl Tally {
-    pub(crate) fn new(destinations: usize) -> Self {
+    pub(crate) fn new(destinations: usize, requests: usize) -> Self {
         Tally {
             operations: 0,
             connections: 0,
             by_destination: vec![0; destinations],
+            by_request: vec![0; requests],
             retried: 0,
             sent_bytes: 0,
             received_bytes: 0,
@@ -120,6 +123,7 @@ impl Tally {
         self.operations += other.operations;
         self.connections += other.connections;
         self.by_destination.iter_mut().zip(other.by_destination).for_each(|(sum, more)| *sum += more);
+        self.by_request.iter_mut().zip(other.by_request).for_each(|(sum, more)| *sum += more);
         self.retried += other.retried;
         self.sent_bytes += other.sent_bytes;
         self.received_bytes += other.received_bytes;

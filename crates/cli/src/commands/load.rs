@@ -1,8 +1,10 @@
 mod csv;
 mod expect;
+mod requests;
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,7 +13,8 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
-    MAX_RATE, MAX_THREADS, Measured, Prepared, Ramp, RunProgress, SYSCTLS, Scheme, Target, TlsOptions, Trust, Workload,
+    MAX_RATE, MAX_THREADS, Measured, Order, Prepared, Ramp, RequestList, RunProgress, SYSCTLS, Scheme,
+    Target, TlsOptions, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
@@ -23,7 +26,7 @@ use self::expect::Expectation;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output, Random};
 use crate::save::save;
-use crate::{exit, input, stop, units};
+use crate::{exit, stop, units};
 
 /// Generate connections: their cost, their failures, the ports they need
 ///
@@ -111,6 +114,17 @@ pub struct LoadFlags {
     /// Body, as text or from a file
     #[arg(long, value_name = "TEXT|@FILE", allow_hyphen_values = true)]
     body: Option<String>,
+    /// Requests, one JSON object a line
+    ///
+    /// Keys: method, path, headers (an object), body, body_file. A line without path has that of the target, and --header adds to
+    /// all lines that lack it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["method", "body"])]
+    requests: Option<PathBuf>,
+    /// Order of --requests [default: turn]
+    ///
+    /// turn: one after another over all connections; random: by --seed.
+    #[arg(long, value_enum, requires = "requests")]
+    order: Option<ListOrder>,
     /// Trust these certificates (PEM) too
     ///
     /// Of an authority, or the server's own; without it, the system's authorities alone are trusted.
@@ -200,6 +214,12 @@ enum ArrivalProcess {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ListOrder {
+    Turn,
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ClosedBy {
     Client,
     Rst,
@@ -250,7 +270,8 @@ fn alpn(text: &str) -> Result<Alpn, String> {
         return Ok(Alpn(Vec::new()));
     }
     let names: Vec<String> = text.split(',').map(str::to_owned).collect();
-    let is_name = |name: &String| (1..=255).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_name =
+        |name: &String| (1..=255).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
     match names.iter().all(is_name) {
         true => Ok(Alpn(names)),
         false => Err(format!(
@@ -276,7 +297,8 @@ fn ramp(text: &str) -> Result<Ramp, String> {
     };
     let (from, rest) = text.split_once("..").ok_or_else(refuse)?;
     let (to, steps) = rest.split_once(':').unwrap_or((rest, "10"));
-    let steps = steps.parse().ok().filter(|steps| (2..=Ramp::MAX_STEPS).contains(steps)).ok_or_else(refuse)?;
+    let steps =
+        steps.parse().ok().filter(|steps| (2..=Ramp::MAX_STEPS).contains(steps)).ok_or_else(refuse)?;
     let [from, to] = [from, to].map(|text| rate(text).map_err(|_| refuse()));
     Some(Ramp { from: from?, to: to?, steps }).filter(|ramp| ramp.from < ramp.to).ok_or_else(refuse)
 }
@@ -361,6 +383,7 @@ impl LoadFlags {
             ("csv", self.csv.is_some()),
             ("ramp", self.ramp.is_some()),
             ("warm-up", is_fleet && self.warm_up.is_some()),
+            ("requests", is_fleet && self.requests.is_some()),
             ("sni", is_fleet && self.sni.is_some()),
             ("cert", is_fleet && self.cert.is_some()),
             ("no-resumption", is_fleet && self.no_resumption),
@@ -447,6 +470,17 @@ impl LoadFlags {
         if let Workload::Http(request) = &mut workload {
             *request = self.http()?;
         }
+        let requests = match (&self.requests, &workload) {
+            (Some(path), Workload::Http(common)) => Some(Arc::new(RequestList {
+                file: path.display().to_string(),
+                requests: requests::read(path, common)?,
+                order: match self.order {
+                    Some(ListOrder::Random) => Order::Random,
+                    _ => Order::Turn,
+                },
+            })),
+            _ => None,
+        };
         let arrival = match (self.rate.or(self.ramp.map(|ramp| ramp.to)), self.arrival) {
             (None, _) => Arrival::Closed,
             (Some(rate), Some(ArrivalProcess::Even)) => Arrival::Even(rate),
@@ -469,6 +503,7 @@ impl LoadFlags {
             target: self.target.clone(),
             resolve: self.resolve.clone(),
             all_addresses: self.all_addresses,
+            requests,
             workload,
             arrival,
             connections,
@@ -516,9 +551,8 @@ impl LoadFlags {
         let body = match self.body.as_deref().map(|body| body.strip_prefix('@').ok_or(body)) {
             None => Vec::new(),
             Some(Err(text)) => text.as_bytes().to_vec(),
-            Some(Ok(path)) => input::read(Path::new(path), MAX_BYTES.into()).map_err(|error| {
-                UsageError(format!("invalid value '@{path}' for '--body': cannot read {path}: {error}"))
-            })?,
+            Some(Ok(path)) => requests::body(Path::new(path))
+                .map_err(|why| UsageError(format!("invalid value '@{path}' for '--body': {why}")))?,
         };
         let default = if self.body.is_some() { "POST" } else { "GET" };
         Ok(HttpRequest {
@@ -562,6 +596,8 @@ impl LoadFlags {
             && !is_http(workload)
         {
             stray("method', '--header' or '--body", &workloads(is_http))
+        } else if self.requests.is_some() && !is_http(workload) {
+            stray("requests", &workloads(is_http))
         } else if (self.insecure || self.ca.is_some()) && self.target.scheme() != Scheme::Https {
             stray("insecure' or '--ca", "https://")
         } else if let (Some(flag), true) = (self.flag_of_tls(), self.target.scheme() != Scheme::Https) {

@@ -37,6 +37,7 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         seed: 1,
         warm_up_ns: 0,
         ramp: None,
+        requests: None,
         tls: None,
         expect: Vec::new(),
     }

@@ -1,5 +1,6 @@
 use fourtuple_record::{
-    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, LoadTls, Quantiles, Second,
+    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, LoadTls, Quantiles,
+    Second,
 };
 
 use crate::document::{Block, Document, Tone};
@@ -35,6 +36,13 @@ pub(super) fn document(record: &LoadRecord) -> Document {
             |one| Cell::toned(count(one.connections), Tone::bad_if(one.connections == 0)),
         ));
     }
+    if !results.requests.is_empty() {
+        let table = Table::of(&results.requests)
+            .name("method", |request| request.method.clone())
+            .text("path", 0, |request| request.path.clone())
+            .number("responses", 0, |request| count(request.responses));
+        document.table(table.limit(REQUESTS.0, REQUESTS.1, "request"));
+    }
     if !results.tls.is_empty() {
         let kind = |tls: &LoadTls| if tls.resumed { "resumed" } else { "full" };
         document.table(
@@ -69,7 +77,14 @@ pub(super) fn document(record: &LoadRecord) -> Document {
 /// Describes the load in one sentence.
 fn asked(settings: &LoadSettings) -> String {
     let LoadSettings { target, workload, arrival, rate_per_s, connections, hold, .. } = settings;
-    let method = if settings.method.is_empty() { String::new() } else { format!(" {}", settings.method) };
+    let method = match &settings.requests {
+        Some(list) => {
+            let order = if list.order == "random" { "at random" } else { "in turn" };
+            format!(", {} of {} {order},", plural(list.count, "request"), list.file)
+        }
+        None if settings.method.is_empty() => String::new(),
+        None => format!(" {}", settings.method),
+    };
     let arrivals = match (arrival.as_str(), rate_per_s) {
         (arrival, _) if let Some(ramp) = settings.ramp => format!(
             "open loops ({}) from {} to {} in {}",
@@ -128,10 +143,11 @@ fn command_line(settings: &LoadSettings) -> String {
     let closes = matches!(workload, "http" | "crr" | "udp");
     let over_zero = |value: u64| Some(value).filter(|value| *value > 0);
     let arrival = &settings.arrival;
-    let ramp = settings.ramp.map(|ramp| {
-        format!("{}/s..{}/s:{} --arrival {arrival}", ramp.from_per_s, ramp.to_per_s, ramp.steps)
-    });
-    let rate = settings.rate_per_s.filter(|_| ramp.is_none()).map(|per_s| format!("{per_s}/s --arrival {arrival}"));
+    let ramp = settings
+        .ramp
+        .map(|ramp| format!("{}/s..{}/s:{} --arrival {arrival}", ramp.from_per_s, ramp.to_per_s, ramp.steps));
+    let rate =
+        settings.rate_per_s.filter(|_| ramp.is_none()).map(|per_s| format!("{per_s}/s --arrival {arrival}"));
     let tls = settings.tls.as_ref();
     let line = CommandLine::new("load")
         .words(word(&settings.target))
@@ -141,14 +157,19 @@ fn command_line(settings: &LoadSettings) -> String {
         .maybe("--cert", tls.and_then(|tls| tls.certificate.as_deref()).map(word))
         .maybe("--key", tls.and_then(|tls| tls.key.as_deref()).map(word))
         .flag("--no-resumption", tls.is_some_and(|tls| tls.full_handshakes))
-        .maybe("--alpn", tls.map(|tls| if tls.protocols.is_empty() { "none".into() } else { tls.protocols.join(",") }))
+        .maybe(
+            "--alpn",
+            tls.map(|tls| if tls.protocols.is_empty() { "none".into() } else { tls.protocols.join(",") }),
+        )
         .set("--workload", workload)
         .maybe("--connections", over_zero(settings.connections))
         .maybe("--ramp", ramp)
         .maybe("--rate", rate)
         .maybe("--pause", over_zero(settings.pause_ns).map(typed))
         .maybe("--close-every", closes.then(|| every(settings.close_every)))
-        .maybe("--method", is_http.then_some(&settings.method))
+        .maybe("--method", Some(&settings.method).filter(|method| is_http && !method.is_empty()))
+        .maybe("--requests", settings.requests.as_ref().map(|list| word(&list.file)))
+        .maybe("--order", settings.requests.as_ref().map(|list| &list.order))
         .maybe("--hold", over_zero(settings.hold))
         .maybe("--operations", settings.operations)
         .maybe("--for", settings.for_ns.map(typed))
@@ -538,6 +559,9 @@ fn held(held: &Held) -> String {
     };
     format!("{} held, opened within {}; {lost}.", plural(held.opened, "connection"), duration(held.ramp_ns))
 }
+
+/// The requests of a list that the terminal and the page show; the record has up to 1,000.
+const REQUESTS: (usize, usize) = (20, 1000);
 
 /// The slow operations that the terminal and the page show; the record has up to 1,000.
 const SLOW: (usize, usize) = (10, 100);

@@ -163,12 +163,14 @@ impl<E: Engine> Driver<'_, E> {
     /// response: yes on a kept connection, which the server may have closed before it read the request (RFC 9112,
     /// 9.3.1).
     fn may_retry(&self, number: u32) -> bool {
-        self.slots[number as usize].request > 1 && self.shared.load.workload.may_be_sent_again()
+        let slot = &self.slots[number as usize];
+        slot.request > 1 && slot.protocol.may_be_sent_again()
     }
 
     /// Sends a request again on a new connection. It is the first request there, so it is not sent a third time.
     fn retry_request(&mut self, number: u32) -> io::Result<()> {
         self.tally.retried += u64::from(self.counts(number));
+        self.slots[number as usize].protocol.repeat();
         self.reconnect(number)
     }
 
@@ -387,6 +389,10 @@ impl<E: Engine> Driver<'_, E> {
         let second = self.second_at(now);
         if second != self.second {
             self.flush(second);
+        }
+        if let Some(responses) = self.tally.by_request.get_mut(self.slots[number as usize].protocol.current())
+        {
+            *responses += 1;
         }
         self.part.operations += 1;
         self.part.total.record(total);

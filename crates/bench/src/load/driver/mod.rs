@@ -13,6 +13,7 @@ mod events;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ use crate::load::origin::{Attempt, Origin};
 use crate::load::settings::Load;
 use crate::load::tally::Tally;
 use crate::load::tally::{SecondSums, ThreadSecond};
-use crate::load::workload::{ProtocolState, TlsSetup};
+use crate::load::workload::{ProtocolState, Requests, TlsSetup};
 
 /// Time between two publications of counts, in nanoseconds. Deadlines are checked at most as often.
 const TICK: u64 = 5_000_000;
@@ -82,6 +83,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) tickets: AtomicU64,
     /// Number of threads that are still opening their held connections.
     pub(crate) ramping: AtomicU64,
+    /// The requests of HTTP.
+    pub(crate) requests: Arc<Requests>,
     /// The TLS configuration, with https.
     pub(crate) tls: Option<TlsSetup>,
 }
@@ -108,7 +111,7 @@ impl Shared<'_> {
     }
 
     fn protocol(&self) -> Box<dyn ProtocolState> {
-        let protocol = self.load.workload.protocol();
+        let protocol = self.load.workload.protocol(&self.requests);
         match &self.tls {
             Some(tls) => tls.wrap(protocol),
             None => protocol,
@@ -258,7 +261,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             active: 0,
             to_hold: share.hold,
             opening_held: 0,
-            tally: Tally::new(shared.origin.destinations),
+            tally: Tally::new(shared.origin.destinations, shared.load.list().len()),
             part: ThreadSecond::new(shared.detailed),
             second: 0,
             ended: false,
@@ -785,6 +788,7 @@ mod tests {
             detailed: false,
             tickets: AtomicU64::new(0),
             ramping: AtomicU64::new(1),
+            requests: load.encoded(),
             tls: None,
         };
         let most = Rc::new(Cell::new(0));

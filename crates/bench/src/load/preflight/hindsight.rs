@@ -333,7 +333,10 @@ const MEANINGS: &[(&str, &str)] = &[
         "tls-client-certificate",
         "the server demands a certificate of the client: --cert and --key give one; if they are given, it did not accept it",
     ),
-    ("tls-alpn", "server and load have no protocol in common (ALPN): load speaks HTTP/1.1, the server perhaps HTTP/2 only"),
+    (
+        "tls-alpn",
+        "server and load have no protocol in common (ALPN): load speaks HTTP/1.1, the server perhaps HTTP/2 only",
+    ),
     ("unanswered", "no answer when the run was over"),
     ("not-closed", "the answer came, and the server did not close after it as --close server has it"),
 ];

@@ -1,3 +1,8 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fastrand::Rng;
+
 use crate::http1::{self, BadLength};
 use crate::load::workload::{ParseOutcome, ProtocolState, Status};
 
@@ -33,6 +38,11 @@ impl HttpRequest {
         !text.is_empty() && text.bytes().all(is_part)
     }
 
+    /// Returns whether the text can be the path and query of a request.
+    pub fn is_path(text: &str) -> bool {
+        text.starts_with('/') && !text.contains(|c: char| c.is_control() || c == ' ')
+    }
+
     /// Returns whether the text can be the value of a header: it ends neither the header nor the request.
     pub fn is_value(text: &str) -> bool {
         !text.bytes().any(|byte| matches!(byte, b'\r' | b'\n' | 0))
@@ -42,6 +52,12 @@ impl HttpRequest {
     pub(crate) fn check(&self) -> Result<(), String> {
         if !HttpRequest::is_token(&self.method) {
             return Err(format!("invalid value {:?} for '--method': expected a name of HTTP", self.method));
+        }
+        if !HttpRequest::is_path(&self.path) {
+            return Err(format!(
+                "invalid path {:?}: expected one that begins with / and has no blanks",
+                self.path
+            ));
         }
         let is_header =
             |(name, value): &&(String, String)| HttpRequest::is_token(name) && HttpRequest::is_value(value);
@@ -93,35 +109,114 @@ impl HttpRequest {
     }
 }
 
+/// The order in which the requests of a list are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// One after another, over all connections, and again from the first.
+    Turn,
+    /// At random, by the seed of the run.
+    Random,
+}
+
+/// The requests of a run that sends more than one.
+#[derive(Clone, Debug)]
+pub struct RequestList {
+    /// Name of the file that they are from.
+    pub file: String,
+    /// The requests, at least one.
+    pub requests: Vec<HttpRequest>,
+    pub order: Order,
+}
+
+/// A request as bytes.
+struct Encoded {
+    bytes: Vec<u8>,
+    /// As the last request of its connection, if that differs.
+    last: Option<Vec<u8>>,
+    is_head: bool,
+    is_idempotent: bool,
+}
+
+/// The requests that all connections of a run share.
+pub(crate) struct Requests {
+    all: Vec<Encoded>,
+    order: Order,
+    seed: u64,
+    next: AtomicU64,
+}
+
+impl Requests {
+    pub(crate) fn new(requests: &[HttpRequest], order: Order, seed: u64) -> Self {
+        let encode = |request: &HttpRequest| Encoded {
+            bytes: request.bytes(false),
+            last: request.asks_to_close.then(|| request.bytes(true)),
+            is_head: request.method == "HEAD",
+            is_idempotent: request.is_idempotent(),
+        };
+        Requests { all: requests.iter().map(encode).collect(), order, seed, next: AtomicU64::new(0) }
+    }
+
+    /// Returns the number of the next request.
+    fn take(&self) -> usize {
+        if self.all.len() == 1 {
+            return 0;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        match self.order {
+            Order::Turn => (number % self.all.len() as u64) as usize,
+            // A generator for each number: the choices are the same for any number of threads.
+            Order::Random => {
+                let seed = self.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                Rng::with_seed(seed).usize(..self.all.len())
+            }
+        }
+    }
+}
+
 /// The state of an HTTP/1.1 connection, without pipelining.
 pub(super) struct Http {
-    request: Vec<u8>,
-    last_request: Vec<u8>,
+    requests: Arc<Requests>,
+    current: usize,
+    /// The next request is the current one again.
+    repeats: bool,
     last: bool,
-    head: bool,
     response: Response,
 }
 
 impl Http {
-    pub(super) fn new(request: &HttpRequest) -> Self {
-        Http {
-            request: request.bytes(false),
-            last_request: request.bytes(true),
-            last: false,
-            head: request.method == "HEAD",
-            response: Response::new(false),
-        }
+    pub(super) fn new(requests: Arc<Requests>) -> Self {
+        Http { requests, current: 0, repeats: false, last: false, response: Response::new(false) }
+    }
+
+    fn request(&self) -> &Encoded {
+        &self.requests.all[self.current]
     }
 }
 
 impl ProtocolState for Http {
     fn begin(&mut self, last: bool) {
+        if !std::mem::take(&mut self.repeats) {
+            self.current = self.requests.take();
+        }
         self.last = last;
-        self.response = Response::new(self.head);
+        self.response = Response::new(self.request().is_head);
+    }
+
+    fn repeat(&mut self) {
+        self.repeats = true;
+    }
+
+    fn current(&self) -> usize {
+        self.current
+    }
+
+    fn may_be_sent_again(&self) -> bool {
+        self.request().is_idempotent
     }
 
     fn outgoing(&self) -> &[u8] {
-        if self.last { &self.last_request } else { &self.request }
+        let Encoded { bytes, last, .. } = self.request();
+        last.as_ref().filter(|_| self.last).unwrap_or(bytes)
     }
 
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {

@@ -11,10 +11,12 @@ mod tls;
 
 use std::borrow::Cow;
 use std::mem;
+use std::sync::Arc;
 
 use crate::load::target::Scheme;
 
-pub use self::http::HttpRequest;
+pub(crate) use self::http::Requests;
+pub use self::http::{HttpRequest, Order, RequestList};
 pub(crate) use self::tls::{Session, TlsSetup};
 pub use self::tls::{TlsOptions, Trust};
 
@@ -38,12 +40,6 @@ impl Workload {
     /// Whether the workload sends nothing: it opens and closes connections.
     pub fn sends_nothing(&self) -> bool {
         matches!(self, Workload::Connect | Workload::Crr { request: 0, .. })
-    }
-
-    /// Returns whether a request may be sent again if its connection was closed before the first byte of a response.
-    /// The server may have processed the first request, so the method must be idempotent (RFC 9110, 9.2.2).
-    pub(crate) fn may_be_sent_again(&self) -> bool {
-        matches!(self, Workload::Http(request) if request.is_idempotent())
     }
 
     /// Returns the sizes of a request (with HTTP its body) and of a response in bytes, 0 if they are not settings.
@@ -73,12 +69,12 @@ impl Workload {
         }
     }
 
-    /// Creates the protocol state of one connection.
-    pub(crate) fn protocol(&self) -> Box<dyn ProtocolState> {
+    /// Creates the protocol state of one connection. `requests`: those of HTTP, which all connections share.
+    pub(crate) fn protocol(&self, requests: &Arc<Requests>) -> Box<dyn ProtocolState> {
         match self {
             Workload::Connect => Box::new(bytes::Bytes::new(0, 0)),
             Workload::Crr { request, response } => Box::new(bytes::Bytes::new(*request, *response)),
-            Workload::Http(request) => Box::new(http::Http::new(request)),
+            Workload::Http(_) => Box::new(http::Http::new(Arc::clone(requests))),
             Workload::Udp { request } => Box::new(bytes::Datagram::new(*request)),
         }
     }
@@ -277,6 +273,20 @@ pub(crate) trait ProtocolState {
 
     /// Begins a request. `last`: no other request follows on this connection.
     fn begin(&mut self, last: bool);
+
+    /// The request that begins next is the current one again, on a new connection.
+    fn repeat(&mut self) {}
+
+    /// Returns the number of the current request in a list of requests.
+    fn current(&self) -> usize {
+        0
+    }
+
+    /// Returns whether the current request may be sent again if its connection was closed before the first byte of a response. The
+    /// server may have processed it, so the method must be idempotent (RFC 9110, 9.2.2).
+    fn may_be_sent_again(&self) -> bool {
+        false
+    }
 
     /// Returns the bytes to send. If there are none, no response follows either.
     fn outgoing(&self) -> &[u8];

@@ -138,7 +138,8 @@ impl TlsSetup {
             .map_err(|_| refuse(format!("{host:?} is not a name that a certificate could have")))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = Verifier::new(trust, &provider)?;
-        let client = Arc::new(Client { identity: options.identity(&provider)?, asked: AtomicBool::new(false) });
+        let client =
+            Arc::new(Client { identity: options.identity(&provider)?, asked: AtomicBool::new(false) });
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| refuse(error.to_string()))?
@@ -205,6 +206,18 @@ impl ProtocolState for Tls {
             written.expect("a buffer without a limit takes all bytes");
         }
         self.collect();
+    }
+
+    fn repeat(&mut self) {
+        self.inner.repeat();
+    }
+
+    fn current(&self) -> usize {
+        self.inner.current()
+    }
+
+    fn may_be_sent_again(&self) -> bool {
+        self.inner.may_be_sent_again()
     }
 
     fn outgoing(&self) -> &[u8] {

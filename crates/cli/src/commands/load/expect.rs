@@ -1,6 +1,6 @@
 //! Thresholds of `--expect`: `p99<20ms`.
 
-use fourtuple_record::{LoadExpectation, LoadResults, Quantiles, format_duration};
+use fourtuple_record::{LoadExpectation, LoadResults, Quantiles, errno, format_duration};
 
 use crate::units;
 
@@ -107,7 +107,9 @@ impl Expectation {
     }
 
     pub(crate) fn judge(&self, results: &LoadResults) -> LoadExpectation {
-        let errors = || results.errors.values().fold(0_u64, |sum, count| sum.saturating_add(*count)) as f64;
+        // An operation that waited for a port continues.
+        let failures = || results.errors.iter().filter(|(name, _)| *name != errno::EADDRNOTAVAIL);
+        let errors = || failures().map(|(_, count)| *count as f64).sum::<f64>();
         let measured = match (self.metric, self.unit) {
             (Metric::Time(of), _) => {
                 let total = &results.latency_ns.total;
@@ -116,7 +118,7 @@ impl Expectation {
             (Metric::Rate, _) => Some(results.rate_per_s),
             (Metric::Errors, Unit::Count) => Some(errors()),
             (Metric::Errors, _) => {
-                let done = results.errors.iter().filter(|(name, _)| is_of_done(name));
+                let done = failures().filter(|(name, _)| is_of_done(name));
                 let done: f64 = done.map(|(_, count)| *count as f64).sum();
                 let all = results.operations as f64 + errors() - done;
                 (all > 0.0).then(|| (errors() / all).min(1.0))
@@ -159,13 +161,12 @@ pub(crate) fn line(judged: &LoadExpectation) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     fn results() -> LoadResults {
         let mut results = LoadResults { operations: 998, rate_per_s: 99.8, ..LoadResults::default() };
-        results.errors = BTreeMap::from([("timeout".to_owned(), 2), ("status-503".to_owned(), 8)]);
+        let errors = [("timeout", 2), ("status-503", 8), (errno::EADDRNOTAVAIL, 50)];
+        results.errors = errors.map(|(name, count)| (name.to_owned(), count)).into();
         let total = &mut results.latency_ns.total;
         (total.samples, total.p95, total.p99) = (998, Some(1_000_000), 2_000_000);
         results

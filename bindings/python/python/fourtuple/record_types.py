@@ -527,6 +527,26 @@ class CompareRecord(TypedDict):
     results: CompareResults
 
 
+class LoadRamp(TypedDict):
+    from_per_s: float
+    to_per_s: float
+    steps: int
+
+
+class LoadRequests(TypedDict):
+    file: str
+    count: int
+    order: Literal["turn", "random"]
+
+
+class LoadTlsSettings(TypedDict):
+    name: str | None
+    certificate: str | None
+    key: str | None
+    full_handshakes: bool
+    protocols: list[str]
+
+
 class LoadSettings(TypedDict):
     target: str
     address: str
@@ -554,7 +574,12 @@ class LoadSettings(TypedDict):
     anyway: bool
     seed: int
     all_addresses: NotRequired[bool]
+    expect: NotRequired[list[str]]
+    ramp: NotRequired[LoadRamp | None]
+    requests: NotRequired[LoadRequests | None]
     resolve: NotRequired[str | None]
+    tls: NotRequired[LoadTlsSettings | None]
+    warm_up_ns: NotRequired[int]
 
 
 class Quantiles(TypedDict):
@@ -564,6 +589,9 @@ class Quantiles(TypedDict):
     p99: int
     p999: int
     max: int
+    p75: NotRequired[int | None]
+    p90: NotRequired[int | None]
+    p95: NotRequired[int | None]
 
 
 class Latency(TypedDict):
@@ -571,6 +599,7 @@ class Latency(TypedDict):
     handshake: Quantiles
     first_byte: Quantiles
     total: Quantiles
+    tls: NotRequired[Quantiles]
 
 
 class Slow(TypedDict):
@@ -618,6 +647,14 @@ class LoadAddress(TypedDict):
     connections: int
 
 
+class LoadExpectation(TypedDict):
+    expect: str
+    unit: Literal["ns", "per_s", "share", "count"]
+    limit: float
+    measured: float | None
+    met: bool
+
+
 class LoadHost(TypedDict):
     name: str
     labels: dict[str, str]
@@ -640,10 +677,45 @@ class LoadHost(TypedDict):
     seconds: list[Second]
 
 
+class LoadRequestCount(TypedDict):
+    method: str
+    path: str
+    responses: int
+
+
 class LoadStatus(TypedDict):
     code: int
     count: int
     location: NotRequired[str]
+
+
+class LoadStep(TypedDict):
+    offered_per_s: float
+    rate_per_s: float
+    operations: int
+    connections: int
+    errors: int
+    warm_up_operations: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    client_cpu_ns_per_operation: int
+    not_reached: str | None
+
+
+class LoadTls(TypedDict):
+    version: str
+    cipher: str
+    protocol: str | None
+    resumed: bool
+    connections: int
+
+
+class LoadWarmUp(TypedDict):
+    for_ns: int
+    operations: int
+    connections: int
+    errors: int
 
 
 class LoadResults(TypedDict):
@@ -670,9 +742,17 @@ class LoadResults(TypedDict):
     advice: list[str]
     addresses: NotRequired[list[LoadAddress]]
     error_details: NotRequired[dict[str, str]]
+    expectations: NotRequired[list[LoadExpectation]]
     hosts: NotRequired[list[LoadHost]]
+    received_bytes: NotRequired[int | None]
+    requests: NotRequired[list[LoadRequestCount]]
     retried: NotRequired[int]
+    sent_bytes: NotRequired[int | None]
+    status_classes: NotRequired[dict[str, int]]
     statuses: NotRequired[list[LoadStatus]]
+    steps: NotRequired[list[LoadStep]]
+    tls: NotRequired[list[LoadTls]]
+    warm_up: NotRequired[LoadWarmUp | None]
 
 
 class LoadRecord(TypedDict):

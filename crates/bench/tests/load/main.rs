@@ -3,6 +3,7 @@
 mod arrivals;
 mod failures;
 mod hostile;
+mod phases;
 mod run;
 mod sources;
 mod tls;

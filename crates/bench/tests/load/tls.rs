@@ -33,9 +33,9 @@ fn server(version: &'static SupportedProtocolVersion) -> Server {
     server_in(version, 1975..=4096)
 }
 
-/// Demands a certificate of the client, and accepts none.
+/// Demands a certificate of the client, and accepts at most this one.
 #[derive(Debug)]
-struct Demanding;
+struct Demanding(Option<CertificateDer<'static>>);
 
 impl ClientCertVerifier for Demanding {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -44,11 +44,14 @@ impl ClientCertVerifier for Demanding {
 
     fn verify_client_cert(
         &self,
-        _: &CertificateDer<'_>,
+        given: &CertificateDer<'_>,
         _: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        Err(rustls::Error::General("no certificate is accepted".into()))
+        if self.0.as_ref() == Some(given) {
+            return Ok(ClientCertVerified::assertion());
+        }
+        Err(rustls::Error::General("another certificate is accepted, or none".into()))
     }
 
     fn verify_tls12_signature(
@@ -173,6 +176,7 @@ fn trusted_and_unchecked_certificates_are_accepted() {
                         assert_eq!(server.requests.load(Ordering::Relaxed) - before, 30);
                         assert!(connections.contains(&ran.results.connections), "{ran:#?}");
                         assert_eq!(ran.results.latency_ns.first_byte.samples, 30);
+                        assert_eq!(ran.results.latency_ns.tls.samples, ran.results.connections);
                     }
                 }
             }
@@ -223,7 +227,7 @@ fn an_untrusted_certificate_fails() {
                 "{ran:#?}"
             );
             assert_eq!(ran.results.connections, 30, "they were established");
-            assert_eq!(ran.results.latency_ns.handshake.samples, 0, "TLS was not: {ran:#?}");
+            assert_eq!(ran.results.latency_ns.tls.samples, 0, "TLS was not: {ran:#?}");
             let advises = |line: &String| line.contains("--insecure") && line.contains("--ca");
             assert!(ran.results.advice.iter().any(advises), "{ran:#?}");
             assert_eq!(server.requests.load(Ordering::Relaxed), 0);
@@ -253,7 +257,7 @@ fn a_certificate_of_ca_is_trusted_in_its_period_only() {
 fn the_reason_of_a_failed_handshake_is_named() {
     in_namespace(|| {
         let none = WebPkiClientVerifier::no_client_auth;
-        let demanding = || -> Arc<dyn ClientCertVerifier> { Arc::new(Demanding) };
+        let demanding = || -> Arc<dyn ClientCertVerifier> { Arc::new(Demanding(None)) };
         let (h2, any): (&[&[u8]], &[&[u8]]) = (&[b"h2"], &[]);
         for (version, verifier, protocols, host, error, part) in [
             (&TLS13, none(), h2, "127.0.0.1", "tls-alpn", "NoApplicationProtocol"),
@@ -274,6 +278,106 @@ fn the_reason_of_a_failed_handshake_is_named() {
                 assert!(ran.results.error_details[error].contains(part), "{error}: {ran:#?}");
             }
             assert_eq!(server.requests.load(Ordering::Relaxed), 0, "{error}");
+        }
+    });
+}
+
+/// Returns the number of connections of a run by version and kind of handshake.
+fn negotiated(ran: &crate::run::RunOutcome) -> Vec<(&str, bool, u64)> {
+    let all = ran.results.tls.iter();
+    all.map(|tls| (tls.version.as_str(), tls.resumed, tls.connections)).collect()
+}
+
+#[test]
+fn sessions_are_resumed_unless_refused() {
+    in_namespace(|| {
+        for (version, name) in [(&TLS12, "TLS 1.2"), (&TLS13, "TLS 1.3")] {
+            let server = server_with(
+                version,
+                1975..=4096,
+                true,
+                WebPkiClientVerifier::no_client_auth(),
+                &[b"http/1.1"],
+            );
+            for engine in ENGINES {
+                let mut load = https(engine, "127.0.0.1", server.address.port(), Trust::AnyCertificate);
+                (load.connections, load.close_every) = (1, 1);
+                let Some(ran) = run("tls::resumed", &load) else { continue };
+                assert_eq!(negotiated(&ran), [(name, false, 1), (name, true, 29)], "{ran:#?}");
+                let tls = &ran.results.tls[0];
+                assert!(tls.cipher.starts_with("TLS_") && tls.cipher.contains("_AES_"), "{tls:?}");
+                assert_eq!(tls.protocol.as_deref(), Some("http/1.1"));
+                load.tls.full_handshakes = true;
+                load.tls.protocols = Some(Vec::new());
+                let Some(ran) = run("tls::full", &load) else { continue };
+                assert_eq!(negotiated(&ran), [(name, false, 30)], "{ran:#?}");
+                assert_eq!(ran.results.tls[0].protocol, None, "none was offered");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_protocol_that_load_does_not_speak_fails() {
+    in_namespace(|| {
+        let none = WebPkiClientVerifier::no_client_auth();
+        let server = server_with(&TLS13, 1975..=4096, true, none, &[b"h2", b"http/1.1"]);
+        for engine in ENGINES {
+            let mut load = https(engine, "127.0.0.1", server.address.port(), Trust::AnyCertificate);
+            load.tls.protocols = Some(vec!["http/1.1".into(), "h2".into()]);
+            let Some(ran) = run("tls::alpn", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.error("tls-alpn")), (0, 30), "{ran:#?}");
+            assert!(ran.results.error_details["tls-alpn"].contains("h2"), "{ran:#?}");
+        }
+        assert_eq!(server.requests.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn the_certificate_of_the_client_is_sent() {
+    in_namespace(|| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new(vec!["client.test".to_owned()]).unwrap();
+        let certificate = certificate.self_signed(&key).unwrap();
+        let saved = [
+            Saved::new("client.pem", &certificate.pem()),
+            Saved::new("client.key", &key.serialize_pem()),
+            Saved::new("other.key", &rcgen::KeyPair::generate().unwrap().serialize_pem()),
+        ];
+        for version in [&TLS12, &TLS13] {
+            let verifier = Arc::new(Demanding(Some(certificate.der().clone())));
+            let server = server_with(version, 1975..=4096, true, verifier, &[]);
+            for engine in ENGINES {
+                let before = server.requests.load(Ordering::Relaxed);
+                let mut load = https(engine, "127.0.0.1", server.address.port(), Trust::AnyCertificate);
+                load.tls.identity = Some((saved[0].0.clone(), saved[1].0.clone()));
+                let Some(ran) = run("tls::client", &load) else { continue };
+                assert_eq!((ran.results.operations, ran.errors()), (30, vec![]), "{ran:#?}");
+                assert_eq!(server.requests.load(Ordering::Relaxed) - before, 30);
+                load.tls.identity = Some((saved[0].0.clone(), saved[2].0.clone()));
+                let error = attempt(&load, &AtomicBool::new(false)).unwrap_err();
+                assert!(matches!(&error, LoadError::Setting(line) if line.contains("'--key'")), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn another_name_is_sent_and_checked() {
+    in_namespace(|| {
+        let server = server(&TLS13);
+        let saved = Saved::new("named.pem", &server.certificate);
+        for engine in ENGINES {
+            for (name, done, errors) in [("localhost", 30, vec![]), ("other.test", 0, vec!["tls-wrong-name"])]
+            {
+                let mut load =
+                    https(engine, "other.test", server.address.port(), Trust::Also(saved.0.clone()));
+                load.resolve =
+                    Some(format!("other.test:{}:127.0.0.1", server.address.port()).parse().unwrap());
+                load.tls.name = Some(name.to_owned());
+                let Some(ran) = run("tls::name", &load) else { continue };
+                assert_eq!((ran.results.operations, ran.errors()), (done, errors), "{ran:#?}");
+            }
         }
     });
 }

@@ -212,6 +212,38 @@ fn contradictory_flags_are_refused_in_one_line() {
         ("https://127.0.0.1:9 --ca /nowhere/x --operations 1".to_owned(), ["'--ca'", "/nowhere/x"]),
         ("https://127.0.0.1:9 --ca /nowhere/x --insecure".to_owned(), ["--ca", "--insecure"]),
         (format!("{tcp} --workload connect --close-every 5"), ["'--close-every'", "nothing is said"]),
+        (format!("{tcp} --expect p98<1ms"), ["p98<1ms' for '--expect", "p99.9"]),
+        (format!("{tcp} --expect errors<0.1"), ["errors<0.1' for '--expect", "errors<0.1%"]),
+        (format!("{tcp} --warm-up 0s"), ["'--warm-up", "a time above 0"]),
+        (format!("{tcp} --warm-up 10"), ["'--warm-up", "ns, us, ms, s, m or h"]),
+        (format!("{tcp} --hold 5 --warm-up 1s"), ["--warm-up", "nothing is done beside --hold"]),
+        (format!("{tcp} --ramp 1k/s"), ["1k/s' for '--ramp", "LOW..HIGH"]),
+        (format!("{tcp} --ramp 2k/s..1k/s"), ["2k/s..1k/s' for '--ramp", "the higher one last"]),
+        (format!("{tcp} --ramp 1..2:1"), ["1..2:1' for '--ramp", "2 to 100 steps"]),
+        (format!("{tcp} --ramp 1..2 --rate 5"), ["--ramp", "--rate"]),
+        (format!("{tcp} --ramp 1..2 --operations 5"), ["--ramp", "--operations"]),
+        (format!("{tcp} --ramp 1..2 --csv /nowhere/x"), ["--ramp", "--csv"]),
+        (format!("{tcp} --requests /nowhere/x"), ["'--requests'", "http"]),
+        (format!("{http} --requests /nowhere/x"), ["'/nowhere/x' for '--requests'", "cannot read"]),
+        (format!("{http} --requests /dev/null"), ["'/dev/null' for '--requests'", "one JSON object a line"]),
+        (format!("{http} --requests /nowhere/x --body x"), ["--requests", "--body"]),
+        (format!("{http} --order turn"), ["required", "--requests"]),
+        (format!("{http} --requests x --order sorted"), ["'--order", "turn, random"]),
+        (format!("{http} --sni example.org"), ["'--sni'", "https://"]),
+        (format!("{http} --no-resumption"), ["'--no-resumption'", "https://"]),
+        ("https://127.0.0.1:9 --sni a_b!".to_owned(), ["a_b!' for '--sni", "a host name"]),
+        ("https://127.0.0.1:9 --alpn h2,".to_owned(), ["h2,' for '--alpn", "or none"]),
+        ("https://127.0.0.1:9 --cert /nowhere/x".to_owned(), ["required", "--key"]),
+        (
+            "https://127.0.0.1:9 --insecure --cert /nowhere/x --key /nowhere/y".to_owned(),
+            ["'/nowhere/x' for '--cert'", "No such file"],
+        ),
+        (
+            "https://127.0.0.1:9 --insecure --cert /dev/null --key /dev/null".to_owned(),
+            ["'/dev/null' for '--cert'", "expected a certificate in PEM"],
+        ),
+        ("unix:/nowhere/x:/a --workload crr".to_owned(), ["unix:/nowhere/x:/a", "only HTTP has paths"]),
+        ("unix:/nowhere/x:/a%20b\u{7f}".to_owned(), ["no blanks", "write %20"]),
     ] {
         let ended = run(&mut fourtuple(&format!("load {line}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{line}: {ended:?}");
@@ -219,6 +251,145 @@ fn contradictory_flags_are_refused_in_one_line() {
             assert!(ended.line().contains(part), "{line}: {part:?} is not in {ended:?}");
         }
     }
+}
+
+#[test]
+fn thresholds_decide_the_exit_code() {
+    in_namespace(|| {
+        let running = serve(Protocol::Http { body: 10 });
+        let line = "load http://127.0.0.1:4000 --operations 50";
+        let record = loaded(&mut fourtuple(&format!(
+            "{line} --json --expect p99<10m --expect errors<=0% --expect rate>0.001"
+        )));
+        let met = |record: &Value| -> Vec<bool> {
+            list(&record["results"], "/expectations")
+                .iter()
+                .map(|one| one["met"].as_bool().unwrap())
+                .collect()
+        };
+        assert_eq!((met(&record), record["validity"].as_array().unwrap().len()), (vec![true; 3], 0));
+        assert_eq!(record["settings"]["expect"][0], "p99<10m");
+        let ended =
+            run(&mut fourtuple(&format!("{line} --json --quiet --expect p99.9<1ns --expect max<10m")));
+        let record = ended.json();
+        require_valid(&record);
+        assert_eq!((ended.code, met(&record)), (1, vec![false, true]), "{ended:?}");
+        assert!(
+            ended.line().starts_with("expected p99.9<1ns: ") && ended.line().contains(", off by "),
+            "{ended:?}"
+        );
+        let ended = run(&mut fourtuple(&format!("{line} --expect rate>1M/s")));
+        assert_eq!((ended.code, ended.stderr.as_str()), (1, ""), "{ended:?}");
+        assert!(ended.stdout.contains("not met") && ended.stdout.contains("off by"), "{ended:?}");
+        running.stop();
+        // Nothing listens: the threshold takes the place of the remark.
+        for (threshold, code) in [("errors<=100%", 0), ("errors<0.1%", 1), ("errors<10", 1), ("p99<1h", 3)] {
+            let line = format!("load tcp://127.0.0.1:4000 --operations 10 --json --expect {threshold}");
+            let ended = run(&mut fourtuple(&line));
+            require_valid(&ended.json());
+            assert_eq!(ended.code, code, "{threshold}: {ended:?}");
+        }
+    });
+}
+
+#[test]
+fn a_row_for_each_second() {
+    in_namespace(|| {
+        let running = serve(Protocol::Http { body: 10 });
+        let room = Room::new();
+        let rows = room.join("load.csv");
+        let line = format!("load http://127.0.0.1:4000 --rate 200/s --for 2500ms --json --csv {rows}");
+        let record = loaded(&mut fourtuple(&line));
+        let text = fs::read_to_string(&rows).unwrap();
+        let mut lines = text.lines();
+        assert_eq!(
+            lines.next(),
+            Some("second,operations,connections,errors,p50_ns,p99_ns,max_ns,ports_left")
+        );
+        let rows: Vec<Vec<u64>> =
+            lines.map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
+        let seconds = list(&record["results"], "/seconds");
+        assert_eq!(rows.len(), seconds.len());
+        for (number, (row, second)) in rows.iter().zip(seconds).enumerate() {
+            assert_eq!(
+                (row[0], row[1], row[5]),
+                (
+                    number as u64,
+                    crate::program::number(second, "operations"),
+                    crate::program::number(second, "p99_ns")
+                )
+            );
+        }
+        assert_eq!(rows.iter().map(|row| row[1]).sum::<u64>(), requests(running));
+    });
+}
+
+#[test]
+fn a_file_of_requests_is_read_before_anything_is_sent() {
+    in_namespace(|| {
+        let running = serve(Protocol::Http { body: 10 });
+        let room = Room::new();
+        let body = room.file("body", "0123456789");
+        let good = format!(
+            "{{\"path\": \"/a\"}}\n\n{{\"method\": \"PUT\", \"path\": \"/b\", \"headers\": {{\"X-A\": \"1\"}}, \"body_file\": \"{body}\"}}\n"
+        );
+        let line =
+            |file: &str| format!("load http://127.0.0.1:4000 --operations 30 --json --requests {file}");
+        for (bad, number, part) in [
+            ("{\"path\": \"a\"}", 4, "begins with /"),
+            ("{\"path\": \"/a b\"}", 4, "no blanks"),
+            ("{\"url\": \"/a\"}", 4, "url"),
+            ("{\"method\": \"G T\"}", 4, "a name of HTTP"),
+            ("{\"headers\": {\"A\": \"1\\n2\"}}", 4, "on one line"),
+            ("{\"body\": \"x\", \"body_file\": \"y\"}", 4, "not both"),
+            ("{\"body_file\": \"/nowhere/x\"}", 4, "cannot read /nowhere/x"),
+            ("{\"path\"", 4, "expected an object"),
+            ("[]", 4, "expected an object"),
+        ] {
+            let file = room.file("bad", &format!("{good}{bad}\n"));
+            let ended = run(&mut fourtuple(&line(&file)));
+            assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{bad}: {ended:?}");
+            for part in ["for '--requests'", &format!("line {number}: "), part] {
+                assert!(ended.line().contains(part), "{bad}: {part:?} is not in {ended:?}");
+            }
+        }
+        assert_eq!(running.counts().iter().map(|worker| worker.accepted).sum::<u64>(), 0, "nothing was sent");
+        let file = room.file("good", &good);
+        let record = loaded(&mut fourtuple(&line(&file)));
+        let counts: Vec<u64> =
+            list(&record["results"], "/requests").iter().map(|one| number(one, "responses")).collect();
+        assert_eq!((counts, requests(running)), (vec![15, 15], 30), "{record:#}");
+        assert_eq!(record["settings"]["requests"]["count"], 2);
+    });
+}
+
+#[test]
+fn resolve_and_the_path_of_a_unix_socket_are_as_with_curl() {
+    in_namespace(|| {
+        let running = serve(Protocol::Http { body: 10 });
+        let line = "load http://name.test:4000/ --resolve name.test:4000:127.0.0.1 --operations 20 --json";
+        let record = loaded(&mut fourtuple(line));
+        assert_eq!((number(&record["results"], "operations"), requests(running)), (20, 20));
+        let room = Room::new();
+        let socket = room.join("app.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let seen = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut room = [0; 1000];
+            while !request.ends_with(b"\r\n\r\n") {
+                let count = stream.read(&mut room).unwrap();
+                assert!(count > 0, "{request:?}");
+                request.extend_from_slice(&room[..count]);
+            }
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        let line = format!("load unix:{socket}:/a/b?c=d --operations 1 --connections 1 --json");
+        let ended = run(&mut fourtuple(&line));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(seen.join().unwrap().starts_with("GET /a/b?c=d HTTP/1.1\r\nHost: localhost\r\n"));
+    });
 }
 
 #[test]

@@ -154,6 +154,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "fourtuple load http://127.0.0.1:8080/ --connections 100 --for 10s",
             "fourtuple load http://127.0.0.1:8080/ --rate 2k/s --html load.html",
+            "fourtuple load http://127.0.0.1:8080/ --ramp 1k/s..20k/s --for 5s --warm-up 1s",
             "fourtuple load tcp://127.0.0.1:8080 --workload connect --operations 10k --json",
         ],
     ),

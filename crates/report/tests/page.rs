@@ -139,6 +139,29 @@ fn a_load_has_figures_and_charts() {
 }
 
 #[test]
+fn a_ramp_of_a_load_has_its_knee_requests_and_tls() {
+    let page = page(&[Saved::Load(samples::ramp())]);
+    for text in [
+        "http, 2 requests of requests.jsonl at random, to https://app.test/: open loops (Poisson) from 1.00k/s to 20.0k/s in 4 \
+         steps, for 3.00s each",
+        "The knee: 2.71k/s was reached, 7.37k/s was not: all 64 connections were busy for 98% of the time.",
+        "2.71k/s of 2.71k/s offered",
+        "warm-up 1.00s",
+        "2,699 operations",
+        ">TLS<",
+        ">TLS_AES_256_GCM_SHA384<",
+        ">full<",
+        ">/cart/7?a=b<",
+        "--resolve app.test:443:192.0.2.1 --sni www.app.test --cert client.pem --key client.key --no-resumption --alpn http/1.1",
+        "--ramp 1000/s..20000/s:4 --arrival poisson",
+        "--requests requests.jsonl --order random",
+        "--for 3s --warm-up 1s",
+    ] {
+        assert!(page.contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn a_hostile_load_is_escaped() {
     let page = own(&page(&[Saved::Load(samples::hostile_load())]));
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert"));

@@ -247,7 +247,14 @@ fn a_load_shows_settings_and_results() {
     assert_eq!(row(&text, "CPU per operation"), ["12.1us"]);
     assert_eq!(row(&text, "syscalls/connection"), ["7.02"]);
     assert_eq!(row(&text, "closed by"), ["client,", "FIN"]);
-    assert_eq!(row(&text, "total"), ["63,738", "105us", "95.0us", "475us", "1.33ms", "12.4ms"]);
+    assert_eq!(
+        row(&text, "total"),
+        ["63,738", "95.0us", "124us", "190us", "295us", "475us", "1.33ms", "12.4ms"]
+    );
+    assert_eq!(row(&text, "p99<20ms"), ["met", "475us"]);
+    assert_eq!(row(&text, "errors<0.1%"), ["not", "met", "42%", "41.9%"]);
+    assert_eq!(row(&text, "received"), ["47.1", "MB", "(627", "kB/s)"]);
+    has(&both, &["63,726 2xx · 12 3xx"]);
     assert_eq!(row(&text, "late")[0], "63,738");
     // The terminal shows at most ten of the forty slow operations.
     assert!(text.contains("11.153s") && !text.contains("11.170s"), "{text}");
@@ -256,6 +263,16 @@ fn a_load_shows_settings_and_results() {
     assert_eq!((rate.chars().count(), rate.matches('▁').count()), (20, 12), "{text}");
     assert_eq!(p99.len(), 4, "two pieces, lowest and highest: {text}");
     assert_eq!(row(&text, "ports left")[1..], ["0", "28,201"]);
+}
+
+#[test]
+fn a_ramp_has_a_row_for_each_rate() {
+    let text = render(&Saved::Load(samples::ramp()), 100, false);
+    assert_eq!(row(&text, "1.00k/s")[..3], ["1.00k/s", "95.0us", "475us"], "{text}");
+    assert_eq!(row(&text, "7.37k/s")[..1], ["3.12k/s"], "{text}");
+    assert_eq!(row(&text, "TLS 1.3"), ["TLS_AES_256_GCM_SHA384", "http/1.1", "full", "8,046"], "{text}");
+    assert_eq!(row(&text, "PUT"), ["/cart/7?a=b", "4,095"], "{text}");
+    assert_eq!(row(&text, "TLS")[..2], ["8,046", "2.09ms"], "{text}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ use crate::{exit, stop, units};
 /// that the run reached.
 #[derive(Debug, Args)]
 pub struct LoadFlags {
-    /// http[s]://HOST[:PORT][/PATH], tcp|udp://HOST:PORT, unix:/SOCKET[:/PATH]
+    /// http[s]://HOST[:PORT][/PATH], tcp|udp://HOST:PORT, unix:FILE[:/PATH]
     target: Target,
     /// Addresses of HOST:PORT, as with curl
     #[arg(long, value_name = "HOST:PORT:ADDR,...")]
@@ -86,14 +86,14 @@ pub struct LoadFlags {
     /// They begin even if earlier operations are in progress.
     #[arg(long, value_name = "RATE", value_parser = rate, group = "open", allow_hyphen_values = true)]
     rate: Option<f64>,
-    /// Open loops at ascending rates until one is not reached
+    /// Rates to try in turn until one is not reached
     ///
-    /// LOW..HIGH[:STEPS], such as 1k/s..20k/s: equal ratios between the rates, 10 by default, each for the time of --for. The
+    /// An open loop each. LOW..HIGH[:STEPS], such as 1k/s..20k/s: equal ratios between the rates, 10 by default, each for the time of --for. The
     /// result is that of the last rate that was reached, with a row for each.
     #[arg(long, value_name = "LOW..HIGH", value_parser = ramp, group = "open",
         conflicts_with_all = ["pause", "operations", "hold", "hdr", "csv"])]
     ramp: Option<Ramp>,
-    /// Arrival process of --rate or --ramp [default: poisson]
+    /// Process of --rate and --ramp [default: poisson]
     #[arg(long, value_enum, requires = "open")]
     arrival: Option<ArrivalProcess>,
     /// Closed loop: pause between two operations
@@ -158,7 +158,7 @@ pub struct LoadFlags {
     /// limit.
     #[arg(long = "for", value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
     time: Option<Duration>,
-    /// Time before --for that is left out of the result
+    /// Time before --for, left out of the result
     ///
     /// Operations that begin in it are counted apart.
     #[arg(long, value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]

@@ -241,6 +241,57 @@ pub(crate) fn bare_load() -> LoadRecord {
     record
 }
 
+/// Returns a ramp over TLS with a list of requests, whose third rate was not reached.
+pub(crate) fn ramp() -> LoadRecord {
+    let mut settings = settings("https://app.test/", "http");
+    (settings.address, settings.resolve) = ("192.0.2.1:443".into(), Some("app.test:443:192.0.2.1".into()));
+    (settings.arrival, settings.rate_per_s) = ("poisson".into(), Some(20_000.0));
+    (settings.for_ns, settings.warm_up_ns, settings.method) = (Some(3 * SECOND), SECOND, String::new());
+    settings.ramp = Some(LoadRamp { from_per_s: 1_000.0, to_per_s: 20_000.0, steps: 4 });
+    settings.requests =
+        Some(LoadRequests { file: "requests.jsonl".into(), count: 2, order: "random".into() });
+    settings.tls = Some(LoadTlsSettings {
+        name: Some("www.app.test".into()),
+        certificate: Some("client.pem".into()),
+        key: Some("client.key".into()),
+        full_handshakes: true,
+        protocols: vec!["http/1.1".into()],
+    });
+    let mut results = results(3, |_| 2_705);
+    results.offered_per_s = 2_710.0;
+    results.latency_ns.tls = quantiles(results.connections, 1_900_000);
+    results.warm_up = Some(LoadWarmUp { for_ns: SECOND, operations: 2_699, connections: 64, errors: 1 });
+    let step = |offered_per_s: f64, done: f64| LoadStep {
+        offered_per_s,
+        rate_per_s: done,
+        operations: (done * 3.0) as u64,
+        connections: 64,
+        errors: u64::from(done < offered_per_s),
+        warm_up_operations: done as u64,
+        p50_ns: 95_000,
+        p99_ns: 475_000,
+        max_ns: 12_350_000,
+        client_cpu_ns_per_operation: 12_140,
+        not_reached: (done < offered_per_s)
+            .then(|| "all 64 connections were busy for 98% of the time".into()),
+    };
+    results.steps = vec![step(1_000.0, 1_000.0), step(2_710.0, 2_710.0), step(7_370.0, 3_120.0)];
+    let request = |method: &str, path: &str, responses| LoadRequestCount {
+        method: method.into(),
+        path: path.into(),
+        responses,
+    };
+    results.requests = vec![request("GET", "/cart", 4_020), request("PUT", "/cart/7?a=b", 4_095)];
+    results.tls = vec![LoadTls {
+        version: "TLS 1.3".into(),
+        cipher: "TLS_AES_256_GCM_SHA384".into(),
+        protocol: Some("http/1.1".into()),
+        resumed: false,
+        connections: results.connections,
+    }];
+    record("load", settings, results)
+}
+
 /// Returns a run without a response.
 pub(super) fn empty() -> LoadRecord {
     let mut results = results(0, |_| 0);
@@ -267,6 +318,18 @@ pub(crate) fn hostile_load() -> LoadRecord {
     (record.settings.sources, record.results.engine_reason) = (Some(evil.into()), Some(evil.into()));
     record.results.errors.insert(evil.into(), u64::MAX);
     record.results.slow[0].longest = evil.into();
+    let ramp = ramp();
+    (record.results.steps, record.results.tls, record.results.requests) =
+        (ramp.results.steps, ramp.results.tls, ramp.results.requests);
+    record.results.steps[2].not_reached = Some(evil.into());
+    record.results.tls[0].cipher = evil.into();
+    record.results.requests[0].path = evil.into();
+    record.results.expectations[0].expect = evil.into();
+    record.results.expectations[1].measured = Some(f64::MAX);
+    record.results.status_classes.insert(evil.into(), u64::MAX);
+    (record.settings.expect[0], record.settings.ramp) = (evil.into(), ramp.settings.ramp);
+    (record.settings.requests, record.settings.tls) = (ramp.settings.requests, ramp.settings.tls);
+    record.settings.requests.as_mut().unwrap().file = evil.into();
     record.results.slow[0].at_ns = u64::MAX;
     (record.results.rate_per_s, record.results.offered_per_s) = (f64::MAX, f64::MIN_POSITIVE);
     record.results.elapsed_ns = u64::MAX;

@@ -30,7 +30,7 @@ pub(crate) use fleet::{
 pub(crate) use forward::{bare_forward, forward};
 pub(crate) use guard::{bare_guard, guard, hostile_guard};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
-pub(crate) use load::{bare_load, fleet, hold, hostile_load, stalled, steady};
+pub(crate) use load::{bare_load, fleet, hold, hostile_load, ramp, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
 pub(crate) use run::{bare_run, cgroup_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
@@ -911,6 +911,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("load of a fleet", Saved::Load(fleet())),
         ("hold", Saved::Load(hold())),
         ("bare load", Saved::Load(bare_load())),
+        ("ramp of a load", Saved::Load(ramp())),
         ("lab accept", Saved::LabAccept(accept())),
         ("refused accept", Saved::LabAccept(refused())),
         ("lab keepalive", Saved::LabKeepalive(keepalive())),

@@ -235,12 +235,15 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
     ])
 }
 
-/// Formats a number of bytes with its rate: `1.20 MB (0.400 MB/s)`.
+/// Formats a number of bytes with its rate: `1.20 MB (400 kB/s)`.
 fn amount(bytes: u64, results: &LoadResults) -> String {
-    let megabytes = |bytes: f64| format!("{} MB", quantity(bytes / 1e6));
+    let words = |bytes: f64| match bytes {
+        1e6.. => format!("{} MB", quantity(bytes / 1e6)),
+        _ => format!("{} kB", quantity(bytes / 1e3)),
+    };
     let opening = results.hold.filter(|_| results.warm_up.is_none()).map_or(0, |hold| hold.ramp_ns);
     let seconds = results.elapsed_ns.saturating_sub(opening).max(1) as f64 / 1e9;
-    format!("{} ({}/s)", megabytes(bytes as f64), megabytes(bytes as f64 / seconds))
+    format!("{} ({}/s)", words(bytes as f64), words(bytes as f64 / seconds))
 }
 
 /// Adds the steps of a ramp, and where its knee is.
@@ -392,6 +395,9 @@ fn timed_out(settings: &LoadSettings, results: &LoadResults) -> Option<String> {
     let is_higher = |share: f64| number as f64 > all as f64 * (1.0 - share);
     let names = present([
         is_higher(0.5).then_some("p50"),
+        is_higher(0.75).then_some("p75").filter(|_| total.p75.is_some()),
+        is_higher(0.9).then_some("p90").filter(|_| total.p90.is_some()),
+        is_higher(0.95).then_some("p95").filter(|_| total.p95.is_some()),
         is_higher(0.99).then_some("p99"),
         is_higher(0.999).then_some("p99.9"),
         Some("max"),

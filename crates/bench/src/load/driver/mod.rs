@@ -464,7 +464,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         self.tally.last_end = self.tally.last_end.max(until);
         if let Some(schedule) = &mut self.share.schedule {
             // Starts in the warm-up are not offered.
-            schedule.count_until(self.zero.saturating_sub(self.started_from).min(until));
+            schedule.count_until(self.zero.saturating_sub(self.started_from));
             self.tally.offered += schedule.count_until(until.saturating_sub(self.started_from));
         }
     }

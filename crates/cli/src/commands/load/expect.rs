@@ -109,7 +109,8 @@ impl Expectation {
     pub(crate) fn judge(&self, results: &LoadResults) -> LoadExpectation {
         // An operation that waited for a port continues.
         let failures = || results.errors.iter().filter(|(name, _)| *name != errno::EADDRNOTAVAIL);
-        let errors = || failures().map(|(_, count)| *count as f64).sum::<f64>();
+        // A sum of no floats is -0.
+        let errors = || failures().fold(0.0, |sum, (_, count)| sum + *count as f64);
         let measured = match (self.metric, self.unit) {
             (Metric::Time(of), _) => {
                 let total = &results.latency_ns.total;
@@ -119,7 +120,7 @@ impl Expectation {
             (Metric::Errors, Unit::Count) => Some(errors()),
             (Metric::Errors, _) => {
                 let done = failures().filter(|(name, _)| is_of_done(name));
-                let done: f64 = done.map(|(_, count)| *count as f64).sum();
+                let done = done.fold(0.0, |sum, (_, count)| sum + *count as f64);
                 let all = results.operations as f64 + errors() - done;
                 (all > 0.0).then(|| (errors() / all).min(1.0))
             }

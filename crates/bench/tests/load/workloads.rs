@@ -275,7 +275,8 @@ fn ipv6() {
 
 /// Prepares a run of 20 operations to `name:4000`, a name with the given addresses, and executes it.
 fn named(test: &str, load: Load, addresses: &str) -> Option<(Prepared, LoadResults)> {
-    let load = Load { resolve: Some(format!("name:4000:{addresses}").parse().unwrap()), ..load };
+    let load =
+        Load { resolve: Some(format!("{}:{addresses}", load.target.authority()).parse().unwrap()), ..load };
     let prepared = Prepared::new(load).unwrap();
     match prepared.run(&AtomicBool::new(false), None, |_| ()) {
         Ok(measured) => Some((prepared, measured.results)),

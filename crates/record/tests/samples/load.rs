@@ -243,7 +243,8 @@ pub(crate) fn bare_load() -> LoadRecord {
 
 /// Returns a ramp over TLS with a list of requests, whose third rate was not reached.
 pub(crate) fn ramp() -> LoadRecord {
-    let mut settings = settings("https://app.test/", "http");
+    // A page contains nothing that is fetched, and a test looks for the scheme in lower case.
+    let mut settings = settings("HTTPS://app.test/", "http");
     (settings.address, settings.resolve) = ("192.0.2.1:443".into(), Some("app.test:443:192.0.2.1".into()));
     (settings.arrival, settings.rate_per_s) = ("poisson".into(), Some(20_000.0));
     (settings.for_ns, settings.warm_up_ns, settings.method) = (Some(3 * SECOND), SECOND, String::new());

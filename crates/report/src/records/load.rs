@@ -255,12 +255,12 @@ fn ramp(document: &mut Document, results: &LoadResults) {
         Table::of(&results.steps)
             .number("offered", 0, |step| rate(step.offered_per_s))
             .number("done", 0, move |step| Cell::toned(rate(step.rate_per_s), tone(step)))
-            .number("p50", 0, |step| duration(step.p50_ns))
-            .number("p99", 0, |step| duration(step.p99_ns))
-            .number("max", 2, |step| duration(step.max_ns))
-            .number("errors", 0, |step| Cell::bad_count(step.errors))
-            .number("operations", 4, |step| count(step.operations))
-            .number("CPU per operation", 3, |step| duration(step.client_cpu_ns_per_operation)),
+            .number("p50", 3, |step| duration(step.p50_ns))
+            .number("p99", 1, |step| duration(step.p99_ns))
+            .number("max", 5, |step| duration(step.max_ns))
+            .number("errors", 2, |step| Cell::bad_count(step.errors))
+            .number("operations", 6, |step| count(step.operations))
+            .number("CPU per operation", 4, |step| duration(step.client_cpu_ns_per_operation)),
     );
     let reached = results.steps.iter().rev().find(|step| step.not_reached.is_none());
     match (reached, &last.not_reached) {

@@ -256,8 +256,8 @@ impl Load {
                 )))
             }
             (_, Workload::Http(request)) => {
-                let requests = self.list().iter().chain([request]);
-                requests.map(HttpRequest::check).collect::<Result<(), _>>().map_err(LoadError::Setting)
+                let mut requests = self.list().iter().chain([request]);
+                requests.try_for_each(HttpRequest::check).map_err(LoadError::Setting)
             }
             _ => Ok(()),
         }

@@ -80,7 +80,7 @@ fn commands_for_another_namespace_act_on_it() {
                     .flat_map(|finding| [actions(finding, "now"), actions(finding, "proper")])
                     .flatten()
                 {
-                    assert!(!action.contains("sysctl --system"), "{action}");
+                    assert!(!action.contains("sysctl -p"), "{action}");
                 }
                 let finding = findings.iter().find(|finding| text(finding, "id") == "P04").unwrap();
                 let now = actions(finding, "now");

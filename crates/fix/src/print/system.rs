@@ -33,7 +33,7 @@ pub(super) fn sysctl(snapshot: &Snapshot) -> String {
     )
 }
 
-const SYSCTL: &str = r#"# sysctl: /etc/sysctl.d/90-fourtuple.conf, then `sysctl --system`. Values are for a network namespace: containers have their own.
+const SYSCTL: &str = r#"# sysctl: /etc/sysctl.d/90-fourtuple.conf, then `sysctl -p` with this path. Values are for a network namespace: containers have their own.
 @heading@
 # The first port that needs no privilege to the last one: @usable@ ports instead of @now@ (an even number: a search by parity can lose one
 # port of an odd range).

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use fourtuple_record::snapshot::Snapshot;
+use fourtuple_record::snapshot::{ConfiguredSysctl, Snapshot};
 
 /// Where the printed commands will be typed.
 pub struct Place<'a> {
@@ -96,7 +96,7 @@ pub(crate) enum Step {
     /// Sets sysctls until the next boot.
     Set(Vec<Setting>),
     /// Writes a file of sysctl.d(5) and sets its sysctls.
-    Keep { file: String, content: Content },
+    Keep { file: &'static str, names: &'static [&'static str], content: Content },
     /// This program with these arguments.
     Own(String),
     /// Another program.
@@ -117,7 +117,7 @@ impl Place<'_> {
     /// Returns a command as it can be pasted here, or `None` if it has no meaning for the examined namespace.
     pub(crate) fn render(&self, steps: &[Step], snapshot: &Snapshot) -> Option<Rendered> {
         let all = |steps: &[Step]| -> Option<String> {
-            Some(steps.iter().map(|step| self.step(step)).collect::<Option<Vec<_>>>()?.join(" && "))
+            Some(steps.iter().map(|step| self.step(step, snapshot)).collect::<Option<Vec<_>>>()?.join(" && "))
         };
         let set: Vec<&Setting> = steps.iter().filter_map(Step::settings).flatten().collect();
         let old = |setting: &&Setting| {
@@ -127,20 +127,23 @@ impl Place<'_> {
         let before =
             set.iter().rev().map(old).collect::<Option<Vec<_>>>().filter(|before| !before.is_empty());
         let is_of_host = set.iter().any(|setting| self.is_of_host(&setting.name));
-        let until = if self.prefix.is_empty() || is_of_host {
-            "the next boot"
-        } else {
-            "the end of the network namespace"
+        let file =
+            set.first().map(|first| format!("90-{}", first.name.rsplit('.').next().unwrap_or_default()));
+        let names: Vec<&str> = set.iter().map(|setting| &*setting.name).collect();
+        let (file, line) = last_file(snapshot, &file.unwrap_or_default(), &names);
+        let until = match line {
+            _ if !self.prefix.is_empty() && !is_of_host => "the end of the network namespace".to_owned(),
+            Some(line) => format!("the next boot, when {}:{} sets {}", line.file, line.line, line.value),
+            None => "the next boot".to_owned(),
         };
-        let lasting = set.first().filter(|_| self.prefix.is_empty()).map(|first| {
-            let file = format!("90-{}", first.name.rsplit('.').next().unwrap_or_default());
+        let lasting = set.first().filter(|_| self.prefix.is_empty()).map(|_| {
             // The command has set them.
             self.write(&file, &Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()))
         });
         Some(Rendered {
             command: all(steps)?,
             needs_root: steps.iter().any(|step| self.needs_root(step)),
-            until: (!set.is_empty()).then(|| until.to_owned()),
+            until: (!set.is_empty()).then_some(until),
             undo: before.and_then(|before| all(&[Step::Set(before)])),
             lasting,
         })
@@ -150,7 +153,7 @@ impl Place<'_> {
     pub(crate) fn sentence(&self, text: &str) -> String {
         let part = |(at, part): (usize, &str)| {
             let arguments = part.strip_prefix("fourtuple ").filter(|_| at % 2 == 1);
-            let line = arguments.and_then(|arguments| self.step(&Step::Own(arguments.to_owned())));
+            let line = arguments.map(|arguments| self.own(&Step::Own(arguments.to_owned()), arguments));
             line.unwrap_or_else(|| part.to_owned())
         };
         text.split('`').enumerate().map(part).collect::<Vec<_>>().join("`")
@@ -185,19 +188,24 @@ impl Place<'_> {
         !self.prefix.is_empty() && !(self.has_sysctl)(sysctl)
     }
 
-    fn step(&self, step: &Step) -> Option<String> {
+    fn step(&self, step: &Step, snapshot: &Snapshot) -> Option<String> {
         match step {
             Step::Set(settings) => Some(self.set(settings, self.acts_inside(step))),
-            Step::Keep { file, content } => self.prefix.is_empty().then(|| self.keep(file, content)),
-            Step::Own(arguments) => {
-                let line = format!("{} {}", self.program(), self.placed(arguments));
-                Some(self.prefixed(&line, self.needs_root(step), self.acts_inside(step)))
+            Step::Keep { file, names, content } => {
+                let (file, _) = last_file(snapshot, file, names);
+                self.prefix.is_empty().then(|| self.keep(&file, content))
             }
+            Step::Own(arguments) => Some(self.own(step, arguments)),
             Step::Other { scope: Scope::Host, .. } if !self.prefix.is_empty() => None,
             Step::Other { line, .. } => {
                 Some(self.prefixed(line, self.needs_root(step), self.acts_inside(step)))
             }
         }
+    }
+
+    fn own(&self, step: &Step, arguments: &str) -> String {
+        let line = format!("{} {}", self.program(), self.placed(arguments));
+        self.prefixed(&line, self.needs_root(step), self.acts_inside(step))
     }
 
     /// Returns the arguments of this program with the flag for the examined namespace, if the command has one.
@@ -227,7 +235,8 @@ impl Place<'_> {
 
     fn keep(&self, file: &str, content: &Content) -> String {
         let sudo = if self.is_root { "" } else { "sudo " };
-        format!("{} && {sudo}sysctl --system", self.write(file, content))
+        // Not --system, which would also apply what else changed, and /etc/sysctl.conf at the end.
+        format!("{} && {sudo}sysctl -p {}", self.write(file, content), path(file))
     }
 
     /// Returns a command that writes a file of sysctl.d(5).
@@ -242,7 +251,7 @@ impl Place<'_> {
                 }
             }
         };
-        let path = format!("/etc/sysctl.d/{file}.conf");
+        let path = path(file);
         match self.is_root {
             true => format!("{lines} > {path}"),
             false => format!("{lines} | sudo tee {path}"),
@@ -261,6 +270,35 @@ impl Place<'_> {
     }
 }
 
+/// Returns the path of a file of sysctl.d(5).
+fn path(file: &str) -> String {
+    format!("/etc/sysctl.d/{file}.conf")
+}
+
+/// Returns the name of a file of sysctl.d(5) that is applied after all others that set one of these sysctls, and the line that is last
+/// now. The name is the given one, unless it would be applied too early.
+fn last_file<'a>(
+    snapshot: &'a Snapshot,
+    file: &str,
+    names: &[&str],
+) -> (String, Option<&'a ConfiguredSysctl>) {
+    let suffix = format!("_{}", file.split_once('-').map_or(file, |(_, name)| name));
+    let stem = |path: &str| match path.rsplit('/').next().unwrap_or_default() {
+        // Where it is read at boot, it has this name in the directory.
+        "sysctl.conf" => "99-sysctl".to_owned(),
+        name => name.trim_end_matches(".conf").to_owned(),
+    };
+    let configured = snapshot.configured.seen().map(Vec::as_slice).unwrap_or_default();
+    let line = configured.iter().rev().find(|line| names.contains(&&*line.name));
+    let name = match line.map(|line| stem(&line.file)) {
+        // A file of an earlier remedy, which is written again.
+        Some(last) if last.ends_with(&suffix) => last,
+        Some(last) if format!("{last}.conf") > format!("{file}.conf") => last + &suffix,
+        _ => file.to_owned(),
+    };
+    (name, line)
+}
+
 /// Returns a text as one word of a shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
@@ -277,6 +315,8 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_record::snapshot::Part;
+
     use super::*;
 
     fn other(line: &str, scope: Scope, needs_root: bool) -> Step {
@@ -288,7 +328,7 @@ mod tests {
     }
 
     fn keep() -> Step {
-        Step::Keep { file: "9".to_owned(), content: Content::Own("fix --print sysctl") }
+        Step::Keep { file: "9", names: &[], content: Content::Own("fix --print sysctl") }
     }
 
     fn command(place: &Place<'_>, step: Step) -> Option<String> {
@@ -328,7 +368,7 @@ mod tests {
         let place = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
         let spaced = Place { program: "/a b/fourtuple".to_owned(), ..Place::default() };
         let append = other("grep -q a /etc/b || echo 'a' >> /etc/b", Scope::Host, true);
-        let tee = "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl --system";
+        let tee = "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl -p /etc/sysctl.d/9.conf";
         for (place, step, expected) in [
             (&spaced, own("doctor"), "'/a b/fourtuple' doctor"),
             (&place, own("fix --print nginx"), "/opt/fourtuple fix --print nginx"),
@@ -387,5 +427,61 @@ mod tests {
             "printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > /etc/sysctl.d/90-ip_local_reserved_ports.conf"
         );
         assert_eq!(rendered.lasting, Some(lasting));
+    }
+
+    #[test]
+    fn the_lasting_form_is_applied_after_all_other_files() {
+        const REUSE: &str = "net.ipv4.tcp_tw_reuse";
+        let line = |file: &str, name: &str| ConfiguredSysctl {
+            file: file.to_owned(),
+            line: 3,
+            name: name.to_owned(),
+            value: "0".to_owned(),
+        };
+        let steps = [Step::Set(vec![Setting::new(REUSE, "1")])];
+        for (files, expected, until) in [
+            (vec![], "90-tcp_tw_reuse", ""),
+            (vec![line("/etc/sysctl.d/99-net.conf", "net.ipv4.tcp_sack")], "90-tcp_tw_reuse", ""),
+            (
+                vec![line("/usr/lib/sysctl.d/50-net.conf", REUSE)],
+                "90-tcp_tw_reuse",
+                "/usr/lib/sysctl.d/50-net.conf",
+            ),
+            (
+                vec![line("/etc/sysctl.d/90-tcp_tw_reuse.conf", REUSE)],
+                "90-tcp_tw_reuse",
+                "/etc/sysctl.d/90-tcp_tw_reuse.conf",
+            ),
+            (vec![line("/etc/sysctl.conf", REUSE)], "99-sysctl_tcp_tw_reuse", "/etc/sysctl.conf"),
+            (
+                vec![line("/etc/sysctl.d/99-sysctl_tcp_tw_reuse.conf", REUSE)],
+                "99-sysctl_tcp_tw_reuse",
+                "/etc/sysctl.d/99-sysctl_tcp_tw_reuse.conf",
+            ),
+            (
+                vec![line("/etc/sysctl.conf", REUSE), line("/run/sysctl.d/zz.conf", REUSE)],
+                "zz_tcp_tw_reuse",
+                "/run/sysctl.d/zz.conf",
+            ),
+        ] {
+            let mut names: Vec<String> =
+                files.iter().map(|line| line.file.replace("/etc/sysctl.conf", "/99-sysctl.conf")).collect();
+            let snapshot = Snapshot { configured: Part::Seen(files), ..Snapshot::default() };
+            let rendered = Place::default().render(&steps, &snapshot).unwrap();
+            let path = format!("/etc/sysctl.d/{expected}.conf");
+            assert_eq!(rendered.lasting, Some(format!("echo \"{REUSE} = 1\" > {path}")));
+            let until = if until.is_empty() { String::new() } else { format!(", when {until}:3 sets 0") };
+            assert_eq!(rendered.until, Some(format!("the next boot{until}")));
+            // The order of systemd-sysctl(8).
+            names.push(path.clone());
+            names.sort_by_key(|path| path.rsplit('/').next().map(str::to_owned));
+            assert!(names.last() == Some(&path) || !until.contains("sets"), "{names:?}");
+        }
+        let keep = Step::Keep { file: "90-a", names: &[REUSE], content: Content::Own("fix --print sysctl") };
+        let configured = Part::Seen(vec![line("/etc/sysctl.conf", REUSE)]);
+        let snapshot = Snapshot { configured, ..Snapshot::default() };
+        let path = "/etc/sysctl.d/99-sysctl_a.conf";
+        let expected = format!("fourtuple fix --print sysctl > {path} && sysctl -p {path}");
+        assert_eq!(Place::default().render(&[keep], &snapshot).unwrap().command, expected);
     }
 }

@@ -136,7 +136,7 @@ impl Draft {
 /// A symptom, as a rule names it in `Draft::explains`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// A counter of failures (`causes::COUNTERS`), such as `TcpExt.ListenOverflows` or `conntrack.drop`.
+    /// A counter of failures (`counters::COUNTERS`), such as `TcpExt.ListenOverflows` or `conntrack.drop`.
     Counter(&'static str),
     /// Failed calls; `None` stands for every process, or every address.
     Calls { call: &'static str, errno: &'static str, process: Option<u32>, address: Option<String> },
@@ -212,8 +212,13 @@ impl Remedy {
     }
 
     /// Writes a file of /etc/sysctl.d and sets its sysctls.
-    pub(crate) fn kept(file: &str, content: Content, effect: impl Into<String>) -> Remedy {
-        Remedy::steps(vec![Step::Keep { file: file.to_owned(), content }], effect)
+    pub(crate) fn kept(
+        file: &'static str,
+        names: &'static [&'static str],
+        content: Content,
+        effect: impl Into<String>,
+    ) -> Remedy {
+        Remedy::steps(vec![Step::Keep { file, names, content }], effect)
     }
 
     /// Sets a sysctl, both in the snapshot and on the host.

@@ -365,6 +365,7 @@ pub(crate) fn most_ports(snapshot: &Snapshot) -> u32 {
 pub(crate) fn lasting_sysctls() -> Remedy {
     Remedy::kept(
         "90-fourtuple",
+        &[RANGE, RESERVED],
         Content::Own("fix --print sysctl"),
         "the widest range with the ports of listeners reserved, also after a restart of the host",
     )

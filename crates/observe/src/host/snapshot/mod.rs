@@ -391,18 +391,28 @@ fn reason(error: &io::Error) -> String {
 const DIRECTORIES: [&str; 4] = ["etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d"];
 
 const FILE: &str = "etc/sysctl.conf";
+/// The name of FILE in a directory of sysctl.d(5), as distributions have it.
+const LINK: &str = "99-sysctl.conf";
 
-/// Reads the lines. A directory or file that does not exist has none.
+/// Reads the lines in the order in which systemd-sysctl(8) applies them: by name of the file, of which the first directory has precedence.
+/// A directory or file that does not exist has none.
 fn read_configured(root: &Path) -> Result<Vec<ConfiguredSysctl>, String> {
-    let mut files = vec![FILE.to_owned()];
+    let mut files = BTreeMap::new();
     for directory in DIRECTORIES {
         let Ok(entries) = fs::read_dir(root.join(directory)) else { continue };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        files.extend(names.filter(|name| name.ends_with(".conf")).map(|name| format!("{directory}/{name}")));
+        for name in names.filter(|name| name.ends_with(".conf")) {
+            files.entry(name.clone()).or_insert(format!("{directory}/{name}"));
+        }
     }
-    files.sort();
+    // It is applied at boot where this name is a link to it.
+    let is_linked =
+        |path: &mut String| fs::canonicalize(root.join(path)).is_ok_and(|path| path.ends_with(FILE));
+    if files.get_mut(LINK).is_none_or(is_linked) {
+        files.insert(LINK.to_owned(), FILE.to_owned());
+    }
     let mut lines = Vec::new();
-    for file in files {
+    for file in files.into_values() {
         match fs::read_to_string(root.join(&file)) {
             Ok(text) => lines.extend(parse(&format!("/{file}"), &text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -515,5 +525,34 @@ mod tests {
             lines.iter().map(|line| (line.line, line.name.as_str(), line.value.as_str())).collect();
         assert_eq!(lines, [(3, "net.ipv4.tcp_tw_recycle", "1"), (5, "net.ipv4.b", "1 2")]);
         assert_eq!(read_configured(Path::new("/nonexistent")), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn files_of_sysctls_are_read_as_they_are_applied() {
+        let root = std::env::temp_dir().join(format!("fourtuple-sysctl-d-{}", std::process::id()));
+        for (file, value) in [
+            ("usr/lib/sysctl.d/99-z.conf", 1),
+            ("usr/lib/sysctl.d/50-a.conf", 2),
+            ("etc/sysctl.d/50-a.conf", 3),
+            ("run/sysctl.d/60-b.conf", 4),
+            ("etc/sysctl.conf", 5),
+            ("etc/sysctl.d/README", 6),
+        ] {
+            fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+            fs::write(root.join(file), format!("net.ipv4.a = {value}\n")).unwrap();
+        }
+        let values =
+            || read_configured(&root).unwrap().into_iter().map(|line| line.value).collect::<Vec<_>>();
+        assert_eq!(values(), ["3", "4", "5", "1"]);
+        let link = root.join("etc/sysctl.d/99-sysctl.conf");
+        std::os::unix::fs::symlink("../sysctl.conf", &link).unwrap();
+        assert_eq!(values(), ["3", "4", "5", "1"]);
+        assert_eq!(read_configured(&root).unwrap()[2].file, "/etc/sysctl.conf");
+        // Files that hide others: one with other lines, and an empty one.
+        fs::remove_file(&link).unwrap();
+        fs::write(&link, "net.ipv4.a = 7\n").unwrap();
+        fs::write(root.join("etc/sysctl.d/99-z.conf"), "").unwrap();
+        assert_eq!(values(), ["3", "4", "7"]);
+        fs::remove_dir_all(root).unwrap();
     }
 }

@@ -1,9 +1,8 @@
-//! The meaning of failures: one row for each counter of failures, and one for each errno of a call. Sources: man pages of the calls,
-//! Documentation/networking/snmp_counter.rst, and the kernel functions that are named.
+//! The meaning of failed calls: one row for each errno of a call. Sources: man pages of the calls, and the kernel functions that are named.
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{Counter, FailedCall, LocalAddress, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, LocalAddress, Snapshot};
 
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
@@ -38,260 +37,7 @@ impl Noise {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct CounterRow {
-    /// `GROUP.NAME` as in the snapshot; `conntrack.NAME` for connection tracking.
-    pub(crate) name: &'static str,
-    pub(crate) noise: Noise,
-    /// The event that the kernel counts.
-    pub(crate) means: &'static str,
-}
-
-impl CounterRow {
-    /// Returns the counter, `None` if it was not read or the kernel lacks it.
-    pub(crate) fn read(&self, snapshot: &Snapshot) -> Option<Counter> {
-        match self.name.strip_prefix("conntrack.") {
-            Some(name) => snapshot.conntrack.seen().ok()?.counters.get(name).copied(),
-            None => snapshot.counter(self.name).ok(),
-        }
-    }
-}
-
-const fn row(name: &'static str, noise: Noise, means: &'static str) -> CounterRow {
-    CounterRow { name, noise, means }
-}
-
-use Noise::{Nothing, OfOpens, PerSecond};
-
-/// Counters of failures. Left out are counters that honest traffic raises, such as Tcp.EstabResets and TcpExt.TCPAbortOnData (programs that
-/// close with data unread) and Tcp.RetransSegs, and sums of others, such as Udp.InErrors.
-pub(crate) const COUNTERS: &[CounterRow] = &[
-    row(
-        "TcpExt.ListenOverflows",
-        Nothing,
-        "an accept queue was full (tcp_conn_request, tcp_v4_syn_recv_sock)",
-    ),
-    row(
-        "TcpExt.ListenDrops",
-        Nothing,
-        "a listener dropped a SYN or a last ACK (tcp_listendrop): a full queue, no memory, or no route back",
-    ),
-    row(
-        "TcpExt.TCPReqQFullDrop",
-        Nothing,
-        "the SYN queue was full, and the SYN was dropped (tcp_syn_flood_action)",
-    ),
-    row("TcpExt.TCPReqQFullDoCookies", Nothing, "the SYN queue was full, and the SYN got a cookie"),
-    row(
-        "TcpExt.SyncookiesFailed",
-        PerSecond(10.0),
-        "an ACK had no valid SYN cookie: an old connection, a scan, or a cookie of another host behind the same address",
-    ),
-    row(
-        "TcpExt.TCPTimeWaitOverflow",
-        Nothing,
-        "a connection skipped TIME_WAIT: net.ipv4.tcp_max_tw_buckets was reached",
-    ),
-    row(
-        "TcpExt.TCPMigrateReqFailure",
-        Nothing,
-        "a connection of a closed listener could not be moved (inet_csk_listen_stop)",
-    ),
-    row(
-        "TcpExt.TCPAbortOnMemory",
-        Nothing,
-        "a connection was reset: too many orphans, or no memory for TCP (tcp_check_oom)",
-    ),
-    row("TcpExt.TCPMemoryPressures", Nothing, "TCP entered memory pressure: net.ipv4.tcp_mem, second value"),
-    row(
-        "TcpExt.TCPAbortOnTimeout",
-        PerSecond(5.0),
-        "a connection ended because the peer did not answer (tcp_write_err): tcp_retries2, keepalive or TCP_USER_TIMEOUT",
-    ),
-    row("TcpExt.TCPAbortFailed", PerSecond(5.0), "a RST could not be sent: no memory, or no route"),
-    row(
-        "TcpExt.TCPBacklogDrop",
-        PerSecond(5.0),
-        "a packet met a full backlog of its socket, while the process held the socket (tcp_add_backlog)",
-    ),
-    row(
-        "TcpExt.TCPRcvQDrop",
-        PerSecond(1.0),
-        "a packet met a full receive queue (tcp_data_queue): the process does not read, or TCP has no memory",
-    ),
-    row(
-        "TcpExt.TCPZeroWindowDrop",
-        PerSecond(5.0),
-        "a packet arrived although the window was closed: the process does not read",
-    ),
-    row(
-        "TcpExt.RcvPruned",
-        PerSecond(1.0),
-        "packets were thrown away because the receive buffer was full (tcp_prune_queue)",
-    ),
-    row("TcpExt.TCPOFODrop", PerSecond(5.0), "an out-of-order packet had no place in the receive buffer"),
-    row(
-        "TcpExt.PFMemallocDrop",
-        Nothing,
-        "a packet was dropped because the host has no memory left but the reserve",
-    ),
-    row(
-        "TcpExt.TCPWqueueTooBig",
-        PerSecond(1.0),
-        "a send queue was too long to be split for a retransmission (tcp_fragment)",
-    ),
-    row(
-        "TcpExt.TCPRetransFail",
-        PerSecond(5.0),
-        "a packet could not be sent again: no route, a full queue of the device, or a firewall",
-    ),
-    row(
-        "TcpExt.TCPSynRetrans",
-        OfOpens(10),
-        "a SYN or SYN-ACK was sent again: the peer or a firewall did not answer, or a listener dropped the packet",
-    ),
-    row(
-        "Tcp.AttemptFails",
-        OfOpens(20),
-        "a handshake ended without a connection: refused, reset, or not answered",
-    ),
-    row(
-        "TcpExt.PAWSActive",
-        PerSecond(1.0),
-        "a SYN-ACK had a wrong timestamp (PAWS): another host answers from the address",
-    ),
-    row(
-        "TcpExt.PAWSEstab",
-        PerSecond(5.0),
-        "a packet had an older timestamp than its predecessor (PAWS): several hosts behind one address, or reordering",
-    ),
-    row(
-        "TcpExt.TCPMD5NotFound",
-        PerSecond(1.0),
-        "a packet had no MD5 signature, and the socket expects one (TCP_MD5SIG)",
-    ),
-    row(
-        "TcpExt.TCPMD5Unexpected",
-        PerSecond(1.0),
-        "a packet had an MD5 signature, and the socket expects none",
-    ),
-    row("TcpExt.TCPMD5Failure", PerSecond(1.0), "a packet had a wrong MD5 signature: the keys differ"),
-    row("TcpExt.TCPMinTTLDrop", PerSecond(1.0), "a packet had a lower TTL than IP_MINTTL demands"),
-    row(
-        "TcpExt.IPReversePathFilter",
-        PerSecond(5.0),
-        "a packet came from a device that does not lead back to its source (net.ipv4.conf.*.rp_filter)",
-    ),
-    row("TcpExt.TCPFastOpenListenOverflow", Nothing, "the queue of TCP Fast Open was full"),
-    row(
-        "TcpExt.TCPFastOpenActiveFail",
-        PerSecond(1.0),
-        "TCP Fast Open was refused or lost; the SYN was sent again without data",
-    ),
-    row("Tcp.InErrs", PerSecond(1.0), "a TCP packet was malformed or had a wrong checksum"),
-    row("Udp.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket"),
-    row("Udp6.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket"),
-    row(
-        "Udp.SndbufErrors",
-        PerSecond(1.0),
-        "a datagram was not sent: the send buffer or the queue of the device was full",
-    ),
-    row(
-        "Udp6.SndbufErrors",
-        PerSecond(1.0),
-        "a datagram was not sent: the send buffer or the queue of the device was full",
-    ),
-    row("Udp.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached"),
-    row("Udp6.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached"),
-    row("Udp.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum"),
-    row("Udp6.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum"),
-    row(
-        "Udp.NoPorts",
-        PerSecond(50.0),
-        "a datagram came for a port without a socket; the sender gets ICMP port unreachable",
-    ),
-    row(
-        "Udp6.NoPorts",
-        PerSecond(50.0),
-        "a datagram came for a port without a socket; the sender gets ICMPv6 port unreachable",
-    ),
-    row("Ip.InHdrErrors", PerSecond(1.0), "an IP header was malformed, or its TTL was used up"),
-    row("Ip6.InHdrErrors", PerSecond(1.0), "an IPv6 header was malformed, or its hop limit was used up"),
-    row("Ip.InDiscards", PerSecond(1.0), "a packet was dropped before it was delivered: no memory"),
-    row(
-        "Ip6.InDiscards",
-        PerSecond(5.0),
-        "a packet was dropped before it was delivered: no memory, or a policy of IPsec",
-    ),
-    row("Ip.OutDiscards", PerSecond(1.0), "a packet was not sent: no memory, or a full queue of the device"),
-    row("Ip6.OutDiscards", PerSecond(5.0), "a packet was not sent: no memory, or a full queue of the device"),
-    row("Ip.OutNoRoutes", PerSecond(5.0), "no route led to the destination (`ip route get ADDRESS`)"),
-    // getaddrinfo(3) asks for a route to each IPv6 address that it sorts.
-    row("Ip6.OutNoRoutes", PerSecond(50.0), "no route led to the destination (`ip -6 route get ADDRESS`)"),
-    row(
-        "Ip.ReasmFails",
-        PerSecond(1.0),
-        "fragments could not be joined: one was lost, or net.ipv4.ipfrag_high_thresh was reached",
-    ),
-    row(
-        "Ip6.ReasmFails",
-        PerSecond(1.0),
-        "fragments could not be joined: one was lost, or net.ipv6.ip6frag_high_thresh was reached",
-    ),
-    row("Ip.FragFails", PerSecond(5.0), "a packet was larger than the MTU and must not be fragmented"),
-    row("Ip6.FragFails", PerSecond(5.0), "a packet was larger than the MTU"),
-    row("IpExt.InCsumErrors", PerSecond(1.0), "an IP header had a wrong checksum"),
-    row("IpExt.InTruncatedPkts", PerSecond(1.0), "a packet was shorter than its header says"),
-    row(
-        "softnet.dropped",
-        Nothing,
-        "a packet met a full queue of a processor (net.core.netdev_max_backlog); counted for the whole host",
-    ),
-    row(
-        "softnet.flow_limit_count",
-        PerSecond(1.0),
-        "a processor dropped packets of its largest flow (net.core.flow_limit_cpu_bitmap); counted for the whole host",
-    ),
-    row(
-        "conntrack.drop",
-        Nothing,
-        "connection tracking dropped a packet: a full table, no memory, or a collision",
-    ),
-    row("conntrack.early_drop", Nothing, "connection tracking evicted an entry because the table was full"),
-    row(
-        "conntrack.insert_failed",
-        Nothing,
-        "a new connection had the same tuple as another one: the packet was dropped",
-    ),
-    row(
-        "conntrack.error",
-        PerSecond(5.0),
-        "connection tracking met an ICMP error that belongs to no connection",
-    ),
-    row("conntrack.chaintoolong", Nothing, "a chain of the hash table was too long for a new entry"),
-];
-
-/// Returns why a queueing discipline of this kind drops packets.
-pub(crate) fn drops_of_qdisc(kind: &str) -> &'static str {
-    match kind {
-        "mq" | "mqprio" | "pfifo_fast" | "pfifo" | "bfifo" | "pfifo_head_drop" | "prio" | "multiq" => {
-            "the queue of the device was full: the device is slower than the senders, or its queue is too short for their bursts \
-             (`ip link set dev DEVICE txqueuelen PACKETS`, or the limit of the queueing discipline)"
-        }
-        "tbf" | "htb" | "hfsc" | "cbs" | "ets" | "drr" | "qfq" => {
-            "a shaper was full: the senders exceed its rate, or its limit is too low for their bursts (`tc -s qdisc`, `tc -s class`)"
-        }
-        "codel" | "fq_codel" | "cake" | "pie" | "fq_pie" | "red" | "sfb" | "choke" | "fq" | "sfq" => {
-            "the queue management signals that senders are faster than the device or the shaper; or the limit of the queue was reached \
-             (`tc -s qdisc`: drop_overlimit, flows_plimit)"
-        }
-        "ingress" | "clsact" => {
-            "a filter or a policer drops packets (`tc -s filter show dev DEVICE ingress`, and egress)"
-        }
-        "netem" => "netem drops packets on purpose, or its limit was reached",
-        _ => "the queue of the device was full, or its queueing discipline drops on purpose (`tc -s qdisc`)",
-    }
-}
+use Noise::{Nothing, PerSecond};
 
 /// The judgement of a snapshot about a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1063,6 +809,7 @@ fn address(call: &FailedCall) -> Option<SocketAddr> {
 }
 
 const DISABLE_ALL: &str = "net.ipv6.conf.all.disable_ipv6";
+const DISABLE_LOOPBACK: &str = "net.ipv6.conf.lo.disable_ipv6";
 
 /// Returns the sysctls that disable IPv6 where a call needs an address: that of all devices, else those of devices.
 fn disabling(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
@@ -1091,9 +838,14 @@ pub(crate) fn enable_ipv6(snapshot: &Snapshot, call: &FailedCall) -> Option<Reme
     if ipv6_is_disabled(snapshot, call) != Judged::Yes {
         return None;
     }
-    let settings = disabling(snapshot, call).into_iter().map(|name| Setting::new(name, "0")).collect();
-    let effect = match address(call).is_some_and(|to| to.ip().is_loopback()) {
-        true => "the loopback device has ::1 again",
+    let is_loopback = address(call).is_some_and(|to| to.ip().is_loopback());
+    // Each device has a value of its own, which that of all has set.
+    let names = if is_loopback { vec![DISABLE_LOOPBACK.to_owned()] } else { disabling(snapshot, call) };
+    let old = |name: &String| snapshot.sysctls.get(name).cloned().unwrap_or_else(|| "1".to_owned());
+    let setting = |name: String| Setting { old: Some(old(&name)), ..Setting::new(name, "0") };
+    let settings = names.into_iter().map(setting).collect();
+    let effect = match is_loopback {
+        true => "the loopback device alone has IPv6, and ::1, again",
         false => "devices have link-local addresses and those of routers again; static ones have to be added",
     };
     Some(Remedy::sysctls(settings, effect).unproven())
@@ -1224,13 +976,6 @@ mod tests {
                     _ => assert!(cause.cure.is_some(), "{}", cause.text),
                 }
             }
-        }
-        for (index, row) in COUNTERS.iter().enumerate() {
-            assert!(
-                COUNTERS[..index].iter().all(|other| other.name != row.name),
-                "{} stands twice",
-                row.name
-            );
         }
     }
 }

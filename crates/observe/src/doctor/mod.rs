@@ -10,6 +10,7 @@ mod balance;
 mod budget;
 mod causes;
 mod command;
+mod counters;
 mod datagram;
 mod diagnose;
 mod draft;

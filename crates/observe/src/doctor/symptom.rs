@@ -5,7 +5,8 @@ use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, UdpSocket
 
 use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::doctor::budget::Budget;
-use crate::doctor::causes::{COUNTERS, Noise, is_failure_of_interest};
+use crate::doctor::causes::{Noise, is_failure_of_interest};
+use crate::doctor::counters::COUNTERS;
 use crate::doctor::datagram::Counted;
 use crate::doctor::draft::{Subject, What};
 use crate::doctor::words::{count, counted};
@@ -107,7 +108,9 @@ impl<'a> Account<'a> {
             if !Noise::PerSecond(5.0).is_exceeded(snapshot, drops.during) || drops.during * 99 <= packets {
                 continue;
             }
-            self.add(Symptom::Qdisc { device, kind, drops, packets }, drops.during);
+            // In front of the counters that it explains.
+            let (symptom, amount) = (Symptom::Qdisc { device, kind, drops, packets }, drops.during);
+            self.items.insert(0, Item { symptom, amount, rest: amount, by: Vec::new() });
             // The same packets, where they were sent.
             for counter in ["Ip.OutDiscards", "Ip6.OutDiscards", "Udp.SndbufErrors", "Udp6.SndbufErrors"] {
                 self.explain("X01", &What::Counter(counter), drops.during);
@@ -187,6 +190,13 @@ impl<'a> Account<'a> {
                 item.by.push(rule);
             }
             item.rest -= explained;
+            // The counters are not read at the same moment as what explains them.
+            if matches!(item.symptom, Symptom::Counter { .. })
+                && explained > 0
+                && item.rest * 10 <= item.amount
+            {
+                item.rest = 0;
+            }
             left -= if left == u64::MAX { 0 } else { explained };
         }
     }

@@ -2,7 +2,8 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Owner, Snapshot};
 
 use crate::doctor::accepting::time;
-use crate::doctor::causes::{COUNTERS, Judgement, drops_of_qdisc, enable_ipv6, judged};
+use crate::doctor::causes::{Judgement, enable_ipv6, judged};
+use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::rule::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom};
@@ -103,13 +104,14 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             draft
         }
         Symptom::Counter { name, counter } => {
-            let means = COUNTERS.iter().find(|row| row.name == *name).map(|row| row.means.to_owned());
-            draft
-                .because_if(means)
-                .because(format!("{} since the namespace was created", count(counter.total)))
+            let draft = match COUNTERS.iter().find(|row| row.name == *name) {
+                Some(row) => row.explain(draft),
+                None => draft,
+            };
+            draft.because(format!("{} since the namespace was created", count(counter.total)))
         }
-        Symptom::Qdisc { kind, drops, packets, .. } => draft
-            .because(drops_of_qdisc(kind))
+        Symptom::Qdisc { kind, drops, packets, device } => drops_of_qdisc(kind)
+            .follow(draft, device)
             .because(format!("{} passed it in the same time", counted(*packets, "packet")))
             .because(format!("{} dropped since it was set up", counted(drops.total, "packet"))),
         Symptom::Queue { port: Some(port), .. } => draft
@@ -206,6 +208,8 @@ mod tests {
                 false => assert_eq!(commands, Vec::<&str>::new()),
                 true => {
                     assert_eq!(finding.evidence[0], format!("the cause here: {disabled}: {name} is 1"));
+                    // Also where the sysctl of all devices has set it.
+                    let name = "net.ipv6.conf.lo.disable_ipv6";
                     assert_eq!(commands, [format!("sysctl -w {name}=0")]);
                     assert_eq!(finding.now[0].undo, Some(format!("sysctl -w {name}=1")));
                 }
@@ -272,14 +276,18 @@ mod tests {
         let counters = [
             ("qdisc.eth0.7.tbf.drops", 490),
             ("qdisc.eth0.7.tbf.packets", 10),
-            ("Ip.OutDiscards", 490),
-            ("Udp.SndbufErrors", 490),
+            ("Ip.OutDiscards", 560),
+            // Read a moment later.
+            ("Udp.SndbufErrors", 494),
         ];
         let of = found(&snapshot(Vec::new(), &counters));
-        assert_eq!(of.len(), 1, "{of:?}");
-        let expected = "unexplained: the queueing discipline tbf of eth0.7 dropped 490 packets in 2.0 s";
-        assert_eq!(of[0].0, expected);
-        assert!(of[0].1[0].starts_with("a shaper was full"), "{of:?}");
+        let verdicts: Vec<&str> = of.iter().map(|(verdict, _)| verdict.as_str()).collect();
+        let expected = [
+            "unexplained: the queueing discipline tbf of eth0.7 dropped 490 packets in 2.0 s",
+            "unexplained: Ip.OutDiscards grew by 70 in 2.0 s",
+        ];
+        assert_eq!(verdicts, expected);
+        assert!(of[0].1[0].starts_with("in practice: a shaper was full"), "{of:?}");
         // A queue that is full now and then.
         for few in [
             [("qdisc.eth0.fq.drops", 90), ("qdisc.eth0.fq.packets", 9_000)],

@@ -307,7 +307,7 @@ fn dress_one(command: Command, path: &str) -> Command {
     let help = if examples.is_empty() {
         "Print this; --help prints more".to_owned()
     } else if RARE.iter().any(|(command, _)| *command == path) {
-        format!("Print this; --help prints all {} flags, with examples", each.len())
+        format!("Print this; --help prints all {}, with examples", each.len())
     } else {
         "Print this; --help prints all, with examples".to_owned()
     };

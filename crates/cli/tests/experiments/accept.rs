@@ -421,7 +421,7 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
             &[&format!("nginx[{}] has ", proxy.pid()), " and may open no more: its limit is 128"],
         );
         let command = do_now(finding);
-        assert!(command.starts_with(&format!("prlimit --pid {} --nofile=512", proxy.pid())), "{command}");
+        assert!(command.starts_with(&format!("prlimit --pid {} --nofile=4096", proxy.pid())), "{command}");
         paste(&command);
         let after = settled(&mut streams);
         row(

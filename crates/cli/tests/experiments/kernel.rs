@@ -90,8 +90,8 @@ fn a_gateway_without_snat_ports_is_named() {
         client.run("going = False; thread.join()");
         let finding =
             first(&record, "N02", &["10.40.0.1 → 10.40.0.2:4000 uses 100 of the 100 tcp ports 30000-30099"]);
-        let advice = actions(finding, "proper");
-        assert!(advice[0].contains("`masquerade to :1024-65535`"), "{advice:?}");
+        let advice = actions(finding, "now");
+        assert!(advice[1].contains("`masquerade to :1024-65535`"), "{advice:?}");
         masquerade("1024-65535");
         let after = client.number("print(dial(8, 60))");
         row(
@@ -144,7 +144,7 @@ fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
         assert!(evidence.contains("the cause here: the host has no IPv6 address"), "{evidence}");
         assert!(evidence.contains("net.ipv6.conf.all.disable_ipv6 is 1"), "{evidence}");
         let cure = do_now(finding);
-        assert_eq!(cure, "sysctl -w net.ipv6.conf.all.disable_ipv6=0");
+        assert_eq!(cure, "sysctl -w net.ipv6.conf.lo.disable_ipv6=0");
         paste(&cure);
         let after = failed();
         row(

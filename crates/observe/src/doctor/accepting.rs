@@ -245,7 +245,8 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let server = holders(&workers);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
-    let draft = busy(draft, snapshot, &workers).because_if(master(
+    let is_standing = kept_waiting(snapshot, listener) > 0;
+    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(
         snapshot,
         &listener.owners,
         accepted(snapshot, listener),
@@ -271,15 +272,19 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             .unproven(),
         );
     }
-    with_settings(draft, snapshot, &workers, listener.backlog)
+    let has_burst = drops(snapshot, listener) > 0 && kept_waiting(snapshot, listener) == 0;
+    with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
 }
 
 /// Adds what helps a unix listener whose accept queue is full.
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let workers = workers_of(snapshot, &listener.owners, &listener.workers);
     let server = holders(&workers);
-    let draft =
-        busy(draft, snapshot, &workers).because_if(master(snapshot, &listener.owners, &listener.workers));
+    let draft = busy(draft, snapshot, &workers, listener.standing > 0).because_if(master(
+        snapshot,
+        &listener.owners,
+        &listener.workers,
+    ));
     let mut draft = match stopped(snapshot, &listener.owners) {
         Some(owner) => continued(draft, owner, "it accepts again"),
         None => draft,
@@ -294,7 +299,8 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
-    with_settings(draft, snapshot, &workers, listener.backlog)
+    let has_burst = refused(snapshot, listener).next().is_some() && listener.standing == 0;
+    with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
 }
 
 /// Returns the processor time of the workers during the interval, in processors; `None`: that of one of them is not known.
@@ -305,11 +311,20 @@ fn processors_used(snapshot: &Snapshot, workers: &[Owner]) -> Option<f64> {
 }
 
 /// Adds the number of the workers and their processor time, as the first fact.
-fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner]) -> Draft {
+fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], is_standing: bool) -> Draft {
     if let Some(used) = processors_used(snapshot, workers) {
         let number = counted(workers.len() as u64, "worker");
         let all = counted(snapshot.processors.max(1).into(), "processor");
-        draft.evidence.insert(0, format!("{number} used {used:.2} of {all}"));
+        // Workers that accept nothing although they have a processor wait for something else.
+        let is_blocked = is_standing && used < 0.1 * workers.len() as f64;
+        let blocked = if is_blocked { ": blocked (a database, a lock, a sleep), not overloaded" } else { "" };
+        draft.evidence.insert(0, format!("{number} used {used:.2} of {all}{blocked}"));
+        if let Some(worker) = workers.first().filter(|_| is_blocked) {
+            let line = format!("cat /proc/{}/stack", worker.pid);
+            let effect =
+                "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";
+            draft = draft.now(Remedy::privileged(Scope::Process, line, effect));
+        }
     }
     draft
 }
@@ -332,16 +347,25 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
     ))
 }
 
-/// Adds the settings of the server that empty an accept queue faster or make it longer, with their numbers.
-fn with_settings(draft: Draft, snapshot: &Snapshot, workers: &[Owner], backlog: u32) -> Draft {
+/// Adds the settings of the server that empty an accept queue faster or make it longer, with their numbers. `has_burst`: the queue was full,
+/// but for moments only.
+fn with_settings(
+    mut draft: Draft,
+    snapshot: &Snapshot,
+    workers: &[Owner],
+    has_burst: bool,
+    backlog: u32,
+) -> Draft {
     let server = holders(workers);
     let settings = workers.first().and_then(|owner| Settings::of(&owner.name));
     // More processes share the processors that the others leave.
-    let is_exhausted = processors_used(snapshot, workers)
-        .is_some_and(|used| snapshot.processors > 0 && used >= f64::from(snapshot.processors) * 0.9);
+    let used = processors_used(snapshot, workers);
+    let is_exhausted =
+        used.is_some_and(|used| snapshot.processors > 0 && used >= f64::from(snapshot.processors) * 0.9);
+    let is_burst = has_burst && used.is_some_and(|used| used < 0.5 * workers.len() as f64);
     let effect = match is_exhausted {
         true => "little: the processes use all processors, and requests have to become cheaper",
-        false => "the queue is emptied as fast as it fills",
+        false => "twice as many connections at a time; more if the queue stays full",
     };
     let more = settings.map_or_else(
         || "more workers, or no blocking work in the thread that calls accept()".to_owned(),
@@ -351,10 +375,17 @@ fn with_settings(draft: Draft, snapshot: &Snapshot, workers: &[Owner], backlog: 
     let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
     let backlog = settings
         .map_or_else(|| format!("listen(fd, {longer})"), |settings| with_number(settings.backlog, longer));
-    draft.proper(Remedy::advice(format!("{server}: {more}"), effect)).proper(Remedy::advice(
+    let more = Remedy::advice(format!("{server}: {more}"), effect);
+    let longer = Remedy::advice(
         format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
         "bursts have a place; it does not help against overload",
-    ))
+    );
+    if is_burst {
+        let fact = "the queue is not full between the drops: connections come in bursts that are longer than the backlog";
+        draft.evidence.insert(0, fact.to_owned());
+        return draft.proper(longer).proper(more);
+    }
+    draft.proper(more).proper(longer)
 }
 
 /// Returns a setting with the number that it gets in place of `N`.
@@ -460,7 +491,7 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
-    use fourtuple_record::snapshot::Part;
+    use fourtuple_record::snapshot::{Counter, Part};
 
     use super::*;
 
@@ -507,7 +538,7 @@ mod tests {
     #[test]
     fn the_workers_of_a_full_queue_are_counted() {
         let owner = |pid| Owner { pid, name: "php-fpm8.2".to_owned(), sockets: 1 };
-        let with = |cpu_ns| {
+        let with = |cpu_ns, standing| {
             let process = |pid, parent| Process {
                 pid,
                 parent,
@@ -519,7 +550,8 @@ mod tests {
             let snapshot =
                 Snapshot { processes, interval_ns: 2_000_000_000, processors: 2, ..Snapshot::default() };
             let owners = vec![owner(70), owner(71), owner(72)];
-            let listener = UnixListener { backlog: 8, waiting: 9, owners, ..UnixListener::default() };
+            let listener =
+                UnixListener { backlog: 8, waiting: 9, standing, owners, ..UnixListener::default() };
             let draft =
                 Draft::new(fourtuple_record::Severity::Critical, "pool", "full").because("first reading");
             let draft = empty_unix(draft, &snapshot, &listener);
@@ -527,18 +559,66 @@ mod tests {
                 crate::doctor::draft::Action::Words(words) => format!("{words}: {}", remedy.effect),
                 crate::doctor::draft::Action::Steps(_) => String::new(),
             });
-            (draft.evidence[0].clone(), words.collect::<Vec<_>>().join("\n"))
+            (draft.evidence[0].clone(), words.collect::<Vec<_>>().join("\n"), draft.now.len())
         };
-        let (fact, proper) = with(Some(60_000_000));
+        let (fact, proper, commands) = with(Some(60_000_000), 0);
+        assert_eq!(commands, 0, "nothing shows that they are blocked");
         assert_eq!(fact, "2 workers used 0.06 of 2 processors");
-        for part in ["`pm.max_children = 4` of the pool: the queue is", "`listen.backlog = 511` of the pool"]
+        for part in ["`pm.max_children = 4` of the pool: twice as many", "`listen.backlog = 511` of the pool"]
         {
             assert!(proper.contains(part), "{proper}");
         }
-        let (fact, proper) = with(Some(1_900_000_000));
+        let blocked =
+            "2 workers used 0.06 of 2 processors: blocked (a database, a lock, a sleep), not overloaded";
+        let (fact, _, commands) = with(Some(60_000_000), 9);
+        assert_eq!((fact.as_str(), commands), (blocked, 1));
+        let (fact, proper, _) = with(Some(1_900_000_000), 9);
         assert_eq!(fact, "2 workers used 1.90 of 2 processors");
         assert!(proper.contains("`pm.max_children = 4` of the pool: little: "), "{proper}");
-        assert_eq!(with(None).0, "first reading");
+        assert_eq!(with(None, 9).0, "first reading");
+    }
+
+    #[test]
+    fn a_burst_needs_a_backlog_and_a_queue_that_stays_needs_workers() {
+        let owner = Owner { pid: 70, name: "redis-server".to_owned(), sockets: 1 };
+        let first = |standing: u32, cpu_ns: u64| {
+            let process = Process {
+                pid: 70,
+                name: "redis-server".to_owned(),
+                cpu_ns: Some(cpu_ns),
+                ..Process::default()
+            };
+            let five = Counter { total: 5, during: 5 };
+            let snapshot = Snapshot {
+                processes: Part::Seen(vec![process]),
+                counters: Part::Seen([("TcpExt.ListenDrops".to_owned(), five)].into()),
+                interval_ns: 2_000_000_000,
+                processors: 2,
+                ..Snapshot::default()
+            };
+            let owners = vec![owner.clone()];
+            let listener = Listener {
+                address: ([127, 0, 0, 1], 4_020).into(),
+                interface: 0,
+                cookie: 1,
+                waiting: standing,
+                waiting_before: standing,
+                standing,
+                given_up: 0,
+                waited_ns: 0,
+                backlog: 16,
+                handshakes: 0,
+                drops: Some(five),
+                owners,
+            };
+            let draft = Draft::new(fourtuple_record::Severity::Warning, "drops", "drops");
+            let draft = empty_faster(draft, &snapshot, &listener);
+            let crate::doctor::draft::Action::Words(words) = &draft.proper[0].action else { panic!() };
+            (words.contains("tcp-backlog 511"), draft.evidence[0].contains("bursts"))
+        };
+        assert_eq!(first(0, 100_000_000), (true, true));
+        assert_eq!(first(5, 100_000_000), (false, false), "connections wait");
+        assert_eq!(first(0, 1_900_000_000), (false, false), "the worker has no time");
     }
 
     #[test]

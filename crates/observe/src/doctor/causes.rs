@@ -717,6 +717,8 @@ pub fn causes(snapshot: &Snapshot, call: &FailedCall) -> Vec<String> {
 /// Returns the causes: what the snapshot shows, or what is possible and what is excluded. `checked`: rules without a finding about the call.
 pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String]) -> Judgement {
     let judge = |cause: &Cause| match cause.when {
+        // A process that has ended is not among those that F01 checked.
+        When::Rule("F01") if !is_there(snapshot, call) => Judged::Perhaps,
         When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
         When::Rule(_) | When::Unknown => Judged::Perhaps,
         When::Shown(judge) => judge(snapshot, call),
@@ -728,6 +730,11 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     }
     let excluded = with(Judged::No).filter(|cause| matches!(cause.when, When::Rule(_)));
     Judgement::Open(with(Judged::Perhaps).collect(), excluded.collect())
+}
+
+fn is_there(snapshot: &Snapshot, call: &FailedCall) -> bool {
+    let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
+    processes.iter().any(|process| process.pid == call.owner.pid)
 }
 
 /// Returns a text of a cause with what is known of a call in place of its words.

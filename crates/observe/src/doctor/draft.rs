@@ -155,6 +155,9 @@ impl What {
     }
 }
 
+/// The condition of a remedy that completes the one in front of it. The first screen shows both.
+pub(crate) const THEN: &str = "after the command above";
+
 /// A command or a change.
 pub(crate) struct Remedy {
     pub(crate) action: Action,

@@ -736,8 +736,9 @@ fn b04_an_old_generation_with_a_queue_is_named() {
         let found = only(&findings("B04"), Severity::Warning, &words);
         says(&found, &[&format!("[{}], which is older than", old.pid())]);
         assert!(findings("B03").is_empty(), "one finding for one fault");
-        let then = found.now[0].condition.as_deref().unwrap();
-        assert!(then.contains(&format!(" by `kill -TERM {}`, which closes", old.pid())), "{then}");
+        let then = &found.now[1];
+        assert_eq!(then.action, format!("kill -TERM {}", old.pid()));
+        assert_eq!(then.condition.as_deref(), Some("after the command above"));
         apply_first(&found);
         assert!(findings("B04").is_empty());
         old.run("s.close()");

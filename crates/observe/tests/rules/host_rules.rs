@@ -215,7 +215,10 @@ fn n02_collisions_are_told_from_a_full_table() {
             let shorter = found.now.into_iter().find(|advice| advice.action.contains(TIMEOUT));
             (found.evidence[0].clone(), shorter.map(|advice| advice.effect))
         };
-        assert_eq!(proposed(&snapshot), ("no port is of a closed connection".to_owned(), None));
+        assert_eq!(
+            proposed(&snapshot),
+            ("all are of open connections: shorter timeouts would free none".to_owned(), None)
+        );
         let mut closed = snapshot.clone();
         closed.sysctls.insert(TIMEOUT.to_owned(), "120".to_owned());
         known(&mut closed.conntrack).translated.as_mut().unwrap()[0].closed = 37;

@@ -175,7 +175,10 @@ fn u03_a_foreign_listener_is_named() {
         let program = found.evidence[0].strip_prefix(&line).unwrap_or_else(|| panic!("{found:#?}"));
         assert!(program.contains("python3 -c import errno, json"), "{program}");
         assert!(found.evidence[1].starts_with("both are called python3"), "{:?}", found.evidence);
-        assert!(found.now[0].action.starts_with("kill "), "{found:#?}");
+        assert!(
+            found.now[0].action.starts_with("ps -o pid,") && found.now[1].action.starts_with("kill "),
+            "{found:#?}"
+        );
         same.run("open('/proc/self/comm', 'w').write('intruder')");
         only(&findings("U03"), Severity::Warning, "intruder[");
     });

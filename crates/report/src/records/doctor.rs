@@ -87,10 +87,13 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     screen.push(headline(first));
     first.evidence.iter().take(MAX_FACTS).for_each(|fact| screen.note(Tone::Dim, fact));
     // Commands that only look come before the one that changes something.
-    let looks = |advice: &&Advice| advice.undo.is_none() && advice.proof == Proof::None;
+    let looks = |advice: &&Advice| advice.is_command && advice.undo.is_none() && advice.proof == Proof::None;
     let looks = first.now.iter().take_while(looks).count();
     let now = (looks + 1).min(MAX_REMEDIES).min(first.now.len());
-    let proper = (MAX_REMEDIES - now).max(1).min(first.proper.len());
+    let completes = |advice: &&Advice| advice.condition.as_deref() == Some("after the command above");
+    let now = now + first.now[now..].iter().take_while(completes).count();
+    // A command that looks cures nothing.
+    let proper = MAX_REMEDIES.saturating_sub(now - looks.min(now)).max(1).min(first.proper.len());
     remedies(screen, "do now", &first.now[..now], brief);
     remedies(screen, "do properly", &first.proper[..proper], brief);
     let findings = results.findings.iter().enumerate();

@@ -8,7 +8,7 @@ use crate::doctor::accepting::{
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
 use crate::doctor::command::{Scope, quoted};
-use crate::doctor::draft::{Draft, Remedy, What};
+use crate::doctor::draft::{Draft, Remedy, THEN, What};
 use crate::doctor::repairable::stuck;
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, process};
@@ -230,7 +230,10 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
             "gives new connections to listeners with short queues until it ends (Ctrl-C); those that wait already stay",
         ))
         .proper(Remedy::advice(
-            format!("{}: no blocking work in the thread that accepts", acceptors(snapshot, member)),
+            format!(
+                "{}: restart it, which ends the connections that wait there; then no blocking work in the thread that accepts",
+                acceptors(snapshot, member)
+            ),
             "the queue is served",
         ))
 }
@@ -290,7 +293,7 @@ fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
     let reload = Remedy::sysctl(
         "net.ipv4.tcp_migrate_req",
         "1",
-        "a closed listener passes its queue on to the others",
+        "a listener that closes passes its queue on to the others, from now on",
     );
     let verdict = format!(
         "{} at {} {} for {}, which is older than {} and does not accept: they are reset when it closes its listener",
@@ -300,24 +303,30 @@ fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
         acceptors(snapshot, member),
         successor.map_or_else(String::new, |other| acceptors(snapshot, other))
     );
+    let is_stopped = stopped(snapshot, &member.owners);
     Draft::new(Severity::Warning, member, verdict)
         .explains(What::Queue(member.cookie))
+        .because_if(is_stopped.map(|owner| format!("{} is stopped by a signal (state T)", process(owner))))
         .because(format!("its queue held {} at the first reading", count(member.waiting_before.into())))
-        .now(reload.provided(Some(end_old(snapshot, member, group))))
+        .now(reload)
+        .now(end_old(snapshot, member, group).provided(Some(THEN.to_owned())))
         .proper(Remedy::advice(
             "a server that hands its listeners to the new process (HAProxy: expose-fd listeners; systemd: socket activation)",
             "reloads lose no connection, also without the sysctl",
         ))
 }
 
+/// The effect of the end of an old generation.
+const MOVED: &str = "ends the old generation, which closes its listener; nothing undoes it";
+
 /// Returns how to end the processes that hold a listener and no other of its group, after which the kernel closes it.
-fn end_old(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> String {
+fn end_old(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Remedy {
     let others =
         || group.iter().filter(|other| other.cookie != member.cookie).flat_map(|other| &other.owners);
     let old: Vec<&Owner> =
         member.owners.iter().filter(|owner| others().all(|other| other.pid != owner.pid)).collect();
     let Some(first) = old.first() else {
-        return "then let the server close the listener of its old generation".to_owned();
+        return Remedy::advice("let the server close the listener of its old generation", MOVED);
     };
     let pids = old.iter().map(|owner| owner.pid.to_string()).collect::<Vec<_>>().join(" ");
     // The signals by which these servers serve open connections to the end.
@@ -331,5 +340,5 @@ fn end_old(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Strin
     } else {
         String::new()
     };
-    format!("then end the old generation by `kill -{signal} {pids}{again}`, which closes its listener")
+    Remedy::privileged(Scope::Process, format!("kill -{signal} {pids}{again}"), MOVED)
 }

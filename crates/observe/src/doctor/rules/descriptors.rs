@@ -62,7 +62,9 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     // prlimit() refuses a hard limit above fs.nr_open, with EPERM also for root.
     let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);
     let is_highest = highest <= most;
-    let wanted = if is_highest { most * 4 } else { (most * 4).min(highest) };
+    // At least what systemd gives to services, four times.
+    let wanted = (most * 4).max(4_096);
+    let wanted = if is_highest { wanted } else { wanted.min(highest) };
     // The soft limit alone, which the colon without a number after it means, as long as the hard limit allows.
     let (limit, hard) = match process.descriptor_ceiling {
         Some(ceiling) if ceiling <= most => (wanted, wanted.to_string()),

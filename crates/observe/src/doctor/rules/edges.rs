@@ -218,13 +218,13 @@ fn descriptors_at_their_limits() {
         snapshot
     };
     expect("F01", 90.0, &of(89, None, 1_000), &[]);
-    let wanted = ["Warning", "90%", "--nofile=400:\"", "Queue(7)", "!Queue(8)"];
+    let wanted = ["Warning", "90%", "--nofile=1000:\"", "Queue(7)", "!Queue(8)"];
     expect("F01", 90.0, &of(90, None, 1_000), &wanted);
-    let wanted = ["Critical", "--nofile=400:400\"", "the hard limit is 100"];
+    let wanted = ["Critical", "--nofile=1000:1000\"", "the hard limit is 100"];
     expect("F01", 90.0, &of(100, Some(100), 1_000), &wanted);
     expect("F01", 90.0, &of(99, Some(150), 1_000), &["Warning", "--nofile=150:\"", "LimitNOFILE=150"]);
     expect("F01", 90.0, &of(99, None, 300), &["--nofile=300:\"", "!fs.nr_open"]);
-    expect("F01", 90.0, &of(99, None, 100), &["--nofile=400:\"", "fs.nr_open"]);
+    expect("F01", 90.0, &of(99, None, 100), &["--nofile=4096:\"", "fs.nr_open"]);
 }
 
 #[test]

@@ -194,7 +194,10 @@ fn exhaustion(full: &Translated, failed: u64, interval_ns: u64) -> String {
 fn exhausted(mut draft: Draft, snapshot: &Snapshot, full: &Translated) -> Draft {
     let Translated { source, destination, protocol, closed, .. } = full;
     let (list_effect, of_closed) = match closed {
-        0 => ("lists the connections with their states", "no port is of a closed connection".to_owned()),
+        0 => (
+            "lists the connections with their states",
+            "all are of open connections: shorter timeouts would free none".to_owned(),
+        ),
         _ => (
             "lists the connections with their states: those in TIME_WAIT are closed",
             format!(
@@ -213,10 +216,16 @@ fn exhausted(mut draft: Draft, snapshot: &Snapshot, full: &Translated) -> Draft 
         .because("the connections behind SNAT share one port for each connection to a destination; a SYN without a port is dropped silently")
         .now(Remedy::privileged(Scope::Namespace, list, list_effect));
     draft.now.extend(shorter_time_wait(snapshot, *closed));
+    let wider = Remedy::advice(
+        "a wider port range in the rule, which `nft -a list ruleset` or `iptables-save -t nat` shows (`masquerade to :1024-65535`)",
+        "new connections have ports at once; the file of the ruleset keeps it",
+    );
+    // With ports of closed connections a command comes first.
+    let draft = if *closed > 0 { draft.proper(wider) } else { draft.now(wider) };
     draft
         .proper(Remedy::advice(
-            "a wider port range in the rule (`masquerade to :1024-65535`), and connections that are used again behind SNAT",
-            "more connections to one destination at a time",
+            "the programs behind SNAT keep connections and use them again (keep-alive, a pool)",
+            "fewer ports at a time",
         ))
         .proper(Remedy::advice(
             format!("more source addresses for SNAT (nft: `snat to {source}-LAST`, iptables: `--to-source {source}-LAST`)"),
@@ -550,18 +559,19 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     let command_line = process_of(snapshot, other.pid).and_then(|process| process.command_line.as_ref());
     match command_line {
         Some(line) => draft.evidence.insert(0, format!("the command line of {}: {line}", process(other))),
-        None => draft.now.push(Remedy::other(
-            Scope::Process,
-            format!("cat /proc/{}/cmdline | tr '\\0' ' '", other.pid),
-            "shows what the foreign process is",
-        )),
+        None => {}
     }
     Some(
         draft
+            .now(Remedy::other(
+                Scope::Process,
+                format!("ps -o pid,ppid,user,lstart,unit,args -p {},{}", own.pid, other.pid),
+                "shows which of them belongs to the service",
+            ))
             .now(Remedy::privileged(
                 Scope::Process,
                 format!("kill {}", other.pid),
-                "its sockets leave the port, if the process should not be there; its connections are reset, and nothing undoes it",
+                "only if the process should not be there: its sockets leave the port; its connections are reset, and nothing undoes it",
             ))
             .proper(Remedy::advice(
                 "another port for the foreign process, and a user ID for each service",

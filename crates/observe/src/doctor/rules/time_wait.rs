@@ -550,7 +550,7 @@ fn of_unix(leak: &UnixCloseWait, processes: &[Process]) -> Option<Draft> {
     }
     Some(
         draft
-            .now(Remedy::advice("restart the process", "frees the sockets and their descriptors"))
+            .now(Remedy::advice("restart the process", "frees the sockets and their descriptors; it can wait while they take few"))
             .proper(Remedy::advice(
                 "in the program: close() when read() returns 0, also on error paths and for idle connections of a pool",
                 "no timer of the kernel closes a unix socket",
@@ -563,7 +563,7 @@ fn share(sockets: u32, limits: Option<&Process>) -> Option<String> {
     let limit = limits.and_then(|process| process.descriptor_limit)?;
     Some(format!(
         "they take {} of the {} descriptors of the process (RLIMIT_NOFILE)",
-        percent(sockets.into(), limit),
+        count(sockets.into()),
         count(limit)
     ))
 }

@@ -115,6 +115,7 @@ impl LoadRequest {
             None => None,
         };
         load.all_addresses = settings.all_addresses;
+        load.streams = settings.streams.map(|streams| narrow("streams", streams)).transpose()?;
         load.arrival = arrival;
         load.connections = narrow("connections", settings.connections)?;
         load.pause = Duration::from_nanos(settings.pause_ns);
@@ -166,6 +167,7 @@ mod tests {
             threads: 3,
             resolve: Some("127.0.0.1:127.0.0.2".parse().unwrap()),
             all_addresses: true,
+            streams: Some(4),
             seed: u64::MAX,
             ..Load::new(target, Workload::Http(request))
         }

@@ -100,6 +100,7 @@ pub(crate) mod tests {
             address: "127.0.0.1:9000".into(),
             resolve: None,
             all_addresses: false,
+            streams: None,
             workload: "crr".into(),
             arrival: "poisson".into(),
             rate_per_s: Some(1000.0),

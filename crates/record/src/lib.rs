@@ -69,9 +69,9 @@ pub use lab_locks::{
     LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
 };
 pub use load::{
-    Held, Latency, LoadAddress, LoadExpectation, LoadHost, LoadPorts, LoadRamp, LoadRecord, LoadRequestCount,
-    LoadRequests, LoadResults, LoadSettings, LoadStatus, LoadStep, LoadTls, LoadTlsSettings, LoadWarmUp,
-    Quantile, Quantiles, Second, Slow, classes,
+    Held, Latency, LoadAddress, LoadExpectation, LoadHost, LoadHttp2, LoadPorts, LoadRamp, LoadRecord,
+    LoadRequestCount, LoadRequests, LoadResults, LoadSettings, LoadStatus, LoadStep, LoadTls,
+    LoadTlsSettings, LoadWarmUp, Quantile, Quantiles, Second, Slow, classes,
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};

@@ -22,6 +22,10 @@ pub struct LoadSettings {
     /// Whether connections go to all addresses of the name in turn; `false` in older records.
     #[serde(default)]
     pub all_addresses: bool,
+    /// Maximum number of concurrent streams of a connection with HTTP/2; `null`: HTTP/1.1, or another workload, also in older
+    /// records.
+    #[serde(default)]
+    pub streams: Option<u64>,
     /// Workload: `connect`, `crr`, `http`, `udp`, or `hold` (opens and closes connections while it holds others
     /// open).
     #[cfg_attr(feature = "schema", schemars(extend("enum" = ["connect", "crr", "http", "udp", "hold"])))]
@@ -138,6 +142,9 @@ pub struct LoadResults {
     /// The thresholds of `settings.expect`, judged; absent without any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<LoadExpectation>,
+    /// What happened on the connections of HTTP/2; absent for HTTP/1.1, other workloads and in older records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http2: Option<LoadHttp2>,
     /// Time from the start, including the opening of held connections, to the end of the last operation or of the
     /// requested time.
     pub elapsed_ns: u64,
@@ -149,8 +156,8 @@ pub struct LoadResults {
     pub client_cpu_ns_per_operation: u64,
     /// System calls of the engine per connection, by the engine's own count.
     pub syscalls_per_connection: f64,
-    /// Engine that was used: `uring` or `epoll`.
-    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["uring", "epoll"])))]
+    /// Engine that was used: `uring`, `epoll`, or for HTTP/2 `h2`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = ["uring", "epoll", "h2"])))]
     pub engine: String,
     /// Reason why the preferred engine was not used; `null` when it was used or the engine was given.
     pub engine_reason: Option<String>,
@@ -212,6 +219,7 @@ impl LoadResults {
             status_classes: classes(&statuses(parts)),
             sent_bytes: bytes(parts, |part| part.sent_bytes),
             received_bytes: bytes(parts, |part| part.received_bytes),
+            http2: http2(parts),
             client_cpu_ns_per_operation: cpu / operations.max(1),
             syscalls_per_connection: calls / connections.max(1) as f64,
             strategy: parts.first().and_then(|part| part.strategy.clone()),
@@ -283,6 +291,19 @@ fn ports(parts: &[&LoadResults]) -> Option<LoadPorts> {
     })
 }
 
+fn http2(parts: &[&LoadResults]) -> Option<LoadHttp2> {
+    let all: Vec<LoadHttp2> = parts.iter().filter_map(|part| part.http2).collect();
+    let sum = |of: fn(&LoadHttp2) -> u64| saturating(all.iter().map(of));
+    (!all.is_empty()).then(|| LoadHttp2 {
+        most_streams: all.iter().map(|one| one.most_streams).max().unwrap_or(0),
+        server_limit: all.iter().filter_map(|one| one.server_limit).min(),
+        goaways: sum(|one| one.goaways),
+        refused_streams: sum(|one| one.refused_streams),
+        window_waits: sum(|one| one.window_waits),
+        window_wait_ns: sum(|one| one.window_wait_ns),
+    })
+}
+
 fn hold(parts: &[&LoadResults]) -> Option<Held> {
     let all: Vec<Held> = parts.iter().filter_map(|part| part.hold).collect();
     (!all.is_empty()).then(|| Held {
@@ -290,6 +311,24 @@ fn hold(parts: &[&LoadResults]) -> Option<Held> {
         lost: saturating(all.iter().map(|held| held.lost)),
         ramp_ns: all.iter().map(|held| held.ramp_ns).max().unwrap_or(0),
     })
+}
+
+/// What happened on the connections of HTTP/2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LoadHttp2 {
+    /// Maximum number of streams that were in progress on a connection.
+    pub most_streams: u64,
+    /// The lowest SETTINGS_MAX_CONCURRENT_STREAMS of a connection; `null`: the server set no limit.
+    pub server_limit: Option<u64>,
+    /// Connections on which the server sent GOAWAY. Requests that it did not process count in `retried`.
+    pub goaways: u64,
+    /// Requests that the server refused with REFUSED_STREAM. They are errors too.
+    pub refused_streams: u64,
+    /// Requests whose body had to wait for flow control: for a window of the server.
+    pub window_waits: u64,
+    /// Total time of these waits, each from the head of the request to the last byte of its body.
+    pub window_wait_ns: u64,
 }
 
 /// The responses with one status code.

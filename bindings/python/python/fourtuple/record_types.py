@@ -578,6 +578,7 @@ class LoadSettings(TypedDict):
     ramp: NotRequired[LoadRamp | None]
     requests: NotRequired[LoadRequests | None]
     resolve: NotRequired[str | None]
+    streams: NotRequired[int | None]
     tls: NotRequired[LoadTlsSettings | None]
     warm_up_ns: NotRequired[int]
 
@@ -677,6 +678,15 @@ class LoadHost(TypedDict):
     seconds: list[Second]
 
 
+class LoadHttp2(TypedDict):
+    most_streams: int
+    server_limit: int | None
+    goaways: int
+    refused_streams: int
+    window_waits: int
+    window_wait_ns: int
+
+
 class LoadRequestCount(TypedDict):
     method: str
     path: str
@@ -727,7 +737,7 @@ class LoadResults(TypedDict):
     offered_per_s: float
     client_cpu_ns_per_operation: int
     syscalls_per_connection: float
-    engine: Literal["uring", "epoll"]
+    engine: Literal["uring", "epoll", "h2"]
     engine_reason: str | None
     close: Literal["client", "rst", "server"]
     strategy: str | None
@@ -744,6 +754,7 @@ class LoadResults(TypedDict):
     error_details: NotRequired[dict[str, str]]
     expectations: NotRequired[list[LoadExpectation]]
     hosts: NotRequired[list[LoadHost]]
+    http2: NotRequired[LoadHttp2]
     received_bytes: NotRequired[int | None]
     requests: NotRequired[list[LoadRequestCount]]
     retried: NotRequired[int]

@@ -25,7 +25,8 @@ pub use prepared::{Measured, Prepared, SYSCTLS};
 pub use ramp::Ramp;
 pub use run::{Outcome, RunProgress};
 pub use settings::{
-    Close, Load, MAX_BODY, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_THREADS, MAX_TIME,
+    Close, Load, MAX_BODY, MAX_BYTES, MAX_CONNECTIONS, MAX_COUNT, MAX_HELD, MAX_RATE, MAX_STREAMS,
+    MAX_THREADS, MAX_TIME,
 };
 pub use tally::{Coordination, Interval, IntervalSink};
 pub use target::{HostAddresses, Scheme, Target, TargetError};

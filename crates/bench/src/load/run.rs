@@ -8,15 +8,15 @@ use fourtuple::dial::{Dialer, Strategy};
 use fourtuple_record::measure::Histogram;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{
-    Held, Latency, LoadAddress, LoadPorts, LoadRequestCount, LoadRequests, LoadResults, LoadSettings,
-    LoadStatus, LoadWarmUp, Quantile, Remark, Second, classes, format_time,
+    Held, Latency, LoadAddress, LoadHttp2, LoadPorts, LoadRequestCount, LoadRequests, LoadResults,
+    LoadSettings, LoadStatus, LoadWarmUp, Quantile, Remark, Second, classes, format_time,
 };
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
 
 use crate::load::arrival::Schedule;
 use crate::load::driver::{Driver, Live, Share, Shared};
-use crate::load::engine::{EngineChoice, EpollEngine, Options, UringEngine, self_test};
+use crate::load::engine::{EngineChoice, EpollEngine, Http2Engine, Options, Setup, UringEngine, self_test};
 use crate::load::error::LoadError;
 use crate::load::origin::Origin;
 use crate::load::preflight::Forecast;
@@ -70,7 +70,7 @@ pub struct Outcome {
     pub(crate) refused: bool,
     /// The log of histograms, if it was requested.
     pub log: Option<String>,
-    /// `uring` or `epoll`.
+    /// `uring`, `epoll` or `h2`.
     pub(crate) engine: &'static str,
     engine_reason: Option<String>,
     /// The strategy for source ports; `None` for targets without ports.
@@ -233,6 +233,9 @@ impl Load {
 
     /// Returns the name of the engine, and the reason if it is not the first choice.
     fn choose_engine(&self) -> Result<(&'static str, Option<String>), LoadError> {
+        if self.streams.is_some() {
+            return Ok(("h2", None));
+        }
         if self.engine == EngineChoice::Epoll {
             return Ok(("epoll", None));
         }
@@ -336,13 +339,21 @@ impl Load {
         let slots = share.connections + share.hold;
         let options = Options {
             reset_on_close: self.close == Close::Reset,
+            // With HTTP/2 a server that writes SETTINGS and a response apart would wait for a delayed ACK between them (Nagle).
             ack_with_request: !self.separate_ack
+                && self.streams.is_none()
                 && self.target.scheme() != Scheme::Unix
                 && self.transport() == Transport::Tcp,
         };
         let result = if engine == "uring" {
             let engine = UringEngine::new(self.transport(), endpoints, slots.max(1), options)
                 .map_err(LoadError::call("io_uring_setup"))?;
+            shared.wait_for_start();
+            Driver::new(engine, shared, share).run()
+        } else if self.streams.is_some() {
+            let setup = Setup::new(self, shared.tls.clone()).map_err(LoadError::Setting)?;
+            let engine = Http2Engine::new(endpoints, share.connections, options, setup)
+                .map_err(LoadError::call("epoll_create1"))?;
             shared.wait_for_start();
             Driver::new(engine, shared, share).run()
         } else {
@@ -447,7 +458,7 @@ impl Load {
             requests_per_connection: if sends_nothing { 1 } else { self.close_every },
             hold: u64::from(self.hold),
             threads: self.threads as u64,
-            engine_needs_descriptors: self.engine == crate::load::EngineChoice::Epoll,
+            engine_needs_descriptors: self.engine == EngineChoice::Epoll || self.streams.is_some(),
             may_keep_alive: matches!(self.workload, Workload::Http(_)),
         }
     }
@@ -465,6 +476,7 @@ impl Load {
             address: endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             resolve: self.resolve.as_ref().map(ToString::to_string),
             all_addresses: self.all_addresses,
+            streams: self.streams.map(u64::from),
             workload: if self.hold > 0 && sends_nothing { Workload::HOLD } else { self.workload.name() }
                 .to_owned(),
             arrival: self.arrival.name().to_owned(),
@@ -625,6 +637,14 @@ impl Outcome {
             advice: judged.advice,
             hosts: Vec::new(),
             addresses: self.addresses,
+            http2: tally.streams.map(|streams| LoadHttp2 {
+                most_streams: streams.most,
+                server_limit: streams.server_limit,
+                goaways: streams.goaways,
+                refused_streams: streams.refused,
+                window_waits: streams.window_waits,
+                window_wait_ns: streams.window_wait_ns,
+            }),
             errors,
             error_details: details,
             status_classes: classes(&statuses),

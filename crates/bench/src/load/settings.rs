@@ -52,6 +52,8 @@ pub struct Load {
     pub workload: Workload,
     /// Requests of HTTP instead of the one of `workload`.
     pub requests: Option<Arc<RequestList>>,
+    /// Maximum number of concurrent requests of a connection with HTTP/2, each on a stream; `None` means HTTP/1.1.
+    pub streams: Option<u32>,
     /// When operations begin: closed loop, or an arrival process with a rate.
     pub arrival: Arrival,
     /// Maximum number of open connections, besides the held ones.
@@ -107,6 +109,12 @@ pub const MAX_HELD: u32 = 4_000_000;
 
 pub const MAX_THREADS: u32 = 1024;
 
+/// Maximum number of streams of a connection with HTTP/2.
+pub const MAX_STREAMS: u32 = 100_000;
+
+/// Maximum number of streams of all connections together.
+const MAX_ALL_STREAMS: u64 = 4_000_000;
+
 /// Maximum length of a request and a response in bytes, and of a file that is not a regular one.
 pub const MAX_BYTES: u32 = 16 << 20;
 
@@ -134,6 +142,7 @@ impl Load {
             resolve: None,
             all_addresses: false,
             requests: None,
+            streams: None,
             arrival: Arrival::Closed,
             connections: 64,
             pause: Duration::ZERO,
@@ -207,6 +216,7 @@ impl Load {
             ("connections", self.connections.into(), u64::from(MAX_CONNECTIONS)),
             ("hold", self.hold.into(), MAX_HELD.into()),
             ("threads", self.threads as u64, MAX_THREADS.into()),
+            ("streams", self.streams.unwrap_or(0).into(), MAX_STREAMS.into()),
             ("request", if is_http { 0 } else { request as u64 }, bytes),
             ("response", response as u64, bytes),
             ("operations", self.operations.unwrap_or(0), count),
@@ -248,6 +258,8 @@ impl Load {
             return refuse("invalid value '0s' for '--timeout' or '--for': expected a time above 0");
         } else if self.operations == Some(0) {
             return refuse("invalid value '0' for '--operations': expected at least 1");
+        } else if self.streams == Some(0) {
+            return refuse("invalid value '0' for '--streams': expected at least 1");
         }
         match (self.arrival, &self.workload) {
             (Arrival::Even(rate) | Arrival::Poisson(rate), _) if !(rate > 0.0 && rate <= MAX_RATE) => {
@@ -291,6 +303,7 @@ impl Load {
                 self.target
             )));
         }
+        self.check_http2()?;
         let sends_nothing = self.workload.sends_nothing();
         if self.ramp.is_some()
             && (self.length.is_none()
@@ -328,6 +341,40 @@ impl Load {
         Ok(())
     }
 
+    /// Checks what HTTP/2 is not combined with.
+    fn check_http2(&self) -> Result<(), LoadError> {
+        let Some(streams) = self.streams else { return Ok(()) };
+        let refuse = |why: String| Err(LoadError::Setting(why));
+        let Workload::Http(request) = &self.workload else {
+            let name = self.workload.name();
+            return refuse(format!(
+                "'--http2' does not go with the workload {name}: it needs the workload http"
+            ));
+        };
+        request.for_http2(self.target.scheme() == Scheme::Https).map_err(LoadError::Setting)?;
+        let all = u64::from(self.connections) * u64::from(streams);
+        if self.engine != EngineChoice::Auto {
+            let name = self.engine.name();
+            refuse(format!(
+                "invalid value '{name}' for '--engine': expected auto with --http2, which has an engine of its own"
+            ))
+        } else if self.close == Close::Server {
+            refuse("invalid value 'server' for '--close': expected client or rst, a client cannot ask a server of HTTP/2 to close".to_owned())
+        } else if self.hold > 0 {
+            refuse("'--hold' does not go with --http2: expected no --hold".to_owned())
+        } else if self.requests.is_some() {
+            refuse("'--requests' does not go with --http2: expected no --requests".to_owned())
+        } else if self.tls.protocols.is_some() {
+            refuse("'--alpn' does not go with --http2, which offers h2: expected no --alpn".to_owned())
+        } else if all > MAX_ALL_STREAMS {
+            refuse(format!(
+                "{all} streams: expected at most {MAX_ALL_STREAMS}, --connections times --streams"
+            ))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Checks that this host has the source addresses and the certificate files. [`Load::run`] does the same; a caller that
     /// checks before the preflight gets this error instead of findings.
     ///
@@ -341,7 +388,10 @@ impl Load {
 
     pub(crate) fn tls_setup(&self) -> Result<Option<TlsSetup>, LoadError> {
         match self.target.scheme() {
-            Scheme::Https => TlsSetup::new(self.target.host(), &self.trust, &self.tls).map(Some),
+            Scheme::Https => {
+                let setup = TlsSetup::new(self.target.host(), &self.trust, &self.tls)?;
+                Ok(Some(if self.streams.is_some() { setup.offer(b"h2") } else { setup }))
+            }
             _ => Ok(None),
         }
     }

@@ -59,6 +59,42 @@ pub(crate) struct Tally {
     pub(crate) syscalls: u64,
     /// What began in the warm-up, which counts nowhere else.
     pub(crate) warm_up: LoadWarmUp,
+    /// The counts of HTTP/2.
+    pub(crate) streams: Option<Streams>,
+}
+
+/// What happened on the connections of HTTP/2.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Streams {
+    /// Maximum number of streams that were in progress on a connection.
+    pub(crate) most: u64,
+    /// The lowest limit of streams that the server set for a connection.
+    pub(crate) server_limit: Option<u64>,
+    /// Connections on which the server sent GOAWAY.
+    pub(crate) goaways: u64,
+    /// Streams that the server reset with REFUSED_STREAM.
+    pub(crate) refused: u64,
+    /// Requests whose body waited for a window.
+    pub(crate) window_waits: u64,
+    pub(crate) window_wait_ns: u64,
+    /// What the connections sent and received in all.
+    pub(crate) sent_bytes: u64,
+    pub(crate) received_bytes: u64,
+}
+
+impl Streams {
+    fn merge(self, other: Streams) -> Streams {
+        Streams {
+            most: self.most.max(other.most),
+            server_limit: [self.server_limit, other.server_limit].into_iter().flatten().min(),
+            goaways: self.goaways + other.goaways,
+            refused: self.refused + other.refused,
+            window_waits: self.window_waits + other.window_waits,
+            window_wait_ns: self.window_wait_ns + other.window_wait_ns,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            received_bytes: self.received_bytes + other.received_bytes,
+        }
+    }
 }
 
 /// The times without a free port.
@@ -105,6 +141,7 @@ impl Tally {
             cpu_ns: 0,
             syscalls: 0,
             warm_up: LoadWarmUp::default(),
+            streams: None,
         }
     }
 
@@ -166,6 +203,7 @@ impl Tally {
         self.warm_up.operations += other.warm_up.operations;
         self.warm_up.connections += other.warm_up.connections;
         self.warm_up.errors += other.warm_up.errors;
+        self.streams = [self.streams, other.streams].into_iter().flatten().reduce(Streams::merge);
     }
 }
 

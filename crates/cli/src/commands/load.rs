@@ -13,8 +13,8 @@ use clap::{Args, ValueEnum};
 use fourtuple::dial::{SourcePool, Strategy};
 use fourtuple_bench::load::{
     Arrival, Close, EngineChoice, HostAddresses, HttpRequest, Load, MAX_BYTES, MAX_CONNECTIONS, MAX_HELD,
-    MAX_RATE, MAX_THREADS, Measured, Order, Prepared, Ramp, RequestList, RunProgress, SYSCTLS, Scheme,
-    Target, TlsOptions, Trust, Workload,
+    MAX_RATE, MAX_STREAMS, MAX_THREADS, Measured, Order, Prepared, Ramp, RequestList, RunProgress, SYSCTLS,
+    Scheme, Target, TlsOptions, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, format_duration, format_time};
@@ -125,6 +125,14 @@ pub struct LoadFlags {
     /// turn: one after another over all connections; random: by --seed.
     #[arg(long, value_enum, requires = "requests")]
     order: Option<ListOrder>,
+    /// HTTP/2: with TLS by ALPN, else with prior knowledge
+    #[arg(long)]
+    http2: bool,
+    /// Concurrent streams of each connection [default: 1]
+    ///
+    /// Each carries one request at a time. A connection has fewer if the server accepts fewer.
+    #[arg(long, value_name = "N", requires = "http2", value_parser = units::up_to::<MAX_STREAMS>, allow_hyphen_values = true)]
+    streams: Option<u32>,
     /// Trust these certificates (PEM) too
     ///
     /// Of an authority, or the server's own; without it, the system's authorities alone are trusted.
@@ -171,7 +179,8 @@ pub struct LoadFlags {
     timeout: Duration,
     /// How system calls are made
     ///
-    /// uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll.
+    /// uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll. --http2 has an engine of its
+    /// own.
     #[arg(long, value_enum, default_value_t = EngineName::Auto)]
     engine: EngineName,
     /// Number of generating threads
@@ -505,6 +514,7 @@ impl LoadFlags {
             all_addresses: self.all_addresses,
             requests,
             workload,
+            streams: self.http2.then(|| self.streams.unwrap_or(1)),
             arrival,
             connections,
             pause: self.pause.unwrap_or_default(),
@@ -608,6 +618,8 @@ impl LoadFlags {
             let fits =
                 |workload: &Workload| sends_something(workload) && workload.schemes().iter().any(is_tcp);
             stray("separate-ack", &format!("{} over TCP", workloads(fits)))
+        } else if self.separate_ack && self.http2 {
+            stray("separate-ack", "HTTP/1.1: with HTTP/2 the ACK is separate")
         } else if self.close_every.is_some_and(|every| every != 1) && workload.sends_nothing() {
             let accepted = in_list(&Workload::names_of(sends_something));
             stray("close-every", &format!("{accepted}: nothing is said on these connections"))

@@ -1,6 +1,6 @@
 use fourtuple_record::{
-    Held, LoadExpectation, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, LoadTls, Quantiles,
-    Second,
+    Held, LoadExpectation, LoadHttp2, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep, LoadTls,
+    Quantiles, Second,
 };
 
 use crate::document::{Block, Document, Tone};
@@ -54,6 +54,9 @@ pub(super) fn document(record: &LoadRecord) -> Document {
                 .number("connections", 0, |tls| count(tls.connections)),
         );
     }
+    if let Some(http2) = &results.http2 {
+        streams(&mut document, settings, results, http2);
+    }
     if let Some(reason) = &results.engine_reason {
         document.note(Tone::Dim, format!("{} because {reason}", results.engine));
     }
@@ -85,6 +88,8 @@ fn asked(settings: &LoadSettings) -> String {
         None if settings.method.is_empty() => String::new(),
         None => format!(" {}", settings.method),
     };
+    let streams =
+        settings.streams.map_or(String::new(), |streams| format!(" with {} each", plural(streams, "stream")));
     let arrivals = match (arrival.as_str(), rate_per_s) {
         (arrival, _) if let Some(ramp) = settings.ramp => format!(
             "open loops ({}) from {} to {} in {}",
@@ -93,7 +98,9 @@ fn asked(settings: &LoadSettings) -> String {
             rate(ramp.to_per_s),
             plural(ramp.steps.into(), "step")
         ),
-        ("closed", _) | (_, None) => format!("closed loop of {}", plural(*connections, "connection")),
+        ("closed", _) | (_, None) => {
+            format!("closed loop of {}{streams}", plural(*connections, "connection"))
+        }
         ("poisson", Some(per_s)) => format!("open loop (Poisson) at {}", rate(*per_s)),
         (_, Some(per_s)) => format!("open loop (even) at {}", rate(*per_s)),
     };
@@ -110,7 +117,11 @@ fn asked(settings: &LoadSettings) -> String {
 /// Returns the settings that the sentence omits.
 fn facts(settings: &LoadSettings) -> Vec<String> {
     let LoadSettings { address, close_every, pause_ns, request_bytes, response_bytes, .. } = settings;
-    let connections = || format!("{} at most", plural(settings.connections, "connection"));
+    let streams = settings.streams.map(|streams| format!(" with {} each", plural(streams, "stream")));
+    let connections = || {
+        let streams = streams.unwrap_or_default();
+        format!("{}{streams} at most", plural(settings.connections, "connection"))
+    };
     let closed = || match close_every {
         0 => "kept alive".to_owned(),
         1 => "closed after every request".to_owned(),
@@ -120,6 +131,7 @@ fn facts(settings: &LoadSettings) -> Vec<String> {
     present([
         (!settings.target.contains(address)).then(|| format!("at {address}")),
         settings.rate_per_s.map(|_| connections()),
+        settings.streams.map(|_| "HTTP/2".to_owned()),
         (settings.workload == "http").then(closed),
         (*pause_ns > 0).then(|| format!("pause {}", duration(*pause_ns))),
         sends.then(|| format!("{} out", plural(*request_bytes, "byte"))),
@@ -164,6 +176,8 @@ fn command_line(settings: &LoadSettings) -> String {
         .set("--workload", workload)
         .maybe("--connections", over_zero(settings.connections))
         .maybe("--ramp", ramp)
+        .flag("--http2", settings.streams.is_some())
+        .maybe("--streams", settings.streams)
         .maybe("--rate", rate)
         .maybe("--pause", over_zero(settings.pause_ns).map(typed))
         .maybe("--close-every", closes.then(|| every(settings.close_every)))
@@ -306,6 +320,40 @@ fn expectations(document: &mut Document, results: &LoadResults) {
             .number("measured", 0, of)
             .number("off by", 0, off),
     );
+}
+
+/// Adds the connections and streams of HTTP/2.
+fn streams(document: &mut Document, settings: &LoadSettings, results: &LoadResults, http2: &LoadHttp2) {
+    let per_s = |number: u64| rate(number as f64 / (results.elapsed_ns.max(1) as f64 / SECOND_NS as f64));
+    document.heading("HTTP/2");
+    document.facts(present([
+        Some(format!("{} a connection at most", plural(http2.most_streams, "stream"))),
+        http2.server_limit.map(|limit| format!("the server accepts {}", count(limit))),
+        Some(format!("{} connections", per_s(results.connections))),
+        Some(format!("{} requests", per_s(results.operations))),
+        Some(format!("{} GOAWAY", count(http2.goaways))),
+        Some(format!("{} REFUSED_STREAM", count(http2.refused_streams))),
+        Some(match http2.window_waits {
+            0 => "no wait for flow control".to_owned(),
+            waits => format!(
+                "{} for flow control, {} in all",
+                plural(waits, "wait"),
+                duration(http2.window_wait_ns)
+            ),
+        }),
+    ]));
+    if let (Some(limit), Some(asked)) = (http2.server_limit, settings.streams)
+        && limit < asked
+    {
+        document.note(
+            Tone::Bad,
+            format!(
+                "The server accepts {} on a connection (SETTINGS_MAX_CONCURRENT_STREAMS), fewer than the {} of --streams.",
+                plural(limit, "stream"),
+                count(asked)
+            ),
+        );
+    }
 }
 
 /// Returns the errors with their counts, most frequent first: `12 ECONNREFUSED`.

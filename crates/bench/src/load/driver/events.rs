@@ -14,7 +14,7 @@ use crate::load::driver::{Driver, FAILED_RETRY, MAX_RETRY, MIN_LOOK_NS, Phase, R
 use crate::load::engine::{Engine, Event, Stage};
 use crate::load::settings::Close;
 use crate::load::tally::MAX_SLOW;
-use crate::load::workload::{Failure, ParseOutcome};
+use crate::load::workload::{Failure, ParseOutcome, Session};
 
 impl<E: Engine> Driver<'_, E> {
     pub(super) fn handle(&mut self, event: Event, now: u64) -> io::Result<()> {
@@ -22,6 +22,11 @@ impl<E: Engine> Driver<'_, E> {
             Event::Connected { slot, search_ns } => self.connected(slot, search_ns, now),
             Event::Received { slot, count } => self.received(slot, count, now),
             Event::Failed { slot, stage, error } => self.failed(slot, stage, &error, now),
+            Event::Stream { slot, event } => self.stream(slot, event, now),
+            Event::Free { to, local } => {
+                self.shared.origin.release(to, local);
+                Ok(())
+            }
             Event::Lost { slot } => {
                 self.tally.held_lost += 1;
                 self.slots[slot as usize].phase = Phase::Closed;
@@ -47,7 +52,8 @@ impl<E: Engine> Driver<'_, E> {
             slot.local = attempt.keep();
             searched = search_ns.map(|search| since + search);
         }
-        let tls_since = (!slot.holds && !slot.protocol.established()).then_some(now);
+        let waits = E::SHARES_CONNECTIONS || !slot.protocol.established();
+        let tls_since = (!slot.holds && waits).then_some(now);
         slot.phase = Phase::AwaitingResponse { tls_since, has_first_byte: false };
         slot.requested_at = now;
         if let (Some(search), Some(since), true) = (search_ns, searched, counts) {
@@ -58,6 +64,14 @@ impl<E: Engine> Driver<'_, E> {
                 detail.search.record(search);
                 detail.handshake.record(handshake);
             }
+        }
+        if E::SHARES_CONNECTIONS {
+            // The port belongs to the connection, which outlives the operation.
+            if let Some(local) = self.slots[number as usize].local.take() {
+                self.engine.lend(number, local);
+            }
+            self.resume(now);
+            return Ok(());
         }
         self.resume(now);
         let slot = &mut self.slots[number as usize];
@@ -84,15 +98,23 @@ impl<E: Engine> Driver<'_, E> {
 
     /// Records the time of the TLS handshake once requests can be sent, and what it negotiated.
     fn count_tls(&mut self, number: u32, now: u64) {
+        let protocol = &self.slots[number as usize].protocol;
+        if protocol.established() {
+            let session = protocol.session();
+            self.count_session(number, session, now);
+        }
+    }
+
+    /// Records the time of the TLS handshake that `session` ended.
+    pub(super) fn count_session(&mut self, number: u32, session: Option<Session>, now: u64) {
         let counts = self.counts(number);
         let slot = &mut self.slots[number as usize];
         if let Phase::AwaitingResponse { tls_since, .. } = &mut slot.phase
             && let Some(since) = *tls_since
-            && slot.protocol.established()
         {
             *tls_since = None;
             slot.requested_at = now;
-            if let Some(session) = slot.protocol.session().filter(|_| counts) {
+            if let Some(session) = session.filter(|_| counts) {
                 self.tally.tls.record(now.saturating_sub(since));
                 *self.tally.sessions.entry(session).or_default() += 1;
             }
@@ -119,10 +141,18 @@ impl<E: Engine> Driver<'_, E> {
             _ => {}
         }
         let outcome = slot.protocol.receive(self.engine.received(number, count));
+        if count > 0 && slot.protocol.answered() {
+            self.first_byte(number, now);
+        }
+        self.outcome(number, outcome, now)
+    }
+
+    /// Records the time of the first byte of a response, once.
+    pub(super) fn first_byte(&mut self, number: u32, now: u64) {
+        let counts = self.counts(number);
+        let slot = &mut self.slots[number as usize];
         if let Phase::AwaitingResponse { has_first_byte, .. } = &mut slot.phase
             && !*has_first_byte
-            && count > 0
-            && slot.protocol.answered()
         {
             *has_first_byte = true;
             if counts {
@@ -134,6 +164,10 @@ impl<E: Engine> Driver<'_, E> {
                 }
             }
         }
+    }
+
+    pub(super) fn outcome(&mut self, number: u32, outcome: ParseOutcome, now: u64) -> io::Result<()> {
+        let counts = self.counts(number);
         match outcome {
             ParseOutcome::NeedMore => self.engine.exchange(number, &[]),
             ParseOutcome::Send => {
@@ -179,6 +213,10 @@ impl<E: Engine> Driver<'_, E> {
         self.count(number, now);
         let load = self.shared.load;
         let slot = &mut self.slots[number as usize];
+        if E::SHARES_CONNECTIONS {
+            slot.phase = Phase::Warm { since: now };
+            return self.free(number, now);
+        }
         // A workload that sends nothing closes each connection at once.
         let last = slot.request == load.close_every || load.workload.sends_nothing();
         if (closing || last) && load.close == Close::Server {
@@ -266,7 +304,7 @@ impl<E: Engine> Driver<'_, E> {
         }
     }
 
-    fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
+    pub(super) fn give_up_on(&mut self, number: u32, failure: Failure, now: u64) -> io::Result<()> {
         // A UDP socket is open before its peer refuses.
         let is_refused = failure.name == errno::ECONNREFUSED;
         self.error(number, failure);

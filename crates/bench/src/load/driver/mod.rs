@@ -9,6 +9,7 @@
 //! does not end the run.
 
 mod events;
+mod streams;
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,9 +28,8 @@ use crate::load::arrival::Schedule;
 use crate::load::engine::Engine;
 use crate::load::origin::{Attempt, Origin};
 use crate::load::settings::Load;
-use crate::load::tally::Tally;
-use crate::load::tally::{SecondSums, ThreadSecond};
-use crate::load::workload::{ProtocolState, Requests, TlsSetup};
+use crate::load::tally::{SecondSums, Streams, Tally, ThreadSecond};
+use crate::load::workload::{ProtocolState, Requests, TlsSetup, Workload};
 
 /// Time between two publications of counts, in nanoseconds. Deadlines are checked at most as often.
 const TICK: u64 = 5_000_000;
@@ -111,6 +111,10 @@ impl Shared<'_> {
     }
 
     fn protocol(&self) -> Box<dyn ProtocolState> {
+        if self.load.streams.is_some() {
+            // The engine speaks HTTP/2.
+            return Workload::Connect.protocol(&self.requests);
+        }
         let protocol = self.load.workload.protocol(&self.requests);
         match &self.tls {
             Some(tls) => tls.wrap(protocol),
@@ -186,6 +190,8 @@ struct Slot<'a> {
     /// Number of failures to open a connection since the last operation that succeeded.
     failures: u32,
     cancelled: bool,
+    /// The request was sent on a shared connection that did not process it, and is sent again.
+    is_again: bool,
     holds: bool,
     /// The operation did not begin in the warm-up.
     counts: bool,
@@ -238,7 +244,7 @@ struct Stalled {
 
 impl<'a, E: Engine> Driver<'a, E> {
     pub(crate) fn new(engine: E, shared: &'a Shared<'a>, share: Share) -> Self {
-        let count = share.connections + share.hold;
+        let count = share.connections * shared.load.streams.unwrap_or(1) + share.hold;
         let slot = |number| Slot {
             phase: Phase::Closed,
             protocol: shared.protocol(),
@@ -251,6 +257,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             requested_at: 0,
             failures: 0,
             cancelled: false,
+            is_again: false,
             holds: number < share.hold,
             counts: true,
         };
@@ -290,6 +297,7 @@ impl<'a, E: Engine> Driver<'a, E> {
         // The reported CPU time excludes the creation of the engine and its end.
         let mut cpu_before = resource::thread_cpu_time();
         let mut calls_before = 0;
+        let mut streams_before = Streams::default();
         // A thread without held connections takes part too: the threads wait for each other.
         if self.shared.load.hold > 0 {
             self.ramp_up()?;
@@ -311,6 +319,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             if self.warms_up && now >= self.zero {
                 self.warms_up = false;
                 (cpu_before, calls_before) = (resource::thread_cpu_time(), self.engine.system_calls());
+                streams_before = self.engine.streams().unwrap_or_default();
                 self.tally.all_busy = 0;
                 self.busy_since = self.busy_since.map(|since| since.max(self.zero));
             }
@@ -333,6 +342,7 @@ impl<'a, E: Engine> Driver<'a, E> {
                     self.active -= 1;
                     self.slots[slot as usize].phase = Phase::Closed;
                 }
+                self.withdraw();
                 if self.active == 0 {
                     break;
                 } else if now >= give_up {
@@ -352,6 +362,11 @@ impl<'a, E: Engine> Driver<'a, E> {
             self.tally.stall.length += now.saturating_sub(stalled.since);
         }
         self.tally.syscalls = self.engine.system_calls() - calls_before;
+        self.tally.streams = self.engine.streams();
+        if let Some(streams) = self.tally.streams {
+            self.tally.sent_bytes = streams.sent_bytes - streams_before.sent_bytes;
+            self.tally.received_bytes = streams.received_bytes - streams_before.received_bytes;
+        }
         self.tally.last_end = self.tally.last_end.saturating_sub(self.zero);
         self.tally.stall.first = self.tally.stall.first.map(|first| first.saturating_sub(self.zero));
         self.tally.stall.last = self.tally.stall.last.saturating_sub(self.zero);
@@ -580,7 +595,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.started = now;
         slot.timed_from = now;
         slot.intended = intended.unwrap_or(now);
-        slot.cancelled = false;
+        (slot.cancelled, slot.is_again) = (false, false);
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
             if counts {
@@ -591,6 +606,9 @@ impl<E: Engine> Driver<'_, E> {
             }
         }
         let Phase::Warm { since } = slot.phase else { return self.connect(number) };
+        if E::SHARES_CONNECTIONS {
+            return self.connect(number);
+        }
         let may_be_closed = self.shared.load.transport() == Transport::Tcp && now - since >= IDLE;
         if may_be_closed {
             slot.phase = Phase::Probing;
@@ -617,7 +635,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.request = 1;
         slot.protocol.renew();
         slot.protocol.begin(slot.request == self.shared.load.close_every);
-        if self.stalled.is_some() {
+        if self.stalled.is_some() && !E::SHARES_CONNECTIONS {
             self.portless.push_back(number);
             return Ok(());
         }
@@ -633,6 +651,9 @@ impl<E: Engine> Driver<'_, E> {
     }
 
     fn open(&mut self, number: u32) -> io::Result<()> {
+        if E::SHARES_CONNECTIONS && self.join(number) {
+            return Ok(());
+        }
         match self.shared.origin.begin() {
             Ok((to, attempt, request)) => {
                 let slot = &mut self.slots[number as usize];

@@ -95,17 +95,9 @@ impl EpollEngine {
         let failed = |error| (Stage::Connect, error);
         self.calls += 3;
         let destination = &self.destinations[to];
-        let socket = match (destination, self.transport) {
-            (Endpoint::Inet(address), transport) => socket::open(transport, *address, true),
-            (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true),
-        }
-        .map_err(failed)?;
-        if destination.inet().is_some() {
-            self.calls += prepare(socket.as_fd(), request, self.options, bytes)?;
-        }
-        let begun = Instant::now();
-        let connect = socket::connect_endpoint(socket.as_fd(), destination).map_err(failed)?;
-        let search_ns = begun.elapsed().as_nanos() as u64;
+        let Opened { socket, connect, search_ns, calls } =
+            open(destination, self.transport, request, self.options, !bytes.is_empty())?;
+        self.calls += calls;
         // A single registration with EPOLLET: each call is tried first, and an edge reports when to try again.
         let interest = Interest::READ.and(Interest::WRITE).and(Interest::EDGE);
         self.epoll.add(socket.as_fd(), u64::from(slot), interest).map_err(failed)?;
@@ -207,13 +199,46 @@ impl EpollEngine {
     }
 }
 
+/// A socket whose connect() was called.
+pub(super) struct Opened {
+    pub(super) socket: OwnedFd,
+    pub(super) connect: Connect,
+    /// Duration of connect().
+    pub(super) search_ns: u64,
+    /// Number of system calls between socket() and connect().
+    pub(super) calls: u64,
+}
+
+/// Opens a non-blocking socket from its source and connects it. `speaks`: bytes follow at once.
+pub(super) fn open(
+    destination: &Endpoint,
+    transport: Transport,
+    request: ConnectRequest,
+    options: Options,
+    speaks: bool,
+) -> Result<Opened, (Stage, io::Error)> {
+    let failed = |error| (Stage::Connect, error);
+    let mut calls = 0;
+    let socket = match (destination, transport) {
+        (Endpoint::Inet(address), transport) => socket::open(transport, *address, true),
+        (unix @ Endpoint::Unix(_), _) => socket::open_stream(unix, true),
+    }
+    .map_err(failed)?;
+    if destination.inet().is_some() {
+        calls += prepare(socket.as_fd(), request, options, speaks)?;
+    }
+    let begun = Instant::now();
+    let connect = socket::connect_endpoint(socket.as_fd(), destination).map_err(failed)?;
+    Ok(Opened { socket, connect, search_ns: begun.elapsed().as_nanos() as u64, calls })
+}
+
 /// Sets the options of a connection on its socket and binds the socket to its source address. Returns the number of system
 /// calls.
 pub(super) fn prepare(
     socket: BorrowedFd<'_>,
     request: ConnectRequest,
     options: Options,
-    bytes: &[u8],
+    speaks: bool,
 ) -> Result<u64, (Stage, io::Error)> {
     let failed = |error| (Stage::Connect, error);
     let absent = || failed(io::Error::from(io::ErrorKind::Unsupported));
@@ -222,7 +247,7 @@ pub(super) fn prepare(
         calls += 1;
         option::set_reset_on_close(socket).map_err(failed)?;
     }
-    if options.ack_with_request && !bytes.is_empty() {
+    if options.ack_with_request && speaks {
         calls += 1;
         option::set_ack_with_data(socket).map_err(failed)?;
     }

@@ -1,14 +1,20 @@
 //! Engines, which make the system calls of connections: one per file.
 
 mod epoll;
+mod http2;
 mod uring;
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fourtuple::dial::ConnectRequest;
 
+use crate::load::tally::Streams;
+use crate::load::workload::{ParseOutcome, Session};
+
 pub(crate) use epoll::EpollEngine;
+pub(crate) use http2::{Http2Engine, Setup};
 pub(crate) use uring::{UringEngine, self_test};
 
 /// The engine of a run.
@@ -68,11 +74,35 @@ pub(crate) enum Event {
     Failed { slot: u32, stage: Stage, error: io::Error },
     /// The peer closed a watched connection.
     Lost { slot: u32 },
+    /// What happened to the stream of a slot, if connections are shared.
+    Stream { slot: u32, event: StreamEvent },
+    /// A shared connection was closed, and its port is not in TIME_WAIT here.
+    Free { to: usize, local: SocketAddr },
+}
+
+/// What happened to the operation of a slot that shares its connection.
+#[derive(Debug)]
+pub(crate) enum StreamEvent {
+    /// The connection that the slot opened takes requests; `session`: of TLS.
+    Ready { session: Option<Session> },
+    /// The request was sent: the request of this number on its connection.
+    Sent { request: u64 },
+    /// A part of the response was received.
+    Answer,
+    /// The operation has ended.
+    Ended(ParseOutcome),
+    /// The server did not process the request (RFC 9113, 6.8): it may be sent again.
+    Unprocessed,
+    /// The connection that the slot waited for has ended: it joins another, or opens one.
+    Again,
 }
 
 /// Opens, uses and closes the connections of one thread. Each connection has a slot, numbered from 0, with one call in progress
 /// at a time.
 pub(crate) trait Engine {
+    /// Whether slots share connections: they are streams. Requests are then begun by `join`.
+    const SHARES_CONNECTIONS: bool = false;
+
     /// Opens a connection to a destination of the engine, given by its number, sends `bytes` and receives. If `bytes` is empty,
     /// it only opens the connection.
     fn open(&mut self, slot: u32, to: usize, request: ConnectRequest, bytes: &[u8]) -> io::Result<()>;
@@ -102,4 +132,23 @@ pub(crate) trait Engine {
 
     /// Returns the number of system calls so far.
     fn system_calls(&self) -> u64;
+
+    /// Sends the request of a slot on a shared connection, at once or when one has room. Returns false if the slot must open a
+    /// connection.
+    fn join(&mut self, _slot: u32) -> bool {
+        false
+    }
+
+    /// Names the local address of the shared connection that the slot has opened, for [`Event::Free`].
+    fn lend(&mut self, _slot: u32, _local: SocketAddr) {}
+
+    /// Returns the slots that wait for a stream, which they do no more.
+    fn withdraw(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Returns the counts of HTTP/2.
+    fn streams(&self) -> Option<Streams> {
+        None
+    }
 }

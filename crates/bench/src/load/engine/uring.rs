@@ -63,7 +63,12 @@ impl UringEngine {
     ) -> Result<(), (Stage, io::Error)> {
         let failed = |error| (Stage::Connect, error);
         let socket = socket::open(self.transport, destination, true).map_err(failed)?;
-        self.calls += 4 + crate::load::engine::epoll::prepare(socket.as_fd(), request, self.options, bytes)?;
+        self.calls += 4 + crate::load::engine::epoll::prepare(
+            socket.as_fd(),
+            request,
+            self.options,
+            !bytes.is_empty(),
+        )?;
         let begun = Instant::now();
         socket::connect(socket.as_fd(), destination).map_err(failed)?;
         self.sampled[slot as usize] = Some(begun.elapsed().as_nanos() as u64);

@@ -6,7 +6,10 @@ use fastrand::Rng;
 use crate::http1::{self, BadLength};
 use crate::load::workload::{ParseOutcome, ProtocolState, Status};
 
-/// An HTTP/1.1 request.
+/// The value of the header User-Agent.
+const AGENT: &str = concat!("fourtuple/", env!("CARGO_PKG_VERSION"));
+
+/// A request of HTTP.
 #[derive(Clone, Debug)]
 pub struct HttpRequest {
     /// The method, for example `GET`.
@@ -75,6 +78,44 @@ impl HttpRequest {
         ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"].contains(&self.method.as_str())
     }
 
+    /// Returns the head of the request for HTTP/2, or the reason why it cannot be sent.
+    pub(crate) fn for_http2(&self, with_tls: bool) -> Result<http::Request<()>, String> {
+        let refuse = |error: http::Error| format!("this request cannot be sent over HTTP/2: {error}");
+        let of_connection = ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];
+        let is_stray = |name: &str| of_connection.iter().any(|other| name.eq_ignore_ascii_case(other));
+        if let Some((name, value)) = self.headers.iter().find(|(name, _)| is_stray(name)) {
+            return Err(format!(
+                "invalid value '{name}: {value}' for '--header': HTTP/2 has no header of the connection (RFC 9113, 8.2.2)"
+            ));
+        } else if self.method == "CONNECT" {
+            return Err("invalid value 'CONNECT' for '--method': expected another with --http2".to_owned());
+        }
+        let given = |wanted: &str| self.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
+        let authority = given("host").map_or(&self.authority, |(_, value)| value);
+        let uri = http::Uri::builder()
+            .scheme(if with_tls { "https" } else { "http" })
+            .authority(authority.as_str())
+            .path_and_query(self.path.as_str())
+            .build()
+            .map_err(refuse)?;
+        let mut request = http::Request::builder().method(self.method.as_str()).uri(uri);
+        if given("user-agent").is_none() {
+            request = request.header("user-agent", AGENT);
+        }
+        for (name, value) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("host")) {
+            request = request.header(name, value);
+        }
+        if self.says_length() && given("content-length").is_none() {
+            request = request.header("content-length", self.body.len());
+        }
+        request.body(()).map_err(refuse)
+    }
+
+    /// Servers may demand the length of an empty body too where the method has a meaning for a body (RFC 9110, 8.6).
+    fn says_length(&self) -> bool {
+        !self.body.is_empty() || ["POST", "PUT", "PATCH"].contains(&self.method.as_str())
+    }
+
     fn bytes(&self, last: bool) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\n", self.method, self.path);
         let has = |name: &str| self.headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
@@ -88,15 +129,13 @@ impl HttpRequest {
             header("Host", &self.authority);
         }
         if !has("user-agent") {
-            header("User-Agent", concat!("fourtuple/", env!("CARGO_PKG_VERSION")));
+            header("User-Agent", AGENT);
         }
         for (name, value) in &self.headers {
             header(name, value);
         }
-        // Servers may demand the length of an empty body too where the method has a meaning for a body (RFC 9110, 8.6).
-        let expects_body = ["POST", "PUT", "PATCH"].contains(&self.method.as_str());
         let has_length = has("content-length") || has("transfer-encoding");
-        if (expects_body || !self.body.is_empty()) && !has_length {
+        if self.says_length() && !has_length {
             header("Content-Length", &self.body.len().to_string());
         }
         if last && self.asks_to_close && !has("connection") {

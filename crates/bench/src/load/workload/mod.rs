@@ -215,7 +215,7 @@ pub(crate) enum ParseOutcome {
 }
 
 /// The status of an HTTP response.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) code: u16,
     /// The field Location of a redirection (3xx), printable.
@@ -241,7 +241,7 @@ impl<N: Into<Cow<'static, str>>> From<N> for Failure {
 const MAX_QUOTED: usize = 64;
 
 /// Quotes the first bytes of a peer; bytes other than printable ASCII are escaped.
-fn quoted(bytes: &[u8]) -> String {
+pub(crate) fn quoted(bytes: &[u8]) -> String {
     let more = if bytes.len() > MAX_QUOTED { "..." } else { "" };
     format!("\"{}\"{more}", bytes[..bytes.len().min(MAX_QUOTED)].escape_ascii())
 }

@@ -85,6 +85,16 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Returns what an established connection has negotiated.
+    pub(crate) fn of(connection: &ClientConnection) -> Option<Session> {
+        Some(Session {
+            version: connection.protocol_version()?.into(),
+            cipher: connection.negotiated_cipher_suite()?.suite().into(),
+            protocol: connection.alpn_protocol().map(<[u8]>::to_vec),
+            resumed: connection.handshake_kind() == Some(HandshakeKind::Resumed),
+        })
+    }
+
     /// Returns the session for the record, with its number of connections.
     pub(crate) fn counted(&self, connections: u64) -> LoadTls {
         let cipher = format!("{:?}", CipherSuite::from(self.cipher));
@@ -154,6 +164,25 @@ impl TlsSetup {
         Ok(TlsSetup { config: Arc::new(config), name, client })
     }
 
+    /// Offers this protocol instead of http/1.1 (RFC 7301).
+    pub(crate) fn offer(mut self, protocol: &[u8]) -> Self {
+        Arc::make_mut(&mut self.config).alpn_protocols = vec![protocol.to_vec()];
+        self
+    }
+
+    /// Begins a connection.
+    pub(crate) fn connection(&self) -> Result<ClientConnection, Error> {
+        let mut connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone())?;
+        // By default rustls takes at most 64 KiB before they are sent, so a request would be cut there.
+        connection.set_buffer_limit(None);
+        Ok(connection)
+    }
+
+    /// Returns the failure for an error of TLS. `bytes`: what came last.
+    pub(crate) fn failure(&self, error: &Error, bytes: &[u8]) -> Failure {
+        failure(error, bytes, self.client.asked.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn wrap(&self, inner: Box<dyn ProtocolState>) -> Box<dyn ProtocolState> {
         Box::new(Tls {
             setup: self.clone(),
@@ -190,11 +219,7 @@ impl Tls {
 impl ProtocolState for Tls {
     fn renew(&mut self) {
         self.inner.renew();
-        self.connection = ClientConnection::new(Arc::clone(&self.setup.config), self.setup.name.clone()).ok();
-        if let Some(connection) = &mut self.connection {
-            // By default rustls takes at most 64 KiB before they are sent, so the request would be cut there.
-            connection.set_buffer_limit(None);
-        }
+        self.connection = self.setup.connection().ok();
     }
 
     fn begin(&mut self, last: bool) {
@@ -226,7 +251,7 @@ impl ProtocolState for Tls {
 
     fn receive(&mut self, bytes: &[u8]) -> ParseOutcome {
         let Tls { setup, connection: Some(connection), inner, answered, plain, .. } = self else {
-            return failed(&Error::HandshakeNotComplete, bytes, false);
+            return ParseOutcome::Failed(failure(&Error::HandshakeNotComplete, bytes, false));
         };
         if bytes.is_empty() {
             // Without close_notify the stream may have been cut at any byte (RFC 9112, 9.8), so this is not the end of
@@ -254,7 +279,7 @@ impl ProtocolState for Tls {
             (outcome, Ok(End::Open)) => outcome,
             // The server sends nothing more on this connection.
             (ParseOutcome::Complete { status, .. }, _) => ParseOutcome::Complete { closing: true, status },
-            (_, Err(error)) => return failed(&error, bytes, setup.client.asked.load(Ordering::Relaxed)),
+            (_, Err(error)) => return ParseOutcome::Failed(setup.failure(&error, bytes)),
             (ParseOutcome::NeedMore, Ok(End::Closed)) if connection.is_handshaking() => {
                 ParseOutcome::CLOSED_EARLY
             }
@@ -285,13 +310,7 @@ impl ProtocolState for Tls {
     }
 
     fn session(&self) -> Option<Session> {
-        let connection = self.connection.as_ref()?;
-        Some(Session {
-            version: connection.protocol_version()?.into(),
-            cipher: connection.negotiated_cipher_suite()?.suite().into(),
-            protocol: connection.alpn_protocol().map(<[u8]>::to_vec),
-            resumed: connection.handshake_kind() == Some(HandshakeKind::Resumed),
-        })
+        Session::of(self.connection.as_ref()?)
     }
 }
 
@@ -327,7 +346,7 @@ fn decrypt(
 }
 
 /// Returns the failure for an error of TLS. `bytes`: what came last. `asked`: whether the server has asked for a certificate.
-fn failed(error: &Error, bytes: &[u8], asked: bool) -> ParseOutcome {
+fn failure(error: &Error, bytes: &[u8], asked: bool) -> Failure {
     use CertificateError::{
         BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
         NotValidYetContext, UnknownIssuer,
@@ -353,7 +372,7 @@ fn failed(error: &Error, bytes: &[u8], asked: bool) -> ParseOutcome {
         // It contains names of the certificate.
         error => error.to_string().escape_debug().to_string().replace("\\\"", "\""),
     };
-    ParseOutcome::Failed(Failure { name: name.into(), detail: Some(detail) })
+    Failure { name: name.into(), detail: Some(detail) }
 }
 
 /// The certificates that the client accepts.

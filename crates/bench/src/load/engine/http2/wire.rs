@@ -1,0 +1,330 @@
+use std::cell::{Cell, RefCell};
+use std::io::{self, Read, Write};
+use std::mem;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use fourtuple_syscalls::{errno_name, socket};
+use rustls::ClientConnection;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::load::workload::{Failure, Session, TlsSetup, quoted};
+
+/// Maximum number of bytes that one turn receives on a connection: a server that sends without end does not hold up the others.
+const MAX_PER_TURN: usize = 256 * 1024;
+
+/// Number of bytes from which on they are sent before more are taken.
+const MAX_OUTGOING: usize = 64 * 1024;
+
+/// Size of the buffer for encrypted bytes.
+const ROOM: usize = 16 * 1024;
+
+/// What the engine and the wire of a connection tell each other, while h2 owns the wire.
+#[derive(Default)]
+pub(super) struct Signals {
+    /// An edge reported data, and no receive has found the end of it since.
+    readable: Cell<bool>,
+    /// An edge reported the FIN of the server. No other edge follows.
+    hung_up: Cell<bool>,
+    /// Bytes that this turn may still receive.
+    budget: Cell<usize>,
+    /// The server ended the stream.
+    pub(super) ended: Cell<bool>,
+    /// The first bytes of the server.
+    first: RefCell<Vec<u8>>,
+    /// Why the connection failed. An error of h2 has no errno.
+    pub(super) failure: RefCell<Option<Failure>>,
+    traffic: Rc<Traffic>,
+}
+
+/// What all connections of an engine sent and received.
+#[derive(Default)]
+pub(super) struct Traffic {
+    pub(super) calls: Cell<u64>,
+    pub(super) sent_bytes: Cell<u64>,
+    pub(super) received_bytes: Cell<u64>,
+}
+
+pub(super) fn add(count: &Cell<u64>, more: u64) {
+    count.set(count.get() + more);
+}
+
+impl Signals {
+    pub(super) fn new(traffic: Rc<Traffic>) -> Signals {
+        Signals { traffic, ..Signals::default() }
+    }
+
+    pub(super) fn begin_turn(&self) {
+        self.budget.set(MAX_PER_TURN);
+    }
+
+    pub(super) fn ready(&self, readable: bool, hung_up: bool) {
+        self.readable.set(self.readable.get() || readable);
+        self.hung_up.set(self.hung_up.get() || hung_up);
+    }
+
+    /// Notes the first failure.
+    fn fail(&self, failure: Failure) {
+        self.failure.borrow_mut().get_or_insert(failure);
+    }
+
+    fn failed(&self, error: io::Error) -> io::Error {
+        self.fail(errno_name(&error).into());
+        error
+    }
+
+    fn note_first(&self, bytes: &[u8]) {
+        const ENOUGH: usize = 80;
+        let mut first = self.first.borrow_mut();
+        if first.len() < ENOUGH {
+            let missing = ENOUGH - first.len();
+            first.extend_from_slice(&bytes[..bytes.len().min(missing)]);
+        }
+    }
+
+    /// Returns the failure for bytes that are not HTTP/2: `why`.
+    pub(super) fn not_http2(&self, why: String) -> Failure {
+        let first = self.first.borrow();
+        if first.starts_with(b"HTTP/") {
+            let detail = format!("the server speaks HTTP/1, not HTTP/2: {}", quoted(&first));
+            return Failure { name: "http1".into(), detail: Some(detail) };
+        }
+        Failure { name: "malformed".into(), detail: Some(why) }
+    }
+}
+
+/// The byte stream below HTTP/2: a non-blocking socket, with TLS for https. What h2 writes is sent when it flushes, so that the
+/// frames of a turn are one segment and one record of TLS.
+pub(super) struct Wire {
+    socket: OwnedFd,
+    tls: Option<Tls>,
+    outgoing: Vec<u8>,
+    /// Number of bytes of `outgoing` that were sent.
+    sent: usize,
+    pub(super) signals: Rc<Signals>,
+}
+
+struct Tls {
+    setup: TlsSetup,
+    connection: Box<ClientConnection>,
+    /// Received bytes, decrypted up to `decrypted`.
+    encrypted: Box<[u8]>,
+    decrypted: usize,
+    received: usize,
+    said_goodbye: bool,
+}
+
+impl Wire {
+    pub(super) fn new(
+        socket: OwnedFd,
+        tls: Option<&TlsSetup>,
+        signals: Rc<Signals>,
+    ) -> Result<Wire, rustls::Error> {
+        let tls = match tls {
+            None => None,
+            Some(setup) => Some(Tls {
+                setup: setup.clone(),
+                connection: Box::new(setup.connection()?),
+                encrypted: vec![0; ROOM].into_boxed_slice(),
+                decrypted: 0,
+                received: 0,
+                said_goodbye: false,
+            }),
+        };
+        Ok(Wire { socket, tls, outgoing: Vec::new(), sent: 0, signals })
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Returns what an established TLS connection has negotiated.
+    pub(super) fn session(&self) -> Option<Session> {
+        Session::of(&self.tls.as_ref()?.connection)
+    }
+
+    /// Continues the handshake of TLS, and checks that the server chose HTTP/2.
+    pub(super) fn handshake(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let is_sent = self.send()?.is_ready();
+            let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
+            if !tls.connection.is_handshaking() && is_sent {
+                if tls.connection.alpn_protocol() == Some(b"h2") {
+                    return Poll::Ready(Ok(()));
+                }
+                let detail = "the server chose no protocol; h2 was offered".to_owned();
+                self.signals.fail(Failure { name: "tls-alpn".into(), detail: Some(detail) });
+                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            }
+            if ready!(self.receive_encrypted(context))? == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    /// Receives encrypted bytes, unless some are left, and decrypts a part. Returns 0 at the end of the stream.
+    fn receive_encrypted(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let Wire { socket, tls: Some(tls), signals, .. } = self else { return Poll::Ready(Ok(0)) };
+        if tls.decrypted == tls.received {
+            tls.received = ready!(receive(socket, signals, &mut tls.encrypted, context))?;
+            tls.decrypted = 0;
+            if tls.received == 0 {
+                return Poll::Ready(Ok(0));
+            }
+        }
+        let mut bytes = &tls.encrypted[tls.decrypted..tls.received];
+        let count = tls.connection.read_tls(&mut bytes)?;
+        tls.decrypted += count;
+        if let Err(error) = tls.connection.process_new_packets() {
+            signals.fail(tls.setup.failure(&error, &tls.encrypted[..tls.received]));
+            // The alert tells the server why; if it cannot be sent now, the FIN alone tells it.
+            let _ = self.send();
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// Sends what is there to send.
+    fn send(&mut self) -> Poll<io::Result<()>> {
+        let Wire { socket, tls, outgoing, sent, signals } = self;
+        let mut sender = Sender { socket, signals };
+        let result: io::Result<()> = match tls {
+            Some(tls) => (|| {
+                // It keeps them until the handshake is complete.
+                tls.connection.writer().write_all(outgoing)?;
+                outgoing.clear();
+                while tls.connection.wants_write() {
+                    tls.connection.write_tls(&mut sender)?;
+                }
+                Ok(())
+            })(),
+            None => (|| {
+                while *sent < outgoing.len() {
+                    *sent += sender.write(&outgoing[*sent..])?;
+                }
+                outgoing.clear();
+                *sent = 0;
+                Ok(())
+            })(),
+        };
+        match result {
+            // An edge reports when there is room.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            Err(error) => Poll::Ready(Err(signals.failed(error))),
+            Ok(()) => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+struct Sender<'a> {
+    socket: &'a OwnedFd,
+    signals: &'a Signals,
+}
+
+impl Write for Sender<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let traffic = &self.signals.traffic;
+        add(&traffic.calls, 1);
+        let sent = socket::send(self.socket.as_fd(), bytes)?;
+        add(&traffic.sent_bytes, sent as u64);
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Receives if an edge has reported data. Fewer bytes than there is room for are all there are: the next edge reports more.
+fn receive(
+    socket: &OwnedFd,
+    signals: &Signals,
+    room: &mut [u8],
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    if !signals.readable.get() {
+        return Poll::Pending;
+    }
+    if signals.budget.get() == 0 {
+        context.waker().wake_by_ref();
+        return Poll::Pending;
+    }
+    add(&signals.traffic.calls, 1);
+    match socket::receive(socket.as_fd(), room) {
+        Ok(0) => {
+            signals.ended.set(true);
+            signals.fail("closed-early".into());
+            Poll::Ready(Ok(0))
+        }
+        Ok(count) => {
+            add(&signals.traffic.received_bytes, count as u64);
+            signals.readable.set(count == room.len() || signals.hung_up.get());
+            signals.budget.set(signals.budget.get().saturating_sub(count));
+            Poll::Ready(Ok(count))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            signals.readable.set(false);
+            Poll::Pending
+        }
+        Err(error) => {
+            signals.ended.set(true);
+            Poll::Ready(Err(signals.failed(error)))
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let room = buffer.initialize_unfilled();
+        let count = match &mut self.tls {
+            None => ready!(receive(&self.socket, &self.signals, room, context))?,
+            Some(_) => loop {
+                let tls = self.tls.as_mut().expect("seen above");
+                match tls.connection.reader().read(room) {
+                    // Without close_notify the stream may have been cut; h2 knows which responses are complete.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    other => break other?,
+                }
+                if ready!(self.receive_encrypted(context))? == 0 {
+                    break 0;
+                }
+            },
+        };
+        self.signals.note_first(&room[..count]);
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.outgoing.len() >= MAX_OUTGOING {
+            ready!(self.send())?;
+        }
+        self.outgoing.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.send()
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(tls) = &mut self.tls
+            && !mem::replace(&mut tls.said_goodbye, true)
+        {
+            tls.connection.send_close_notify();
+        }
+        self.send()
+    }
+}

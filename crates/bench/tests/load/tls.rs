@@ -23,9 +23,9 @@ use rustls::{
 
 /// A server with a self-signed certificate for `localhost` and 127.0.0.1. Like the certificates of `openssl req
 /// -x509`, the certificate is marked as an authority.
-struct Server {
-    address: SocketAddr,
-    certificate: String,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) certificate: String,
     requests: Arc<AtomicU64>,
 }
 
@@ -76,6 +76,11 @@ impl ClientCertVerifier for Demanding {
         let provider = rustls::crypto::ring::default_provider();
         provider.signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// Starts a server that chooses one of these protocols (ALPN).
+pub(crate) fn https_server(protocols: &[&[u8]]) -> Server {
+    server_with(&TLS13, 1975..=4096, true, WebPkiClientVerifier::no_client_auth(), protocols)
 }
 
 /// Starts a server whose certificate is valid in `years`.
@@ -143,10 +148,10 @@ fn https(engine: EngineChoice, host: &str, port: u16, trust: Trust) -> Load {
 }
 
 /// A file that is removed on drop.
-struct Saved(PathBuf);
+pub(crate) struct Saved(pub(crate) PathBuf);
 
 impl Saved {
-    fn new(name: &str, text: &str) -> Saved {
+    pub(crate) fn new(name: &str, text: &str) -> Saved {
         let path = std::env::temp_dir().join(format!("fourtuple-load-{}-{name}", std::process::id()));
         std::fs::write(&path, text).unwrap();
         Saved(path)

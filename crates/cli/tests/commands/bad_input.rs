@@ -313,3 +313,29 @@ fn a_source_of_another_family_is_refused() {
         refused(&format!("load {target} --for 10ms"), "--source", source, "one is IPv4, the other IPv6");
     }
 }
+
+#[test]
+fn what_http2_does_not_do_is_refused() {
+    let http2 = "load http://127.0.0.1:9/ --http2";
+    for value in ["0", "-1", "x", "1.5", "100001"] {
+        refused(http2, "--streams", value, "from 1 to 100000");
+    }
+    let ended = run(&mut fourtuple(&format!("{http2} --connections 100 --streams 100000")));
+    assert!(usage(&ended).contains("10000000 streams: expected at most 4000000"), "{ended:?}");
+    refused(http2, "--engine", "epoll", "expected auto with --http2");
+    refused(http2, "--close", "server", "expected client or rst");
+    let ended = run(&mut fourtuple(&format!("{http2} --header Upgrade:h2c")));
+    assert!(
+        usage(&ended).contains("'Upgrade: h2c' for '--header': HTTP/2 has no header of the connection"),
+        "{ended:?}"
+    );
+    refused(http2, "--method", "CONNECT", "expected another");
+    let ended = run(&mut fourtuple(&format!("{http2} --hold 5")));
+    assert!(usage(&ended).contains("'--hold' does not go with --http2"), "{ended:?}");
+    let ended = run(&mut fourtuple("load http://127.0.0.1:9/ --streams 5"));
+    assert!(usage(&ended).contains("--http2"), "{ended:?}");
+    let ended = run(&mut fourtuple("load tcp://127.0.0.1:9 --http2"));
+    assert!(usage(&ended).contains("it needs the workload http"), "{ended:?}");
+    let ended = run(&mut fourtuple("load http://127.0.0.1:9/ --http2 --separate-ack"));
+    assert!(usage(&ended).contains("with HTTP/2 the ACK is separate"), "{ended:?}");
+}

@@ -21,6 +21,7 @@ mod fix_namespaces;
 mod fix_print;
 mod forward;
 mod guard;
+mod http2;
 mod interrupt;
 mod json;
 mod kernel;

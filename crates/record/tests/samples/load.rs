@@ -12,6 +12,7 @@ fn settings(target: &str, workload: &str) -> LoadSettings {
         address: target.trim_start_matches("http://").trim_end_matches('/').into(),
         resolve: None,
         all_addresses: false,
+        streams: None,
         workload: workload.into(),
         arrival: "closed".into(),
         rate_per_s: None,
@@ -290,6 +291,23 @@ pub(crate) fn ramp() -> LoadRecord {
         resumed: false,
         connections: results.connections,
     }];
+    record("load", settings, results)
+}
+
+/// Returns a run over HTTP/2 whose server accepts fewer streams than wanted.
+pub(crate) fn http2() -> LoadRecord {
+    let mut settings = settings("http://127.0.0.1:8080/", "http");
+    (settings.streams, settings.connections, settings.close_every) = (Some(100), 4, 0);
+    let mut results = results(10, |_| 90_000);
+    (results.connections, results.engine) = (4, "h2".into());
+    results.http2 = Some(LoadHttp2 {
+        most_streams: 32,
+        server_limit: Some(32),
+        goaways: 1,
+        refused_streams: 0,
+        window_waits: 1,
+        window_wait_ns: 41_000_000,
+    });
     record("load", settings, results)
 }
 

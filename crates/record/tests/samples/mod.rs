@@ -920,6 +920,7 @@ pub(crate) fn valid() -> Vec<(&'static str, Saved)> {
         ("bare lab planes", Saved::LabPlanes(bare_planes())),
         ("lab locks", Saved::LabLocks(lab_locks())),
         ("untraced lab locks", Saved::LabLocks(untraced_lab_locks())),
+        ("http2 load", Saved::Load(load::http2())),
         ("fleet doctor", Saved::Fleet(fleet_doctor())),
         ("fleet lab ports", Saved::Fleet(fleet_lab_ports())),
         ("fleet trace connect", Saved::Fleet(fleet_trace_connect())),

@@ -1,0 +1,191 @@
+//! `fourtuple load --http2` against real servers: what it counts is what they log.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::program::situation::{Daemon, has, nginx, wait_for};
+use crate::program::{Room, Running, fourtuple, list, loaded, number, run, text, until};
+use fourtuple_syscalls::child;
+use fourtuple_testing::in_namespace;
+use serde_json::Value;
+
+const PORT: u16 = 4_000;
+
+/// Writes a certificate for 127.0.0.1 and its key, and returns their paths.
+fn certificate(room: &Room) -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = parameters.self_signed(&key).unwrap();
+    (room.file("cert.pem", &certificate.pem()), room.file("key.pem", &key.serialize_pem()))
+}
+
+/// nginx with HTTP/2, which ends connections after 100 requests with GOAWAY, and its access log.
+struct Nginx {
+    _daemon: Daemon,
+    log: String,
+}
+
+impl Nginx {
+    fn start(room: &Room, streams: u32) -> Nginx {
+        let (certificate, key) = certificate(room);
+        let log = room.join("access.log");
+        let server = format!(
+            "server {{\naccess_log {log};\nlisten 127.0.0.1:{PORT} ssl http2;\nssl_certificate {certificate};\n\
+             ssl_certificate_key {key};\nkeepalive_requests 100;\nhttp2_max_concurrent_streams {streams};\n\
+             location / {{ return 200 'ok'; }}\nlocation /missing {{ return 404; }}\n}}\n"
+        );
+        let daemon = nginx(room, "nginx", 0, None, &server);
+        wait_for("127.0.0.1", PORT);
+        Nginx { _daemon: daemon, log }
+    }
+
+    /// Returns the number of requests since the last call, once there are as many as expected: nginx writes a line after the
+    /// response.
+    fn requests(&self, expected: u64) -> u64 {
+        let lines = || fs::read_to_string(&self.log).unwrap();
+        until("nginx has logged all requests", || lines().lines().count() as u64 >= expected);
+        let lines = lines();
+        fs::write(&self.log, "").unwrap();
+        assert!(lines.lines().all(|line| line.contains("HTTP/2.0")), "{lines}");
+        lines.lines().count() as u64
+    }
+}
+
+fn http2(record: &Value, field: &str) -> u64 {
+    number(&record["results"]["http2"], field)
+}
+
+#[test]
+fn requests_equal_the_log_of_nginx() {
+    in_namespace(|| {
+        if !has("http2::requests_equal_the_log_of_nginx", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let nginx = Nginx::start(&room, 16);
+        for (flags, asked, connections) in [
+            ("--connections 1 --streams 8", 950, 10),
+            ("--connections 4 --streams 30", 2000, 20),
+            ("--connections 3 --streams 5 --close-every 40", 600, 15),
+            ("--connections 2 --streams 10 --rate 2000/s --arrival even", 1000, 10),
+            ("--connections 4 --streams 2 --threads 2", 500, 5),
+        ] {
+            let line = format!(
+                "load https://127.0.0.1:{PORT}/ --insecure --http2 {flags} --operations {asked} --for 60s --json"
+            );
+            let record = loaded(&mut fourtuple(&line));
+            let results = &record["results"];
+            let operations = number(results, "operations");
+            assert_eq!((operations, nginx.requests(asked)), (asked, asked), "{flags}: {results:#}");
+            assert_eq!((&results["errors"], text(results, "engine")), (&serde_json::json!({}), "h2"));
+            // Those that were open last may have served less.
+            let range = connections..=2 * connections + 8;
+            assert!(range.contains(&number(results, "connections")), "{flags}: {results:#}");
+            assert!(http2(&record, "server_limit") == 16 && http2(&record, "most_streams") <= 16);
+            // A connection that nginx ends after 100 requests has a GOAWAY.
+            assert!(flags.contains("close-every") || http2(&record, "goaways") > 0, "{flags}: {results:#}");
+        }
+        let line = format!("load https://127.0.0.1:{PORT}/missing --insecure --http2 --operations 50 --json");
+        let record = run(&mut fourtuple(&line)).json();
+        assert_eq!(number(&record["results"]["errors"], "status-404"), 50);
+        assert_eq!(nginx.requests(50), 50);
+    });
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts nghttpd without TLS, which prints each frame.
+fn nghttpd(room: &Room) -> (Killed, String) {
+    room.file("index.html", "ok");
+    let log = room.join("log");
+    let mut command = Command::new("nghttpd");
+    command.args(["--no-tls", "--no-color", "-v", "-d"]).arg(room.path()).arg(PORT.to_string());
+    let output = fs::File::create(&log).unwrap();
+    let child = command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn().unwrap();
+    let killed = Killed(child);
+    wait_for("127.0.0.1", PORT);
+    (killed, log)
+}
+
+fn lines_with(log: &str, words: &str) -> usize {
+    let text = fs::read(Path::new(log)).unwrap();
+    String::from_utf8_lossy(&text).lines().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn requests_equal_the_frames_of_nghttpd() {
+    in_namespace(|| {
+        if !has("http2::requests_equal_the_frames_of_nghttpd", &["nghttpd"]) {
+            return;
+        }
+        let room = Room::new();
+        let (_server, log) = nghttpd(&room);
+        let mut before = 0;
+        for flags in
+            ["--connections 2 --streams 20", "--connections 1 --streams 3 --rate 1000/s", "--close-every 7"]
+        {
+            let target = format!("http://127.0.0.1:{PORT}/index.html");
+            let line = format!("load {target} --http2 {flags} --operations 300 --for 60s --json");
+            let record = loaded(&mut fourtuple(&line));
+            assert_eq!(number(&record["results"], "operations"), 300);
+            until("nghttpd has printed all requests", || lines_with(&log, ":method: GET") >= before + 300);
+            before += 300;
+            assert_eq!(lines_with(&log, ":method: GET"), before, "{flags}");
+        }
+    });
+}
+
+#[test]
+fn sigint_keeps_what_was_measured() {
+    in_namespace(|| {
+        if !has("http2::sigint_keeps_what_was_measured", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let nginx = Nginx::start(&room, 16);
+        let line = format!(
+            "load https://127.0.0.1:{PORT}/ --insecure --http2 --connections 2 --streams 4 --for 60s --json"
+        );
+        let mut running = Running::start(&mut fourtuple(&line));
+        until("it has sent requests", || fs::metadata(&nginx.log).is_ok_and(|log| log.len() > 10_000));
+        child::interrupt(running.id()).unwrap();
+        let ended = running.end();
+        assert_eq!(ended.code, 3, "{ended:?}");
+        let record = ended.json();
+        assert_eq!(list(&record, "/validity")[0]["id"], "interrupted");
+        let operations = number(&record["results"], "operations");
+        // At most one request of each stream is without its response.
+        let logged = nginx.requests(operations);
+        assert!(operations > 50 && (operations..=operations + 8).contains(&logged), "{operations}, {logged}");
+    });
+}
+
+#[test]
+fn ports_are_those_of_connections() {
+    in_namespace(|| {
+        if !has("http2::ports_are_those_of_connections", &["nginx"]) {
+            return;
+        }
+        fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "50000 50007");
+        let room = Room::new();
+        let _nginx = Nginx::start(&room, 128);
+        // 160 requests at a time do not fit into 8 ports, and on two connections they do.
+        let target = format!("https://127.0.0.1:{PORT}/");
+        let flags = "--insecure --operations 160 --source 127.0.0.2 --strategy full-range --json";
+        let line = format!("load {target} {flags} --http2 --connections 2 --streams 80");
+        let record = loaded(&mut fourtuple(&line));
+        let ports = &record["results"]["ports"];
+        assert!(number(ports, "needed") <= 4 && number(ports, "used") <= 4, "{ports:#}");
+        let ended = run(&mut fourtuple(&format!("load {target} {flags} --connections 160")));
+        assert_eq!(ended.code, 3, "{ended:?}");
+        assert!(ended.line().contains("160"), "{ended:?}");
+    });
+}

@@ -93,9 +93,12 @@ fn a_ramp_ends_at_the_first_rate_that_is_not_reached() {
     });
 }
 
-/// Starts a server that counts requests by their first line, and the bytes of their bodies.
-fn counting() -> (String, Arc<Mutex<BTreeMap<String, (u64, u64)>>>) {
-    let counts = Arc::new(Mutex::new(BTreeMap::<String, (u64, u64)>::new()));
+/// Requests, and bytes of their bodies, by the first line of the request.
+type Counts = Arc<Mutex<BTreeMap<String, (u64, u64)>>>;
+
+/// Starts a server that counts requests.
+fn counting() -> (String, Counts) {
+    let counts = Counts::default();
     let sums = Arc::clone(&counts);
     let address = answer(move |mut stream| {
         let mut room = vec![0; 64 * 1024];

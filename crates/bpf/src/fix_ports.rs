@@ -451,13 +451,14 @@ impl FixPorts {
         PROGRAMS.into_iter().try_for_each(|program| self.programs.attach_cgroup(program, cgroup))
     }
 
-    /// Lets the kernel verify the programs, and attaches them nowhere.
+    /// Lets the kernel verify the program for IPv4, and attaches it nowhere. It takes a twentieth of the time of the one for IPv6, and needs the
+    /// same from the host.
     ///
     /// # Errors
     ///
     /// As of [`FixPorts::attach`].
     pub fn verify(&mut self) -> Result<(), BpfError> {
-        PROGRAMS.into_iter().try_for_each(|program| self.programs.load_for_cgroup(program).map(drop))
+        self.programs.load_for_cgroup(PROGRAMS[0]).map(drop)
     }
 
     /// Detaches the programs; the counters stay readable.

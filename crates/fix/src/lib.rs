@@ -25,7 +25,7 @@ pub use error::FixError;
 pub use fourtuple_bpf::fix_accept::Selection;
 pub use fourtuple_bpf::fix_ports::DestinationFilter;
 pub use fourtuple_bpf::{Chooser, Control};
-pub use ports::{Pace, Ports, PortsOutcome, PortsProgress};
+pub use ports::{Estimate, Pace, Ports, PortsOutcome, PortsProgress};
 pub use run::{Choice, Notice, Run, RunError, RunOutcome, Way, Ways};
 pub use target::{Programs, Target, TargetError};
 pub use this_host::{DestinationError, PrintRequest, parse_destination};

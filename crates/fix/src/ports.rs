@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,9 +47,19 @@ pub struct Ports {
     pub time: Option<Duration>,
     /// Whether to count only.
     pub dry_run: bool,
-    /// Whether to measure the cost of the kernel's search before the start, for the estimate of the time saved; once in a process.
-    pub estimate: bool,
+    /// Whether to measure the cost of the kernel's search, for the estimate of the time saved; once in a process.
+    pub estimate: Estimate,
     pub pace: Pace,
+}
+
+/// When to measure the cost of the kernel's search. It takes thousands of connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Estimate {
+    Never,
+    /// Before the start: the whole run has an estimate.
+    Before,
+    /// Once the programs are attached: connects that need them do not wait for it. A fix that ends sooner has no estimate.
+    Meanwhile,
 }
 
 /// How often a fix looks up from waiting for the kernel's requests.
@@ -100,7 +110,7 @@ pub struct PortsOutcome {
 }
 
 impl Ports {
-    /// Loads the programs and attaches them nowhere.
+    /// Asks the kernel whether it runs the programs.
     ///
     /// # Errors
     ///
@@ -121,13 +131,18 @@ impl Ports {
         attached: impl FnOnce(),
         mut progress: impl FnMut(&PortsProgress),
     ) -> Result<PortsOutcome, FixError> {
-        let calibration = self.estimate.then(|| calibrate(stop)).flatten();
+        let calibration = (self.estimate == Estimate::Before).then(|| calibrate(stop)).flatten();
         if stop.load(Ordering::Relaxed) {
             return Err(FixError::Interrupted);
         }
         let mut session = Session::attach(self, calibration)?;
         let start = Instant::now();
         attached();
+        if self.estimate == Estimate::Meanwhile {
+            static NEVER: AtomicBool = AtomicBool::new(false);
+            // It serves later fixes of this process too. Without a thread there is no estimate.
+            let _ = thread::Builder::new().name("calibrate".to_owned()).spawn(|| calibrate(&NEVER));
+        }
         let (mut reported, mut refreshed) = (Duration::ZERO, Duration::ZERO);
         let mut is_removed = false;
         loop {
@@ -163,6 +178,10 @@ impl Ports {
         }
         Ok(PortsOutcome { results: session.finish(elapsed)?, validity })
     }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An attached fix.
@@ -368,8 +387,15 @@ impl<'a> Session<'a> {
             fallbacks: counters.fallbacks,
             probes: counters.probes,
             bound: LeftAlone::BOUND.into_iter().map(|reason| counters.left(reason)).sum(),
-            saved_ns: saved_ns(&counters, self.calibration),
+            saved_ns: saved_ns(&counters, self.calibration()),
         })
+    }
+
+    fn calibration(&self) -> Option<Calibration> {
+        match self.settings.estimate {
+            Estimate::Meanwhile => MEASURED.try_lock().ok().and_then(|measured| *measured),
+            Estimate::Never | Estimate::Before => self.calibration,
+        }
     }
 
     fn finish(mut self, elapsed: Duration) -> Result<FixPortsResults, FixError> {
@@ -386,7 +412,7 @@ impl<'a> Session<'a> {
             high: ports.high,
             usable: namespaces::usable(ports),
         });
-        Ok(results(&counters, self.calibration, elapsed, namespaces.collect(), &tuples))
+        Ok(results(&counters, self.calibration(), elapsed, namespaces.collect(), &tuples))
     }
 }
 
@@ -469,12 +495,14 @@ pub(crate) struct Calibration {
     pub(crate) probe_ns: f64,
 }
 
+/// The calibration of this process.
+static MEASURED: Mutex<Option<Calibration>> = Mutex::new(None);
+
 /// Measures in a network namespace of its own, which ends with the measurement, unless this process has measured before. `None` where that is
 /// not possible: without the right to make a namespace, or with too few descriptors; and when `stop` is set.
 fn calibrate(stop: &AtomicBool) -> Option<Calibration> {
-    static MEASURED: Mutex<Option<Calibration>> = Mutex::new(None);
     // One at a time: the measurements of others would disturb it.
-    let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut measured = lock(&MEASURED);
     if measured.is_none() {
         let builder = thread::Builder::new().name("calibrate".to_owned());
         *measured =
@@ -531,7 +559,7 @@ mod tests {
             destination: None,
             time: None,
             dry_run: false,
-            estimate: false,
+            estimate: Estimate::Never,
             pace: Pace::LIVE,
         }
     }
@@ -544,9 +572,18 @@ mod tests {
 
     #[test]
     fn a_stop_before_the_start_attaches_nothing() {
-        let ports = Ports { estimate: true, ..of_no_cgroup() };
+        let ports = Ports { estimate: Estimate::Before, ..of_no_cgroup() };
         let error = ports.run(&AtomicBool::new(true), || unreachable!(), |_| ()).unwrap_err();
         assert!(matches!(error, FixError::Interrupted) && error.is_not_valid(), "{error}");
+    }
+
+    #[test]
+    fn a_fix_of_a_service_waits_for_no_measurement() {
+        let measured = lock(&MEASURED);
+        let ports = Ports { estimate: Estimate::Meanwhile, ..of_no_cgroup() };
+        let error = ports.run(&AtomicBool::new(false), || (), |_| ()).unwrap_err();
+        assert!(matches!(error, FixError::Removed), "{error}");
+        drop(measured);
     }
 
     /// A routing daemon changes a route ten times a second, and to repeat the answers takes 50 ms of processor time.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::program::cgroup::Cgroup;
 use crate::program::fixing::{Client, attached, attached_by, record_of};
 use crate::program::{fourtuple, list, number, text};
-use fourtuple_fix::{Pace, Ports};
+use fourtuple_fix::{Estimate, Pace, Ports};
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::{Errno, child, device, netns, resource};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
@@ -224,7 +224,7 @@ fn a_fix_without_threads_or_sockets_continues() {
                 destination: None,
                 time: None,
                 dry_run: false,
-                estimate: false,
+                estimate: Estimate::Never,
                 pace: Pace::LIVE,
             };
             let stop = AtomicBool::new(false);

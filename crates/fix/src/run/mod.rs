@@ -36,7 +36,7 @@ use fourtuple_syscalls::user_notification::{Inbox, Listener};
 use fourtuple_syscalls::{Errno, privileges};
 
 use crate::error::FixError;
-use crate::ports::{Pace, Ports, PortsOutcome};
+use crate::ports::{Estimate, Pace, Ports, PortsOutcome};
 use crate::run::files::{Files, LibraryDirectory, own_cgroup};
 use crate::run::layout::{BOUND, COUNTERS, *};
 use crate::run::program::{Program, shown};
@@ -202,7 +202,7 @@ impl Fix {
             destination: None,
             time: None,
             dry_run: false,
-            estimate: false,
+            estimate: Estimate::Never,
             pace: Pace::LIVE,
         };
         let stop = Arc::new(AtomicBool::new(false));

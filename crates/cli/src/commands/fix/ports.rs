@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use fourtuple_fix::{
-    DestinationFilter, FixError, Pace, Ports, PortsProgress, Programs, Target, parse_destination,
+    DestinationFilter, Estimate, FixError, Pace, Ports, PortsProgress, Programs, Target, parse_destination,
 };
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{FixPortsSettings, Saved};
@@ -109,7 +109,7 @@ impl PortsFlags {
             destination: self.to.as_ref().map(|to| to.filter),
             time: self.time,
             dry_run: self.dry_run,
-            estimate: true,
+            estimate: Estimate::Before,
             pace: Pace::LIVE,
         };
         let stop = stop::flag()?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{env, io};
 
 use fourtuple_fix::guard::Effect;
-use fourtuple_fix::{DestinationFilter, FixError, Pace, Ports, PortsProgress};
+use fourtuple_fix::{DestinationFilter, Estimate, FixError, Pace, Ports, PortsProgress};
 use fourtuple_record::Saved;
 use fourtuple_syscalls::child;
 use ipnet::IpNet;
@@ -39,7 +39,7 @@ pub(super) struct PortsFix {
 
 #[derive(Clone, Debug, Default)]
 struct Shared {
-    is_attached: bool,
+    attached: Option<Instant>,
     /// Whether the cgroup was gone before the programs were attached.
     is_removed: bool,
     progress: PortsProgress,
@@ -60,14 +60,14 @@ impl PortsFix {
             destination,
             time: None,
             dry_run: false,
-            estimate: true,
+            estimate: Estimate::Meanwhile,
             pace: Pace::SLOW,
         };
         let stop = Arc::new(AtomicBool::new(false));
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (flag, state) = (Arc::clone(&stop), Arc::clone(&shared));
         let work = move || {
-            let attached = || lock(&state).is_attached = true;
+            let attached = || lock(&state).attached = Some(Instant::now());
             let outcome = ports.run(&flag, attached, |progress| lock(&state).progress = progress.clone());
             lock(&state).is_removed = matches!(&outcome, Err(FixError::Removed));
             let outcome = outcome?;
@@ -93,7 +93,7 @@ impl PortsFix {
     }
 
     pub(super) fn is_attached(&self) -> bool {
-        lock(&self.shared).is_attached
+        lock(&self.shared).attached.is_some()
     }
 
     /// Returns whether the cgroup was removed before the programs were attached.
@@ -112,8 +112,9 @@ impl PortsFix {
 
     /// Tells the effect of the draws since it was told last.
     pub(super) fn tell(&mut self) -> Effect {
-        let progress = self.progress();
-        if self.is_attached() && self.began.elapsed() >= TRIAL {
+        let Shared { attached, progress, .. } = lock(&self.shared).clone();
+        // The verifier may take longer than a trial.
+        if attached.is_some_and(|attached| attached.elapsed() >= TRIAL) {
             let (effect, told) = effect_of(&progress, self.told, self.effect);
             (self.effect, self.told) = (effect, told);
         }
@@ -133,6 +134,29 @@ impl PortsFix {
             .take()
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         (self.progress(), ended.unwrap_or(Ok(())))
+    }
+}
+
+#[cfg(test)]
+impl PortsFix {
+    /// Returns a fix whose programs are verified until the sender is dropped.
+    pub(super) fn in_verification() -> (std::sync::mpsc::Sender<()>, PortsFix) {
+        let (sender, verified) = std::sync::mpsc::channel::<()>();
+        let work = move || {
+            let _ = verified.recv_timeout(Duration::from_secs(60));
+            Ok(())
+        };
+        let fix = PortsFix {
+            reason: String::new(),
+            is_announced: false,
+            began: Instant::now(),
+            stop: Arc::default(),
+            shared: Arc::default(),
+            thread: Some(thread::Builder::new().spawn(work).unwrap()),
+            told: (0, 0),
+            effect: Effect::Pending,
+        };
+        (sender, fix)
     }
 }
 
@@ -284,6 +308,18 @@ mod tests {
         assert_eq!(tell(&progress(0, 19), (0, 0)).0, Effect::Fails);
         // What was told stays until there is more to tell.
         assert_eq!(effect_of(&progress(12, 0), (10, 0), Effect::Helps), (Effect::Helps, (10, 0)));
+    }
+
+    #[test]
+    fn a_trial_begins_when_the_programs_are_attached() {
+        let (_verified, mut fix) = PortsFix::in_verification();
+        let ago = |time| Instant::now().checked_sub(time);
+        fix.began = ago(3 * TRIAL).unwrap();
+        let progress = PortsProgress { connects: 20, fallbacks: 20, ..PortsProgress::default() };
+        *lock(&fix.shared) = Shared { attached: ago(Duration::ZERO), progress, ..Shared::default() };
+        assert_eq!(fix.tell(), Effect::Pending);
+        lock(&fix.shared).attached = ago(TRIAL);
+        assert_eq!(fix.tell(), Effect::Fails);
     }
 
     #[test]

@@ -230,6 +230,29 @@ fn without_a_free_port_nothing_begins() {
 }
 
 #[test]
+fn the_largest_need_comes_first() {
+    in_namespace(|| {
+        let test = "guard::the_largest_need_comes_first";
+        let Some((_listener, address, few, mut client)) = scene(test, "guard-1-few") else { return };
+        let Some(many) = Cgroup::new("guard-2-many") else {
+            return skip(test, "cgroup", "no cgroup can be made");
+        };
+        let Some(mut other) = Client::start(&many) else {
+            return skip(test, "python3", "python3 does not start");
+        };
+        assert_eq!(client.connect("127.0.0.1", address.port(), 20).0, 0);
+        assert_eq!(other.connect("127.0.0.1", address.port(), 230).0, 0);
+        let policy = format!("[fix-ports]\ncgroups = [\"{}\", \"{}\"]\nmax = 1\n", name(&few), name(&many));
+        let Some(guard) = Guard::start(test, Some(&policy), "") else { return };
+        let refusal = guard.event("refusal");
+        assert_eq!(text(&refusal, "target"), name(&few));
+        assert!(text(&refusal, "message").ends_with("`max` allows 1"), "{refusal}");
+        assert_eq!(text(&guard.event("attach"), "target"), name(&many));
+        drop((client, other));
+    });
+}
+
+#[test]
 fn a_fix_without_effect_is_let_go() {
     in_namespace(|| {
         let test = "guard::a_fix_without_effect_is_let_go";
@@ -381,6 +404,32 @@ fn a_new_guard_takes_over_without_a_gap() {
         assert_eq!(client.connect("127.0.0.1", address.port(), 20).0, 0);
         child::terminate(child.id()).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0));
+        drop(client);
+    });
+}
+
+#[test]
+fn a_guard_goes_on_when_its_successor_dies() {
+    in_namespace(|| {
+        let test = "guard::a_guard_goes_on_when_its_successor_dies";
+        let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-widow") else { return };
+        assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
+        let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
+        guard.event("attach");
+        let mut successor = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut stream = std::os::unix::net::UnixStream::connect(guard.room.join("guard.sock")).unwrap();
+        writeln!(stream, "{{\"do\":\"takeover\",\"pid\":{}}}", successor.id()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        assert!(answer.contains(&name(&cgroup)), "{answer}");
+        assert!(text(&guard.event("takeover"), "message").ends_with("takes over"));
+        // A process that nobody has waited for yet has ended too.
+        child::kill(successor.id()).unwrap();
+        let stays = guard.event("takeover");
+        assert_eq!(text(&stays, "message"), "this guard goes on: its successor has ended");
+        successor.wait().unwrap();
+        until("guard answers", || guard.ask("status").code == 0);
+        assert_eq!(list(&guard.status(), "/fixes").len(), 1);
         drop(client);
     });
 }

@@ -45,6 +45,8 @@ pub(super) struct PortsNeed {
     pub(super) begins: bool,
     /// The fact in one line.
     pub(super) reason: String,
+    /// Sockets that the programs of the cgroup hold at such destinations: of more needs than `max`, the largest come first.
+    pub(super) sockets: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -144,7 +146,8 @@ impl Judge {
                 count(budget.total.into())
             );
             let helps = budget.draws_pay() || policy.source.is_some();
-            for cgroup in self.cgroups(now, reading.namespace, tuple, mount) {
+            let held = sockets(&tuple.owners);
+            for cgroup in self.cgroups(now, reading.namespace, tuple, &held, mount) {
                 let refuse = |target: &str, why: String| Refusal {
                     action: GuardAction::FixPorts,
                     target: target.to_owned(),
@@ -172,18 +175,26 @@ impl Judge {
                     need.namespace = reading.namespace;
                 }
                 need.begins |= is_past && helps;
+                need.sockets += held.get(&cgroup).copied().unwrap_or(0);
             }
         }
     }
 
     /// Returns the cgroups of the programs that connect to the destination of a tuple.
-    fn cgroups(&mut self, now: Duration, namespace: u32, tuple: &Tuple, mount: &Path) -> Vec<String> {
+    fn cgroups(
+        &mut self,
+        now: Duration,
+        namespace: u32,
+        tuple: &Tuple,
+        held: &BTreeMap<String, u64>,
+        mount: &Path,
+    ) -> Vec<String> {
         let key = (namespace, tuple.destination);
         if self.callers.len() >= MAX_REMEMBERED && !self.callers.contains_key(&key) {
-            return cgroups(&tuple.owners).into_iter().collect();
+            return held.keys().cloned().collect();
         }
         let callers = self.callers.entry(key).or_default();
-        callers.extend(cgroups(&tuple.owners).into_iter().map(|cgroup| (cgroup, now)));
+        callers.extend(held.keys().map(|cgroup| (cgroup.clone(), now)));
         callers.retain(|cgroup, _| directory_of(mount, cgroup).exists());
         callers.keys().cloned().collect()
     }
@@ -227,7 +238,18 @@ fn groups(reading: &Reading, policy: &AcceptPolicy, mount: &Path, evidence: &mut
 }
 
 fn cgroups(owners: &[Owner]) -> BTreeSet<String> {
-    owners.iter().filter(|owner| owner.pid != 0).filter_map(|owner| own_cgroup(owner.pid)).collect()
+    sockets(owners).into_keys().collect()
+}
+
+/// Returns the number of sockets by cgroup.
+fn sockets(owners: &[Owner]) -> BTreeMap<String, u64> {
+    let mut sockets = BTreeMap::new();
+    for owner in owners.iter().filter(|owner| owner.pid != 0) {
+        if let Some(cgroup) = own_cgroup(owner.pid) {
+            *sockets.entry(cgroup).or_default() += u64::from(owner.sockets);
+        }
+    }
+    sockets
 }
 
 /// Returns the cgroup of a policy that has the programs of `cgroup`. An error: they are included, and left alone.

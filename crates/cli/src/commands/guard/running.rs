@@ -31,7 +31,7 @@ use super::metrics::Metrics;
 use super::policy::Policy;
 use super::repairs::{AcceptFix, PortsFix};
 use super::service::Service;
-use super::watcher::{Reading, Watcher};
+use super::watcher::{MAX_NAMESPACES, Reading, Watcher};
 use crate::commands::export::Exporter;
 use crate::exit::Exit;
 use crate::output;
@@ -59,6 +59,8 @@ pub(super) struct Running {
     judge: Judge,
     ports: BTreeMap<PortsKey, (u32, PortsFix)>,
     ports_keeper: Keeper<PortsKey>,
+    /// Fixes that were let go before they were attached.
+    ending: Vec<PortsFix>,
     accept: BTreeMap<AcceptKey, (AcceptNeed, AcceptFix)>,
     accept_keeper: Keeper<AcceptKey>,
     refused: BTreeSet<Refusal>,
@@ -72,10 +74,12 @@ pub(super) struct Running {
     exporter: Option<Exporter>,
     successor: Option<Child>,
     /// When this guard goes on if its successor has not taken over.
-    handover: Option<Instant>,
+    handover: Option<handover::Pending>,
     namespaces: usize,
     /// Whether an event has said that other namespaces cannot be entered.
     is_confined: bool,
+    /// Whether there were too many other namespaces at the last look.
+    is_full: bool,
 }
 
 impl Running {
@@ -97,6 +101,7 @@ impl Running {
             judge: Judge::default(),
             ports: BTreeMap::new(),
             ports_keeper,
+            ending: Vec::new(),
             accept: BTreeMap::new(),
             accept_keeper,
             refused: BTreeSet::new(),
@@ -109,6 +114,7 @@ impl Running {
             handover: None,
             namespaces: 1,
             is_confined: false,
+            is_full: false,
         })
     }
 
@@ -148,15 +154,7 @@ impl Running {
                 next = now.max(next) + self.every();
                 if now >= follow {
                     follow = now + FOLLOW;
-                    let refused = watcher.follow(&self.scopes());
-                    if let Some(error) = refused.filter(|_| !self.is_confined) {
-                        self.is_confined = true;
-                        let why = format!(
-                            "programs in other network namespaces are not watched, which needs CAP_SYS_ADMIN: {}",
-                            errno_name(&error)
-                        );
-                        self.say(GuardEventKind::Refusal, None, "", why);
-                    }
+                    self.follow(&mut watcher);
                     self.namespaces = watcher.namespaces();
                 }
                 let readings = watcher.read();
@@ -181,6 +179,27 @@ impl Running {
         self.release_all("guard ends");
         self.say(GuardEventKind::Stop, None, "", "every fix is detached".to_owned());
         Ok(Exit::Fine)
+    }
+
+    /// Follows the programs of the policy, and says once which of them are not watched.
+    fn follow(&mut self, watcher: &mut Watcher) {
+        let followed = watcher.follow(&self.scopes());
+        if let Some(error) = followed.refused.filter(|_| !self.is_confined) {
+            self.is_confined = true;
+            let why = format!(
+                "programs in other network namespaces are not watched, which needs CAP_SYS_ADMIN: {}",
+                errno_name(&error)
+            );
+            self.say(GuardEventKind::Refusal, None, "", why);
+        }
+        if followed.left_out > 0 && !self.is_full {
+            let why = format!(
+                "programs in {} are not watched: guard watches at most {MAX_NAMESPACES}",
+                counted(followed.left_out as u64, "other network namespace")
+            );
+            self.say(GuardEventKind::Refusal, None, "", why);
+        }
+        self.is_full = followed.left_out > 0;
     }
 
     /// Serves the metrics and the page, if the flags say so.

@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_fix::guard::{Scope, own_cgroup};
 use fourtuple_observe::doctor::with_callers;
@@ -19,11 +19,12 @@ use fourtuple_syscalls::{netns, procfs};
 use crate::watch::{Namespace, Watch};
 
 /// Maximum number of other namespaces.
-const MAX_NAMESPACES: usize = 64;
+pub(super) const MAX_NAMESPACES: usize = 64;
 /// Share of a processor for the passes over the sockets of another namespace.
 const SHARE: f64 = 0.005;
-/// Time limit for a reading of another namespace.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for the readings of all other namespaces. Those that take longer, as on a host without a free processor, are used later:
+/// meanwhile guard has to answer and to look after its fixes.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A snapshot of a network namespace.
 pub(super) struct Reading {
@@ -32,6 +33,15 @@ pub(super) struct Reading {
     /// Whether it is the guard's own namespace.
     pub(super) is_own: bool,
     pub(super) snapshot: Snapshot,
+}
+
+/// Namespaces that cannot be followed.
+#[derive(Default)]
+pub(super) struct Followed {
+    /// The error of one that cannot be entered.
+    pub(super) refused: Option<io::Error>,
+    /// How many are beyond the maximum.
+    pub(super) left_out: usize,
 }
 
 /// The namespaces that are watched.
@@ -45,6 +55,8 @@ pub(super) struct Watcher {
 struct Other {
     request: Sender<()>,
     snapshots: Receiver<Snapshot>,
+    /// Whether the last request has no answer yet.
+    is_reading: bool,
 }
 
 impl Watcher {
@@ -65,42 +77,63 @@ impl Watcher {
         1 + self.others.len()
     }
 
-    /// Follows the programs of the policy: their namespaces are watched, and those without such a program no more. Returns the error of a
-    /// namespace that cannot be entered.
-    pub(super) fn follow(&mut self, scopes: &[&Scope]) -> Option<io::Error> {
+    /// Follows the programs of the policy: their namespaces are watched, and those without such a program no more.
+    pub(super) fn follow(&mut self, scopes: &[&Scope]) -> Followed {
         let found = namespaces(scopes, self.own);
         self.others.retain(|namespace, _| found.contains_key(namespace));
-        let mut refused = None;
-        for (namespace, process) in found {
-            if self.others.len() < MAX_NAMESPACES && !self.others.contains_key(&namespace) {
-                match Other::begin(namespace, process) {
-                    Ok(Some(other)) => _ = self.others.insert(namespace, other),
-                    // The process has ended in the meantime.
-                    Ok(None) => {}
-                    Err(error) => refused = Some(error),
-                }
+        let new: Vec<(u32, u32)> =
+            found.into_iter().filter(|(namespace, _)| !self.others.contains_key(namespace)).collect();
+        let mut followed = Followed::default();
+        for (namespace, process) in new {
+            if self.others.len() == MAX_NAMESPACES {
+                followed.left_out += 1;
+                continue;
+            }
+            match Other::begin(namespace, process) {
+                Ok(Some(other)) => _ = self.others.insert(namespace, other),
+                // The process has ended in the meantime.
+                Ok(None) => {}
+                Err(error) => followed.refused = Some(error),
             }
         }
-        refused
+        followed
     }
 
-    /// Reads all namespaces. One whose reading fails is watched no more, until [`Watcher::follow`] finds it again.
+    /// Reads all namespaces, except those whose reading takes too long: theirs is returned once it is there.
     pub(super) fn read(&mut self) -> Vec<Reading> {
-        self.others.retain(|_, other| other.request.send(()).is_ok());
+        request(&mut self.others);
         let own = Reading { namespace: self.own, is_own: true, snapshot: attributed(self.watch.read()) };
         let mut readings = vec![own];
-        self.others.retain(|namespace, other| {
-            let snapshot = other.snapshots.recv_timeout(PATIENCE).ok();
-            let is_read = snapshot.is_some();
-            readings.extend(snapshot.map(|snapshot| Reading {
-                namespace: *namespace,
-                is_own: false,
-                snapshot,
-            }));
-            is_read
-        });
+        readings.extend(collect(&mut self.others, PATIENCE));
         readings
     }
+}
+
+/// Requests a reading of each namespace that is not being read. One whose thread has ended is watched no more, until [`Watcher::follow`] finds it
+/// again.
+fn request(others: &mut BTreeMap<u32, Other>) {
+    others.retain(|_, other| {
+        let is_read = other.is_reading || other.request.send(()).is_ok();
+        other.is_reading = true;
+        is_read
+    });
+}
+
+/// Returns the readings that are there within a time limit for all.
+fn collect(others: &mut BTreeMap<u32, Other>, limit: Duration) -> Vec<Reading> {
+    let end = Instant::now() + limit;
+    let mut readings = Vec::new();
+    others.retain(|namespace, other| {
+        match other.snapshots.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(snapshot) => {
+                other.is_reading = false;
+                readings.push(Reading { namespace: *namespace, is_own: false, snapshot });
+                true
+            }
+            Err(error) => error == RecvTimeoutError::Timeout,
+        }
+    });
+    readings
 }
 
 /// TIME_WAIT sockets have no process: those that the trace saw stand for it.
@@ -133,7 +166,7 @@ impl Other {
         };
         thread::Builder::new().name(format!("netns-{namespace}")).spawn(read)?;
         entered.recv().unwrap_or(Ok(()))?;
-        Ok(Some(Other { request, snapshots }))
+        Ok(Some(Other { request, snapshots, is_reading: false }))
     }
 }
 
@@ -151,4 +184,37 @@ fn namespaces(scopes: &[&Scope], own: u32) -> BTreeMap<u32, u32> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readings of 64 namespaces that each took 10 s would stop the guard for ten minutes.
+    #[test]
+    fn a_slow_namespace_is_read_once_and_later() {
+        let (request_sender, requests) = mpsc::channel();
+        let (sender, snapshots) = mpsc::channel();
+        let slow = Other { request: request_sender, snapshots, is_reading: false };
+        let (ended, _) = mpsc::channel();
+        let (_, no_snapshots) = mpsc::channel();
+        let gone = Other { request: ended, snapshots: no_snapshots, is_reading: false };
+        let mut others = BTreeMap::from([(1, slow), (2, gone)]);
+        let mut read = || {
+            request(&mut others);
+            let namespaces =
+                collect(&mut others, Duration::ZERO).iter().map(|reading| reading.namespace).collect();
+            (namespaces, others.keys().copied().collect())
+        };
+        let nothing: (Vec<u32>, Vec<u32>) = (vec![], vec![1]);
+        assert_eq!(
+            (read(), read()),
+            (nothing.clone(), nothing.clone()),
+            "it is watched, and the one that ended is not"
+        );
+        assert_eq!(requests.try_iter().count(), 1);
+        sender.send(Snapshot::default()).unwrap();
+        assert_eq!((read(), read()), ((vec![1], vec![1]), nothing));
+        assert_eq!(requests.try_iter().count(), 1);
+    }
 }

@@ -1,5 +1,6 @@
 //! The beginnings and the ends of fixes.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -13,10 +14,13 @@ use crate::commands::guard::repairs::{AcceptFix, PortsFix};
 
 impl Running {
     pub(super) fn decide_ports(&mut self, now: Duration, evidence: &Evidence) {
+        // Those that were attached during the readings, before their effects and ends.
+        self.announce();
         let is_needed = |(key, need): (&PortsKey, &PortsNeed)| {
             (need.begins || self.ports.contains_key(key)).then(|| key.clone())
         };
-        let needed: Vec<PortsKey> = evidence.ports.iter().filter_map(is_needed).collect();
+        let mut needed: Vec<PortsKey> = evidence.ports.iter().filter_map(is_needed).collect();
+        needed.sort_by_key(|key| Reverse(evidence.ports[key].sockets));
         let mut effects = BTreeMap::new();
         for (key, (_, fix)) in &mut self.ports {
             let before = fix.effect;
@@ -24,7 +28,8 @@ impl Running {
         }
         for (key, (before, after)) in &effects {
             if before != after && *after == Effect::Helps {
-                let drawn = self.ports[key].1.progress().drawn;
+                let progress = self.ports[key].1.progress();
+                let drawn = progress.drawn + progress.spread;
                 let message = format!("it helps: {} got a port that was drawn", counted(drawn, "connect"));
                 self.say(GuardEventKind::Effect, Some(GuardAction::FixPorts), &key.cgroup, message);
             }
@@ -75,6 +80,12 @@ impl Running {
 
     fn end_ports(&mut self, key: &PortsKey, why: Why) {
         let Some((_, fix)) = self.ports.remove(key) else { return };
+        if !fix.is_attached() && !fix.has_ended() {
+            // The verifier of the kernel may take seconds, for which guard would answer nobody.
+            fix.stop();
+            self.ending.push(fix);
+            return;
+        }
         let quiet = self.policy.quiet.as_secs();
         let progress = fix.progress();
         let why = match why {
@@ -188,6 +199,9 @@ impl Running {
     /// Takes note of fixes that are attached now, and of those that have ended by themselves.
     pub(super) fn look_after_fixes(&mut self) {
         self.announce();
+        for fix in self.ending.extract_if(.., |fix| fix.has_ended()) {
+            let _ = fix.end();
+        }
         let now = self.now();
         let ended: Vec<PortsKey> =
             self.ports.iter().filter(|(_, (_, fix))| fix.has_ended()).map(|(key, _)| key.clone()).collect();
@@ -258,5 +272,44 @@ impl Running {
             self.release_accept(key, fix, why);
             self.accept_keeper.gone(&key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::commands::guard::GuardFlags;
+    use crate::commands::guard::policy::Policy;
+
+    /// On a host without a free processor the verifier takes minutes.
+    #[test]
+    fn guard_does_not_wait_for_a_fix_that_is_not_attached() {
+        let flags = GuardFlags {
+            config: None,
+            dry_run: false,
+            every: None,
+            socket: "/nonexistent".into(),
+            takeover: false,
+            listen: None,
+            no_trace: true,
+            quiet: true,
+        };
+        let mut running = Running::new(flags, Policy::of_all(), false).unwrap();
+        let key = PortsKey { cgroup: "/a".to_owned(), destination: None };
+        let (verified, fix) = PortsFix::in_verification();
+        running.ports.insert(key.clone(), (1, fix));
+        running.end_ports(&key, Why::Quiet);
+        assert!(running.ports.is_empty() && !running.ending[0].has_ended());
+        running.look_after_fixes();
+        assert_eq!(running.ending.len(), 1);
+        drop(verified);
+        let end = Instant::now() + Duration::from_secs(60);
+        while !running.ending.is_empty() && Instant::now() < end {
+            running.look_after_fixes();
+        }
+        assert!(running.ending.is_empty());
+        assert!(running.events.last().is_empty(), "what was not attached is not released");
     }
 }

@@ -1,7 +1,9 @@
 //! From one guard to the next, without a gap.
 
 use std::env;
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Command, Stdio};
@@ -11,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fourtuple_record::{GuardEventKind, GuardTotals};
-use fourtuple_syscalls::child;
+use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
+use fourtuple_syscalls::pidfd::Pidfd;
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::SIGTERM;
 
 use super::Running;
 use crate::commands::guard::control::{self, Control, Request, RequestKind};
@@ -24,6 +28,35 @@ use crate::units::nanoseconds;
 const HANDOVER: Duration = Duration::from_secs(60);
 /// Time limit for the fixes that a successor takes over.
 const ATTACH: Duration = Duration::from_secs(30);
+
+/// A handover that this guard waits for.
+#[derive(Debug)]
+pub(super) struct Pending {
+    end: Instant,
+    /// The successor; `None` if its number means no process here, as in another PID namespace.
+    successor: Option<Pidfd>,
+}
+
+impl Pending {
+    /// Returns why the successor will not take over, if that is clear.
+    fn failed(&self) -> Option<&'static str> {
+        if self.successor.as_ref().is_some_and(has_ended) {
+            return Some("its successor has ended");
+        }
+        (Instant::now() >= self.end).then_some("its successor has not taken over in time")
+    }
+}
+
+/// Returns whether a process has ended, also if its parent has not waited for it.
+fn has_ended(process: &Pidfd) -> bool {
+    let wait = || {
+        let epoll = Epoll::new()?;
+        epoll.add(process.as_fd(), 0, Interest::READ)?;
+        Ok::<bool, io::Error>(!epoll.wait(&mut [Ready::NONE], Some(Duration::ZERO))?.is_empty())
+    };
+    // Without a descriptor the time limit is left.
+    wait().unwrap_or(false)
+}
 
 /// What a guard hands to its successor.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -84,8 +117,8 @@ impl Running {
             self.successor = None;
             self.stay(&format!("its successor ended: {status}"));
         }
-        if self.handover.is_some_and(|end| Instant::now() >= end) {
-            self.stay("its successor has not taken over in time");
+        if let Some(why) = self.handover.as_ref().and_then(Pending::failed) {
+            self.stay(why);
         }
         if self.control.is_none() && self.handover.is_none() {
             self.control = Some(Control::bind(&self.flags.socket)?);
@@ -137,23 +170,28 @@ impl Running {
         // Free for the successor before it hears of it.
         self.control = None;
         self.exporter = None;
-        self.handover = Some(Instant::now() + HANDOVER);
+        let successor = Pidfd::of_process(pid).ok();
+        self.handover = Some(Pending { end: Instant::now() + HANDOVER, successor });
         self.service.main_pid(pid);
         request.answer(serde_json::to_value(handover).map_err(|error| error.to_string()));
     }
 
     /// Asks the guard at the socket to hand over. `None`: no guard runs there.
-    pub(super) fn ask_for_handover(&self) -> anyhow::Result<Option<Handover>> {
+    pub(super) fn ask_for_handover(&self) -> anyhow::Result<Option<(Handover, Option<Pidfd>)>> {
         if UnixStream::connect(&self.flags.socket).is_err() {
             return Ok(None);
         }
         let value = control::ask(&self.flags.socket, &RequestKind::Takeover { pid: process::id() })?;
-        Ok(Some(serde_json::from_value(value).context("the guard at the socket is of another version")?))
+        let handover: Handover =
+            serde_json::from_value(value).context("the guard at the socket is of another version")?;
+        // Now, while it waits: its number may be another's when the fixes are attached.
+        let before = Pidfd::of_process(handover.pid).ok();
+        Ok(Some((handover, before)))
     }
 
     pub(super) fn take_over(
         &mut self,
-        handover: Handover,
+        (handover, before): (Handover, Option<Pidfd>),
         own: u32,
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
@@ -204,7 +242,7 @@ impl Running {
         }
         self.control = Some(Control::replace(&self.flags.socket)?);
         // It may have ended by itself.
-        let _ = child::terminate(handover.pid);
+        let _ = before.map(|before| before.signal(SIGTERM));
         self.say(
             GuardEventKind::Takeover,
             None,

@@ -1,8 +1,9 @@
 //! epoll(7): waits for readiness of many descriptors.
 
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::pidfd::Pidfd;
@@ -263,22 +264,89 @@ fn at(descriptor: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
     if descriptor.as_raw_fd() == number {
         return Ok(descriptor);
     }
-    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes numbers.
-    let found = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, number) })?;
-    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-    let found = unsafe { OwnedFd::from_raw_fd(found) };
-    if found.as_raw_fd() == number { Ok(found) } else { Err(Errno::EBUSY.into()) }
+    let moved = duplicate(&descriptor, number)?;
+    if moved.as_raw_fd() == number { Ok(moved) } else { Err(Errno::EBUSY.into()) }
 }
 
-/// Returns the epoll instance, by the descriptor of its process, for which a thread sleeps in epoll_wait(2), epoll_pwait(2) or
-/// epoll_pwait2(2) (/proc/PID/syscall). `None`: the thread runs, or sleeps in another call.
-///
-/// # Errors
-///
-/// ENOENT and ESRCH: there is no such thread; EPERM: no right to trace it (ptrace(2)).
-pub fn waited_for(thread: u32) -> io::Result<Option<RawFd>> {
-    let text = fs::read_to_string(format!("/proc/{thread}/syscall"))?;
-    Ok(first_argument_of_wait(&text))
+/// Moves a descriptor to a number from `first` on. EINVAL: the number is above RLIMIT_NOFILE.
+pub(crate) fn from(descriptor: OwnedFd, first: RawFd) -> io::Result<OwnedFd> {
+    if descriptor.as_raw_fd() >= first { Ok(descriptor) } else { duplicate(&descriptor, first) }
+}
+
+fn duplicate(descriptor: &OwnedFd, first: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes numbers.
+    let copy = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first) })?;
+    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A thread that is asked again and again whether it sleeps in epoll_wait(2). When its number is another thread's, the calls fail with ESRCH.
+#[derive(Debug)]
+pub struct Sleeper {
+    call: File,
+    runs: File,
+    /// Whether `runs` is /proc/PID/schedstat, 20 bytes, and not /proc/PID/status, of which the kernel writes 1,500 for each reading.
+    is_short: bool,
+}
+
+impl Sleeper {
+    /// Opens the files of a thread, at numbers from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// ENOENT: there is no such thread; EMFILE; EINVAL: `first` is above RLIMIT_NOFILE.
+    pub fn of(thread: u32, first: RawFd) -> io::Result<Sleeper> {
+        let open = |name: &str| {
+            let file = File::open(format!("/proc/{thread}/{name}"))?;
+            from(file.into(), first).map(File::from)
+        };
+        let call = open("syscall")?;
+        // Absent without CONFIG_SCHED_INFO, and zeroes if the kernel does not count.
+        let short = match open("schedstat") {
+            Ok(file) => Some(file).filter(|file| read(file, runs_of_schedstat).is_ok_and(|runs| runs > 0)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let is_short = short.is_some();
+        Ok(Sleeper { call, runs: short.map_or_else(|| open("status"), Ok)?, is_short })
+    }
+
+    /// Returns the epoll instance, by the descriptor of its process, for which the thread sleeps in epoll_wait(2), epoll_pwait(2) or
+    /// epoll_pwait2(2) (/proc/PID/syscall). `None`: the thread runs, or sleeps in another call.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH: the thread has ended; EPERM: no right to trace it (ptrace(2)).
+    pub fn waits_for(&self) -> io::Result<Option<RawFd>> {
+        read(&self.call, |text| Some(first_argument_of_wait(text)))
+    }
+
+    /// Returns a number that is the same as before if the thread slept before and has not run since.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH: the thread has ended.
+    pub fn runs(&self) -> io::Result<u64> {
+        read(&self.runs, if self.is_short { runs_of_schedstat } else { switches_of_status })
+    }
+}
+
+/// Reads a file of a thread from its beginning.
+fn read<T>(file: &File, parse: impl FnOnce(&str) -> Option<T>) -> io::Result<T> {
+    let mut room = [0; 4096];
+    let length = file.read_at(&mut room, 0)?;
+    let text = std::str::from_utf8(&room[..length]).ok();
+    text.and_then(parse).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Returns how often a thread has begun to run.
+fn runs_of_schedstat(text: &str) -> Option<u64> {
+    text.split_whitespace().nth(2)?.parse().ok()
+}
+
+/// Returns how often a thread has gone to sleep by itself.
+fn switches_of_status(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
 fn first_argument_of_wait(text: &str) -> Option<RawFd> {
@@ -353,6 +421,50 @@ mod tests {
         for text in ["running\n", "-1 0x7ffd 0x7f13\n", "0 0x9 0x7f13\n", ""] {
             assert_eq!(first_argument_of_wait(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_told_from_one_that_has_run() {
+        let (epoll, (mut ours, theirs)) = (Epoll::new().unwrap(), UnixStream::pair().unwrap());
+        epoll.add(theirs.as_fd(), 7, Interest::READ.and(Interest::EDGE)).unwrap();
+        let number = epoll.as_fd().as_raw_fd();
+        thread::scope(|scope| {
+            let (sender, threads) = std::sync::mpsc::channel();
+            let epoll = &epoll;
+            scope.spawn(move || {
+                // SAFETY: gettid() takes no arguments.
+                sender.send(unsafe { libc::gettid() } as u32).unwrap();
+                (0..2).for_each(|_| drop(epoll.wait(&mut [Ready::NONE], None)));
+            });
+            let id = threads.recv().unwrap();
+            let short = Sleeper::of(id, 100).unwrap();
+            assert!(short.call.as_raw_fd() >= 100 && short.runs.as_raw_fd() >= 100);
+            // As on a kernel without schedstat.
+            let long = Sleeper {
+                call: File::open(format!("/proc/{id}/syscall")).unwrap(),
+                runs: File::open(format!("/proc/{id}/status")).unwrap(),
+                is_short: false,
+            };
+            let asleep = || {
+                while short.waits_for().unwrap() != Some(number) {
+                    thread::yield_now();
+                }
+                [short.runs().unwrap(), long.runs().unwrap()]
+            };
+            let before = asleep();
+            assert_eq!(asleep(), before);
+            ours.write_all(b"x").unwrap();
+            let begun = Instant::now();
+            while asleep().iter().zip(before).any(|(now, before)| *now == before) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it has run");
+            }
+            ours.write_all(b"x").unwrap();
+            while short.waits_for().is_ok() {
+                thread::yield_now();
+            }
+            assert_eq!(short.waits_for().map_err(|error| Errno::of(&error)), Err(Some(Errno::ESRCH)));
+            assert_eq!(Sleeper::of(id, 0).map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
+        });
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::{Errno, check};
+use crate::{Errno, check, epoll};
 
 /// PIDFD_THREAD (include/uapi/linux/pidfd.h, Linux 6.9), which has the value of O_EXCL.
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
@@ -42,6 +42,15 @@ impl Pidfd {
             Err(error) if Errno::of(&error) == Some(Errno::EINVAL) => of_process_of(id),
             result => result.map(|thread| (thread, Opened::Thread)),
         }
+    }
+
+    /// Gives the descriptor a number from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// EMFILE; EINVAL: `first` is above RLIMIT_NOFILE.
+    pub fn numbered_from(self, first: RawFd) -> io::Result<Pidfd> {
+        epoll::from(self.0, first).map(Pidfd)
     }
 
     /// Duplicates a descriptor of the process into this process, with FD_CLOEXEC (pidfd_getfd(2), Linux 5.6).

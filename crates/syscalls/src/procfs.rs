@@ -68,17 +68,6 @@ pub fn sockets(root: impl AsRef<Path>, process: u32) -> io::Result<impl Iterator
     }))
 }
 
-/// Returns how often a thread has gone to sleep by itself (`voluntary_ctxt_switches` of proc_pid_status(5)).
-///
-/// # Errors
-/// ENOENT and ESRCH if the thread has ended.
-pub fn voluntary_switches(thread: u32) -> io::Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{thread}/status"))?;
-    let number =
-        text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());
-    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;

@@ -1,10 +1,11 @@
 //! The process that moves registrations of workers to the tail of the wait queue of their listener.
 //!
 //! epoll(7) knows a registration by file and descriptor number, so EPOLL_CTL_DEL and EPOLL_CTL_ADD need duplicates with the numbers of the
-//! worker: this process has only one descriptor of its own. It finishes a move also if fourtuple is killed, and if it is killed itself
+//! worker: this process has only one low descriptor of its own, and what it keeps of workers has high ones. It finishes a move also if fourtuple is killed, and if it is killed itself
 //! between the two calls, fourtuple starts another one, which adds the registration again.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{self, BufRead, BufReader, PipeReader};
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::epoll::{self, Borrowed, Registration};
+use fourtuple_syscalls::epoll::{Borrowed, Registration, Sleeper};
 use fourtuple_syscalls::fork::Guard;
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::shared::Counters;
-use fourtuple_syscalls::{Errno, option, procfs, resource, socket};
+use fourtuple_syscalls::{Errno, option, resource, socket};
 
 /// Maximum number of workers at a time.
 pub(super) const ROWS: usize = 1024;
@@ -34,6 +35,8 @@ const HANDLED: usize = 3;
 const MOVES: usize = 4;
 const DONE: usize = MOVES + ROWS;
 const NUMBERS: usize = DONE + ROWS;
+/// Descriptor 0 is the pipe.
+const LOWEST: RawFd = 1;
 
 /// A registration of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,37 +47,34 @@ pub(super) struct Seat {
     pub(super) registration: Registration,
 }
 
-/// A move of the registration of a thread, which sleeps since its last voluntary context switch. The number 0 stands for a registration
-/// that another mover has removed and that is to be added.
+/// A move of the registration of a thread, which sleeps as long as the number of its runs is the same ([`Sleeper::runs`]). The number 0 stands
+/// for a registration that another mover has removed and that is to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) number: u64,
     pub(super) row: usize,
     pub(super) thread: u32,
-    pub(super) switches: u64,
+    pub(super) runs: u64,
     pub(super) epoll: RawFd,
     pub(super) seat: Seat,
 }
 
 impl Order {
     fn line(&self) -> String {
-        let Order { number, row, thread, switches, epoll, seat } = self;
+        let Order { number, row, thread, runs, epoll, seat } = self;
         let Seat { process, cookie, registration: Registration { descriptor, events, data } } = seat;
-        format!(
-            "{number} {row} {thread} {switches} {epoll} {process} {cookie} {descriptor} {events} {data}\n"
-        )
+        format!("{number} {row} {thread} {runs} {epoll} {process} {cookie} {descriptor} {events} {data}\n")
     }
 
     fn parse(line: &str) -> Option<Order> {
         let words: Option<Vec<u64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
-        let [number, row, thread, switches, epoll, process, cookie, descriptor, events, data] = words?[..]
-        else {
+        let [number, row, thread, runs, epoll, process, cookie, descriptor, events, data] = words?[..] else {
             return None;
         };
         let registration = Registration { descriptor: descriptor as RawFd, events: events as u32, data };
         let seat = Seat { process: process as u32, cookie, registration };
         let row = usize::try_from(row).ok().filter(|row| *row < ROWS)?;
-        Some(Order { number, row, thread: thread as u32, switches, epoll: epoll as RawFd, seat })
+        Some(Order { number, row, thread: thread as u32, runs, epoll: epoll as RawFd, seat })
     }
 }
 
@@ -118,13 +118,14 @@ impl Mover {
         if let Some(row) = row
             && let Some(&seat) = seats.get(&(row, epoll))
         {
-            next.tell(&Order { number: 0, row, thread: 0, switches: 0, epoll, seat })?;
+            next.tell(&[Order { number: 0, row, thread: 0, runs: 0, epoll, seat }])?;
         }
         Ok(next)
     }
 
-    pub(super) fn tell(&mut self, order: &Order) -> io::Result<()> {
-        self.guard.tell(order.line().as_bytes())
+    pub(super) fn tell(&mut self, orders: &[Order]) -> io::Result<()> {
+        let lines: String = orders.iter().map(Order::line).collect();
+        self.guard.tell(lines.as_bytes())
     }
 
     fn number(&self, place: usize) -> u64 {
@@ -155,17 +156,53 @@ impl Mover {
     }
 }
 
+/// What is kept of workers from one move to the next: nothing that keeps a file of theirs open, which would have them listen on after their end.
+struct Kept {
+    /// Lowest number of the descriptors.
+    first: RawFd,
+    processes: BTreeMap<u32, Pidfd>,
+    threads: BTreeMap<u32, Sleeper>,
+}
+
+impl Kept {
+    fn new(first: RawFd) -> Kept {
+        Kept { first, processes: BTreeMap::new(), threads: BTreeMap::new() }
+    }
+
+    fn of(&mut self, order: &Order) -> io::Result<(&Pidfd, &Sleeper)> {
+        let process = match self.processes.entry(order.seat.process) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                entry.insert(Pidfd::of_process(order.seat.process)?.numbered_from(self.first)?)
+            }
+        };
+        let thread = match self.threads.entry(order.thread) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Sleeper::of(order.thread, self.first)?),
+        };
+        Ok((process, thread))
+    }
+}
+
 /// Handles orders until the pipe ends.
 fn serve(pipe: PipeReader, shared: &[AtomicU64]) -> io::Result<()> {
     // The numbers of the workers' descriptors may be high.
-    let _ = resource::raise_descriptor_limit();
+    let limit = resource::raise_descriptor_limit().unwrap_or(1024);
+    let first = RawFd::try_from(limit / 2).unwrap_or(RawFd::MAX / 2);
+    let mut kept = Kept::new(first);
     for line in BufReader::new(pipe).lines() {
         let Some(order) = Order::parse(&line?) else { continue };
         if order.number == 0 {
             restore(&order, shared);
             continue;
         }
-        if rotate(&order, shared) {
+        let is_done = rotate(&order, &mut kept, shared).or_else(|_| {
+            // What was kept is of a process that has ended, or has the number of the listener, or all numbers.
+            kept = Kept::new(if kept.first == first { LOWEST } else { first });
+            rotate(&order, &mut kept, shared)
+        });
+        // An error: the worker has ended, or has closed the listener.
+        if is_done.unwrap_or(true) {
             shared[DONE + order.row].store(order.number, Ordering::Release);
         }
         shared[HANDLED].store(order.number, Ordering::Release);
@@ -175,13 +212,17 @@ fn serve(pipe: PipeReader, shared: &[AtomicU64]) -> io::Result<()> {
 
 /// Moves a registration to the tail, while the thread still sleeps. Returns false if it does not. One that runs may change its registration,
 /// as nginx does after each 16th accept(), and would find it missing between our two calls.
-fn rotate(order: &Order, shared: &[AtomicU64]) -> bool {
-    let Order { row, thread, switches, epoll, seat, .. } = order;
-    let Some(borrowed) = borrow(*epoll, seat) else { return true };
-    let has_slept = procfs::voluntary_switches(*thread).is_ok_and(|now| now == *switches);
-    // As close as possible to the two calls.
-    if !has_slept || epoll::waited_for(*thread).ok().flatten() != Some(*epoll) {
-        return false;
+fn rotate(order: &Order, kept: &mut Kept, shared: &[AtomicU64]) -> io::Result<bool> {
+    let Order { row, runs, epoll, seat, .. } = order;
+    let (process, thread) = kept.of(order)?;
+    // The cheapest of the calls first.
+    if thread.runs()? != *runs {
+        return Ok(false);
+    }
+    let Some(borrowed) = borrow(process, *epoll, seat)? else { return Ok(true) };
+    // As close as possible to the two calls, and in this order: it sleeps, and has not run between the two answers.
+    if thread.waits_for()? != Some(*epoll) || thread.runs()? != *runs {
+        return Ok(false);
     }
     shared[REMOVED_EPOLL].store(*epoll as u64, Ordering::Release);
     shared[REMOVED].store(*row as u64 + 1, Ordering::Release);
@@ -191,11 +232,12 @@ fn rotate(order: &Order, shared: &[AtomicU64]) -> bool {
         shared[MOVES + row].fetch_add(1, Ordering::Relaxed);
     }
     shared[REMOVED].store(0, Ordering::Release);
-    true
+    Ok(true)
 }
 
 fn restore(order: &Order, shared: &[AtomicU64]) {
-    if let Some(borrowed) = borrow(order.epoll, &order.seat) {
+    let process = Pidfd::of_process(order.seat.process);
+    if let Ok(Some(borrowed)) = process.and_then(|process| borrow(&process, order.epoll, &order.seat)) {
         add(&borrowed, shared);
     }
     shared[REMOVED].store(0, Ordering::Release);
@@ -218,11 +260,10 @@ fn add(borrowed: &Borrowed, shared: &[AtomicU64]) {
     }
 }
 
-/// `None`: the worker has ended, or has closed the listener.
-fn borrow(epoll: RawFd, seat: &Seat) -> Option<Borrowed> {
-    let process = Pidfd::of_process(seat.process).ok()?;
-    let borrowed = Borrowed::of(&process, epoll, seat.registration).ok()?;
-    (option::cookie(borrowed.as_fd()).ok() == Some(seat.cookie)).then_some(borrowed)
+/// `None`: the number is another file's now. An error: the worker has ended, or has closed the listener.
+fn borrow(process: &Pidfd, epoll: RawFd, seat: &Seat) -> io::Result<Option<Borrowed>> {
+    let borrowed = Borrowed::of(process, epoll, seat.registration)?;
+    Ok((option::cookie(borrowed.as_fd()).ok() == Some(seat.cookie)).then_some(borrowed))
 }
 
 #[cfg(test)]
@@ -271,17 +312,13 @@ def cookie(): return int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 57, 8), sys.
         let seat = Seat { process, cookie, registration: before[0] };
         let counters = Counters::new(NUMBERS).unwrap();
         let shared = counters.all();
-        let order = |at: usize, switches| Order {
-            number: 1,
-            row: 0,
-            thread: threads[at],
-            switches,
-            epoll: epolls[at],
-            seat,
-        };
-        let turn = |at: usize| {
+        let mut kept = Kept::new(500);
+        let order =
+            |at: usize, runs| Order { number: 1, row: 0, thread: threads[at], runs, epoll: epolls[at], seat };
+        let sleepers = threads.map(|thread| Sleeper::of(thread, 0).unwrap());
+        let mut turn = |at: usize| {
             let begun = Instant::now();
-            while !rotate(&order(at, procfs::voluntary_switches(threads[at]).unwrap()), shared) {
+            while !rotate(&order(at, sleepers[at].runs().unwrap()), &mut kept, shared).unwrap() {
                 assert!(begun.elapsed() < Duration::from_secs(60), "the thread never waits");
             }
         };
@@ -293,13 +330,14 @@ def cookie(): return int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 57, 8), sys.
         assert_eq!((listed(epolls[0]), shared[MOVES].load(Ordering::Relaxed)), (before.clone(), 2));
 
         // A mover is killed between the two calls.
-        borrow(epolls[0], &seat).unwrap().remove().unwrap();
+        let pidfd = Pidfd::of_process(process).unwrap();
+        borrow(&pidfd, epolls[0], &seat).unwrap().unwrap().remove().unwrap();
         assert_eq!(server.number("print(connect())"), 1);
         restore(&order(0, 0), shared);
         restore(&order(0, 0), shared);
         assert_eq!((listed(epolls[0]), shared[FAILED].load(Ordering::Relaxed)), (before, 0));
 
-        assert!(!rotate(&order(0, 0), shared), "the thread ran since");
+        assert!(!rotate(&order(0, 0), &mut Kept::new(500), shared).unwrap(), "the thread ran since");
         server.run("epolls[1].unregister(900)");
         turn(1);
         assert_eq!((listed(epolls[1]), shared[MOVES].load(Ordering::Relaxed)), (vec![], 2));
@@ -309,7 +347,7 @@ def cookie(): return int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 57, 8), sys.
     fn orders_survive_writing_and_parsing() {
         let registration = Registration { descriptor: 6, events: 0x1000_0001, data: u64::MAX };
         let seat = Seat { process: 7, cookie: 8, registration };
-        let order = Order { number: 5, row: 3, thread: 70, switches: 9, epoll: 10, seat };
+        let order = Order { number: 5, row: 3, thread: 70, runs: 9, epoll: 10, seat };
         assert_eq!(Order::parse(&order.line()), Some(order));
         for line in ["", "5 3 70 9 10 7 8 6 1", "5 1024 70 9 10 7 8 6 1 1", "5 3 x 9 10 7 8 6 1 1"] {
             assert_eq!(Order::parse(line), None, "{line:?}");

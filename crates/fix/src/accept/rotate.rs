@@ -3,17 +3,19 @@
 //! The kernel wakes the first registered worker that waits, so that a few of many get nearly all connections. A move of the worker that
 //! accepted to the tail of the wait queue makes them take turns. Nothing has to be undone at the end.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::os::fd::RawFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::FixRotate;
 use fourtuple_bpf::fix_rotate::{ListenerEvent, What};
 use fourtuple_record::{FixAcceptListener, FixAcceptResults, Remark};
-use fourtuple_syscalls::epoll::{self, Registration};
+use fourtuple_syscalls::epoll::{Registration, Sleeper};
 use fourtuple_syscalls::pidfd::Pidfd;
-use fourtuple_syscalls::procfs;
 
 use crate::accept::discover::{self, Scope, SharedListener};
 use crate::accept::mover::{Mover, Order, ROWS, Seat};
@@ -21,8 +23,8 @@ use crate::accept::session::{Choices, Closed};
 use crate::accept::{Accept, AcceptError, AcceptProgress, AcceptTarget, Fixing, has_ended};
 use crate::target;
 
-/// Interval at which a thread that was busy is looked at again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval at which threads are looked at that have accepted: one that has just done so still runs, and others follow it.
+const INTERVAL: Duration = Duration::from_millis(2);
 /// Time after which the move of a thread that stays busy is given up: the kernel passes it over, and its next accept() asks again.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -58,6 +60,8 @@ pub(super) struct Rotation {
     chosen: u64,
     /// Threads that accepted, by worker.
     pending: BTreeMap<(usize, u32), Pending>,
+    /// Threads that have accepted since the last look.
+    threads: BTreeMap<u32, Sleeper>,
     /// Number of the last order to the mover.
     number: u64,
     /// The processes whose registrations at a listener were read since the last look.
@@ -83,6 +87,7 @@ impl Rotation {
             joined: 0,
             chosen: 0,
             pending: BTreeMap::new(),
+            threads: BTreeMap::new(),
             number: 0,
             read: BTreeSet::new(),
             remarks: BTreeMap::new(),
@@ -141,6 +146,7 @@ impl Rotation {
         }
         self.find_workers(&fresh);
         self.read.clear();
+        self.threads.clear();
         let has_ended = |worker: &Worker| {
             !present.contains(&worker.cookie)
                 || fs::symlink_metadata(format!("/proc/{}", worker.process)).is_err()
@@ -276,17 +282,21 @@ impl Rotation {
             if pending.sent.is_some() {
                 return true;
             }
-            match (epoll::waited_for(thread), procfs::voluntary_switches(thread)) {
-                (Ok(Some(epoll)), Ok(switches)) => asleep.push((row, thread, epoll, switches)),
-                (Ok(None), Ok(_)) => {}
-                // It has ended.
-                _ => return false,
+            match runs_asleep(&mut self.threads, thread) {
+                Ok(Some((epoll, runs))) => asleep.push((row, thread, epoll, runs)),
+                Ok(None) => {}
+                Err(_) => {
+                    // It has ended.
+                    self.threads.remove(&thread);
+                    return false;
+                }
             }
             true
         });
         // What a thread did before it slept has been reported by now.
         self.handle_all();
-        for (row, thread, epoll, switches) in asleep {
+        let mut orders = Vec::new();
+        for (row, thread, epoll, runs) in asleep {
             let Some(&seat) = self.seats.get(&(row, epoll)) else {
                 self.pending.remove(&(row, thread));
                 continue;
@@ -296,10 +306,11 @@ impl Rotation {
             if let Some(pending) = self.pending.get_mut(&(row, thread)) {
                 pending.sent = Some(number);
             }
-            if let Some(mover) = &mut self.mover {
-                // A mover that has been killed is replaced soon.
-                let _ = mover.tell(&Order { number, row, thread, switches, epoll, seat });
-            }
+            orders.push(Order { number, row, thread, runs, epoll, seat });
+        }
+        if let Some(mover) = &mut self.mover {
+            // A mover that has been killed is replaced soon.
+            let _ = mover.tell(&orders);
         }
     }
 
@@ -333,6 +344,17 @@ impl Rotation {
         });
         self.closed.rows.iter().cloned().chain(open).collect()
     }
+}
+
+/// Returns the epoll instance for which a thread sleeps, and the number of its runs; `None`: it does not sleep there.
+fn runs_asleep(threads: &mut BTreeMap<u32, Sleeper>, thread: u32) -> io::Result<Option<(RawFd, u64)>> {
+    let sleeper = match threads.entry(thread) {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => entry.insert(Sleeper::of(thread, 0)?),
+    };
+    // In this order: if it has run between the two answers, the mover sees another number.
+    let runs = sleeper.runs()?;
+    Ok(sleeper.waits_for()?.map(|epoll| (epoll, runs)))
 }
 
 impl Fixing for Rotation {
@@ -371,7 +393,9 @@ impl Fixing for Rotation {
             if left.is_zero() {
                 return Ok(());
             }
-            self.trace.wait(if self.pending.is_empty() { left } else { left.min(RETRY_INTERVAL) })?;
+            if !self.pending.is_empty() || self.trace.wait(left)? {
+                thread::sleep(INTERVAL.min(left));
+            }
         }
     }
 

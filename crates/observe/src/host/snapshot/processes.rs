@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use fourtuple_bpf::SocketHolders;
 use fourtuple_record::snapshot::{Owner, Process};
@@ -231,8 +233,27 @@ impl Stat {
     }
 }
 
-/// CPU time of each process in ticks, by process ID and time of its start.
-pub(super) type Before = HashMap<(u32, u64), u64>;
+/// What is kept of the processes from one pass to the next.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// CPU time in ticks, by process ID and time of the start.
+    ticks: HashMap<(u32, u64), u64>,
+    limits: HashMap<u32, Limit>,
+}
+
+/// What seldom changes of a process that may be listed for its descriptors. To read it of thousands of processes takes most of a pass.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    /// Inode of /proc/PID/fd: the directory of another process with this number has another one.
+    inode: u64,
+    read: Instant,
+    /// Whether the process is in this network namespace.
+    is_here: bool,
+    descriptors: Option<u64>,
+}
+
+/// Time after which a limit is read again: prlimit(2) may have changed it, or setns(2) the namespace.
+const LIMIT_AGE: Duration = Duration::from_secs(60);
 
 /// Maximum number of processes that are read.
 const READ: usize = 4096;
@@ -249,19 +270,14 @@ pub(super) fn read(
     is_first: bool,
     now: &mut Before,
 ) -> Result<Vec<Process>, String> {
-    let here = fs::read_link(root.join("proc/thread-self/ns/net")).ok();
-    let is_here = |pid: u32| {
-        let there = fs::read_link(root.join(format!("proc/{pid}/ns/net"))).ok();
-        here.is_none() || there.is_none() || here == there
-    };
     let holders = sockets.processes();
-    let others = holders.iter().copied().filter(|pid| !named.contains(pid));
+    let others = holders.iter().copied().filter(|pid| !named.contains(pid)).take(READ);
+    let fullest = fullest(root, others, before, now);
     let mut processes: Vec<Process> = named
         .iter()
-        .copied()
-        .chain(others.filter(|pid| is_here(*pid)))
         .take(READ)
-        .filter_map(|pid| process(root, pid, sockets, before, is_first, now))
+        .chain(&fullest)
+        .filter_map(|pid| process(root, *pid, sockets, before, is_first, now))
         .collect();
     for process in processes.iter_mut().filter(|process| named.contains(&process.pid)) {
         add_origin(root, process);
@@ -271,14 +287,42 @@ pub(super) fn read(
     if processes.is_empty() && !holders.is_empty() {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
     }
-    let share = |process: &Process| {
-        u64::from(process.descriptors) * 1000 / process.descriptor_limit.unwrap_or(u64::MAX).max(1)
-    };
+    let share = |process: &Process| share(process.descriptors, process.descriptor_limit);
     processes
         .sort_by_key(|process| (Reverse(named.contains(&process.pid)), Reverse(share(process)), process.pid));
-    let kept = named.len().min(READ) + LISTED;
-    processes.truncate(kept);
     Ok(processes)
+}
+
+/// Returns the share of its descriptors that a process uses, in thousandths.
+fn share(descriptors: u32, limit: Option<u64>) -> u64 {
+    u64::from(descriptors) * 1000 / limit.unwrap_or(u64::MAX).max(1)
+}
+
+/// Returns the processes of this network namespace that use the largest share of their descriptors.
+fn fullest(root: &Path, pids: impl Iterator<Item = u32>, before: &Before, now: &mut Before) -> Vec<u32> {
+    let here = fs::read_link(root.join("proc/thread-self/ns/net")).ok();
+    let at = Instant::now();
+    let mut shares = Vec::new();
+    for pid in pids {
+        let directory = root.join(format!("proc/{pid}"));
+        let (number, inode) = descriptors(&directory.join("fd"));
+        let known = before.limits.get(&pid);
+        let known = known.filter(|known| known.inode == inode && at.duration_since(known.read) < LIMIT_AGE);
+        let read = || {
+            let there = fs::read_link(directory.join("ns/net")).ok();
+            let [limit, _] = open_files(&fs::read_to_string(directory.join("limits")).ok()?)?;
+            let is_here = here.is_none() || there.is_none() || here == there;
+            Some(Limit { inode, read: at, is_here, descriptors: limit })
+        };
+        // It may have ended.
+        let Some(limit) = known.copied().or_else(read) else { continue };
+        now.limits.insert(pid, limit);
+        if limit.is_here {
+            shares.push((Reverse(share(number, limit.descriptors)), pid));
+        }
+    }
+    shares.sort_unstable();
+    shares.into_iter().take(LISTED).map(|(_, pid)| pid).collect()
 }
 
 fn process(
@@ -290,14 +334,14 @@ fn process(
     now: &mut Before,
 ) -> Option<Process> {
     let Stat { state, parent, group, cpu, started } = Stat::read(root, pid)?;
-    now.insert((pid, started), cpu);
-    let cpu_before = before.get(&(pid, started)).copied();
+    now.ticks.insert((pid, started), cpu);
+    let cpu_before = before.ticks.get(&(pid, started)).copied();
     let limits = fs::read_to_string(root.join(format!("proc/{pid}/limits"))).ok()?;
     let [limit, ceiling] = open_files(&limits)?;
     Some(Process {
         pid,
         name: sockets.owner(pid, 0)?.name,
-        descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))),
+        descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))).0,
         descriptor_limit: limit,
         descriptor_ceiling: ceiling,
         parent,
@@ -337,11 +381,12 @@ fn command_line(root: &Path, pid: u32) -> Option<String> {
     (!cut.is_empty()).then_some(cut)
 }
 
-/// Returns the number of entries of /proc/PID/fd. The directory has this number as its size since Linux 6.2; before, its size is 0.
-fn descriptors(path: &Path) -> u32 {
-    match fs::metadata(path).map_or(0, |directory| directory.len()) {
-        0 => fs::read_dir(path).map_or(0, |entries| entries.count() as u32),
-        size => size as u32,
+/// Returns the number of entries of /proc/PID/fd, and its inode. The directory has this number as its size since Linux 6.2; before, its size is 0.
+fn descriptors(path: &Path) -> (u32, u64) {
+    let (size, inode) = fs::metadata(path).map_or((0, 0), |directory| (directory.len(), directory.ino()));
+    match size {
+        0 => (fs::read_dir(path).map_or(0, |entries| entries.count() as u32), inode),
+        size => (size as u32, inode),
     }
 }
 
@@ -418,6 +463,39 @@ mod tests {
         let Process { parent_name, executable, cgroup, .. } = process;
         let found = [parent_name, executable, cgroup].map(Option::unwrap);
         assert_eq!(found, ["systemd", "/usr/sbin/server (deleted)", "/system.slice/web.service"]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn limits_are_kept_as_long_as_the_process_lives() {
+        let root = with_processes("limits", &[(5, "a", 1, 1), (6, "b", 1, 1), (7, "c", 1, 1)]);
+        let set = |pid: u32, descriptors: u32, limit: &str| {
+            let directory = root.join(format!("proc/{pid}"));
+            // As the kernel does for a new process with this number.
+            fs::create_dir_all(directory.join("new")).unwrap();
+            (0..descriptors).for_each(|number| drop(fs::write(directory.join(format!("new/{number}")), "")));
+            let _ = fs::rename(directory.join("fd"), directory.join("old"));
+            fs::rename(directory.join("new"), directory.join("fd")).unwrap();
+            let _ = fs::remove_dir_all(directory.join("old"));
+            fs::write(directory.join("limits"), format!("Max open files  {limit}  {limit}  files\n"))
+                .unwrap();
+        };
+        let (mut first, mut second, mut third) = (Before::default(), Before::default(), Before::default());
+        let find = |before: &Before, now: &mut Before| fullest(&root, [5, 6, 7, 8].into_iter(), before, now);
+        let limit = |known: &Before, pid| known.limits[&pid].descriptors;
+        set(5, 1, "1000000");
+        set(6, 1, "2000000");
+        fs::remove_file(root.join("proc/7/stat")).unwrap();
+        assert_eq!(find(&Before::default(), &mut first), [5, 6], "7 and 8 have ended");
+        // prlimit(2) is seen after a while, another process at once.
+        fs::write(root.join("proc/5/limits"), "Max open files  3  3  files\n").unwrap();
+        set(6, 1, "7");
+        find(&first, &mut second);
+        assert_eq!((limit(&second, 5), limit(&second, 6)), (Some(1_000_000), Some(7)));
+        let known = second.limits.get_mut(&5).unwrap();
+        known.read = known.read.checked_sub(LIMIT_AGE).unwrap();
+        find(&second, &mut third);
+        assert_eq!(limit(&third, 5), Some(3));
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -24,7 +24,7 @@ use crate::error::FixError;
 use crate::namespaces;
 use crate::namespaces::Namespaces;
 
-/// Interval at which port ranges and the processes of the cgroup are read again.
+/// Interval at which the cgroup is looked at, and what could not be answered is asked again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum share of a processor that repeats answers after changes of routes, and each kind of reading of the processes of the cgroup. A
 /// routing daemon changes unrelated routes all the time, and the answers for thousands of destinations take tens of milliseconds.
@@ -68,13 +68,23 @@ pub struct Pace {
     /// Maximum time from a stop request to the end.
     pub stop: Duration,
     pub progress: Duration,
+    /// Interval at which port ranges and the processes of the cgroup are read again.
+    pub reread: Duration,
 }
 
 impl Pace {
     /// For someone who watches.
-    pub const LIVE: Pace = Pace { stop: Duration::from_millis(50), progress: Duration::from_millis(200) };
+    pub const LIVE: Pace = Pace {
+        stop: Duration::from_millis(50),
+        progress: Duration::from_millis(200),
+        reread: Duration::from_secs(1),
+    };
     /// For a process with many fixes.
-    pub const SLOW: Pace = Pace { stop: Duration::from_millis(500), progress: Duration::from_secs(1) };
+    pub const SLOW: Pace = Pace {
+        stop: Duration::from_millis(500),
+        progress: Duration::from_secs(1),
+        reread: Duration::from_secs(5),
+    };
 }
 
 /// Figures of a running fix.
@@ -143,7 +153,7 @@ impl Ports {
             // It serves later fixes of this process too. Without a thread there is no estimate.
             let _ = thread::Builder::new().name("calibrate".to_owned()).spawn(|| calibrate(&NEVER));
         }
-        let (mut reported, mut refreshed) = (Duration::ZERO, Duration::ZERO);
+        let (mut reported, mut refreshed, mut reread) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let mut is_removed = false;
         loop {
             let elapsed = start.elapsed();
@@ -151,7 +161,11 @@ impl Ports {
             session.poll()?;
             if elapsed >= refreshed + REFRESH_INTERVAL {
                 refreshed = elapsed;
-                session.refresh()?;
+                session.ask_again();
+                if elapsed >= reread + self.pace.reread {
+                    reread = elapsed;
+                    session.refresh()?;
+                }
                 is_removed = session.is_removed();
             }
             if remaining.is_zero() || is_removed || stop.load(Ordering::Relaxed) {
@@ -353,11 +367,15 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads the port ranges again, and forgets destinations of unknown namespaces, so that they are requested again.
-    fn refresh(&mut self) -> Result<(), FixError> {
+    /// Forgets destinations of unknown namespaces, so that they are requested again.
+    fn ask_again(&mut self) {
         for destination in self.unresolved.drain(..) {
             self.fix.forget(&destination);
         }
+    }
+
+    /// Reads the port ranges again, and releases namespaces that are gone.
+    fn refresh(&mut self) -> Result<(), FixError> {
         let now = Instant::now();
         if self.release.allows(now) {
             let start = resource::process_cpu_time();

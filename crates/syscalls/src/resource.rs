@@ -20,6 +20,25 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
+/// Makes the allocator keep little: at most two arenas for all threads to come. glibc has eight for each processor otherwise, and each keeps
+/// what its threads have freed. Nothing happens with another C library.
+pub fn keep_little_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt() takes numbers.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
+/// Returns memory that was freed to the kernel (malloc_trim(3)). Nothing happens with another C library than glibc.
+pub fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim() takes a number.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Sets RLIMIT_NOFILE, soft and hard, of this process and its future children.
 ///
 /// # Errors

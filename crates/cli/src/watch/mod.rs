@@ -13,7 +13,7 @@ use fourtuple_observe::doctor::{Budget, Cure, Diagnosis, Limits, Place, diagnose
 use fourtuple_record::snapshot::{Part, Snapshot, Tuple};
 use fourtuple_record::{History, Moment};
 use fourtuple_syscalls::message::own_user;
-pub(crate) use reading::{Watch, once, probe_if_requested};
+pub(crate) use reading::{SHARE, Watch, once, probe_if_requested};
 pub(crate) use target::{Destination, Namespace, TargetFlags, destination, network};
 pub(crate) use trial::try_cure;
 

@@ -21,7 +21,7 @@ use crate::watch::target::{Destination, Namespace};
 use crate::watch::trial;
 
 /// The share of a processor for the pass over all sockets in a live view.
-const SHARE: f64 = 0.01;
+pub(crate) const SHARE: f64 = 0.01;
 
 /// The source of snapshots of one namespace. It stays on the thread that created it, which is in the namespace.
 #[derive(Debug)]
@@ -33,9 +33,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Probes the port search, attaches the traces if `trace`, and takes the first of many readings.
-    pub(crate) fn begin(namespace: &Namespace, trace: bool) -> Watch {
-        let mut reader = Reader::new(Path::new("/")).limited_to(SHARE);
+    /// Probes the port search, attaches the traces if `trace`, and takes the first of many readings. `share`: of a processor, for the passes
+    /// over all sockets.
+    pub(crate) fn begin(namespace: &Namespace, trace: bool, share: f64) -> Watch {
+        let mut reader = Reader::new(Path::new("/")).limited_to(share);
         let search = search();
         // After the probe of the search, whose connects would count.
         let survey = attach(trace);

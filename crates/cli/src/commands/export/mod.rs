@@ -19,7 +19,9 @@ use time::OffsetDateTime;
 
 use crate::exit::Exit;
 use crate::units::{self, nanoseconds};
-use crate::watch::{Namespace, Past, TargetFlags, Thresholds, Watch, diagnose_in, host, read_thresholds};
+use crate::watch::{
+    Namespace, Past, SHARE, TargetFlags, Thresholds, Watch, diagnose_in, host, read_thresholds,
+};
 use crate::{output, stop};
 use metrics::Metrics;
 
@@ -65,7 +67,7 @@ impl ExportFlags {
         let settings = self.target.settings(nanoseconds(self.every));
         let mut exporter = Exporter::start(self.listen, self.destinations, thresholds, settings, Vec::new())?;
         namespace.within(|| {
-            let mut watch = Watch::begin(&namespace, !self.no_trace);
+            let mut watch = Watch::begin(&namespace, !self.no_trace, SHARE);
             let SurveyTimes { search, wait } = watch.times();
             for reason in [search.err(), wait.err()].into_iter().flatten().filter(|_| !self.no_trace) {
                 output::say(&format!("without a histogram: {reason}"));

@@ -128,6 +128,7 @@ impl Judge {
         let tuples = shortages(&reading.snapshot, 0.0).unwrap_or_default();
         let tuples: Vec<Shortage<'_>> =
             tuples.into_iter().filter(|shortage| policy.includes(shortage.tuple.destination)).collect();
+        let is_fresh = reading.snapshot.connections.seen().is_ok_and(|connections| connections.age_ns == 0);
         // A fix with more source addresses spreads the connections of a destination over them.
         let mut by_destination: BTreeMap<SocketAddr, u32> = BTreeMap::new();
         for shortage in &tuples {
@@ -147,7 +148,7 @@ impl Judge {
             );
             let helps = budget.draws_pay() || policy.source.is_some();
             let held = sockets(&tuple.owners);
-            for cgroup in self.cgroups(now, reading.namespace, tuple, &held, mount) {
+            for cgroup in self.cgroups(now, (reading.namespace, is_fresh), tuple, &held, mount) {
                 let refuse = |target: &str, why: String| Refusal {
                     action: GuardAction::FixPorts,
                     target: target.to_owned(),
@@ -184,7 +185,7 @@ impl Judge {
     fn cgroups(
         &mut self,
         now: Duration,
-        namespace: u32,
+        (namespace, is_fresh): (u32, bool),
         tuple: &Tuple,
         held: &BTreeMap<String, u64>,
         mount: &Path,
@@ -194,7 +195,10 @@ impl Judge {
             return held.keys().cloned().collect();
         }
         let callers = self.callers.entry(key).or_default();
-        callers.extend(held.keys().map(|cgroup| (cgroup.clone(), now)));
+        // A pass that is repeated has the processes of which the cgroups were read.
+        if is_fresh || callers.is_empty() {
+            callers.extend(held.keys().map(|cgroup| (cgroup.clone(), now)));
+        }
         callers.retain(|cgroup, _| directory_of(mount, cgroup).exists());
         callers.keys().cloned().collect()
     }

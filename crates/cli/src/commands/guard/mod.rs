@@ -20,6 +20,7 @@ use clap::{Args, Subcommand};
 use fourtuple_fix::{Accept, Ports};
 use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::guard::SOCKET;
+use fourtuple_syscalls::resource;
 use signal_hook::consts::SIGHUP;
 
 use crate::exit::Exit;
@@ -101,6 +102,8 @@ impl GuardFlags {
             Some(path) => (policy::read(path)?, self.dry_run),
             None => (Policy::of_all(), true),
         };
+        // Before the first thread.
+        resource::keep_little_memory();
         if !observes {
             require(&policy)?;
         }

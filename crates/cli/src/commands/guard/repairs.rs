@@ -13,7 +13,7 @@ use std::{env, io};
 use fourtuple_fix::guard::Effect;
 use fourtuple_fix::{DestinationFilter, Estimate, FixError, Pace, Ports, PortsProgress};
 use fourtuple_record::Saved;
-use fourtuple_syscalls::child;
+use fourtuple_syscalls::{child, resource};
 use ipnet::IpNet;
 
 /// Draws, or connects, from which on an effect can be told.
@@ -67,7 +67,14 @@ impl PortsFix {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (flag, state) = (Arc::clone(&stop), Arc::clone(&shared));
         let work = move || {
-            let attached = || lock(&state).attached = Some(Instant::now());
+            // One after the other: each takes 20 MiB while it is verified.
+            static LOADING: Mutex<()> = Mutex::new(());
+            let turn = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+            let attached = || {
+                resource::release_memory();
+                lock(&state).attached = Some(Instant::now());
+                drop(turn);
+            };
             let outcome = ports.run(&flag, attached, |progress| lock(&state).progress = progress.clone());
             lock(&state).is_removed = matches!(&outcome, Err(FixError::Removed));
             let outcome = outcome?;

@@ -20,7 +20,7 @@ use fourtuple_record::{
     Severity,
 };
 use fourtuple_report::exposition::Collector;
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{errno_name, resource};
 use time::OffsetDateTime;
 
 use super::GuardFlags;
@@ -135,13 +135,17 @@ impl Running {
             None => self.say(GuardEventKind::Start, None, "", self.what()),
         }
         self.listen()?;
+        // What the verification of the programs and the first reading took.
+        resource::release_memory();
         self.service.ready();
-        let (mut next, mut follow, mut alive) = (Instant::now(), Instant::now(), Instant::now());
+        let (mut next, mut follow, mut alive) = (Instant::now(), Instant::now(), None::<Instant>);
         while !stop.load(Ordering::Relaxed) {
             watcher.watch().poll();
             let now = Instant::now();
-            if self.service.watchdog_interval().is_some_and(|interval| now >= alive + interval) {
-                alive = now;
+            // At once, because a successor has the rest of the time of the guard before it.
+            let is_due = |interval| alive.is_none_or(|last| now >= last + interval);
+            if self.service.watchdog_interval().is_some_and(is_due) {
+                alive = Some(now);
                 self.service.alive();
             }
             self.answer();

@@ -1,6 +1,6 @@
 //! Readings of network namespaces: of the guard's own, and of those in which programs of the policy run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
@@ -20,8 +20,10 @@ use crate::watch::{Namespace, Watch};
 
 /// Maximum number of other namespaces.
 pub(super) const MAX_NAMESPACES: usize = 64;
-/// Share of a processor for the passes over the sockets of another namespace.
+/// Share of a processor for the passes over the sockets of a namespace.
 const SHARE: f64 = 0.005;
+/// Time after which all processes are looked at again, and not only those that are new: setns(2) may have moved one.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Time limit for the readings of all other namespaces. Those that take longer, as on a host without a free processor, are used later:
 /// meanwhile guard has to answer and to look after its fixes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,6 +51,8 @@ pub(super) struct Watcher {
     own: u32,
     watch: Watch,
     others: BTreeMap<u32, Other>,
+    /// Processes of this namespace, and since when they are collected.
+    known: (Instant, BTreeSet<u32>),
 }
 
 /// Another namespace, which a thread reads on request. The thread ends when this is dropped.
@@ -61,7 +65,12 @@ struct Other {
 
 impl Watcher {
     pub(super) fn begin(namespace: &Namespace, trace: bool) -> Watcher {
-        Watcher { own: namespace.inode, watch: Watch::begin(namespace, trace), others: BTreeMap::new() }
+        Watcher {
+            own: namespace.inode,
+            watch: Watch::begin(namespace, trace, SHARE),
+            others: BTreeMap::new(),
+            known: (Instant::now(), BTreeSet::new()),
+        }
     }
 
     pub(super) fn watch(&mut self) -> &mut Watch {
@@ -79,7 +88,10 @@ impl Watcher {
 
     /// Follows the programs of the policy: their namespaces are watched, and those without such a program no more.
     pub(super) fn follow(&mut self, scopes: &[&Scope]) -> Followed {
-        let found = namespaces(scopes, self.own);
+        if self.known.0.elapsed() > LOOK_AGAIN {
+            self.known = (Instant::now(), BTreeSet::new());
+        }
+        let found = namespaces(scopes, self.own, &mut self.known.1);
         self.others.retain(|namespace, _| found.contains_key(namespace));
         let new: Vec<(u32, u32)> =
             found.into_iter().filter(|(namespace, _)| !self.others.contains_key(namespace)).collect();
@@ -170,12 +182,20 @@ impl Other {
     }
 }
 
-/// Returns the namespaces other than `own` in which programs of a policy run, each with one of its processes.
-fn namespaces(scopes: &[&Scope], own: u32) -> BTreeMap<u32, u32> {
+/// Returns the namespaces other than `own` in which programs of a policy run, each with one of its processes. `known`: processes of `own`.
+fn namespaces(scopes: &[&Scope], own: u32, known: &mut BTreeSet<u32>) -> BTreeMap<u32, u32> {
     let mut found = BTreeMap::new();
+    let mut still = BTreeSet::new();
     for process in procfs::processes("/") {
-        let inode = fs::metadata(format!("/proc/{process}/ns/net")).map_or(own, |file| file.ino() as u32);
-        if inode == own || found.contains_key(&inode) {
+        let inode = match known.contains(&process) {
+            true => own,
+            false => fs::metadata(format!("/proc/{process}/ns/net")).map_or(own, |file| file.ino() as u32),
+        };
+        if inode == own {
+            still.insert(process);
+            continue;
+        }
+        if found.contains_key(&inode) {
             continue;
         }
         let cgroup = own_cgroup(process).unwrap_or_default();
@@ -183,6 +203,7 @@ fn namespaces(scopes: &[&Scope], own: u32) -> BTreeMap<u32, u32> {
             found.insert(inode, process);
         }
     }
+    *known = still;
     found
 }
 

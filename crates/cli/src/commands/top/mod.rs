@@ -19,7 +19,7 @@ use time::OffsetDateTime;
 
 use crate::exit::Exit;
 use crate::units;
-use crate::watch::{Namespace, TargetFlags, Thresholds, Watch, diagnose_in, read_thresholds};
+use crate::watch::{Namespace, SHARE, TargetFlags, Thresholds, Watch, diagnose_in, read_thresholds};
 use crate::{output, stop};
 use draw::{Look, draw};
 use view::{Reading, View};
@@ -62,7 +62,7 @@ impl TopFlags {
         );
         let stop = stop::flag()?;
         namespace.within(|| {
-            let mut watch = Watch::begin(&namespace, !self.no_trace);
+            let mut watch = Watch::begin(&namespace, !self.no_trace, SHARE);
             let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
             let result = self.show(&mut terminal, &mut watch, &namespace, &thresholds, &stop);
             ratatui::restore();

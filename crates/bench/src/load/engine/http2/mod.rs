@@ -502,7 +502,13 @@ impl Http2Engine {
         let mut woken = mem::take(&mut self.woken);
         for _ in 0..2 {
             self.woken_connections.take(&mut woken);
-            woken.drain(..).for_each(|number| self.advance(number));
+            for number in woken.drain(..) {
+                // The waker of a former connection of this number says nothing about connect().
+                let connection = self.connections[number as usize].as_ref();
+                if connection.is_some_and(|it| !matches!(it.stage, Progress::Connecting { .. })) {
+                    self.advance(number);
+                }
+            }
             self.woken_slots.take(&mut woken);
             woken.drain(..).for_each(|slot| self.receive(slot));
         }

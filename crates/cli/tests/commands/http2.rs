@@ -107,7 +107,7 @@ fn nghttpd(room: &Room) -> (Killed, String) {
     room.file("index.html", "ok");
     let log = room.join("log");
     let mut command = Command::new("nghttpd");
-    command.args(["--no-tls", "--no-color", "-v", "-d"]).arg(room.path()).arg(PORT.to_string());
+    command.args(["--no-tls", "-v", "-d"]).arg(room.path()).arg(PORT.to_string());
     let output = fs::File::create(&log).unwrap();
     let child = command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn().unwrap();
     let killed = Killed(child);

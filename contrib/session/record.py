@@ -4,7 +4,8 @@
     contrib/session/record.py FOURTUPLE DIRECTORY
 
 Needs root. Writes DIRECTORY/doctor.cast (asciicast v2, for `asciinema play`) and DIRECTORY/doctor.svg. All of it happens in a network namespace
-of its own: a client opens and closes connections as fast as it can until the ports are in TIME_WAIT.
+of its own, with the ports 32768-36863: a client opens and closes connections as fast as it can until the ports are in TIME_WAIT. With the 28,232
+ports of the default a busy machine does not get there, because ports leave TIME_WAIT after a minute.
 """
 import json
 import os
@@ -173,6 +174,7 @@ def main():
     subprocess.run(["mount", "--bind", sys.argv[3], "/usr/local/bin"], check=True)
     for command in ("ip link set lo up", "ip addr add 10.0.0.1/32 dev lo", "sysctl -qw net.ipv4.tcp_rfc1337=1"):
         subprocess.run(command.split(), check=True)
+    subprocess.run(["sysctl", "-qw", "net.ipv4.ip_local_port_range=32768 36863"], check=True)
     client = subprocess.Popen([sys.executable, "-c", f"import runpy; runpy.run_path({__file__!r})['load']()"], stdout=subprocess.PIPE)
     try:
         client.stdout.readline()

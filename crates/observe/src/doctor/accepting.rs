@@ -245,7 +245,8 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let server = holders(&workers);
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
-    let is_standing = kept_waiting(snapshot, listener) > 0;
+    let readings = [listener.waiting_before, listener.waiting];
+    let is_standing = kept_waiting(snapshot, listener) > 0 || is_filled(readings, listener.backlog);
     let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(
         snapshot,
         &listener.owners,
@@ -272,15 +273,23 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             .unproven(),
         );
     }
-    let has_burst = drops(snapshot, listener) > 0 && kept_waiting(snapshot, listener) == 0;
+    let has_burst = drops(snapshot, listener) > 0 && !is_standing;
     with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
+}
+
+/// Returns whether half of a queue was in use at both readings.
+fn is_filled(readings: [u32; 2], backlog: u32) -> bool {
+    readings.iter().all(|waiting| waiting * 2 > backlog)
 }
 
 /// Adds what helps a unix listener whose accept queue is full.
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let workers = workers_of(snapshot, &listener.owners, &listener.workers);
     let server = holders(&workers);
-    let draft = busy(draft, snapshot, &workers, listener.standing > 0).because_if(master(
+    // Clients that give up make room for others.
+    let is_standing =
+        listener.standing > 0 || is_filled([listener.waiting_before, listener.waiting], listener.backlog);
+    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(
         snapshot,
         &listener.owners,
         &listener.workers,
@@ -299,7 +308,7 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
-    let has_burst = refused(snapshot, listener).next().is_some() && listener.standing == 0;
+    let has_burst = refused(snapshot, listener).next().is_some() && !is_standing;
     with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
 }
 
@@ -538,7 +547,7 @@ mod tests {
     #[test]
     fn the_workers_of_a_full_queue_are_counted() {
         let owner = |pid| Owner { pid, name: "php-fpm8.2".to_owned(), sockets: 1 };
-        let with = |cpu_ns, standing| {
+        let with = |cpu_ns, filled| {
             let process = |pid, parent| Process {
                 pid,
                 parent,
@@ -550,8 +559,13 @@ mod tests {
             let snapshot =
                 Snapshot { processes, interval_ns: 2_000_000_000, processors: 2, ..Snapshot::default() };
             let owners = vec![owner(70), owner(71), owner(72)];
-            let listener =
-                UnixListener { backlog: 8, waiting: 9, standing, owners, ..UnixListener::default() };
+            let listener = UnixListener {
+                backlog: 8,
+                waiting: 9,
+                waiting_before: filled,
+                owners,
+                ..UnixListener::default()
+            };
             let draft =
                 Draft::new(fourtuple_record::Severity::Critical, "pool", "full").because("first reading");
             let draft = empty_unix(draft, &snapshot, &listener);

@@ -129,7 +129,14 @@ impl Place<'_> {
         let is_of_host = set.iter().any(|setting| self.is_of_host(&setting.name));
         let file =
             set.first().map(|first| format!("90-{}", first.name.rsplit('.').next().unwrap_or_default()));
-        let names: Vec<&str> = set.iter().map(|setting| &*setting.name).collect();
+        // That of all devices sets those of each.
+        let all_devices = set.iter().filter_map(|setting| {
+            let (start, rest) = setting.name.split_once(".conf.lo.")?;
+            Some(format!("{start}.conf.all.{rest}"))
+        });
+        let all_devices: Vec<String> = all_devices.collect();
+        let names = set.iter().map(|setting| &*setting.name);
+        let names: Vec<&str> = names.chain(all_devices.iter().map(String::as_str)).collect();
         let (file, line) = last_file(snapshot, &file.unwrap_or_default(), &names);
         let until = match line {
             _ if !self.prefix.is_empty() && !is_of_host => "the end of the network namespace".to_owned(),
@@ -477,6 +484,11 @@ mod tests {
             names.sort_by_key(|path| path.rsplit('/').next().map(str::to_owned));
             assert!(names.last() == Some(&path) || !until.contains("sets"), "{names:?}");
         }
+        let lo = Setting::new("net.ipv6.conf.lo.disable_ipv6", "0");
+        let of_all = line("/etc/sysctl.d/99-net.conf", "net.ipv6.conf.all.disable_ipv6");
+        let snapshot = Snapshot { configured: Part::Seen(vec![of_all]), ..Snapshot::default() };
+        let lasting = Place::default().render(&[Step::Set(vec![lo])], &snapshot).unwrap().lasting.unwrap();
+        assert!(lasting.ends_with(" > /etc/sysctl.d/99-net_disable_ipv6.conf"), "{lasting}");
         let keep = Step::Keep { file: "90-a", names: &[REUSE], content: Content::Own("fix --print sysctl") };
         let configured = Part::Seen(vec![line("/etc/sysctl.conf", REUSE)]);
         let snapshot = Snapshot { configured, ..Snapshot::default() };

@@ -90,7 +90,7 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     let looks = |advice: &&Advice| advice.is_command && advice.undo.is_none() && advice.proof == Proof::None;
     let looks = first.now.iter().take_while(looks).count();
     let now = (looks + 1).min(MAX_REMEDIES).min(first.now.len());
-    let completes = |advice: &&Advice| advice.condition.as_deref() == Some("after the command above");
+    let completes = |advice: &&Advice| advice.condition.as_deref() == Some(THEN);
     let now = now + first.now[now..].iter().take_while(completes).count();
     // A command that looks cures nothing.
     let proper = MAX_REMEDIES.saturating_sub(now - looks.min(now)).max(1).min(first.proper.len());
@@ -118,6 +118,8 @@ fn summarize(screen: &mut Document, first: &Finding, results: &DoctorResults) {
     }
 }
 
+/// The condition of a remedy that completes the one in front of it; both are on the first screen.
+const THEN: &str = "after the command above";
 /// Maximum number of facts on the first screen.
 const MAX_FACTS: usize = 2;
 /// Maximum number of remedies on the first screen.
@@ -284,8 +286,10 @@ fn remedy(advice: &Advice) -> Vec<Block> {
     let Advice { action, is_command, effect, condition, proof, until, undo, lasting, remains, needs_root: _ } =
         advice;
     let mut effect = effect.clone();
-    if let Some(condition) = condition {
-        effect += &format!("; {condition}");
+    match condition {
+        Some(condition) if condition == THEN => effect = format!("{condition}: {effect}"),
+        Some(condition) => effect += &format!("; {condition}"),
+        None => {}
     }
     let mut facts: Vec<String> = until.iter().map(|until| format!("until {until}")).collect();
     match proof {

@@ -87,6 +87,18 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
             "not checked: A07: nothing was traced\nall facts and remedies: --all · the rule: `fourtuple explain P01`",
         ],
     );
+    // A remedy that completes the one in front of it, and those beside a command that only looks.
+    let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+    let first = &mut record.results.findings[0];
+    (first.now[2].action, first.now[2].condition) =
+        ("kill 812".into(), Some("after the command above".into()));
+    let with_command = render(&saved, 80, false);
+    has(&with_command, &["    undo: sysctl -w a=0\n    kill 812\n      after the command above: "]);
+    let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+    let first = &mut record.results.findings[0];
+    first.now.truncate(1);
+    first.proper.push(Advice { action: "a second change".into(), ..first.proper[0].clone() });
+    has(&render(&saved, 80, false), &["- a second change: "]);
     // A cause that is not the first has its findings too: no finding is hidden.
     let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
     let mut last = record.results.findings[2].clone();
@@ -101,7 +113,7 @@ fn the_first_screen_of_doctor_is_the_first_cause() {
 #[test]
 fn ports_that_are_taken_again_are_told_from_ports_in_use() {
     let mut saved = sample("doctor");
-    let mut words = |reuse: &str| {
+    let mut words = |reuse: &str, in_use: u32| {
         let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
         record.results.findings.clear();
         let snapshot = &mut record.results.snapshot;
@@ -110,16 +122,21 @@ fn ports_that_are_taken_again_are_told_from_ports_in_use() {
         let Part::Seen(connections) = &mut snapshot.connections else { panic!("connections") };
         connections.held_tcp = 0;
         let tuple = &mut connections.tuples[0];
-        (tuple.in_use, tuple.time_wait_plain) = (28_222, Some(0));
-        tuple.states = [("time-wait".to_owned(), 27_940), ("established".to_owned(), 282)].into();
+        (tuple.in_use, tuple.time_wait_plain) = (in_use, Some(0));
+        let open = in_use / 100;
+        let states = [("time-wait", in_use - open), ("established", open)];
+        tuple.states = states.map(|(state, number)| (state.to_owned(), number.into())).into();
         render(&saved, 80, false).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let used = "the busiest destination uses 100% of 28,222 ports";
     let again = "ports, 99% in TIME_WAIT, which connect() takes again (net.ipv4.tcp_tw_reuse)";
-    has(&words("1"), &[used, again]);
-    let without = words("0");
+    has(&words("1", 28_222), &[used, again]);
+    let without = words("0", 28_222);
     has(&without, &[used]);
     lacks(&without, &["takes again"]);
+    let few = words("1", 2);
+    has(&few, &["the busiest destination uses less than 1% of 28,222 ports; "]);
+    lacks(&few, &["0%", "takes again"]);
 }
 
 #[test]

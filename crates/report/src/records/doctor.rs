@@ -193,13 +193,17 @@ fn nothing(results: &DoctorResults) -> String {
         text += &format!(" over {}", plural(sockets, "socket"));
     }
     if let Some((tuple, usable)) = busiest(&results.snapshot) {
-        let share = f64::from(tuple.in_use) * 100.0 / f64::from(usable);
-        text += &format!("; the busiest destination uses {share:.0}% of {} ports", count(usable.into()));
+        let percent = |ports: f64| match ports * 100.0 / f64::from(usable) {
+            share if share < 1.0 => "less than 1%".to_owned(),
+            share => format!("{share:.0}%"),
+        };
+        let used = percent(tuple.in_use.into());
+        text += &format!("; the busiest destination uses {used} of {} ports", count(usable.into()));
         let again = taken_again(&results.snapshot, tuple);
-        if again * 2 > tuple.in_use.into() {
-            let again = f64::from(again as u32) * 100.0 / f64::from(usable);
-            text +=
-                &format!(", {again:.0}% in TIME_WAIT, which connect() takes again (net.ipv4.tcp_tw_reuse)");
+        // Of few ports nobody asks.
+        if again * 2 > tuple.in_use.into() && again * 100 >= usable.into() {
+            let again = percent(f64::from(again as u32));
+            text += &format!(", {again} in TIME_WAIT, which connect() takes again (net.ipv4.tcp_tw_reuse)");
         }
     }
     if !results.unchecked.is_empty() {

@@ -557,9 +557,8 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
         draft = draft.because(format!("user IDs {user} and {foreign}"));
     }
     let command_line = process_of(snapshot, other.pid).and_then(|process| process.command_line.as_ref());
-    match command_line {
-        Some(line) => draft.evidence.insert(0, format!("the command line of {}: {line}", process(other))),
-        None => {}
+    if let Some(line) = command_line {
+        draft.evidence.insert(0, format!("the command line of {}: {line}", process(other)));
     }
     Some(
         draft

@@ -55,7 +55,8 @@ const HEADINGS: &[(&str, &[&str])] = &[
 #[rustfmt::skip]
 const RARE: &[(&str, &[&str])] = &[
     ("load", &["resolve", "all-addresses", "hold", "close-every", "separate-ack", "request", "response", "pause", "method",
-        "requests", "order", "ca", "sni", "cert", "key", "no-resumption", "alpn", "engine", "pin", "anyway", "seed", "quiet", "threshold", "hdr", "csv"]),
+        "requests", "order", "ca", "sni", "cert", "key", "no-resumption", "alpn", "engine", "pin", "anyway", "seed", "quiet",
+        "threshold", "hdr", "csv", "arrival", "warm-up", "threads"]),
     ("forward", &["receive-buffer", "key", "clients", "clients-total", "bfd-in-band", "bfd-receive-interval", "bfd-multiplier"]),
 ];
 

@@ -196,8 +196,9 @@ fn what_goaway_leaves_is_sent_again() {
             let results = &ran.results;
             assert_eq!((results.operations, processed, ran.errors()), (205, 205, vec![]), "{ran:#?}");
             let goaways = results.http2.unwrap().goaways;
-            // Each connection serves ten requests; GOAWAY follows an eleventh.
-            assert!(results.connections >= 21 && goaways >= 20 && goaways <= results.connections, "{ran:#?}");
+            // Each connection serves ten requests; GOAWAY follows an eleventh, which the last two may not get.
+            assert!(results.connections >= 21 && goaways <= results.connections, "{ran:#?}");
+            assert!(goaways + 2 >= results.connections, "{ran:#?}");
             assert!(results.retried >= goaways, "{ran:#?}");
         }
     });

@@ -329,8 +329,8 @@ fn streams(document: &mut Document, settings: &LoadSettings, results: &LoadResul
     document.facts(present([
         Some(format!("{} a connection at most", plural(http2.most_streams, "stream"))),
         http2.server_limit.map(|limit| format!("the server accepts {}", count(limit))),
-        Some(format!("{} connections", per_s(results.connections))),
-        Some(format!("{} requests", per_s(results.operations))),
+        Some(format!("connections: {}", per_s(results.connections))),
+        Some(format!("requests: {}", per_s(results.operations))),
         Some(format!("{} GOAWAY", count(http2.goaways))),
         Some(format!("{} REFUSED_STREAM", count(http2.refused_streams))),
         Some(match http2.window_waits {

@@ -272,8 +272,9 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
         let finding =
             first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
         let now = actions(finding, "now");
-        assert_eq!(now[0], "fourtuple trace accept --port 4020 --for 10s");
-        assert_eq!(now[1], "sysctl -w net.core.somaxconn=4096");
+        assert_eq!(now[0], format!("cat /proc/{}/stack", server.pid()));
+        assert_eq!(now[1], "fourtuple trace accept --port 4020 --for 10s");
+        assert_eq!(now[2], "sysctl -w net.core.somaxconn=4096");
         assert!(actions(finding, "proper").iter().any(|action| action.contains("no blocking work")));
         // The blocked thread goes on.
         let accepted = server.number(

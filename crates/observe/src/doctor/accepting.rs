@@ -325,7 +325,8 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], is_standing: b
         let number = counted(workers.len() as u64, "worker");
         let all = counted(snapshot.processors.max(1).into(), "processor");
         // Workers that accept nothing although they have a processor wait for something else.
-        let is_blocked = is_standing && used < 0.1 * workers.len() as f64;
+        let is_blocked =
+            is_standing && stopped(snapshot, workers).is_none() && used < 0.1 * workers.len() as f64;
         let blocked = if is_blocked { ": blocked (a database, a lock, a sleep), not overloaded" } else { "" };
         draft.evidence.insert(0, format!("{number} used {used:.2} of {all}{blocked}"));
         if let Some(worker) = workers.first().filter(|_| is_blocked) {

@@ -165,7 +165,7 @@ mod tests {
             sources: "127.0.0.0/30".parse().unwrap(),
             strategy: "full-range".parse().unwrap(),
             threads: 3,
-            resolve: Some("127.0.0.1:127.0.0.2".parse().unwrap()),
+            resolve: Some("127.0.0.1:8443:127.0.0.2".parse().unwrap()),
             all_addresses: true,
             streams: Some(4),
             seed: u64::MAX,

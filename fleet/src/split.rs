@@ -123,6 +123,11 @@ pub(crate) mod tests {
             method: String::new(),
             separate_ack: false,
             anyway: false,
+            warm_up_ns: 0,
+            ramp: None,
+            requests: None,
+            tls: None,
+            expect: Vec::new(),
             seed: 1,
         }
     }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_bpf::Objects;
 use fourtuple_syscalls::seccomp::Facility;
@@ -445,12 +445,25 @@ fn a_guard_that_is_reloaded_has_a_successor() {
         let config = room.file("guard.toml", &policy(&cgroup, ""));
         let manager = UnixDatagram::bind(room.join("notify")).unwrap();
         manager.set_read_timeout(Some(DEADLINE)).unwrap();
-        let heard = |wanted: &str| loop {
+        // As a service manager does: ten messages that nobody reads (net.unix.max_dgram_qlen) leave no place for another.
+        let (sender, messages) = mpsc::channel();
+        thread::spawn(move || {
             let mut buffer = [0; 4096];
-            let length = manager.recv(&mut buffer).unwrap_or_else(|error| panic!("no {wanted}: {error}"));
-            let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            if message.starts_with(wanted) {
-                return message;
+            while let Ok(length) = manager.recv(&mut buffer) {
+                if sender.send(String::from_utf8_lossy(&buffer[..length]).into_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        let heard = |wanted: &str| {
+            let end = Instant::now() + DEADLINE;
+            loop {
+                let left = end.saturating_duration_since(Instant::now());
+                let message = messages.recv_timeout(left);
+                let message = message.unwrap_or_else(|error| panic!("no {wanted}: {error}"));
+                if message.starts_with(wanted) {
+                    return message;
+                }
             }
         };
         let line =

@@ -81,6 +81,9 @@ impl Evidence {
     }
 }
 
+/// The cgroups of processes; `None`: the process has ended.
+type Cgroups = BTreeMap<u32, Option<String>>;
+
 /// The programs that connected to a destination, each with the time of the last reading that saw it.
 type Callers = BTreeMap<String, Duration>;
 
@@ -88,6 +91,8 @@ type Callers = BTreeMap<String, Duration>;
 #[derive(Debug, Default)]
 pub(super) struct Judge {
     callers: BTreeMap<(u32, SocketAddr), Callers>,
+    /// The cgroups of processes since the last new pass over the sockets. Repeated passes have the same processes.
+    cgroups: Cgroups,
 }
 
 impl Judge {
@@ -129,6 +134,9 @@ impl Judge {
         let tuples: Vec<Shortage<'_>> =
             tuples.into_iter().filter(|shortage| policy.includes(shortage.tuple.destination)).collect();
         let is_fresh = reading.snapshot.connections.seen().is_ok_and(|connections| connections.age_ns == 0);
+        if is_fresh {
+            self.cgroups.clear();
+        }
         // A fix with more source addresses spreads the connections of a destination over them.
         let mut by_destination: BTreeMap<SocketAddr, u32> = BTreeMap::new();
         for shortage in &tuples {
@@ -147,7 +155,7 @@ impl Judge {
                 count(budget.total.into())
             );
             let helps = budget.draws_pay() || policy.source.is_some();
-            let held = sockets(&tuple.owners);
+            let held = sockets(&tuple.owners, &mut self.cgroups);
             for cgroup in self.cgroups(now, (reading.namespace, is_fresh), tuple, &held, mount) {
                 let refuse = |target: &str, why: String| Refusal {
                     action: GuardAction::FixPorts,
@@ -242,14 +250,15 @@ fn groups(reading: &Reading, policy: &AcceptPolicy, mount: &Path, evidence: &mut
 }
 
 fn cgroups(owners: &[Owner]) -> BTreeSet<String> {
-    sockets(owners).into_keys().collect()
+    sockets(owners, &mut Cgroups::new()).into_keys().collect()
 }
 
-/// Returns the number of sockets by cgroup.
-fn sockets(owners: &[Owner]) -> BTreeMap<String, u64> {
+/// Returns the number of sockets by cgroup. `known`: the cgroups that need not be read.
+fn sockets(owners: &[Owner], known: &mut Cgroups) -> BTreeMap<String, u64> {
     let mut sockets = BTreeMap::new();
     for owner in owners.iter().filter(|owner| owner.pid != 0) {
-        if let Some(cgroup) = own_cgroup(owner.pid) {
+        let cgroup = known.entry(owner.pid).or_insert_with(|| own_cgroup(owner.pid));
+        if let Some(cgroup) = cgroup.clone() {
             *sockets.entry(cgroup).or_default() += u64::from(owner.sockets);
         }
     }

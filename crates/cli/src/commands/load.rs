@@ -125,7 +125,7 @@ pub struct LoadFlags {
     /// turn: one after another over all connections; random: by --seed.
     #[arg(long, value_enum, requires = "requests")]
     order: Option<ListOrder>,
-    /// HTTP/2: with TLS by ALPN, else with prior knowledge
+    /// HTTP/2, with TLS by ALPN, else by prior knowledge
     #[arg(long)]
     http2: bool,
     /// Concurrent streams of each connection [default: 1]

@@ -1,4 +1,3 @@
-mod csv;
 mod expect;
 mod requests;
 
@@ -17,7 +16,7 @@ use fourtuple_bench::load::{
     Scheme, Target, TlsOptions, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
-use fourtuple_record::{Saved, format_duration, format_time};
+use fourtuple_record::{Saved, Second, format_duration, format_time};
 use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
@@ -358,7 +357,7 @@ impl LoadFlags {
         let host = output::host(&SYSCTLS, &[]);
         let mut settings = prepared.settings(self.source.as_deref(), self.anyway);
         settings.expect = self.expect.iter().map(|expectation| expectation.text().to_owned()).collect();
-        let rows = self.csv.as_ref().map(|path| (path, csv::seconds(&measured.results.seconds)));
+        let rows = self.csv.as_ref().map(|path| (path, rows(&measured.results.seconds)));
         let record = output::record("load", started, host, settings, measured.remarks, measured.results);
         let exit = self.output.finish(&Saved::Load(record))?;
         if self.output.json {
@@ -678,4 +677,17 @@ impl Line {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Returns the seconds of a run as a table for other programs (RFC 4180).
+fn rows(seconds: &[Second]) -> String {
+    let mut text = "second,operations,connections,errors,p50_ns,p99_ns,max_ns,ports_left\r\n".to_owned();
+    for second in seconds {
+        let Second { at_ns, operations, connections, errors, p50_ns, p99_ns, max_ns, ports_left } = second;
+        let (number, ports) =
+            (at_ns / 1_000_000_000, ports_left.map_or(String::new(), |left| left.to_string()));
+        text +=
+            &format!("{number},{operations},{connections},{errors},{p50_ns},{p99_ns},{max_ns},{ports}\r\n");
+    }
+    text
 }

@@ -209,12 +209,12 @@ fn block(record: usize, block: &Block) -> Markup {
                     @for (name, text) in items {
                         li {
                             @if !name.is_empty() { strong { (name) } ": " }
-                            span.bad[*tone == Tone::Bad] { (text) }
+                            span.bad[*tone == Tone::Bad] { (words(text)) }
                         }
                     }
                 }
             }
-            Block::Command { command, effect } => { (paste(command)) p.dim { (effect) } }
+            Block::Command { command, effect } => { (paste(command)) p.dim { (words(effect)) } }
             Block::Gap => {}
             Block::Nothing => { p.remark { "Nothing was measured." } }
         }
@@ -246,13 +246,23 @@ fn facts(facts: &[String]) -> Markup {
     html! { ul.words { @for fact in facts { li { (fact) } } } }
 }
 
+/// Returns a text in which what stands between two backticks, as in a terminal, is code.
+fn words(text: &str) -> Markup {
+    let parts: Vec<&str> = text.split('`').collect();
+    // A backtick without a second one is a backtick.
+    if parts.len().is_multiple_of(2) {
+        return html! { (text) };
+    }
+    html! { @for (at, part) in parts.iter().enumerate() { @if at % 2 == 1 { code { (part) } } @else { (part) } } }
+}
+
 fn note(tone: Tone, text: &str) -> Markup {
     html! {
         @match tone {
-            Tone::Plain | Tone::Good => { p { (text) } }
-            Tone::Strong => { p { strong { (text) } } }
-            Tone::Dim => { p.dim { (text) } }
-            Tone::Bad => { p.bad { strong { (text) } } }
+            Tone::Plain | Tone::Good => { p { (words(text)) } }
+            Tone::Strong => { p { strong { (words(text)) } } }
+            Tone::Dim => { p.dim { (words(text)) } }
+            Tone::Bad => { p.bad { strong { (words(text)) } } }
         }
     }
 }

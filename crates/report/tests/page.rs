@@ -364,6 +364,18 @@ fn findings_are_headings_by_severity() {
 }
 
 #[test]
+fn what_stands_between_backticks_is_code() {
+    let mut record = samples::doctor();
+    let facts =
+        [("see `a <b>` and `c`", "see <code>a &lt;b&gt;</code> and <code>c</code>"), ("a ` b", "a ` b")];
+    record.results.findings[0].evidence = facts.iter().map(|(text, _)| (*text).to_owned()).collect();
+    let page = page(&[Saved::Doctor(record)]);
+    for (text, html) in facts {
+        assert!(page.contains(&format!(">{html}<")), "{text}");
+    }
+}
+
+#[test]
 fn remedies_of_time_wait_are_explained() {
     let html = page(&[Saved::TimeWait(samples::time_wait())]);
     for run in samples::time_wait().results.runs {

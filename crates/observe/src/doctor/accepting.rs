@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot,
 
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
-use crate::doctor::words::{counted, filled, process};
+use crate::doctor::words::{count, counted, filled, process};
 use fourtuple_record::errno;
 
 /// Returns the processes of a socket: `nginx[812]`, `nginx[812] and 3 more`.
@@ -386,8 +386,13 @@ fn with_settings(
     let backlog = settings
         .map_or_else(|| format!("listen(fd, {longer})"), |settings| with_number(settings.backlog, longer));
     let more = Remedy::advice(format!("{server}: {more}"), effect);
+    let somaxconn = match snapshot.number("net.core.somaxconn") {
+        Ok(most) if most >= longer => format!("net.core.somaxconn, {}, allows it", count(most)),
+        Ok(most) => format!("net.core.somaxconn, {}, cuts it: raise that first", count(most)),
+        Err(_) => "the kernel cuts it to net.core.somaxconn".to_owned(),
+    };
     let longer = Remedy::advice(
-        format!("{server}: {backlog}; a restart is needed, and the kernel cuts it to net.core.somaxconn"),
+        format!("{server}: {backlog}; a restart is needed, and {somaxconn}"),
         "bursts have a place; it does not help against overload",
     );
     if is_burst {

@@ -143,15 +143,24 @@ impl Place<'_> {
             Some(line) => format!("the next boot, when {}:{} sets {}", line.file, line.line, line.value),
             None => "the next boot".to_owned(),
         };
-        let lasting = set.first().filter(|_| self.prefix.is_empty()).map(|_| {
+        let is_kept = !set.is_empty() && self.prefix.is_empty();
+        let lasting = is_kept.then(|| {
             // The command has set them.
             self.write(&file, &Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()))
         });
+        // Without the lasting form there is no file; that of an earlier remedy has the values from before this one.
+        let sudo = if self.is_root { "" } else { "sudo " };
+        let forget = match configured_in(snapshot, &file) {
+            _ if !is_kept => None,
+            earlier if earlier.is_empty() => Some(format!("{sudo}rm -f {}", path(&file))),
+            earlier => Some(self.write(&file, &Content::Settings(earlier))),
+        };
+        let undo = before.and_then(|before| all(&[Step::Set(before)]));
         Some(Rendered {
             command: all(steps)?,
             needs_root: steps.iter().any(|step| self.needs_root(step)),
             until: (!set.is_empty()).then_some(until),
-            undo: before.and_then(|before| all(&[Step::Set(before)])),
+            undo: undo.map(|undo| undo + &forget.map_or_else(String::new, |line| format!(" && {line}"))),
             lasting,
         })
     }
@@ -306,6 +315,13 @@ fn last_file<'a>(
     (name, line)
 }
 
+/// Returns the sysctls that the file of this name sets now.
+fn configured_in(snapshot: &Snapshot, file: &str) -> Vec<Setting> {
+    let configured = snapshot.configured.seen().map(Vec::as_slice).unwrap_or_default();
+    let lines = configured.iter().filter(|line| line.file == path(file));
+    lines.map(|line| Setting::new(line.name.clone(), line.value.clone())).collect()
+}
+
 /// Returns a text as one word of a shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
@@ -428,11 +444,10 @@ mod tests {
         assert_eq!(rendered.command, format!("sysctl -w {RESERVED}=8080 {RANGE}=\"1024 65535\""));
         let undo =
             format!("sysctl -w {RANGE}=\"32768 60999\" && echo > /proc/sys/net/ipv4/ip_local_reserved_ports");
-        assert_eq!(rendered.undo, Some(undo));
+        let file = "/etc/sysctl.d/90-ip_local_reserved_ports.conf";
+        assert_eq!(rendered.undo, Some(format!("{undo} && rm -f {file}")));
         assert_eq!(rendered.until.as_deref(), Some("the next boot"));
-        let lasting = format!(
-            "printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > /etc/sysctl.d/90-ip_local_reserved_ports.conf"
-        );
+        let lasting = format!("printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > {file}");
         assert_eq!(rendered.lasting, Some(lasting));
     }
 
@@ -484,6 +499,13 @@ mod tests {
             names.sort_by_key(|path| path.rsplit('/').next().map(str::to_owned));
             assert!(names.last() == Some(&path) || !until.contains("sets"), "{names:?}");
         }
+        // The file of an earlier remedy had another value, which the command for undo writes again.
+        let configured = Part::Seen(vec![line("/etc/sysctl.d/90-tcp_tw_reuse.conf", REUSE)]);
+        let sysctls = [(REUSE.to_owned(), "2".to_owned())].into();
+        let snapshot = Snapshot { configured, sysctls, ..Snapshot::default() };
+        let undo =
+            format!("sysctl -w {REUSE}=2 && echo \"{REUSE} = 0\" > /etc/sysctl.d/90-tcp_tw_reuse.conf");
+        assert_eq!(Place::default().render(&steps, &snapshot).unwrap().undo, Some(undo));
         let lo = Setting::new("net.ipv6.conf.lo.disable_ipv6", "0");
         let of_all = line("/etc/sysctl.d/99-net.conf", "net.ipv6.conf.all.disable_ipv6");
         let snapshot = Snapshot { configured: Part::Seen(vec![of_all]), ..Snapshot::default() };

@@ -59,8 +59,8 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
         None => ("the process".to_owned(), String::new()),
     };
     let to = quoted(tuple.destination);
+    draft.evidence.insert(0, "more ports do not end a leak: they postpone the failure".to_owned());
     draft = draft
-        .because("more ports do not end a leak: they postpone the failure")
         .now(Remedy::other(
             Scope::Namespace,
             format!("ss -tnpoi state established dst {to}{of_process}"),
@@ -237,7 +237,7 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
             None => "if the peer has TCP timestamps",
         };
         let effect = format!(
-            "connect() takes a port in TIME_WAIT again after {delay} s instead of 60 s ({peer}): up to {} instead of {}",
+            "ports in TIME_WAIT are free after {delay} s, not 60 s ({peer}): up to {} instead of {}",
             rate(ceiling),
             rate(budget.ceiling_per_s())
         );
@@ -324,7 +324,7 @@ fn known_servers(is_added: impl Fn(u16) -> bool) -> Option<String> {
 
 /// Returns whether `addresses` sources with this number of ports each last for the connections that go to the destination of a tuple from
 /// the sources in its place, including the sockets in TIME_WAIT that their closes lead to.
-fn is_lasting(snapshot: &Snapshot, tuple: &Tuple, addresses: usize, ports: u32) -> bool {
+pub(crate) fn is_lasting(snapshot: &Snapshot, tuple: &Tuple, addresses: usize, ports: u32) -> bool {
     demand(snapshot, tuple, addresses).is_none_or(|demand| demand <= f64::from(ports) * addresses as f64)
 }
 

@@ -47,7 +47,14 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let name = format!("{}[{}]", process.name, process.pid);
     let used = u64::from(process.descriptors);
     let severity = if used >= most { Severity::Critical } else { Severity::Warning };
-    let verdict = if used >= most {
+    let verdict = if used > most {
+        // Open descriptors stay when the limit is lowered below their number, also over execve().
+        format!(
+            "{name} has {} and may open no more: its limit was lowered to {} later",
+            counted(used, "descriptor"),
+            count(most)
+        )
+    } else if used == most {
         format!(
             "{name} has {} and may open no more: its limit is {}",
             counted(used, "descriptor"),

@@ -506,7 +506,12 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     let (mut own, mut other) = (server.owners.first()?, foreign.owners.first()?);
     let is_copy = own.name == other.name && server.user == foreign.user;
     let by_hand = [own, other].map(|owner| process_of(snapshot, owner.pid).is_some_and(is_started_by_hand));
-    // Of two copies the older was left behind, or the one of a service is not the one to end.
+    let why = match by_hand {
+        // The one of a service is not the one to end.
+        [false, true] if is_copy => "which belongs to a login session or a terminal",
+        _ if is_copy => "of two copies the older one is probably left behind",
+        _ => "the older one is taken for the server",
+    };
     if is_copy && by_hand != [false, true] {
         (own, other) = (other, own);
     }
@@ -538,17 +543,19 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     }
     if let Some((first, second)) = both {
         let parents = match first.parent == second.parent {
-            true => format!("both children of process {}", first.parent),
-            false => format!("parents {} and {}", first.parent, second.parent),
+            // Of two copies it is said above.
+            true if is_copy => String::new(),
+            true => format!(", both children of process {}", first.parent),
+            false => format!(", parents {} and {}", first.parent, second.parent),
         };
         draft = draft.because(format!(
-            "process groups {} and {}, {parents}; {} started {} {} {}",
-            first.group,
-            second.group,
+            "{} started {} {} {}: {why}; process groups {} and {}{parents}",
             process(other),
             time(second.started_ns.abs_diff(first.started_ns)),
             if second.started_ns < first.started_ns { "before" } else { "after" },
-            process(own)
+            process(own),
+            first.group,
+            second.group,
         ));
     }
     if let (Some(user), Some(foreign)) = (server.user, foreign.user)

@@ -13,7 +13,7 @@ use crate::doctor::budget::{Budget, is_relieved, state};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{
-    NODE_PORTS, blocks, drawn_ports, lasting_range, lasting_sysctls, listening_ports, more_ports,
+    NODE_PORTS, blocks, drawn_ports, is_lasting, lasting_range, lasting_sysctls, listening_ports, more_ports,
     more_sources, most_ports, node_port_server, printed, running_fix, wider_range,
 };
 use crate::doctor::rule::{Checked, Rule, Threshold};
@@ -91,7 +91,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         )
     });
     let mut draft = Draft::new(severity, subject, verdict)
-        .because_if(snapshot.ports.seen().ok().and_then(narrow))
+        .because_if(narrow(snapshot, subject, budget))
         .because(format!("sockets: {}", states(subject)))
         .because_if(left_behind(snapshot, subject))
         .because_if(held)
@@ -123,12 +123,16 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     draft
 }
 
-/// Says that a range is narrow: less than half of the ports that the kernel's default has.
-fn narrow(ports: &EphemeralPorts) -> Option<String> {
-    let range = ports.range();
-    (range < DEFAULT_PORTS / 2).then(|| {
+/// Says that the range is narrow, less than half of the ports that the kernel's default has, and whether the default would do. That the
+/// range is narrow is not the cause of a leak.
+fn narrow(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Option<String> {
+    let range = snapshot.ports.seen().ok()?.range();
+    let is_leak = Growth::of(snapshot, subject, budget).is_some_and(|growth| growth.idle_s.is_some());
+    (range < DEFAULT_PORTS / 2 && !is_leak).then(|| {
         let (range, default) = (counted(range.into(), "port"), count(DEFAULT_PORTS.into()));
-        format!("the range is narrow: {range}, by default {default}")
+        let would_do = is_lasting(snapshot, subject, 1, DEFAULT_PORTS);
+        let full = if would_do { "" } else { ", which this rate would use up too" };
+        format!("the range is narrow: {range}, by default {default}{full}")
     })
 }
 

@@ -174,7 +174,11 @@ fn u03_a_foreign_listener_is_named() {
         let line = format!("the command line of python3[{}]: ", server.pid());
         let program = found.evidence[0].strip_prefix(&line).unwrap_or_else(|| panic!("{found:#?}"));
         assert!(program.contains("python3 -c import errno, json"), "{program}");
-        assert!(found.evidence[1].starts_with("both are called python3"), "{:?}", found.evidence);
+        let why = [
+            &format!("^both are called python3: python3[{}] started ", server.pid()),
+            "probably left behind; ",
+        ];
+        shows(&found, &why.map(|part| part as &str));
         assert!(
             found.now[0].action.starts_with("ps -o pid,") && found.now[1].action.starts_with("kill "),
             "{found:#?}"

@@ -508,9 +508,9 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     let by_hand = [own, other].map(|owner| process_of(snapshot, owner.pid).is_some_and(is_started_by_hand));
     let why = match by_hand {
         // The one of a service is not the one to end.
-        [false, true] if is_copy => "which belongs to a login session or a terminal",
-        _ if is_copy => "of two copies the older one is probably left behind",
-        _ => "the older one is taken for the server",
+        [false, true] if is_copy => "by hand: it belongs to a login session or a terminal",
+        _ if is_copy => "and of two copies the older one was probably left behind",
+        _ => "and the older one is taken for the server",
     };
     if is_copy && by_hand != [false, true] {
         (own, other) = (other, own);
@@ -525,31 +525,15 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
     );
     let mut draft = Draft::new(Severity::Warning, address, verdict);
     let both = process_of(snapshot, own.pid).zip(process_of(snapshot, other.pid));
-    if is_copy {
-        let parents = match both {
-            Some((first, second)) if first.parent == second.parent => {
-                format!("both children of {}", first.parent_name.as_deref().unwrap_or("init"))
-            }
-            _ => "with different parents".to_owned(),
-        };
-        draft = draft.because(format!(
-            "both are called {}, {parents}: perhaps a copy that an earlier start left behind, or that was started by hand",
-            own.name
-        ));
-    }
-    if let Some(file) = both.and_then(|(own, other)| replaced(own, other)) {
-        draft = draft
-            .because(format!("{} runs a file that was replaced since its start: {file}", process(other)));
-    }
     if let Some((first, second)) = both {
-        let parents = match first.parent == second.parent {
-            // Of two copies it is said above.
-            true if is_copy => String::new(),
-            true => format!(", both children of process {}", first.parent),
-            false => format!(", parents {} and {}", first.parent, second.parent),
+        let names = if is_copy { format!("both are called {}: ", own.name) } else { String::new() };
+        let parents = match (first.parent == second.parent, &first.parent_name) {
+            (true, Some(name)) => format!("both children of {name}"),
+            (true, None) => format!("both children of process {}", first.parent),
+            (false, _) => format!("parents {} and {}", first.parent, second.parent),
         };
         draft = draft.because(format!(
-            "{} started {} {} {}: {why}; process groups {} and {}{parents}",
+            "{names}{} started {} {} {}, {why}; process groups {} and {}, {parents}",
             process(other),
             time(second.started_ns.abs_diff(first.started_ns)),
             if second.started_ns < first.started_ns { "before" } else { "after" },
@@ -557,6 +541,10 @@ fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Opti
             first.group,
             second.group,
         ));
+    }
+    if let Some(file) = both.and_then(|(own, other)| replaced(own, other)) {
+        draft = draft
+            .because(format!("{} runs a file that was replaced since its start: {file}", process(other)));
     }
     if let (Some(user), Some(foreign)) = (server.user, foreign.user)
         && user != foreign

@@ -391,15 +391,19 @@ impl Load {
         self.requests.as_ref().map_or(&[], |list| &list.requests)
     }
 
+    /// Returns all requests of HTTP, those of a list or the only one.
+    pub(crate) fn http_requests(&self) -> &[HttpRequest] {
+        match (&self.requests, &self.workload) {
+            (Some(list), _) => &list.requests,
+            (None, Workload::Http(request)) => std::slice::from_ref(request),
+            _ => &[],
+        }
+    }
+
     /// Returns the bytes of all requests of HTTP.
     pub(crate) fn encoded(&self) -> Arc<Requests> {
-        Arc::new(match (&self.requests, &self.workload) {
-            (Some(list), _) => Requests::new(&list.requests, list.order, self.seed),
-            (None, Workload::Http(request)) => {
-                Requests::new(std::slice::from_ref(request), Order::Turn, self.seed)
-            }
-            _ => Requests::new(&[], Order::Turn, self.seed),
-        })
+        let order = self.requests.as_ref().map_or(Order::Turn, |list| list.order);
+        Arc::new(Requests::new(self.http_requests(), order, self.seed))
     }
 
     /// Returns the sizes of a request (with HTTP the longest body) and of a response in bytes, 0 if they are not settings.

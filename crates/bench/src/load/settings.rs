@@ -345,13 +345,18 @@ impl Load {
     fn check_http2(&self) -> Result<(), LoadError> {
         let Some(streams) = self.streams else { return Ok(()) };
         let refuse = |why: String| Err(LoadError::Setting(why));
-        let Workload::Http(request) = &self.workload else {
+        if !matches!(self.workload, Workload::Http(_)) {
             let name = self.workload.name();
             return refuse(format!(
                 "'--http2' does not go with the workload {name}: it needs the workload http"
             ));
-        };
-        request.for_http2(self.target.scheme() == Scheme::Https).map_err(LoadError::Setting)?;
+        }
+        for (number, request) in self.http_requests().iter().enumerate() {
+            let place =
+                || self.requests.as_ref().map(|list| format!("{}: request {}: ", list.file, number + 1));
+            let said = request.for_http2(self.target.scheme() == Scheme::Https);
+            said.map_err(|why| LoadError::Setting(place().unwrap_or_default() + &why))?;
+        }
         let all = u64::from(self.connections) * u64::from(streams);
         if self.engine != EngineChoice::Auto {
             let name = self.engine.name();
@@ -362,8 +367,6 @@ impl Load {
             refuse("invalid value 'server' for '--close': expected client or rst, a client cannot ask a server of HTTP/2 to close".to_owned())
         } else if self.hold > 0 {
             refuse("'--hold' does not go with --http2: expected no --hold".to_owned())
-        } else if self.requests.is_some() {
-            refuse("'--requests' does not go with --http2: expected no --requests".to_owned())
         } else if self.tls.protocols.is_some() {
             refuse("'--alpn' does not go with --http2, which offers h2: expected no --alpn".to_owned())
         } else if all > MAX_ALL_STREAMS {

@@ -294,6 +294,26 @@ fn a_response_with_a_failure_is_a_response() {
     });
 }
 
+/// A server that refuses a body by its head, and closes: the kernel answers the rest with RST, behind the response.
+#[test]
+fn a_response_before_the_end_of_the_request_is_a_response() {
+    in_namespace(|| {
+        let address = answer(|mut stream| {
+            let _ = stream.read(&mut [0; 1000])?;
+            stream.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
+        });
+        for engine in ENGINES {
+            let target = format!("http://{address}/");
+            let mut workload = get(&target);
+            let Workload::Http(request) = &mut workload else { panic!("HTTP") };
+            (request.method, request.body) = ("POST".to_owned(), vec![0; 20 << 20]);
+            let Some(ran) = against("failures::early", engine, &target, workload) else { continue };
+            assert_eq!((ran.error("status-413"), ran.errors().len()), (12, 1), "{ran:#?}");
+            assert_eq!(ran.results.connections, 12, "none is used again: the server has closed it");
+        }
+    });
+}
+
 #[test]
 fn responses_are_counted_by_status() {
     in_namespace(|| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::run::{RunOutcome, answer, attempt, get, load, run, run_until, until};
 use crate::tls::{Saved, https_server};
-use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Trust, Workload};
+use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Order, RequestList, Trust, Workload};
 use fourtuple_testing::in_namespace;
 
 const DATA: u8 = 0;
@@ -457,4 +457,12 @@ fn what_http2_does_not_do_is_refused() {
         request.headers.push(("Connection".into(), "close".into()));
     };
     assert!(refused(&header).contains("'Connection: close' for '--header'"));
+    let list = |load: &mut Load| {
+        let Workload::Http(good) = load.workload.clone() else { panic!("HTTP") };
+        header(load);
+        let Workload::Http(bad) = load.workload.clone() else { panic!("HTTP") };
+        let requests = vec![good, bad];
+        load.requests = Some(Arc::new(RequestList { file: "list".to_owned(), requests, order: Order::Turn }));
+    };
+    assert!(refused(&list).starts_with("list: request 2: invalid value 'Connection: close'"));
 }

@@ -90,6 +90,18 @@ fn requests_equal_the_log_of_nginx() {
         let record = run(&mut fourtuple(&line)).json();
         assert_eq!(number(&record["results"]["errors"], "status-404"), 50);
         assert_eq!(nginx.requests(50), 50);
+        let lines = "{\"path\": \"/a\"}\n{\"method\": \"PUT\", \"path\": \"/b\", \"body\": \"0123456789\"}\n{\"path\": \"/c\"}\n";
+        let file = room.file("list", lines);
+        let line = format!(
+            "load https://127.0.0.1:{PORT}/ --insecure --http2 --streams 7 --requests {file} --operations 330 --json"
+        );
+        let record = loaded(&mut fourtuple(&line));
+        let counts = list(&record["results"], "/requests");
+        let counts: Vec<u64> = counts.iter().map(|one| number(one, "responses")).collect();
+        assert_eq!(counts, [110; 3], "{record:#}");
+        until("nginx has logged all requests", || lines_with(&nginx.log, "HTTP/2.0") == 330);
+        let logged = ["\"GET /a ", "\"PUT /b ", "\"GET /c "].map(|words| lines_with(&nginx.log, words));
+        assert_eq!(logged, [110; 3]);
     });
 }
 

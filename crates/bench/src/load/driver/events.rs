@@ -138,6 +138,7 @@ impl<E: Engine> Driver<'_, E> {
             }
             Phase::Draining if count == 0 => return self.ended_by_server(number, now),
             Phase::Draining => return self.engine.exchange(number, &[]),
+            _ if count == 0 && slot.broken.is_some() => return self.broke(number, now),
             _ => {}
         }
         let outcome = slot.protocol.receive(self.engine.received(number, count));
@@ -185,7 +186,8 @@ impl<E: Engine> Driver<'_, E> {
                         self.tally.status(status);
                     }
                 }
-                self.done(number, closing, now)
+                let is_broken = self.slots[number as usize].broken.is_some();
+                self.done(number, closing || is_broken, now)
             }
             ParseOutcome::ClosedUnanswered if self.may_retry(number) => self.retry_request(number),
             ParseOutcome::ClosedUnanswered => self.give_up_on(number, "closed-early".into(), now),
@@ -266,11 +268,26 @@ impl<E: Engine> Driver<'_, E> {
             // The connection is open: neither data nor FIN has arrived.
             Phase::Probing if error.kind() == io::ErrorKind::WouldBlock => self.send_request(number, now),
             Phase::Probing => self.reconnect(number),
-            Phase::AwaitingResponse { has_first_byte: false, .. } if is_gone && self.may_retry(number) => {
-                self.retry_request(number)
+            Phase::AwaitingResponse { .. } if slot.broken.is_some() => self.broke(number, now),
+            Phase::AwaitingResponse { .. } if is_gone => {
+                self.slots[number as usize].broken = Some(copy_of(error));
+                self.engine.probe(number)
             }
             _ => self.give_up_on(number, errno_name(error).into(), now),
         }
+    }
+
+    /// Handles the end of a broken connection whose response is not complete: sends the request again, or counts an error.
+    fn broke(&mut self, number: u32, now: u64) -> io::Result<()> {
+        let is_unanswered = matches!(
+            self.slots[number as usize].phase,
+            Phase::AwaitingResponse { has_first_byte: false, .. }
+        );
+        let Some(error) = self.slots[number as usize].broken.take() else { return Ok(()) };
+        if is_unanswered && self.may_retry(number) {
+            return self.retry_request(number);
+        }
+        self.give_up_on(number, errno_name(&error).into(), now)
     }
 
     /// Tries another port or source for a connection that could not be opened, or counts an error.

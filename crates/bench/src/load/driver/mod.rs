@@ -29,7 +29,7 @@ use crate::load::engine::Engine;
 use crate::load::origin::{Attempt, Origin};
 use crate::load::settings::Load;
 use crate::load::tally::{SecondSums, Streams, Tally, ThreadSecond};
-use crate::load::workload::{ProtocolState, Requests, TlsSetup, Workload};
+use crate::load::workload::{ProtocolState, Requests, TlsSetup};
 
 /// Time between two publications of counts, in nanoseconds. Deadlines are checked at most as often.
 const TICK: u64 = 5_000_000;
@@ -111,14 +111,11 @@ impl Shared<'_> {
     }
 
     fn protocol(&self) -> Box<dyn ProtocolState> {
-        if self.load.streams.is_some() {
-            // The engine speaks HTTP/2.
-            return Workload::Connect.protocol(&self.requests);
-        }
         let protocol = self.load.workload.protocol(&self.requests);
         match &self.tls {
-            Some(tls) => tls.wrap(protocol),
-            None => protocol,
+            // The engine of HTTP/2 speaks TLS itself; the protocol only chooses requests.
+            Some(tls) if self.load.streams.is_none() => tls.wrap(protocol),
+            _ => protocol,
         }
     }
 }
@@ -187,6 +184,9 @@ struct Slot<'a> {
     timed_from: u64,
     /// Time at which the connection was established or, on a kept connection, the request was sent.
     requested_at: u64,
+    /// Why the connection broke while an operation was in progress. A server may have answered before it read the whole request, and
+    /// then closed: what has arrived is read.
+    broken: Option<io::Error>,
     /// Number of failures to open a connection since the last operation that succeeded.
     failures: u32,
     cancelled: bool,
@@ -255,6 +255,7 @@ impl<'a, E: Engine> Driver<'a, E> {
             started: 0,
             timed_from: 0,
             requested_at: 0,
+            broken: None,
             failures: 0,
             cancelled: false,
             is_again: false,
@@ -595,7 +596,7 @@ impl<E: Engine> Driver<'_, E> {
         slot.started = now;
         slot.timed_from = now;
         slot.intended = intended.unwrap_or(now);
-        (slot.cancelled, slot.is_again) = (false, false);
+        (slot.cancelled, slot.is_again, slot.broken) = (false, false, None);
         if intended.is_some() {
             self.tally.behind = now.saturating_sub(slot.intended);
             if counts {

@@ -10,7 +10,7 @@ impl<E: Engine> Driver<'_, E> {
     /// Begins the operation of `number` on a shared connection, at once or when one has room; or lets it wait for a port, if it had
     /// to open a connection and there is no port. Returns false if it must open a connection.
     pub(super) fn join(&mut self, number: u32) -> bool {
-        let joins = self.engine.join(number);
+        let joins = self.engine.join(number, self.slots[number as usize].protocol.current());
         let slot = &mut self.slots[number as usize];
         if joins {
             slot.phase = Phase::AwaitingResponse { tls_since: None, has_first_byte: false };

@@ -133,9 +133,9 @@ pub(crate) trait Engine {
     /// Returns the number of system calls so far.
     fn system_calls(&self) -> u64;
 
-    /// Sends the request of a slot on a shared connection, at once or when one has room. Returns false if the slot must open a
-    /// connection.
-    fn join(&mut self, _slot: u32) -> bool {
+    /// Sends the request with this number on a shared connection, at once or when one has room. Returns false if the slot must open a
+    /// connection, on which the request is then sent.
+    fn join(&mut self, _slot: u32, _request: usize) -> bool {
         false
     }
 

@@ -32,7 +32,7 @@ use self::woken::Woken;
 use crate::load::engine::{Engine, Event, Options, Stage, StreamEvent, epoll};
 use crate::load::settings::Load;
 use crate::load::tally::Streams;
-use crate::load::workload::{Failure, ParseOutcome, Status, TlsSetup, Workload};
+use crate::load::workload::{Failure, HttpRequest, ParseOutcome, Status, TlsSetup};
 
 /// Maximum number of events of one epoll_wait().
 const BATCH: usize = 64;
@@ -45,8 +45,8 @@ const MAX_REQUESTS: u64 = 1 << 30;
 
 /// What all connections of a run share.
 pub(crate) struct Setup {
-    request: Request<()>,
-    body: Bytes,
+    /// The requests with their bodies.
+    requests: Vec<(Request<()>, Bytes)>,
     tls: Option<TlsSetup>,
     /// Maximum number of concurrent streams of a connection.
     streams: u32,
@@ -57,10 +57,11 @@ pub(crate) struct Setup {
 impl Setup {
     /// Returns the setup of a load with HTTP/2.
     pub(crate) fn new(load: &Load, tls: Option<TlsSetup>) -> Result<Setup, String> {
-        let Workload::Http(request) = &load.workload else { return Err("not HTTP".to_owned()) };
+        let with_tls = tls.is_some();
+        let encode =
+            |request: &HttpRequest| Ok((request.for_http2(with_tls)?, Bytes::copy_from_slice(&request.body)));
         Ok(Setup {
-            request: request.for_http2(tls.is_some())?,
-            body: Bytes::copy_from_slice(&request.body),
+            requests: load.http_requests().iter().map(encode).collect::<Result<_, String>>()?,
             tls,
             streams: load.streams.unwrap_or(1).max(1),
             close_every: match load.close_every {
@@ -68,6 +69,12 @@ impl Setup {
                 every => every.min(MAX_REQUESTS),
             },
         })
+    }
+}
+
+impl Setup {
+    fn longest_body(&self) -> usize {
+        self.requests.iter().map(|(_, body)| body.len()).max().unwrap_or(0)
     }
 }
 
@@ -103,6 +110,8 @@ pub(crate) struct Http2Engine {
 #[derive(Default)]
 struct Slot {
     state: State,
+    /// The number of its request.
+    request: usize,
     /// The connection that it opened last.
     opened: u32,
 }
@@ -255,7 +264,8 @@ impl Http2Engine {
             is_listed: false,
         });
         self.opening += 1;
-        self.slots[slot as usize] = Slot { state: State::Opening(number), opened: number };
+        let opener = &mut self.slots[slot as usize];
+        (opener.state, opener.opened) = (State::Opening(number), number);
         if opened.connect == Connect::Done {
             self.advance(number);
         }
@@ -295,7 +305,7 @@ impl Http2Engine {
                     }
                     Poll::Ready(result) => {
                         let session = wire.session();
-                        let begun = result.ok().and_then(|()| begin(wire, self.setup.body.len()));
+                        let begun = result.ok().and_then(|()| begin(wire, self.setup.longest_body()));
                         let Some((sender, h2)) = begun else {
                             // The opener closes the connection.
                             let failure = connection.signals.failure.take();
@@ -390,7 +400,8 @@ impl Http2Engine {
         let Some(connection) = &mut self.connections[number as usize] else { return };
         let Progress::Open { sender, .. } = &mut connection.stage else { return };
         let Some(ready) = sender else { return };
-        let sent = ready.send_request(self.setup.request.clone(), self.setup.body.is_empty());
+        let (head, body) = &self.setup.requests[self.slots[slot as usize].request];
+        let sent = ready.send_request(head.clone(), body.is_empty());
         let (response, stream) = match sent {
             Ok(sent) => sent,
             Err(error) => {
@@ -411,8 +422,7 @@ impl Http2Engine {
             *sender = None;
         }
         let request = connection.requests;
-        let upload =
-            (!self.setup.body.is_empty()).then(|| Upload::begin(stream, self.setup.body.clone(), self.turn));
+        let upload = (!body.is_empty()).then(|| Upload::begin(stream, body.clone(), self.turn));
         let signals = Rc::clone(&connection.signals);
         self.slots[slot as usize].state = State::Streaming(Stream {
             connection: number,
@@ -684,8 +694,9 @@ impl Engine for Http2Engine {
         Ok(())
     }
 
-    fn join(&mut self, slot: u32) -> bool {
+    fn join(&mut self, slot: u32, request: usize) -> bool {
         self.slots[slot as usize].state = State::Waiting;
+        self.slots[slot as usize].request = request;
         self.waiting.push_back(slot);
         self.waiters += 1;
         self.dispatch();

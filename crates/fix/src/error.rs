@@ -40,6 +40,12 @@ pub enum FixError {
         "cannot fix ports: the cgroup was removed before the programs were attached: was the service restarted?"
     )]
     Removed,
+    /// With source addresses, and no process in the cgroup: its network namespace is not known.
+    #[error(
+        "cannot fix ports: the cgroup has no process, whose network namespace would have the addresses of --source: is the service \
+         being restarted?"
+    )]
+    Empty,
     /// The caller stopped the fix before the programs were attached.
     #[error("cannot fix ports: interrupted before the programs were attached")]
     Interrupted,
@@ -57,6 +63,6 @@ impl FixError {
 
     /// Returns whether the same command can succeed on the same host later.
     pub fn is_not_valid(&self) -> bool {
-        matches!(self, FixError::Removed | FixError::Interrupted)
+        matches!(self, FixError::Removed | FixError::Empty | FixError::Interrupted)
     }
 }

@@ -212,7 +212,7 @@ fn inode(path: &str) -> Option<u64> {
 }
 
 /// Returns the processes in a cgroup and the cgroups below it. An error: no descriptor is left.
-fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
+pub(crate) fn processes(cgroup: &Path) -> io::Result<Vec<u32>> {
     // A cgroup may be removed in the meantime.
     let is_exhausted = |error: &io::Error| matches!(Errno::of(error), Some(Errno::EMFILE | Errno::ENFILE));
     let text = match fs::read_to_string(cgroup.join("cgroup.procs")) {

@@ -252,7 +252,14 @@ impl<'a> Session<'a> {
             Some(prefix) => {
                 let local = namespaces.local_addresses(prefix, SOURCES);
                 if local.is_empty() {
-                    return Err(FixError::NoSource(prefix.to_string()));
+                    // A service that restarts: the network namespace in which the addresses are local has no process yet.
+                    let is_empty =
+                        namespaces::processes(&settings.cgroup).is_ok_and(|processes| processes.is_empty());
+                    return Err(if is_empty {
+                        FixError::Empty
+                    } else {
+                        FixError::NoSource(prefix.to_string())
+                    });
                 }
                 local
             }

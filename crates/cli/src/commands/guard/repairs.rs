@@ -76,7 +76,7 @@ impl PortsFix {
                 drop(turn);
             };
             let outcome = ports.run(&flag, attached, |progress| lock(&state).progress = progress.clone());
-            lock(&state).is_removed = matches!(&outcome, Err(FixError::Removed));
+            lock(&state).is_removed = matches!(&outcome, Err(FixError::Removed | FixError::Empty));
             let outcome = outcome?;
             let mut state = lock(&state);
             // Also those since the last progress.
@@ -103,7 +103,7 @@ impl PortsFix {
         lock(&self.shared).attached.is_some()
     }
 
-    /// Returns whether the cgroup was removed before the programs were attached.
+    /// Returns whether the cgroup was removed, or had no process, before the programs were attached: its service is being restarted.
     pub(super) fn was_too_late(&self) -> bool {
         lock(&self.shared).is_removed
     }

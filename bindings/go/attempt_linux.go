@@ -121,14 +121,8 @@ func (a *attempt) advance() bool {
 // control sets the options of a new socket and calls connect(). Package net calls connect() once more, which then only waits for the
 // handshake.
 func (a *attempt) control(ctx context.Context, network, address string, c syscall.RawConn) error {
-	if user := a.dialer.config.Net.ControlContext; user != nil {
-		if err := user(ctx, network, address, c); err != nil {
-			return err
-		}
-	} else if user := a.dialer.config.Net.Control; user != nil {
-		if err := user(network, address, c); err != nil {
-			return err
-		}
+	if err := a.dialer.userControl(ctx, network, address, c); err != nil {
+		return err
 	}
 	err := c.Control(func(fd uintptr) { a.open(int(fd)) })
 	switch {
@@ -373,13 +367,11 @@ func (a *attempt) failure(kind Kind, call string, err error) *DialError {
 // handshakeFailure turns an error of package net, or of connect(), into an error with a kind.
 func (a *attempt) handshakeFailure(err error) *DialError {
 	failure := a.failure(Failed, "connect", nil)
-	failure.Err = err
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		failure.Kind = Refused
-	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded):
-		failure.Kind = TimedOut
-		failure.After = time.Since(a.begun)
-	}
+	failure.handshake(err, a.begun)
 	return failure
+}
+
+// report returns what is known of the source: after a failure no address.
+func (a *attempt) report() Report {
+	return Report{Strategy: a.strategy, Source: a.local, Tries: a.tries, Connect: a.connect}
 }

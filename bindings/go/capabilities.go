@@ -17,11 +17,14 @@ const (
 	// Unproven: the kernel has the option, but its search could not be probed: the loopback device is down, or no port is free for
 	// the probe.
 	Unproven
+	// NotLinux: the option is Linux's. Elsewhere a net.Dialer opens the connections, and its kernel chooses the source port. Errors, names,
+	// time limits, OnDial and ErrorSink are the same. A setting about source addresses, ports or devices is a ConfigError.
+	NotLinux
 )
 
 // String returns the name that records use.
 func (l LocalPortRange) String() string {
-	names := [...]string{"not probed", "absent", "parity", "linear", "unproven"}
+	names := [...]string{"not probed", "absent", "parity", "linear", "unproven", "not linux"}
 	if int(l) < len(names) {
 		return names[l]
 	}

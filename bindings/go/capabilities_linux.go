@@ -168,15 +168,6 @@ func resetOnClose(fd int) error {
 	return syscall.SetsockoptLinger(fd, syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1, Linger: 0})
 }
 
-// LocalPorts returns the range of ephemeral ports of the network namespace.
-func LocalPorts() (PortRange, error) {
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err != nil {
-		return PortRange{}, err
-	}
-	return ParsePortRange(string(text))
-}
-
 // readSysctl reads a sysctl of any length. The kernel returns a value to the first read(2) only, cut to the size of the buffer, and
 // os.ReadFile begins with 512 bytes.
 func readSysctl(path string) (string, error) {

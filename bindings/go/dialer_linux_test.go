@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -157,6 +158,36 @@ func TestReservedPortsAreNotDrawn(t *testing.T) {
 		}
 		setSysctl(t, "net.ipv4.ip_local_reserved_ports", "")
 	})
+}
+
+// The dialer of other systems, with the errors of this kernel.
+func TestPackageNetReportsExhaustion(t *testing.T) {
+	inNamespace(t, func() {
+		setSysctl(t, "net.ipv4.ip_local_port_range", "20000 20003")
+		destination := listen(t, "127.0.0.1", 1024)
+		fill(t, must(New(Config{}))(t), destination, 4)
+		_, report, err := plain(t, Config{}).openPlain(background, "tcp", destination)
+		if !Exhausted(err) || !Retryable(err) || !errors.Is(err, syscall.EADDRNOTAVAIL) || report.Source.IsValid() {
+			t.Fatalf("%+v %v", report, err)
+		}
+		_, _, err = plain(t, Config{}).openPlain(background, "tcp", listen(t, "127.0.0.2", 16))
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestUnixTargetsAreDialed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	for address, target := range map[string]string{path: "unix://" + path, "@fourtuple": "\x00fourtuple"} {
+		listener := must(net.Listen("unix", address))(t)
+		conn := must(must(New(Config{}))(t).ContextDialer("tcp")(background, target))(t)
+		if conn.RemoteAddr().Network() != "unix" {
+			t.Errorf("%v", conn.RemoteAddr())
+		}
+		conn.Close()
+		listener.Close()
+	}
 }
 
 func TestTimeWaitHoldsPorts(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package fourtuple opens TCP connections with a source port that is found quickly, and returns errors that name the cause.
 //
-// It does not pool connections, speak a protocol, start a goroutine that outlives a dial, or change a sysctl. It needs Linux, no cgo and
-// no other module.
+// It does not pool connections, speak a protocol, start a goroutine that outlives a dial, or change a sysctl. It needs no cgo and no
+// other module.
 //
 // A TCP socket without a port gets one in connect(). While more than half of the ports of net.ipv4.ip_local_port_range are in use
 // towards the destination, an unchanged program makes the kernel search through all ports of one parity first: milliseconds for each
@@ -17,7 +17,7 @@
 // If a kernel lacks an option that a strategy needs, the dial fails with [NotSupported]; no other strategy is used instead. [Auto] chooses
 // by a probe, never by the version of the kernel.
 //
-// The package compiles only on Linux: all its behaviour is the kernel's.
+// The search is Linux's. On other systems a net.Dialer opens the connections, and [Choice] says so: see [NotLinux].
 package fourtuple
 
 // Version is the version of the module and of the Rust crate with the same vectors.

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -146,6 +146,22 @@ func (e *DialError) Is(target error) bool {
 	return ok && kind == e.Kind
 }
 
+// handshake sets the kind for an error of package net, or of connect(), that has nothing to do with ports.
+func (e *DialError) handshake(err error, begun time.Time) {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// The poller has the deadline of the context.
+		err = context.DeadlineExceeded
+	}
+	e.Err = err
+	switch {
+	case errors.Is(err, errRefused):
+		e.Kind = Refused
+	case errors.Is(err, errTimedOut), errors.Is(err, context.DeadlineExceeded):
+		e.Kind = TimedOut
+		e.After = time.Since(begun)
+	}
+}
+
 // Unwrap returns the error of the call.
 func (e *DialError) Unwrap() error { return e.Err }
 
@@ -166,14 +182,10 @@ func (e *DialError) Retryable() bool {
 	case PortsExhausted, TupleBusy, Refused, SelfConnect, TimedOut:
 		return true
 	case Failed:
-		var errno syscall.Errno
-		if !errors.As(e.Err, &errno) {
-			return false
-		}
-		switch errno {
-		case syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.EINTR, syscall.ENETDOWN, syscall.ENETUNREACH,
-			syscall.ENOMEM, syscall.EAGAIN, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS:
-			return true
+		for _, temporary := range temporaryErrors {
+			if errors.Is(e.Err, temporary) {
+				return true
+			}
 		}
 	}
 	return false

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"fourtuple.example/fourtuple"
@@ -99,6 +101,36 @@ func ExampleDialer_ControlContext() {
 	}
 	fmt.Println(conn.Close())
 	// Output: <nil>
+}
+
+// A hook that counts dials by outcome, as metrics and logs do.
+func ExampleConfig_onDial() {
+	server := httptest.NewServer(http.NotFoundHandler())
+	address := server.Listener.Addr().String()
+	var connected, exhausted, failed atomic.Int64
+	dialer, err := fourtuple.New(fourtuple.Config{OnDial: func(_ context.Context, done fourtuple.DialDone) {
+		switch {
+		case done.Err == nil:
+			connected.Add(1)
+		case fourtuple.Exhausted(done.Err):
+			exhausted.Add(1)
+		default:
+			failed.Add(1)
+			log.Printf("dial %v: strategy=%v tries=%d connect=%v total=%v: %v",
+				done.Destination, done.Strategy, done.Tries, done.Connect, done.Duration, done.Err)
+		}
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if conn, err := dialer.Dial("tcp", address); err == nil {
+		conn.Close()
+	}
+	server.Close()
+	_, err = dialer.Dial("tcp", address)
+	fmt.Println(connected.Load(), exhausted.Load(), failed.Load(), errors.Is(err, fourtuple.Refused))
+	// Output: 1 0 1 true
 }
 
 // The source port of a connection, and the tries that it took.

@@ -2,6 +2,7 @@ package fourtuple
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -51,4 +52,13 @@ func (p PortRange) Contains(port uint16) bool {
 // String returns "LOW-HIGH".
 func (p PortRange) String() string {
 	return fmt.Sprintf("%d-%d", p.Low, p.High)
+}
+
+// LocalPorts returns the range of ephemeral ports of the network namespace. Elsewhere than on Linux there is no such file.
+func LocalPorts() (PortRange, error) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return PortRange{}, err
+	}
+	return ParsePortRange(string(text))
 }

@@ -52,6 +52,8 @@ func (Auto) String() string { return "auto" }
 // namespace could be read; without it no strategy can draw ports.
 func (Auto) On(found LocalPortRange, portsKnown bool) Strategy {
 	switch {
+	case found == NotLinux:
+		return KernelDefault{}
 	case found == Linear, found != Absent && !portsKnown:
 		return FullRange{}
 	case found != Absent:

@@ -72,6 +72,17 @@ func check(client *grpc.ClientConn) error {
 	return err
 }
 
+// withCause is the interceptor of docs/go.md: a call that failed for lack of a connection gets the error of the last dial beside its status.
+func withCause(failures *fourtuple.ErrorSink) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, request, reply any, client *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+		err := invoke(ctx, method, request, reply, client, options...)
+		if status.Code(err) == codes.Unavailable {
+			err = errors.Join(err, failures.Last())
+		}
+		return err
+	}
+}
+
 // The claim of docs/go.md: gRPC makes text of the error of a dial, and ErrorSink has the error itself.
 func TestGRPCErrorsWithoutAFreePort(t *testing.T) {
 	address := serve(t)
@@ -114,6 +125,20 @@ func TestGRPCErrorsWithoutAFreePort(t *testing.T) {
 		t.Fatalf("%v", last)
 	}
 
+	// With the interceptor the error of the call has both, the status and the cause.
+	seeing, err := grpc.NewClient("passthrough:///"+address,
+		grpc.WithContextDialer(failures.Dialer(dialer.ContextDialer("tcp"))), grpc.WithUnaryInterceptor(withCause(&failures)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer seeing.Close()
+	err = check(seeing)
+	var cause *fourtuple.DialError
+	if status.Code(err) != codes.Unavailable || !fourtuple.Exhausted(err) || !errors.As(err, &cause) || cause.Census.Established != 8 {
+		t.Fatalf("%v, %+v", err, cause)
+	}
+
 	// A closed socket of the client holds its port in TIME_WAIT, and one that is reset does not.
 	for _, conn := range held {
 		conn.(*net.TCPConn).SetLinger(0)
@@ -127,5 +152,36 @@ func TestGRPCErrorsWithoutAFreePort(t *testing.T) {
 	}
 	if failures.Last() != nil {
 		t.Fatalf("after a connection: %v", failures.Last())
+	}
+}
+
+// A client that has the dialer for all its targets reaches Unix sockets too.
+func TestGRPCReachesUnixTargets(t *testing.T) {
+	directory := t.TempDir()
+	t.Chdir(directory)
+	server := grpc.NewServer()
+	health_v1.RegisterHealthServer(server, health.NewServer())
+	t.Cleanup(server.Stop)
+	for _, address := range []string{directory + "/socket", "@fourtuple"} {
+		listener, err := net.Listen("unix", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go server.Serve(listener)
+	}
+	dialer, err := fourtuple.New(fourtuple.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []string{"unix://" + directory + "/socket", "unix:socket", "unix-abstract:fourtuple"} {
+		client, err := grpc.NewClient(target, grpc.WithContextDialer(dialer.ContextDialer("tcp")),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := check(client); err != nil {
+			t.Errorf("%s: %v", target, err)
+		}
+		client.Close()
 	}
 }

@@ -110,6 +110,11 @@ int fourtuple_finish(fourtuple_attempt *attempt, int fd, struct fourtuple_report
  * counts as a handshake without an answer: the next attempts use other sources first. */
 void fourtuple_abandon(fourtuple_attempt *attempt);
 
+/* Ends and frees an attempt whose outcome the program does not know, because another library connects the socket. Call it before close(fd).
+ * A connection is recorded as by fourtuple_finish(). Without one the port is free for the next attempt at once. While the handshake is in
+ * progress, or if fd is not a TCP socket, the port stays marked as after fourtuple_abandon(). */
+void fourtuple_settle(fourtuple_attempt *attempt, int fd);
+
 /* Marks the port of a closed connection as free, for connections that the peer closed first. Optional. */
 int fourtuple_release(const fourtuple_dialer *dialer, const struct sockaddr *source, socklen_t length,
                       struct fourtuple_error *error);

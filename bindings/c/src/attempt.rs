@@ -168,3 +168,25 @@ unsafe extern "C" fn fourtuple_abandon(attempt: *mut OwnedAttempt) {
         drop(unsafe { Box::from_raw(attempt) });
     }
 }
+
+/// `fourtuple_settle()` of `fourtuple.h`.
+///
+/// # Safety
+///
+/// The pointers must be null or as the header describes them.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fourtuple_settle(attempt: *mut OwnedAttempt, fd: c_int) {
+    let body = || {
+        if !attempt.is_null() {
+            // SAFETY: the pointer comes from fourtuple_prepare, and the caller does not use it again.
+            let owned = unsafe { Box::from_raw(attempt) };
+            // Declared first, so that it is dropped after the attempt, which borrows from it.
+            let _dialer = owned.dialer;
+            let attempt = owned.attempt;
+            attempt.settle(descriptor(&fd)?);
+        }
+        Ok(0)
+    };
+    // SAFETY: null is permitted.
+    unsafe { run(std::ptr::null_mut(), body) };
+}

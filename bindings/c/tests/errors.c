@@ -58,6 +58,20 @@ static int dial(const fourtuple_dialer *dialer, int is_abandoned) {
     return fd;
 }
 
+/* Prepares a socket that is never connected, and returns its port from the ledger. */
+static uint32_t settle(const fourtuple_dialer *dialer) {
+    fourtuple_attempt *attempt;
+    uint32_t window = 0;
+    socklen_t length = sizeof window;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fourtuple_prepare(dialer, fd, &attempt, &error) == 0);
+    CHECK(getsockopt(fd, IPPROTO_IP, 51, &window, &length) == 0); /* IP_LOCAL_PORT_RANGE */
+    CHECK(window >> 16 == (window & 0xffff));
+    fourtuple_settle(attempt, fd);
+    close(fd);
+    return window >> 16;
+}
+
 static fourtuple_dialer *make(struct fourtuple_settings settings) {
     fourtuple_dialer *dialer;
     int result = fourtuple_dialer_new((struct sockaddr *)&destination, sizeof destination, &settings, &dialer, &error);
@@ -106,6 +120,13 @@ int main(int argc, char **argv) {
         for (int j = 0; j < 8; j++) {
             fds[j] = dial(dialer, 0);
             CHECK(fds[j] >= 0);
+            /* With one free port, only a port that each attempt gives back is found by the next one: a ledger without a free port forgets
+             * which ones are in use. */
+            struct sockaddr_in held;
+            socklen_t length = sizeof held;
+            CHECK(getsockname(fds[j], (struct sockaddr *)&held, &length) == 0);
+            for (int k = 0; i == 0 && j == 6 && k < 64; k++)
+                CHECK(settle(dialer) != ntohs(held.sin_port));
         }
         CHECK(dial(dialer, 0) == FOURTUPLE_PORTS_EXHAUSTED);
         CHECK(error.errnum == EADDRNOTAVAIL && error.retryable == 1);
@@ -135,6 +156,7 @@ int main(int argc, char **argv) {
     invalid((struct fourtuple_settings){0}, 3, "short");
     CHECK(fourtuple_prepare(NULL, 0, NULL, &error) == FOURTUPLE_INVALID && fourtuple_next(NULL, 0, 1, NULL) == FOURTUPLE_INVALID);
     fourtuple_abandon(NULL);
+    fourtuple_settle(NULL, -1);
     fourtuple_dialer_free(NULL);
     printf("%s\n", fourtuple_version());
     return 0;

@@ -4,11 +4,13 @@
 
 use std::env;
 use std::fs;
-use std::io::Write;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
@@ -46,6 +48,11 @@ fn ways() -> &'static [Way] {
 
 /// Compiles a program. Returns the command that runs it, or `None` after a skip of the test.
 fn program(test: &str, source: &str, way: Way) -> Option<Command> {
+    program_with(test, source, way, &[])
+}
+
+/// As [`program`], with flags for other libraries.
+fn program_with(test: &str, source: &str, way: Way, libraries: &[&str]) -> Option<Command> {
     let built = built();
     let runtime = runtime();
     let name = Path::new(source).file_stem().expect("a file name").to_string_lossy().into_owned();
@@ -59,6 +66,7 @@ fn program(test: &str, source: &str, way: Way) -> Option<Command> {
     let object = output.with_extension("o");
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1"]).args(flags);
+    compiler.args(libraries.iter().filter(|flag| flag.starts_with("-I")));
     compiler.arg("-I").arg(tree("bindings/c")).arg("-c").arg(tree(source)).arg("-o").arg(&object);
     let mut linker = Command::new("cc");
     match runtime {
@@ -76,6 +84,7 @@ fn program(test: &str, source: &str, way: Way) -> Option<Command> {
             linker.arg(built.join("libfourtuple_c.a")).args(["-lm", "-ldl", "-lpthread"])
         }
     };
+    linker.args(libraries.iter().filter(|flag| flag.starts_with("-l")));
     for mut command in [compiler, linker] {
         match command.output() {
             Ok(ended) if ended.status.success() => {}
@@ -183,6 +192,166 @@ fn the_event_loop_is_clean_under_sanitizers() {
                 assert_eq!(said, format!("{connects} served, 0 failed"), "{strategy}");
             }
         }
+    });
+}
+
+/// A server process, ended and waited for on drop; its files are in the directory.
+struct Server {
+    process: Child,
+    directory: PathBuf,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // For PostgreSQL: end at once, with all processes.
+        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+impl Server {
+    /// Starts a server of a library as another user, if it refuses root, and waits until it listens.
+    fn start(name: &str, port: u16, words: &[&str]) -> Server {
+        let directory = env::temp_dir().join(format!("fourtuple-c-{name}-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let place = directory.to_str().expect("a path of text").to_owned();
+        let mut command = Command::new(words[0]);
+        if name == "postgres" {
+            chown(&directory, Some(65_534), Some(65_534)).expect("root changes owners");
+            let programs = Path::new(words[0]).parent().expect("a directory");
+            let mut initdb = as_other(programs.join("initdb").to_str().expect("a path of text"));
+            initdb.args(["--no-sync", "-A", "trust", "-U", "tester", "-D", &place]);
+            let made = initdb.output().expect("setpriv");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            command = as_other(words[0]);
+            command.args(["-D", &place]);
+        }
+        command.args(&words[1..]).current_dir(&directory).stdout(Stdio::null()).stderr(Stdio::null());
+        let server = Server { process: command.spawn().expect(name), directory };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            assert!(Instant::now() < deadline, "{name} does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+}
+
+/// Returns a command as nobody: PostgreSQL refuses to run as root.
+fn as_other(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+    command
+}
+
+/// Compiles a program with another library, and runs it as in docs/c.md: to a server with free ports, and without a free port. `serve`
+/// starts the server, as a process or as a thread of the test, and returns `None` after a skip.
+fn try_with_library(
+    test: &'static str,
+    header: &str,
+    libraries: &'static [&'static str],
+    port: u16,
+    words: &'static [&'static str],
+    serve: fn() -> Option<Option<Server>>,
+) {
+    let mut compiler = Command::new("cc");
+    compiler.args(libraries.iter().filter(|flag| flag.starts_with("-I")));
+    let found = compiler.args(["-fsyntax-only", "-include", header, "-x", "c", "/dev/null"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        return skip(test, "programs", &format!("no {header}"));
+    }
+    in_namespace(move || {
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20999");
+        let Some(_server) = serve() else { return };
+        let source = format!("bindings/c/examples/{test}.c");
+        let address = ["127.0.0.1", &port.to_string()].map(str::to_owned);
+        for &way in ways() {
+            let Some(mut command) = program_with(test, &source, way, libraries) else { return };
+            let said =
+                succeed(&command.args(&address).args(words).arg("20").output().expect("a built program"));
+            let ports: Vec<u16> = said.lines().map(|line| line.parse().expect("a port")).collect();
+            assert!(
+                ports.len() == 20 && ports.iter().all(|port| (20_000..21_000).contains(port)),
+                "{ports:?}"
+            );
+            // The kernel alone gives ports of one parity until they are all in use.
+            assert!(ports.iter().any(|port| port % 2 != ports[0] % 2), "{way:?}: {ports:?}");
+        }
+        set_sysctl("net.ipv4.ip_local_port_range", "21000 21007");
+        let open = |_| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+        let _held: Vec<TcpStream> = (0..8).map(open).collect();
+        for &way in ways() {
+            let Some(mut command) = program_with(test, &source, way, libraries) else { return };
+            let output = command.args(&address).args(words).arg("1").output().expect("a built program");
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{way:?}: {told}");
+            assert!(
+                told.contains("no source port is left") && told.contains("of 8 ports 8"),
+                "{way:?}: {told}"
+            );
+        }
+    });
+}
+
+#[test]
+fn libcurl_sends_requests_from_prepared_sockets() {
+    try_with_library("curl", "curl/curl.h", &["-lcurl"], 4000, &[], || {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 4000)).expect("a listener");
+        let answer = |stream: TcpStream| {
+            let mut lines = BufReader::new(&stream).lines();
+            // Connections that only hold a port end here.
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let _ =
+                (&stream).write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
+        };
+        let accept = move || {
+            while let Ok((stream, _)) = server.accept() {
+                thread::Builder::new().spawn(move || answer(stream)).expect("a thread");
+            }
+        };
+        thread::Builder::new().name("server".to_owned()).spawn(accept).expect("a thread");
+        Some(None)
+    });
+}
+
+#[test]
+fn hiredis_takes_connected_descriptors() {
+    try_with_library("hiredis", "hiredis/hiredis.h", &["-lhiredis"], 6379, &[], || {
+        if Command::new("redis-server").arg("--version").output().is_err() {
+            skip("hiredis", "programs", "no redis-server");
+            return None;
+        }
+        let words = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--port", "6379"];
+        Some(Some(Server::start("redis", 6379, &words)))
+    });
+}
+
+#[test]
+fn libpq_connects_by_the_connect_of_the_program() {
+    let libraries = &["-I/usr/include/postgresql", "-lpq"];
+    try_with_library("libpq", "libpq-fe.h", libraries, 5432, &["user=tester dbname=postgres"], || {
+        let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+        let programs = versions.map(|version| version.expect("an entry").path().join("bin/postgres"));
+        let newest = programs.filter(|program| program.exists()).max();
+        let may_change_user = as_other("true").output().is_ok_and(|ran| ran.status.success());
+        let Some(postgres) = newest.filter(|_| may_change_user) else {
+            skip("libpq", "programs", "no postgres, or no right to run it as another user");
+            return None;
+        };
+        let postgres = postgres.to_str().expect("a path of text");
+        let words = [
+            postgres,
+            "-p",
+            "5432",
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            "unix_socket_directories=",
+            "-c",
+            "fsync=off",
+        ];
+        Some(Some(Server::start("postgres", 5432, &words)))
     });
 }
 

@@ -12,6 +12,8 @@ use crate::{Errno, netlink};
 pub mod state {
     /// Connected.
     pub const ESTABLISHED: u8 = 1;
+    /// A connect() whose handshake is in progress.
+    pub const SYN_SENT: u8 = 2;
     /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
     /// Without a peer (UDP); bound without a peer (TCP).

@@ -17,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::option::{self, Answer};
+use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::{self, Connect};
 use fourtuple_syscalls::{fork, is_of_source, resource};
 
@@ -650,6 +651,32 @@ impl Attempt<'_> {
             connect: self.connect,
             handshake: self.handshake,
         })
+    }
+
+    /// Ends a dial whose outcome the caller does not know, for sockets that another library connects. Call it before the socket is
+    /// closed. A connection is recorded as by [`Attempt::finish`]. While a handshake is in progress, or if the state cannot be read, the
+    /// port stays marked as in use, as after a drop of the attempt; without a connection it is free for the next dial at once.
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    /// # use std::net::TcpStream;
+    /// # use fourtuple::dial::Dialer;
+    /// # fn open() -> TcpStream { unreachable!("yours") }
+    /// # fn connect_by_another_library(_: &TcpStream) {}
+    /// # fn example(dialer: &Dialer) -> Result<(), Box<dyn std::error::Error>> {
+    /// let socket = open();
+    /// let attempt = dialer.prepare(socket.as_fd())?;
+    /// connect_by_another_library(&socket);
+    /// attempt.settle(socket.as_fd());
+    /// # Ok(()) }
+    /// ```
+    pub fn settle(mut self, socket: BorrowedFd<'_>) {
+        match option::tcp_state(socket) {
+            Ok(state::CLOSE) => self.give_back(),
+            Ok(state::SYN_SENT) | Err(_) => {}
+            // A socket that is its own peer was reset, and its port is the one of the destination.
+            Ok(_) => drop(self.finish(socket)),
+        }
     }
 
     /// Ends a successful dial without a getsockname(), for callers of [`Attempt::request`]. Returns the address to pass to

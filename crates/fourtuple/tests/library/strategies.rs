@@ -503,6 +503,44 @@ fn a_dropped_attempt_keeps_the_port_of_its_connection() {
     });
 }
 
+/// For sockets that another library connects: the attempt sees whether the socket has the port.
+#[test]
+fn a_settled_attempt_knows_whether_its_port_is_in_use() {
+    in_namespace(|| {
+        small_range();
+        let (_listener, destination) = listener("127.0.0.1", 1024);
+        let half: Vec<_> = {
+            let dialer = Dialer::builder(destination).build().unwrap();
+            (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
+        };
+        let dialer = Dialer::builder(destination).build().unwrap();
+        let prepared = || {
+            let fd = socket::open(Transport::Tcp, destination, false).unwrap();
+            let attempt = dialer.prepare(fd.as_fd()).unwrap();
+            let request = attempt.request();
+            assert!(
+                request.window.is_none_or(|window| window.len() == 1),
+                "the ledger has no port: {request:?}"
+            );
+            (fd, attempt)
+        };
+        // Sockets without a connection give their ports back, however many there are.
+        for _ in 0..4 * PORTS {
+            let (fd, attempt) = prepared();
+            attempt.settle(fd.as_fd());
+        }
+        // Connected sockets keep theirs: each next connect() succeeds at the first attempt.
+        let open = |_| {
+            let (fd, attempt) = prepared();
+            socket::connect(fd.as_fd(), destination).unwrap();
+            attempt.settle(fd.as_fd());
+            fd
+        };
+        let sockets: Vec<_> = (half.len()..usize::from(PORTS)).map(open).collect();
+        assert_eq!(half.len() + sockets.len(), usize::from(PORTS));
+    });
+}
+
 #[test]
 fn threads_never_get_the_same_port() {
     in_namespace(|| {

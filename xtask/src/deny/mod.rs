@@ -263,6 +263,7 @@ mod tests {
             "bindings/c/Cargo.toml",
             "bindings/python/Cargo.toml",
             "contrib/adoption/Cargo.toml",
+            "contrib/reqwest/Cargo.toml",
             "fleet/Cargo.toml",
             "fuzz/Cargo.toml",
         ];

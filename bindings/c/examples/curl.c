@@ -3,7 +3,8 @@
  *     cc curl.c -lcurl -lfourtuple -o curl && ./curl 127.0.0.1 8080 10
  *
  * sends 10 requests, each on a connection of its own, and prints their source ports. The strategy is full-range: its one connect() fails
- * only if no port is left, so nothing has to be repeated that libcurl does not repeat. */
+ * only if no port is left, so nothing has to be repeated that libcurl does not repeat. Another strategy can follow: kernel-default, for
+ * comparisons. */
 #include <arpa/inet.h>
 #include <curl/curl.h>
 #include <errno.h>
@@ -43,10 +44,10 @@ static size_t ignore(char *bytes, size_t size, size_t count, void *user) {
 
 int main(int argc, char **argv) {
     struct sockaddr_in destination = {.sin_family = AF_INET};
-    if (argc != 4 || inet_pton(AF_INET, argv[1], &destination.sin_addr) != 1)
+    if ((argc != 4 && argc != 5) || inet_pton(AF_INET, argv[1], &destination.sin_addr) != 1)
         return 2;
     destination.sin_port = htons((uint16_t)atoi(argv[2]));
-    struct fourtuple_settings settings = {.strategy = "full-range"};
+    struct fourtuple_settings settings = {.strategy = argc == 5 ? argv[4] : "full-range"};
     struct fourtuple_error error;
     if (fourtuple_dialer_new((struct sockaddr *)&destination, sizeof destination, &settings, &dialer, &error) < 0) {
         fprintf(stderr, "%s\n", error.message);

@@ -5,6 +5,8 @@
 //
 //	cd bindings/go && go run ./cmd/fourtuple-rate
 //
+// With -without and -with it compares two programs in any language, which connect to 127.0.0.1:4000 and print a line for each connection.
+//
 // It needs nginx, Linux 6.3 or later (IP_LOCAL_PORT_RANGE), about 400 MiB of memory, and root or a host that allows user namespaces. It
 // makes a network namespace of its own, in which processes hold connections from all ports of the first parity and from 90% of the
 // others, as after many connect() calls of an unmodified program. Trials of both clients alternate in the order A B B A. Each request
@@ -50,6 +52,8 @@ type settings struct {
 	blocks   int
 	workers  int
 	empty    bool
+	// programs are commands to run instead of the clients of net/http, or empty.
+	programs [2][]string
 }
 
 func main() {
@@ -66,8 +70,14 @@ func run() error {
 	blocks := flag.Int("blocks", 6, "blocks of four trials")
 	workers := flag.Int("workers", 4, "goroutines that send requests, one after the other each")
 	empty := flag.Bool("empty", false, "hold no connections: the rate without a port search")
+	without := flag.String("without", "", "a program to run instead of net/http, with its arguments; together with -with")
+	with := flag.String("with", "", "the same program with the library")
 	flag.Parse()
 	given := settings{trial: *trial, blocks: *blocks, workers: *workers, empty: *empty}
+	given.programs = [2][]string{strings.Fields(*without), strings.Fields(*with)}
+	if (*without == "") != (*with == "") {
+		return errors.New("-without and -with go together")
+	}
 	var err error
 	if given.ports, err = fourtuple.ParsePortRange(*ports); err != nil {
 		return fmt.Errorf("-ports: %w", err)
@@ -147,7 +157,9 @@ func measure(given settings) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("dialer: %v\n", dialer.Choice())
+	if len(given.programs[0]) == 0 {
+		fmt.Printf("dialer: %v\n", dialer.Choice())
+	}
 	return compare(given, dialer)
 }
 
@@ -261,6 +273,7 @@ error_log stderr crit;
 events { worker_connections 4096; }
 http {
 	access_log off;
+	keepalive_timeout 0;
 	server {
 		listen %[2]v reuseport backlog=4096;
 		listen 127.0.0.1:4001;
@@ -297,9 +310,10 @@ http {
 
 // side is one of the two clients, with its results.
 type side struct {
-	name   string
-	client *http.Client
-	rates  []float64
+	name    string
+	client  *http.Client
+	program []string
+	rates   []float64
 	// micros is the CPU time of the client's process per connection, in microseconds.
 	micros []float64
 }
@@ -311,6 +325,9 @@ func compare(given settings, dialer *fourtuple.Dialer) error {
 	sides := []*side{
 		{name: "net.Dialer", client: client((&net.Dialer{}).DialContext)},
 		{name: "fourtuple.Dialer", client: client(dialer.DialContext)},
+	}
+	if len(given.programs[0]) > 0 {
+		sides = []*side{{name: "without", program: given.programs[0]}, {name: "with", program: given.programs[1]}}
 	}
 	var ratios []float64
 	for block := 0; block < given.blocks; block++ {
@@ -343,6 +360,9 @@ func compare(given settings, dialer *fourtuple.Dialer) error {
 
 // trial sends requests, each on a new connection, and returns their rate.
 func (s *side) trial(given settings) (float64, error) {
+	if len(s.program) > 0 {
+		return s.run()
+	}
 	counts := make([]int, given.workers)
 	failures := make([]error, given.workers)
 	var group sync.WaitGroup
@@ -368,6 +388,27 @@ func (s *side) trial(given settings) (float64, error) {
 	s.rates = append(s.rates, rate)
 	s.micros = append(s.micros, float64(cpu.Microseconds())/float64(requests))
 	return rate, errors.Join(failures...)
+}
+
+// run is a trial of a program. The rate includes its start.
+func (s *side) run() (float64, error) {
+	command := exec.Command(s.program[0], s.program[1:]...)
+	command.Stderr = os.Stderr
+	begun := time.Now()
+	output, err := command.Output()
+	elapsed := time.Since(begun)
+	if err != nil {
+		return 0, err
+	}
+	connections := float64(strings.Count(string(output), "\n"))
+	if connections == 0 {
+		return 0, errors.New("the program printed no line, and so made no connection")
+	}
+	rate := connections / elapsed.Seconds()
+	cpu := command.ProcessState.UserTime() + command.ProcessState.SystemTime()
+	s.rates = append(s.rates, rate)
+	s.micros = append(s.micros, float64(cpu.Microseconds())/connections)
+	return rate, nil
 }
 
 func (s *side) request() error {

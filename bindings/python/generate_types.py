@@ -19,7 +19,13 @@ HEAD = '''"""Types of the records of all commands. Generated from the JSON schem
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict, Union
+import sys
+from typing import TYPE_CHECKING, Literal, TypedDict, Union
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired
+elif TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 '''
 
@@ -84,7 +90,8 @@ class Generator:
             body = "".join(f"    {key}: {field}\n" for key, field in fields.items()) or "    pass\n"
             text = f"class {name}(TypedDict):\n{body}"
         else:
-            body = "".join(f'    "{key}": {field},\n' for key, field in fields.items())
+            # Python evaluates these types: as text, they may have the syntax of a later Python.
+            body = "".join(f'    "{key}": {field!r},\n' for key, field in fields.items())
             text = f'{name} = TypedDict("{name}", {{\n{body}}})\n'
         # A class after the classes that it names.
         del self.classes[name]

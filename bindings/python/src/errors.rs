@@ -9,7 +9,10 @@ use pyo3::types::PyDict;
 
 const MODULE: &str = "fourtuple.errors";
 
+const EPERM: i32 = 1;
 const EIO: i32 = 5;
+const EACCES: i32 = 13;
+const ECONNRESET: i32 = 104;
 
 /// Returns the exception for a failed dial.
 pub(crate) fn dial(py: Python<'_>, error: &DialError) -> PyErr {
@@ -17,7 +20,8 @@ pub(crate) fn dial(py: Python<'_>, error: &DialError) -> PyErr {
 }
 
 fn build(py: Python<'_>, error: &DialError) -> PyResult<PyErr> {
-    let (class, errno) = (class_of(error), error.raw_os_error().unwrap_or(EIO));
+    let errno = error.raw_os_error().unwrap_or(EIO);
+    let class = class_of(error, errno);
     let keywords = PyDict::new(py);
     keywords.set_item("retryable", error.is_retryable())?;
     let (source, destination) = addresses(error);
@@ -64,8 +68,11 @@ fn addresses(error: &DialError) -> (Option<String>, Option<String>) {
     }
 }
 
-fn class_of(error: &DialError) -> &'static str {
+fn class_of(error: &DialError, errno: i32) -> &'static str {
     match error {
+        // Python has subclasses of OSError for these.
+        DialError::Call { .. } if matches!(errno, EPERM | EACCES) => "_Denied",
+        DialError::Call { .. } if errno == ECONNRESET => "_Reset",
         DialError::PortsExhausted { .. } => "PortsExhausted",
         DialError::SourceNotLocal { .. } => "SourceNotLocal",
         DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => "TupleBusy",

@@ -6,6 +6,7 @@ import errno
 import pickle
 import select
 import socket
+import sys
 import threading
 
 import fourtuple
@@ -139,10 +140,11 @@ def test_wrong_settings_are_refused_at_once(settings: dict[str, str]) -> None:
         fourtuple.Dialers(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="ExceptionGroup is new in Python 3.11")
 def test_errors_of_all_addresses_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (f"127.0.0.{last}", 9)) for last in (1, 2)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
-    with pytest.raises(ExceptionGroup) as raised:
+    with pytest.raises(ExceptionGroup) as raised:  # noqa: F821
         fourtuple.create_connection(("two.test", 9), all_errors=True)
     named = [getattr(error, "destination", None) for error in raised.value.exceptions]
     assert named == ["127.0.0.1:9", "127.0.0.2:9"]

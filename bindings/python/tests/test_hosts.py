@@ -8,7 +8,7 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fourtuple
@@ -19,43 +19,10 @@ import fourtuple.requests
 import httpx
 import pytest
 import trio
+from conftest import HOST, PORT
 from fourtuple import Dialers
 from server import Server
 from test_http import CLIENTS, Get, async_httpx
-
-HOST = "slow.test"
-PORT = 8080
-
-SILENT: tuple[str, int, int, int] = ("::1", PORT, 0, 0)
-"""A listener whose queue is full: it does not answer a SYN."""
-
-
-def addresses(host: str) -> list[tuple[int, tuple[Any, ...]]]:
-    """The addresses of the host names of these tests."""
-    silent = (socket.AF_INET6, SILENT)
-    return [silent, (socket.AF_INET, ("127.0.0.1", PORT))] if host == HOST else [silent] * 40
-
-
-@pytest.fixture
-def hosts(namespace: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Host names whose first address is silent."""
-    real = socket.getaddrinfo
-
-    def lookup(host: Any, port: Any, family: int = 0, type: int = 0, *rest: Any, **more: Any) -> Any:
-        name = host.decode() if isinstance(host, bytes) else host
-        if not isinstance(name, str) or not name.endswith(".test"):
-            return real(host, port, family, type, *rest, **more)
-        found = [entry for entry in addresses(name) if family in (0, entry[0])]
-        return [(entry[0], socket.SOCK_STREAM, socket.IPPROTO_TCP, "", entry[1]) for entry in found]
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    with socket.socket(socket.AF_INET6) as full:
-        full.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        full.bind(SILENT)
-        full.listen(0)
-        # The queue takes one connection; the kernel drops further SYNs.
-        with socket.create_connection(SILENT[:2], 60):
-            yield
 
 
 @pytest.mark.parametrize("get", CLIENTS)

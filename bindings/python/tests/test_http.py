@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 import aiohttp
 import fourtuple
@@ -28,7 +28,7 @@ from conftest import HIGH, LOW, PORTS
 from fourtuple import Dialers
 from server import Server
 
-Get = Callable[[str, Dialers | None], str]
+Get = Callable[[str, Optional[Dialers]], str]
 """Gets a page on a new connection, with these dialers, and returns it."""
 
 

@@ -24,6 +24,7 @@ from fourtuple.dialers import (
     check_timeout,
     failure,
     open_socket,
+    replace,
     report,
     shared,
 )
@@ -66,8 +67,14 @@ class _Asyncio:
             raise
 
     async def resolve(self, function: Callable[[], T], seconds: float | None) -> T:
-        async with asyncio.timeout(seconds):
-            return await asyncio.get_running_loop().run_in_executor(None, function)
+        future = asyncio.get_running_loop().run_in_executor(None, function)
+        try:
+            done, _ = await asyncio.wait([future], timeout=seconds)
+        finally:
+            future.cancel()
+        if not done:
+            raise TimeoutError(errno.ETIMEDOUT, f"the name was not resolved in {seconds} s")
+        return future.result()
 
     async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
         rest = list(dials)
@@ -104,13 +111,10 @@ class _Asyncio:
 
         loop.add_writer(opened, wake)
         try:
-            async with asyncio.timeout(seconds):
-                await ready
-        except TimeoutError:
-            return False
+            await asyncio.wait([ready], timeout=seconds)
         finally:
             loop.remove_writer(opened)
-        return True
+        return ready.done()
 
 
 async def create_connection(
@@ -236,32 +240,45 @@ async def connect(
     socket_options: Sequence[SocketOption],
 ) -> tuple[socket.socket, DialReport]:
     """Dials one address on an event loop. `deadline`, of `time.monotonic()`, limits the handshake."""
-    dialer = None if source is not None else dialers.cached(address)
-    if dialer is None:
-        dialer = await loop.run(lambda: dialers.get(address, source))
-    opened = _nonblocking(info, socket_options)
+    opened = open_socket(info, socket_options)
     try:
-        attempt = dialer.prepare(opened.fileno())
-        while True:
-            begun = time.perf_counter_ns()
-            code = await _connect_call(loop, attempt, opened, address)
-            called = time.perf_counter_ns()
-            if code == 0:
-                left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
-                is_answered = await loop.writable(opened, left)
-                code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
-            now = time.perf_counter_ns()
-            if code == 0:
-                return opened, report(attempt, opened, called - begun, now - called)
-            # The census of a failed dial lists all sockets.
-            failed = functools.partial(attempt.failed, opened.fileno(), code, now - begun)
-            if await loop.run(failed):
-                opened.close()
-                opened = _nonblocking(info, socket_options)
-                attempt.renew(opened.fileno())
+        opened.setblocking(False)
+        return opened, await connect_socket(loop, dialers, opened, address, deadline, source, lambda: socket_options)
     except BaseException:
         opened.close()
         raise
+
+
+async def connect_socket(
+    loop: Loop,
+    dialers: Dialers,
+    opened: socket.socket,
+    address: SocketAddress,
+    deadline: float | None,
+    source: tuple[str, int] | None,
+    socket_options: Callable[[], Sequence[SocketOption]],
+) -> DialReport:
+    """Connects a non-blocking socket. If the dial needs a new socket, it gets `socket_options` and the same descriptor."""
+    dialer = None if source is not None else dialers.cached(address)
+    if dialer is None:
+        dialer = await loop.run(lambda: dialers.get(address, source))
+    attempt = dialer.prepare(opened.fileno())
+    while True:
+        begun = time.perf_counter_ns()
+        code = await _connect_call(loop, attempt, opened, address)
+        called = time.perf_counter_ns()
+        if code == 0:
+            left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
+            is_answered = await loop.writable(opened, left)
+            code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
+        now = time.perf_counter_ns()
+        if code == 0:
+            return report(attempt, opened, called - begun, now - called)
+        # The census of a failed dial lists all sockets.
+        failed = functools.partial(attempt.failed, opened.fileno(), code, now - begun)
+        if await loop.run(failed):
+            replace(opened, socket_options())
+            attempt.renew(opened.fileno())
 
 
 async def _connect_call(loop: Loop, attempt: _native.Attempt, opened: socket.socket, address: SocketAddress) -> int:
@@ -277,9 +294,3 @@ async def _connect_call(loop: Loop, attempt: _native.Attempt, opened: socket.soc
         return 0
 
     return await loop.run(call) if attempt.searches_for_long else call()
-
-
-def _nonblocking(info: tuple[int, int, int], socket_options: Sequence[SocketOption]) -> socket.socket:
-    opened = open_socket(info, socket_options)
-    opened.setblocking(False)
-    return opened

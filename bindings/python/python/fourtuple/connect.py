@@ -6,8 +6,10 @@ import errno
 import itertools
 import select
 import socket
+import sys
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from fourtuple import _native
 from fourtuple.dialers import (
@@ -21,6 +23,7 @@ from fourtuple.dialers import (
     report,
     shared,
 )
+from fourtuple.errors import SettingsError
 
 __all__ = ["create_connection", "dial"]
 
@@ -40,15 +43,17 @@ def create_connection(
     all_errors: bool = False,
     dialers: Dialers | None = None,
     socket_options: Sequence[SocketOption] = (),
+    family: int = socket.AF_UNSPEC,
 ) -> socket.socket:
     """Connects like `socket.create_connection()`, with a source port that is found fast.
 
     Tries the addresses of the host with Happy Eyeballs (RFC 8305): while one does not answer, the next one follows after 250 ms.
     `timeout` limits them together, and not each; the resolution of the name has its own limits. `source_address` with port 0 leaves the port to
     connect(), so that one port serves many destinations; `socket.create_connection()` takes a port from the whole host.
-    `socket_options` are set before connect(). `dialers`: settings, and the ledger of ports that connections share.
+    `socket_options` are set before connect(). `dialers`: settings, and the ledger of ports that connections share. `family`: dial
+    addresses of this family only.
 
-    Raises `DialError`, or the errors of `socket.getaddrinfo()`; with `all_errors` an `ExceptionGroup` of all addresses.
+    Raises `DialError`, or the errors of `socket.getaddrinfo()`; with `all_errors` (Python 3.11) an `ExceptionGroup` of all addresses.
     """
     return dial(
         address,
@@ -57,6 +62,7 @@ def create_connection(
         all_errors=all_errors,
         dialers=dialers,
         socket_options=socket_options,
+        family=family,
     )[0]
 
 
@@ -68,13 +74,16 @@ def dial(
     all_errors: bool = False,
     dialers: Dialers | None = None,
     socket_options: Sequence[SocketOption] = (),
+    family: int = socket.AF_UNSPEC,
 ) -> tuple[socket.socket, DialReport]:
     """Connects like `create_connection()`, and returns the report too."""
     limit = socket.getdefaulttimeout() if isinstance(timeout, _Default) else timeout
     check_timeout(limit)
+    if all_errors and sys.version_info < (3, 11):
+        raise SettingsError("all_errors = True: expected False, since Python has ExceptionGroup from 3.11 on")
     deadline = None if limit is None else time.monotonic() + limit
     dialers = dialers or shared()
-    found = interleaved(resolved(address, dialers, source_address))
+    found = interleaved(resolved(address, dialers, source_address, family))
     errors: list[OSError] = []
     try:
         if len(found) == 1:
@@ -91,8 +100,8 @@ def dial(
     except OSError as error:
         if not found:
             raise OSError(f"getaddrinfo({address[0]!r}) returned no address") from None
-        if all_errors and len(errors) > 1:
-            raise ExceptionGroup("create_connection failed", errors) from None
+        if all_errors and sys.version_info >= (3, 11):
+            raise ExceptionGroup("create_connection failed", errors or [error]) from None  # noqa: F821
         raise error
     finally:
         # The traceback of an error refers to this frame.
@@ -237,9 +246,15 @@ def _writable(pending: Sequence[_Try], seconds: float | None) -> list[_Try]:
     return [by_descriptor[descriptor] for descriptor, _ in ready]
 
 
-def resolved(address: tuple[str | None, int], dialers: Dialers, source_address: tuple[str, int] | None) -> Found:
-    """Returns the sockets and addresses of a host that the sources can reach."""
-    family = dialers.family
+def resolved(
+    address: tuple[str | None, int],
+    dialers: Dialers,
+    source_address: tuple[str, int] | None,
+    family: int = socket.AF_UNSPEC,
+) -> Found:
+    """Returns the sockets and addresses of a host, of one family or of those that the sources can reach."""
+    if family == socket.AF_UNSPEC:
+        family = dialers.family
     if source_address is not None and source_address[0]:
         family = socket.AF_INET6 if ":" in source_address[0] else socket.AF_INET
     host, port = address
@@ -249,10 +264,6 @@ def resolved(address: tuple[str | None, int], dialers: Dialers, source_address: 
 
 def target(address: tuple[object, ...]) -> SocketAddress:
     """Returns an address of `socket.getaddrinfo()` with its type."""
-    match address:
-        case (str(host), int(port)):
-            return host, port
-        case (str(host), int(port), int(flowinfo), int(scope_id)):
-            return host, port, flowinfo, scope_id
-        case _:
-            raise ValueError(f"{address!r} is no address of AF_INET or AF_INET6")
+    if len(address) in (2, 4) and isinstance(address[0], str) and all(isinstance(part, int) for part in address[1:]):
+        return cast(SocketAddress, address)
+    raise ValueError(f"{address!r} is not an address of AF_INET or AF_INET6")

@@ -12,17 +12,17 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Union
 
 from fourtuple import _native
 from fourtuple.errors import SettingsError
 
 __all__ = ["DialReport", "Dialers", "SocketAddress", "SocketOption"]
 
-SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+SocketAddress = Union[tuple[str, int], tuple[str, int, int, int]]
 """An address of AF_INET or AF_INET6 as `socket.getaddrinfo()` returns it."""
 
-SocketOption = tuple[int, int, int | bytes]
+SocketOption = tuple[int, int, Union[int, bytes]]
 """Arguments of `socket.setsockopt()`."""
 
 
@@ -187,7 +187,8 @@ def check_timeout(timeout: float | None) -> None:
 
 def failure(error: OSError) -> int:
     """Returns the errno of a failed connect(). A timeout of Python has none."""
-    if isinstance(error, TimeoutError):
+    # Before Python 3.10 it is not a TimeoutError.
+    if isinstance(error, (TimeoutError, socket.timeout)):
         return errno.ETIMEDOUT
     return error.errno or errno.EIO
 
@@ -203,6 +204,14 @@ def open_socket(info: tuple[int, int, int], socket_options: Sequence[SocketOptio
     opened = socket.socket(*info)
     set_options(opened, socket_options)
     return opened
+
+
+def replace(opened: socket.socket, socket_options: Sequence[SocketOption]) -> None:
+    """Replaces the socket of a descriptor by a new one with these options: a port bound by number stays bound to the old socket."""
+    timeout = opened.gettimeout()
+    with open_socket((opened.family, opened.type, opened.proto), socket_options) as fresh:
+        os.dup2(fresh.fileno(), opened.fileno(), inheritable=opened.get_inheritable())
+    opened.settimeout(timeout)
 
 
 def set_options(opened: socket.socket, socket_options: Sequence[SocketOption]) -> None:

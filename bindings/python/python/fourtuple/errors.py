@@ -6,6 +6,7 @@ compares `errno` works unchanged. HTTP libraries wrap the error in exceptions of
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 __all__ = [
@@ -112,7 +113,11 @@ class SelfConnect(DialError, ConnectionRefusedError):
     """The kernel connected the socket to itself: the destination is a local port in the ephemeral range without a listener."""
 
 
-class TimedOut(DialError, TimeoutError):
+# Before Python 3.10 socket.timeout is another class, and the one that connect() of a socket raises.
+_TIMEOUTS: tuple[type[OSError], ...] = tuple({TimeoutError: None, socket.timeout: None})
+
+
+class TimedOut(DialError, *_TIMEOUTS):  # type: ignore[misc]
     """The destination did not answer in time (ETIMEDOUT)."""
 
 
@@ -121,7 +126,15 @@ class NotSupported(DialError):
 
 
 class CallFailed(DialError):
-    """Any other failed call; `call` names it."""
+    """Any other failed call; `call` names it. Also a `PermissionError` or a `ConnectionResetError` where Python has this class."""
+
+
+class _Denied(CallFailed, PermissionError):
+    """EPERM and EACCES."""
+
+
+class _Reset(CallFailed, ConnectionResetError):
+    """ECONNRESET."""
 
 
 class SettingsError(ValueError):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict, Union
+import sys
+from typing import TYPE_CHECKING, Literal, TypedDict, Union
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired
+elif TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 class Host(TypedDict):
     kernel: str
@@ -296,9 +302,9 @@ class LabLocksSettings(TypedDict):
 
 
 LocksClass = TypedDict("LocksClass", {
-    "class": str,
-    "waits_per_query": float,
-    "wait_ns_per_query": float,
+    "class": 'str',
+    "waits_per_query": 'float',
+    "wait_ns_per_query": 'float',
 })
 
 
@@ -1798,24 +1804,24 @@ class TraceLocksSettings(TypedDict):
 
 
 LockClass = TypedDict("LockClass", {
-    "class": Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"],
-    "waits": int,
-    "wait_ns": int,
-    "sleeps": int,
-    "sleep_ns": int,
-    "locks": int,
-    "times_ns": Distribution | None,
-    "remedy": str,
+    "class": 'Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"]',
+    "waits": 'int',
+    "wait_ns": 'int',
+    "sleeps": 'int',
+    "sleep_ns": 'int',
+    "locks": 'int',
+    "times_ns": 'Distribution | None',
+    "remedy": 'str',
 })
 
 
 LockPath = TypedDict("LockPath", {
-    "class": Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"],
-    "kind": Literal["spin", "sleep"],
-    "frames": list[str],
-    "waits": int,
-    "wait_ns": int,
-    "max_ns": int,
+    "class": 'Literal["listener", "accept queue", "ehash", "bhash", "time-wait", "socket owner", "other"]',
+    "kind": 'Literal["spin", "sleep"]',
+    "frames": 'list[str]',
+    "waits": 'int',
+    "wait_ns": 'int',
+    "max_ns": 'int',
 })
 
 

@@ -113,7 +113,7 @@ def doctor(
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _collect(value: object, path: str, parent: int | None, found: dict[str, list[Row]]) -> None:

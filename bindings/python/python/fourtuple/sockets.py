@@ -7,7 +7,7 @@ import socket
 import time
 
 from fourtuple.connect import target
-from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, open_socket, report, set_options
+from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, replace, report, set_options
 
 __all__ = ["DialedSocket", "SocketFactory"]
 
@@ -69,7 +69,7 @@ class DialedSocket(socket.socket):
             except OSError as error:
                 elapsed = time.perf_counter_ns() - begun
                 if attempt.failed(self.fileno(), failure(error), elapsed):
-                    self._replace()
+                    replace(self, self._options)
                     attempt.renew(self.fileno())
             else:
                 self.dial_report = report(attempt, self, time.perf_counter_ns() - begun, 0)
@@ -82,13 +82,6 @@ class DialedSocket(socket.socket):
         except OSError as error:
             return failure(error)
         return 0
-
-    def _replace(self) -> None:
-        """Replaces the socket of the descriptor by a new one: a port bound by number stays bound to the old socket."""
-        timeout = self.gettimeout()
-        with open_socket((self.family, self.type, self.proto), self._options) as fresh:
-            os.dup2(fresh.fileno(), self.fileno(), inheritable=False)
-        self.settimeout(timeout)
 
 
 class SocketFactory:

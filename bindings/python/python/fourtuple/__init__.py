@@ -1,7 +1,7 @@
 """Connections with a source port that is found fast, errors that name the cause, and the records of `fourtuple`.
 
-`create_connection()` is for blocking sockets, `fourtuple.aio` for asyncio, and `fourtuple.aiohttp`, `fourtuple.requests` and
-`fourtuple.httpx` for these libraries. Linux only. docs/python.md describes the package.
+`patch()` changes the connections of other libraries. `create_connection()` is for blocking sockets, `fourtuple.aio` for asyncio, and
+`fourtuple.aiohttp`, `fourtuple.requests` and `fourtuple.httpx` for these libraries. Linux only. docs/python.md describes the package.
 """
 
 from fourtuple._native import __version__, probe
@@ -21,6 +21,7 @@ from fourtuple.errors import (
     TupleBusy,
     dial_error,
 )
+from fourtuple.patching import Patch, patch, unpatch
 from fourtuple.records import doctor, parse, plan, read, rows, tables
 from fourtuple.sockets import DialedSocket, SocketFactory
 
@@ -32,6 +33,7 @@ __all__ = [
     "DialedSocket",
     "Dialers",
     "NotSupported",
+    "Patch",
     "PortsExhausted",
     "Refused",
     "SelfConnect",
@@ -46,9 +48,11 @@ __all__ = [
     "dial_error",
     "doctor",
     "parse",
+    "patch",
     "plan",
     "probe",
     "read",
     "rows",
     "tables",
+    "unpatch",
 ]

@@ -103,18 +103,22 @@ class _Asyncio:
 
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
+        ready: asyncio.Future[bool] = loop.create_future()
 
-        def wake() -> None:
+        def wake(is_writable: bool) -> None:
             if not ready.done():
-                ready.set_result(None)
+                ready.set_result(is_writable)
 
-        loop.add_writer(opened, wake)
+        timer = None if seconds is None else loop.call_later(seconds, wake, False)
+        # With the socket asyncio would format its addresses into an error that nobody sees.
+        descriptor = opened.fileno()
+        loop.add_writer(descriptor, wake, True)
         try:
-            await asyncio.wait([ready], timeout=seconds)
+            return await ready
         finally:
-            loop.remove_writer(opened)
-        return ready.done()
+            loop.remove_writer(descriptor)
+            if timer is not None:
+                timer.cancel()
 
 
 async def create_connection(
@@ -267,7 +271,7 @@ async def connect_socket(
         begun = time.perf_counter_ns()
         code = await _connect_call(loop, attempt, opened, address)
         called = time.perf_counter_ns()
-        if code == 0:
+        if code == errno.EINPROGRESS:
             left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
             is_answered = await loop.writable(opened, left)
             code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
@@ -282,13 +286,13 @@ async def connect_socket(
 
 
 async def _connect_call(loop: Loop, attempt: _native.Attempt, opened: socket.socket, address: SocketAddress) -> int:
-    """Calls connect() and returns 0 if the handshake has begun or ended, else the errno."""
+    """Calls connect() and returns 0 if the handshake has ended, EINPROGRESS if it has begun, else the errno."""
 
     def call() -> int:
         try:
             opened.connect(address)
         except (BlockingIOError, InterruptedError):
-            return 0
+            return errno.EINPROGRESS
         except OSError as error:
             return failure(error)
         return 0

@@ -95,7 +95,9 @@ def dial(
             )
         else:
             opened, report = _race(dialers, found, deadline, source_address, socket_options, errors)
-        opened.settimeout(limit)
+        # A system call less for most.
+        if opened.gettimeout() != limit:
+            opened.settimeout(limit)
         return opened, report
     except OSError as error:
         if not found:

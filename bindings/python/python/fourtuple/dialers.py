@@ -159,8 +159,8 @@ class Dialers:
         opened = open_socket(info, socket_options)
         try:
             attempt = dialer.prepare(opened.fileno())
+            opened.settimeout(timeout)
             while True:
-                opened.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
                 begun = time.perf_counter_ns()
                 try:
                     opened.connect(address)
@@ -170,9 +170,11 @@ class Dialers:
                         opened.close()
                         opened = open_socket(info, socket_options)
                         attempt.renew(opened.fileno())
+                    opened.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
                 else:
                     elapsed = time.perf_counter_ns() - begun
-                    opened.settimeout(timeout)
+                    if opened.gettimeout() != timeout:
+                        opened.settimeout(timeout)
                     return opened, report(attempt, opened, elapsed, 0)
         except BaseException:
             opened.close()

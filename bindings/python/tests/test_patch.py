@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import fourtuple
 import fourtuple.aio
+import fourtuple.requests
 import httpx
 import pytest
 import requests
@@ -342,6 +343,16 @@ def test_urllib3_keeps_its_options_and_its_family(
         monkeypatch.setattr(urllib3.util.connection, "allowed_gai_family", lambda: socket.AF_INET6)
         with pytest.raises(TimeoutError):
             urllib3.util.connection.create_connection((HOST, PORT), 1)
+
+
+def test_an_adapter_keeps_the_family_of_urllib3(
+    server: Server,
+    hosts: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(urllib3.util.connection, "allowed_gai_family", lambda: socket.AF_INET6)
+    with fourtuple.requests.session() as session, pytest.raises(requests.ConnectTimeout):
+        session.get(f"http://{HOST}:{PORT}/", timeout=1)
 
 
 def test_a_cancelled_connect_leaves_the_socket_to_its_owner() -> None:

@@ -175,18 +175,30 @@ server.stop(0).wait()
 """
 
 
-@pytest.mark.parametrize("client", [PSYCOPG, GRPC], ids=["psycopg", "grpcio"])
-def test_run_gives_ports_to_libraries_that_connect_in_c(
-    client: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+RUNTIMES = pathlib.Path(__file__).resolve().parents[3] / "contrib/runtimes"
+
+CLIENTS = {
+    "psycopg": [sys.executable, "-c", PSYCOPG],
+    "grpcio": [sys.executable, "-c", GRPC],
+    # The examples of docs/java.md and docs/node.md.
+    "java": ["java", str(RUNTIMES / "HttpGet.java"), "http://127.0.0.1:8080/", "5"],
+    "node": ["node", str(RUNTIMES / "agent.js"), "http://127.0.0.1:8080/", "5"],
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_run_gives_ports_to_programs_that_connect_in_c(
+    name: str, server: Server, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
+    client = CLIENTS[name]
     command = os.environ.get("FOURTUPLE") or shutil.which("fourtuple")
     require("programs", command is not None, "FOURTUPLE, the path of the command")
-    if client is PSYCOPG:
+    require(name, shutil.which(client[0]) is not None, client[0])
+    if name == "psycopg":
         request.getfixturevalue("postgres")
     record = tmp_path / "record.json"
     # `cgroup` needs rights that a test in a user namespace lacks.
-    words = [str(command), "run", "--via", "preload", "--json", str(record), "--", sys.executable, "-c", client]
+    words = [str(command), "run", "--via", "preload", "--json", str(record), "--", *client]
     subprocess.run(words, check=True, capture_output=True)
     results = json.loads(record.read_text())["results"]
-    assert results["connects"] >= 5, results
-    assert results["changed"] == results["connects"], results
+    assert results["changed"] == results["connects"] > 0, results

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import requests.adapters
 import urllib3
 import urllib3.connection
+import urllib3.util.connection
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
 from fourtuple.connect import create_connection
@@ -44,6 +45,8 @@ class _Dialing:
                 self.source_address,
                 dialers=self.dialers,
                 socket_options=tuple(self.socket_options or ()),
+                # Programs replace this function to use IPv4 only.
+                family=urllib3.util.connection.allowed_gai_family(),
             )
         except socket.gaierror as error:
             raise NameResolutionError(self.host, connection, error) from error

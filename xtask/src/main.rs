@@ -10,6 +10,7 @@ mod release;
 mod site;
 mod workspace;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask plurals
@@ -18,7 +19,7 @@ const USAGE: &str = "usage: cargo xtask plurals
        cargo xtask kernels [--kernel 6.1|6.12|all] [--release]
        cargo xtask site
        cargo xtask package
-       cargo xtask release --dry-run";
+       cargo xtask release [--dry-run] [--target TRIPLE] [--key FILE]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,8 +35,13 @@ fn main() -> ExitCode {
         },
         Some((&"site", [])) => site::run(),
         Some((&"package", [])) => package::run(),
-        Some((&"release", ["--dry-run"])) => release::run(),
-        Some((&"release", _)) => return misused("release publishes nothing yet: expected --dry-run"),
+        Some((&"release", rest)) => {
+            let key = std::env::var_os("FOURTUPLE_SIGNING_KEY").map(PathBuf::from);
+            match release::Options::parse(rest, key) {
+                Ok(options) => release::run(&options),
+                Err(message) => return misused(&message),
+            }
+        }
         Some((other, _)) => return misused(&format!("{other}: no such task, or it takes no arguments")),
         None => return misused("which task?"),
     };

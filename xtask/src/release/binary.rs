@@ -39,48 +39,95 @@ pub(super) struct Binary {
     pub(super) size: u64,
     /// The needed shared libraries, sorted.
     pub(super) libraries: Vec<String>,
-    /// The newest version of glibc's symbols.
-    pub(super) glibc: String,
+    /// The newest version of glibc's symbols, if the program needs glibc.
+    pub(super) glibc: Option<String>,
     pub(super) faults: Vec<String>,
+}
+
+/// Whether a program needs the C library of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linkage {
+    Dynamic,
+    Static,
 }
 
 impl Release {
     /// Builds the programs, the command first, separates their debug symbols, and checks them.
     pub(super) fn binaries(&self) -> Result<[Binary; 2]> {
-        let built = self.build(&["--package", "fourtuple-cli", "--bin", NAME])?;
-        self.build(&["--manifest-path", "fleet/Cargo.toml", "--bin", FLEET])?;
-        let prefixes = self.prefixes(&self.build_target())?;
-        let mut command = self.separate(NAME, &built, &prefixes)?;
-        let fleet = self.separate(FLEET, &built, &prefixes)?;
-        if Command::new(&command.stripped).args(["fleet", "up", "--help"]).output()?.status.code() != Some(0)
+        let mut binaries = self.programs(Linkage::Dynamic)?;
+        let command = &mut binaries[0];
+        if !self.is_native() {
+            println!("release: {NAME} is not started here, because it is for {}", self.target);
+        } else if Command::new(&command.stripped).args(["fleet", "up", "--help"]).output()?.status.code()
+            != Some(0)
         {
             command.faults.push(format!("{NAME} does not run {FLEET}, which is beside it"));
         }
-        Ok([command, fleet])
+        Ok(binaries)
+    }
+
+    /// Builds the programs with the C library in them, for hosts with an older one or with another.
+    pub(super) fn static_binaries(&self) -> Result<[Binary; 2]> {
+        self.programs(Linkage::Static)
+    }
+
+    fn programs(&self, linkage: Linkage) -> Result<[Binary; 2]> {
+        let built = self.build(linkage, &["--package", "fourtuple-cli", "--bin", NAME])?;
+        self.build(linkage, &["--manifest-path", "fleet/Cargo.toml", "--bin", FLEET])?;
+        let prefixes = self.prefixes(&self.build_target(linkage))?;
+        Ok([
+            self.separate(NAME, linkage, &built, &prefixes)?,
+            self.separate(FLEET, linkage, &built, &prefixes)?,
+        ])
     }
 
     /// Builds targets with the profile of releases. Returns the directory of the output.
-    pub(super) fn build(&self, targets: &[&str]) -> Result<PathBuf> {
-        let target = self.build_target();
+    pub(super) fn build(&self, linkage: Linkage, targets: &[&str]) -> Result<PathBuf> {
+        let target = self.build_target(linkage);
         let prefixes = self.prefixes(&target)?;
-        let mut rustflags: Vec<OsString> =
-            prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)).collect();
         // Debuggers find the symbols by the build ID.
-        rustflags.push("-Clink-arg=-Wl,--build-id=sha1".into());
-        let cflags: Vec<OsString> =
-            prefixes.iter().map(|prefix| joined("-ffile-prefix-map=", prefix)).collect();
+        let mut flags = vec![OsString::from("-Clink-arg=-Wl,--build-id=sha1")];
+        if linkage == Linkage::Static {
+            flags.push("-Ctarget-feature=+crt-static".into());
+        }
+        let mut cflags: Vec<OsString> = std::env::var_os("CFLAGS").into_iter().collect();
+        cflags.extend(prefixes.iter().map(|prefix| joined("-ffile-prefix-map=", prefix)));
         let mut build = cargo();
         build.current_dir(&self.workspace.root);
-        build.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
-        build.env("CFLAGS", cflags.join(&OsString::from(" "))).env("SOURCE_DATE_EPOCH", &self.epoch);
-        build.args(["build", "--locked", "--profile", PROFILE]).args(targets);
+        self.environment(&mut build, &prefixes, flags);
+        build.env("CFLAGS", cflags.join(&OsString::from(" ")));
+        build.args(["build", "--locked", "--profile", PROFILE, "--target", &self.target]).args(targets);
         build.arg("--target-dir").arg(&target);
         call(&mut build)?;
-        Ok(target.join(PROFILE))
+        Ok(target.join(&self.target).join(PROFILE))
     }
 
-    fn build_target(&self) -> PathBuf {
-        self.workspace.target.join("release-build")
+    /// Sets what a build of cargo needs: the flags of the environment, such as those of a distribution, and then `flags`; the time of the
+    /// commit; the linker of the target.
+    pub(super) fn environment(
+        &self,
+        build: &mut Command,
+        prefixes: &[(PathBuf, &str)],
+        flags: Vec<OsString>,
+    ) {
+        let variable = |name: &str| std::env::var(name).ok();
+        let mut rustflags = given_flags(variable("CARGO_ENCODED_RUSTFLAGS"), variable("RUSTFLAGS"));
+        rustflags.extend(prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)));
+        rustflags.extend(flags);
+        build.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
+        build.env("SOURCE_DATE_EPOCH", &self.epoch);
+        let linker = format!("CARGO_TARGET_{}_LINKER", self.target.replace('-', "_").to_uppercase());
+        if !self.is_native() && std::env::var_os(&linker).is_none() {
+            build.env(linker, self.tool("gcc").get_program());
+        }
+    }
+
+    fn build_target(&self, linkage: Linkage) -> PathBuf {
+        self.workspace.target.join(match linkage {
+            Linkage::Dynamic => "release-build",
+            // Other flags, and so another directory: one directory would be built anew each time.
+            Linkage::Static => "release-static",
+        })
     }
 
     /// Returns the directories of this machine that the compilers replace, each with its replacement. The last one that matches a path
@@ -100,24 +147,41 @@ impl Release {
         Ok(prefixes)
     }
 
-    fn separate(&self, name: &'static str, built: &Path, prefixes: &[(PathBuf, &str)]) -> Result<Binary> {
+    fn separate(
+        &self,
+        name: &'static str,
+        linkage: Linkage,
+        built: &Path,
+        prefixes: &[(PathBuf, &str)],
+    ) -> Result<Binary> {
         let built = &built.join(name);
-        let stripped = self.stage.join(name);
-        let symbols = self.stage.join(format!("{name}.debug"));
+        let stage = match linkage {
+            Linkage::Dynamic => self.stage.clone(),
+            Linkage::Static => self.stage.join("static"),
+        };
+        fs::create_dir_all(&stage).with_context(|| format!("make {}", stage.display()))?;
+        let stripped = stage.join(name);
+        let symbols = stage.join(format!("{name}.debug"));
         call(
-            Command::new("objcopy")
+            self.tool("objcopy")
                 .args(["--only-keep-debug", "--compress-debug-sections"])
                 .args([built, &symbols]),
         )?;
-        call(Command::new("strip").arg("-o").args([&stripped, &built.to_owned()]))?;
+        call(self.tool("strip").arg("-o").args([&stripped, &built.to_owned()]))?;
         let size = fs::metadata(&stripped).context("size of the stripped binary")?.len();
-        let libraries = needed(&text(Command::new("readelf").arg("-d").arg(&stripped))?);
-        let glibc = newest(&text(Command::new("objdump").arg("-T").arg(&stripped))?);
-        let notes = text(Command::new("readelf").arg("-n").arg(&stripped))?;
+        let libraries = needed(&text(self.tool("readelf").arg("-d").arg(&stripped))?);
+        let glibc = newest(&text(self.tool("objdump").arg("-T").arg(&stripped))?);
+        let notes = text(self.tool("readelf").arg("-n").arg(&stripped))?;
         let build_id = notes.split("Build ID: ").nth(1).context("a program has no build ID")?;
         let mut faults = Vec::new();
-        if size > MAX_BYTES {
+        // The C library in a static program has no bound of ours.
+        if size > MAX_BYTES && linkage == Linkage::Dynamic {
             faults.push(format!("{name}, stripped, has {size} bytes, more than {MAX_BYTES}"));
+        }
+        if glibc.is_some() != (linkage == Linkage::Dynamic)
+            || libraries.is_empty() != (linkage == Linkage::Static)
+        {
+            faults.push(format!("{name} is linked otherwise than {linkage:?}"));
         }
         for library in &libraries {
             if !LIBRARIES.iter().any(|known| library.starts_with(known)) {
@@ -133,12 +197,20 @@ impl Release {
             }
         }
         let build_id = build_id.trim().to_owned();
-        let glibc = glibc.context("a program has no symbol of glibc")?;
         Ok(Binary { name, stripped, symbols, build_id, size, libraries, glibc, faults })
     }
 }
 
-pub(super) fn joined(flag: &str, (path, replacement): &(PathBuf, &str)) -> OsString {
+/// Returns the flags of the environment, where the encoded ones win, as for cargo.
+fn given_flags(encoded: Option<String>, plain: Option<String>) -> Vec<OsString> {
+    let flags: Vec<String> = match (encoded, plain) {
+        (Some(encoded), _) => encoded.split('\x1f').map(str::to_owned).collect(),
+        (None, plain) => plain.unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
+    };
+    flags.into_iter().filter(|flag| !flag.is_empty()).map(OsString::from).collect()
+}
+
+fn joined(flag: &str, (path, replacement): &(PathBuf, &str)) -> OsString {
     let mut argument = OsString::from(flag);
     argument.push(path);
     argument.push("=");
@@ -186,6 +258,16 @@ mod tests {
     fn libraries_are_read_from_readelf() {
         let dynamic = " 0x1 (NEEDED)  Shared library: [libm.so.6]\n 0x1 (NEEDED)  Shared library: [libc.so.6]\n 0xe (SONAME)  [x]\n";
         assert_eq!(needed(dynamic), ["libc.so.6", "libm.so.6"]);
+    }
+
+    #[test]
+    fn flags_of_the_environment_are_kept() {
+        let given = |encoded: Option<&str>, plain: Option<&str>| {
+            given_flags(encoded.map(str::to_owned), plain.map(str::to_owned))
+        };
+        assert_eq!(given(None, Some(" -Ccodegen-units=1  -g ")), ["-Ccodegen-units=1", "-g"]);
+        assert_eq!(given(Some("-Clink-arg=-a b\x1f-g"), Some("-O")), ["-Clink-arg=-a b", "-g"]);
+        assert!(given(Some(""), None).is_empty() && given(None, None).is_empty());
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::release::{Release, call, set_mode, text, write};
+use crate::release::binary::Linkage;
+use crate::release::debian::LICENCES;
+use crate::release::{Release, call, notices, set_mode, text, write};
 
 const NAME: &str = "libfourtuple";
 
@@ -20,7 +21,7 @@ const PRIVATE: &str = "-lm -lpthread -ldl";
 impl Release {
     /// Builds the library and writes its archive. Returns the faults.
     pub(super) fn c_library(&self) -> Result<Vec<String>> {
-        let built = self.build(&["--manifest-path", "bindings/c/Cargo.toml", "--lib"])?;
+        let built = self.build(Linkage::Dynamic, &["--manifest-path", "bindings/c/Cargo.toml", "--lib"])?;
         let tree = self.stage.join("c");
         let libraries = tree.join("lib");
         let shared = format!("libfourtuple.so.{}", self.version);
@@ -32,7 +33,7 @@ impl Release {
         ] {
             let output = libraries.join(to);
             call(
-                Command::new("strip")
+                self.tool("strip")
                     .args(["--enable-deterministic-archives", strip, "-o"])
                     .args([&output, &built.join(from)]),
             )?;
@@ -41,31 +42,35 @@ impl Release {
         for (link, target) in [(SONAME, shared.as_str()), ("libfourtuple.so", SONAME)] {
             symlink(target, libraries.join(link)).with_context(|| format!("link {link}"))?;
         }
-        for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        for licence in LICENCES {
             write(&tree.join("share/doc").join(NAME).join(licence), self.source(licence)?)?;
         }
-        self.archive(&tree, NAME)?;
-        faults(&libraries.join(shared), &fs::read_to_string(tree.join("include/fourtuple.h"))?)
+        let notices = self.notices("bindings/c", "fourtuple-c")?;
+        write(&tree.join("share/doc").join(NAME).join(notices::NAME), notices)?;
+        self.archive(&tree, NAME, "linux-gnu")?;
+        self.faults(&libraries.join(shared), &fs::read_to_string(tree.join("include/fourtuple.h"))?)
     }
-}
 
-/// Returns a fault if the shared library has another soname or exports a function that the header lacks.
-fn faults(library: &Path, header: &str) -> Result<Vec<String>> {
-    let mut faults = Vec::new();
-    if !text(Command::new("readelf").arg("-d").arg(library))?.contains(&format!("Library soname: [{SONAME}]"))
-    {
-        faults.push(format!("{} has another soname than {SONAME}", library.display()));
+    /// Returns a fault if the shared library has another soname or exports a function that the header lacks.
+    fn faults(&self, library: &Path, header: &str) -> Result<Vec<String>> {
+        let mut faults = Vec::new();
+        if !text(self.tool("readelf").arg("-d").arg(library))?
+            .contains(&format!("Library soname: [{SONAME}]"))
+        {
+            faults.push(format!("{} has another soname than {SONAME}", library.display()));
+        }
+        let exported = text(
+            self.tool("nm").args(["--dynamic", "--defined-only", "--format=just-symbols"]).arg(library),
+        )?;
+        let foreign = exported.lines().filter(|name| !header.contains(&format!("{name}(")));
+        faults.extend(
+            foreign.map(|name| format!("{} exports {name}, which is not in the header", library.display())),
+        );
+        if exported.lines().count() == 0 {
+            faults.push(format!("{} exports nothing", library.display()));
+        }
+        Ok(faults)
     }
-    let exported =
-        text(Command::new("nm").args(["--dynamic", "--defined-only", "--format=just-symbols"]).arg(library))?;
-    let foreign = exported.lines().filter(|name| !header.contains(&format!("{name}(")));
-    faults.extend(
-        foreign.map(|name| format!("{} exports {name}, which is not in the header", library.display())),
-    );
-    if exported.lines().count() == 0 {
-        faults.push(format!("{} exports nothing", library.display()));
-    }
-    Ok(faults)
 }
 
 fn pkg_config(version: &str) -> String {

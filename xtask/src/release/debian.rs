@@ -1,13 +1,14 @@
-//! The packages: `fourtuple.deb`, `fourtuple-dbgsym.deb` with the debug symbols, and a tar.gz with the same files.
+//! The packages: `fourtuple.deb`, `fourtuple-dbgsym.deb` with the debug symbols, a tar.gz with the same files, and one with static programs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::release::binary::{Binary, NAME, parts};
-use crate::release::{Release, call, files, set_mode, write};
+use crate::release::{Release, call, files, notices, sbom, set_mode, text, walk, write};
 
 const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
  fourtuple measures the kernel between socket() and the first byte of data: the
@@ -15,18 +16,26 @@ const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
  ports run out, and which worker gets a connection. fourtuple also repairs
  running programs from outside.";
 
+const SYMBOLS_NAME: &str = "fourtuple-dbgsym";
 const SYMBOLS: &str = "debug symbols of fourtuple
  For gdb and perf, which find the symbols by the build ID.";
 
 /// The completions of each shell, and their paths below `/usr`.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("fourtuple.bash", "share/bash-completion/completions/fourtuple"),
-    ("_fourtuple", "share/zsh/vendor-completions/_fourtuple"),
+    ZSH,
     ("fourtuple.fish", "share/fish/vendor_completions.d/fourtuple.fish"),
 ];
 
+/// Below /usr/local, and in other distributions below /usr, zsh looks here.
+const ZSH: (&str, &str) = ("_fourtuple", "share/zsh/site-functions/_fourtuple");
+/// Debian keeps that directory free for the administrator.
+const DEBIAN_ZSH: &str = "share/zsh/vendor-completions/_fourtuple";
+
 /// The policy of guard, which the administrator edits: dpkg keeps the changes at an upgrade.
 const POLICY: (&str, &str) = ("contrib/guard.toml", "etc/fourtuple/guard.toml");
+
+pub(super) const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Files of the tree, and their paths below `/usr`.
 const SOURCES: &[(&str, &str)] = &[
@@ -34,6 +43,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("contrib/systemd/fourtuple-export.service", "lib/systemd/system/fourtuple-export.service"),
     ("contrib/systemd/fourtuple-guard.service", "lib/systemd/system/fourtuple-guard.service"),
     ("contrib/systemd/fourtuple-fix-ports@.service", "lib/systemd/system/fourtuple-fix-ports@.service"),
+    ("contrib/systemd/fourtuple.preset", "lib/systemd/system-preset/80-fourtuple.preset"),
     // In the archive for other distributions too.
     (POLICY.0, "share/fourtuple/guard.toml"),
     ("contrib/grafana/fourtuple.json", "share/fourtuple/grafana/fourtuple.json"),
@@ -41,17 +51,27 @@ const SOURCES: &[(&str, &str)] = &[
 ];
 
 impl Release {
-    /// Writes the packages, the archive and the SBOM.
-    pub(super) fn packages(&self, binaries: &[Binary], sbom: &str) -> Result<()> {
+    /// Writes the packages, the archives and the SBOM.
+    pub(super) fn packages(&self, binaries: &[Binary], static_binaries: &[Binary], sbom: &str) -> Result<()> {
         let tree = self.stage.join("deb/usr");
         self.install(binaries, sbom, &tree)?;
+        let (policy, path) = POLICY;
+        write(&self.stage.join("deb").join(path), self.source(policy)?)?;
+        self.archive(&tree, NAME, "linux-gnu")?;
+        self.rpm(&self.stage.join("deb"), path)?;
+        self.static_archive(static_binaries)?;
+        fs::create_dir_all(tree.join("share/zsh/vendor-completions")).context("make a directory")?;
+        fs::rename(tree.join(ZSH.1), tree.join(DEBIAN_ZSH)).context("move the completion of zsh")?;
+        fs::remove_dir(tree.join("share/zsh/site-functions")).context("remove an empty directory")?;
+        self.debian_documents(&tree)?;
         let architecture = match self.architecture() {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
             other => bail!("Debian has no name for the architecture {other} in this table"),
         };
-        let newest = binaries.iter().max_by_key(|binary| parts(&binary.glibc)).context("no program")?;
-        let mut depends = format!("libc6 (>= {})", newest.glibc);
+        let newest =
+            binaries.iter().filter_map(|binary| binary.glibc.as_deref()).max_by_key(|glibc| parts(glibc));
+        let mut depends = format!("libc6 (>= {})", newest.context("no program needs glibc")?);
         if binaries.iter().flat_map(|binary| &binary.libraries).any(|library| library.starts_with("libgcc_s"))
         {
             depends.push_str(", libgcc-s1");
@@ -63,8 +83,6 @@ impl Release {
             write(&path, self.source(&format!("contrib/debian/{script}"))?)?;
             set_mode(&path, 0o755)?;
         }
-        let (policy, path) = POLICY;
-        write(&self.stage.join("deb").join(path), self.source(policy)?)?;
         write(&self.stage.join("deb/DEBIAN/conffiles"), format!("/{path}\n"))?;
         self.deb("deb", NAME, architecture, &control)?;
 
@@ -75,13 +93,15 @@ impl Release {
             write(&self.stage.join(symbols), contents)?;
         }
         let build_ids: Vec<&str> = binaries.iter().map(|binary| &*binary.build_id).collect();
+        let documents = self.stage.join("dbgsym/usr/share/doc");
+        fs::create_dir_all(&documents).context("make a directory")?;
+        symlink(NAME, documents.join(SYMBOLS_NAME)).context("link the documents of the debug symbols")?;
         let control = format!(
-            "Section: debug\nPriority: optional\nDepends: {NAME} (= {})\nBuild-Ids: {}\nDescription: {SYMBOLS}\n",
+            "Auto-Built-Package: debug-symbols\nSection: debug\nPriority: optional\nDepends: {NAME} (= {})\nBuild-Ids: {}\nDescription: {SYMBOLS}\n",
             self.version,
             build_ids.join(" ")
         );
-        self.deb("dbgsym", "fourtuple-dbgsym", architecture, &control)?;
-        self.archive(&tree, NAME)?;
+        self.deb("dbgsym", SYMBOLS_NAME, architecture, &control)?;
         write(&self.artifacts.join(format!("{NAME}-{}.cdx.json", self.version)), sbom)
     }
 
@@ -108,16 +128,64 @@ impl Release {
             write(&tree.join(path), self.source(file)?)?;
         }
         let documents = tree.join("share/doc").join(NAME);
-        let licence = String::from_utf8(self.source("LICENSE-MIT")?).context("read LICENSE-MIT")?;
-        let copyright =
-            String::from_utf8(self.source("contrib/debian/copyright")?).context("read copyright")?;
-        write(&documents.join("copyright"), copyright.replace("@MIT@\n", &indented(&licence)))?;
-        write(&documents.join("changelog"), self.source("CHANGELOG.md")?)?;
+        write(&documents.join("CHANGELOG.md"), self.source("CHANGELOG.md")?)?;
         write(&documents.join("fourtuple.cdx.json"), sbom)?;
+        write(&documents.join(notices::NAME), self.notices("fleet", sbom::ROOT)?)?;
+        for licence in LICENCES {
+            write(&documents.join(licence), self.source(licence)?)?;
+        }
         let mut pages = files(&tree.join("share/man/man1"))?;
-        pages.extend([documents.join("changelog"), documents.join("fourtuple.cdx.json")]);
+        pages.extend(["CHANGELOG.md", "fourtuple.cdx.json", notices::NAME].map(|name| documents.join(name)));
         // Without the name and the time of the file.
         call(Command::new("gzip").args(["-9", "--no-name"]).args(pages))
+    }
+
+    /// Adds what only Debian's policy asks for, and removes what it has itself.
+    fn debian_documents(&self, tree: &Path) -> Result<()> {
+        let documents = tree.join("share/doc").join(NAME);
+        for licence in LICENCES {
+            fs::remove_file(documents.join(licence)).context("remove a licence")?;
+        }
+        let source =
+            |path: &str| String::from_utf8(self.source(path)?).with_context(|| format!("read {path}"));
+        let copyright = source("contrib/debian/copyright")?;
+        let copyright = copyright.replace("@MIT@\n", &indented(&source("LICENSE-MIT")?));
+        let copyright = copyright.replace("@CDDL@\n", &indented(&self.licence_of("inferno")?));
+        write(&documents.join("copyright"), copyright)?;
+        let date = text(Command::new("date").env("LC_ALL", "C").args([
+            "-u",
+            "-R",
+            "-d",
+            &format!("@{}", self.epoch),
+        ]))?;
+        let (version, author) = (&self.version, self.author()?);
+        let changelog = format!(
+            "{NAME} ({version}) unstable; urgency=medium\n\n  * Release {version}; CHANGELOG.md.gz has its changes.\n\n -- {author}  {date}\n"
+        );
+        write(&documents.join("changelog"), changelog)?;
+        call(Command::new("gzip").args(["-9", "--no-name"]).arg(documents.join("changelog")))?;
+        write(
+            &tree.join("share/lintian/overrides").join(NAME),
+            self.source("contrib/debian/lintian-overrides")?,
+        )
+    }
+
+    /// Writes an archive with the static programs and their licences.
+    fn static_archive(&self, binaries: &[Binary]) -> Result<()> {
+        let tree = self.stage.join("static-tree");
+        for binary in binaries {
+            let program = tree.join("bin").join(binary.name);
+            write(&program, fs::read(&binary.stripped).context("read a program")?)?;
+            set_mode(&program, 0o755)?;
+        }
+        let documents = tree.join("share/doc").join(NAME);
+        for licence in LICENCES {
+            write(&documents.join(licence), self.source(licence)?)?;
+        }
+        let notices =
+            self.notices("fleet", sbom::ROOT)?.replacen("\n\n", &format!("\n\n{}\n", notices::GLIBC), 1);
+        write(&documents.join(notices::NAME), notices)?;
+        self.archive(&tree, NAME, "linux-static")
     }
 
     /// Builds a package of `stage/<directory>`.
@@ -131,11 +199,13 @@ impl Release {
             installed += fs::metadata(path)?.len().div_ceil(1024);
             sums.arg(path.strip_prefix(&root).unwrap_or(path));
         }
-        write(&root.join("DEBIAN/md5sums"), format!("{}\n", crate::release::text(&mut sums)?))?;
+        write(&root.join("DEBIAN/md5sums"), format!("{}\n", text(&mut sums)?))?;
         let control = format!(
-            "Package: {package}\nVersion: {}\nArchitecture: {architecture}\nMaintainer: The fourtuple authors\n\
+            "Package: {package}\nVersion: {}\nArchitecture: {architecture}\nMaintainer: {}\nHomepage: {}\n\
              Installed-Size: {installed}\n{fields}",
-            self.version
+            self.version,
+            self.author()?,
+            self.field("homepage")?
         );
         write(&root.join("DEBIAN/control"), control)?;
         directories(&root)?;
@@ -150,22 +220,29 @@ impl Release {
     }
 
     /// Writes a tar.gz that is unpacked below `/usr/local`.
-    pub(super) fn archive(&self, tree: &Path, name: &str) -> Result<()> {
-        let name = format!("{name}-{}-{}-linux-gnu", self.version, self.architecture());
-        let archive = self.artifacts.join(format!("{name}.tar"));
-        call(
-            Command::new("tar")
-                .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"])
-                .arg(format!("--mtime=@{}", self.epoch))
-                .arg(format!("--transform=s,^\\.,{name},"))
-                .arg("-C")
-                .arg(tree)
-                .arg("-cf")
-                .arg(&archive)
-                .arg("."),
-        )?;
-        call(Command::new("gzip").args(["-9", "--no-name"]).arg(&archive))
+    pub(super) fn archive(&self, tree: &Path, name: &str, system: &str) -> Result<()> {
+        let name = format!("{name}-{}-{}-{system}", self.version, self.architecture());
+        archive(tree, &self.artifacts, &name, &self.epoch)
     }
+}
+
+/// Writes `<name>.tar.gz` with everything below `tree` in a directory `name`.
+fn archive(tree: &Path, artifacts: &Path, name: &str, epoch: &str) -> Result<()> {
+    let archive = artifacts.join(format!("{name}.tar"));
+    call(
+        Command::new("tar")
+            .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"])
+            // Not the umask's: who unpacks as root would change the modes of directories that exist.
+            .arg("--mode=u=rwX,go=rX")
+            .arg(format!("--mtime=@{epoch}"))
+            .arg(format!("--transform=flags=r;s,^\\.,{name},"))
+            .arg("-C")
+            .arg(tree)
+            .arg("-cf")
+            .arg(&archive)
+            .arg("."),
+    )?;
+    call(Command::new("gzip").args(["-9", "--no-name"]).arg(&archive))
 }
 
 /// Indents a text for a field of a Debian control file, in which a dot stands for an empty line.
@@ -173,23 +250,10 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!(" {}\n", if line.is_empty() { "." } else { line })).collect()
 }
 
-/// Returns every file below a directory, sorted.
-fn walk(directory: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for path in files(directory)? {
-        if path.is_dir() {
-            found.extend(walk(&path)?);
-        } else {
-            found.push(path);
-        }
-    }
-    Ok(found)
-}
-
 /// Sets the mode of a directory and its subdirectories, which the umask would otherwise decide.
 fn directories(directory: &Path) -> Result<()> {
     set_mode(directory, 0o755)?;
-    for path in files(directory)?.into_iter().filter(|path| path.is_dir()) {
+    for path in files(directory)?.into_iter().filter(|path| path.is_dir() && !path.is_symlink()) {
         directories(&path)?;
     }
     Ok(())
@@ -198,6 +262,30 @@ fn directories(directory: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_umask_is_not_in_an_archive() {
+        let room = std::env::temp_dir().join(format!("fourtuple-archive-{}", std::process::id()));
+        let [first, second] = [(0o700, 0o600), (0o775, 0o664)].map(|(directory, file)| {
+            let tree = room.join(format!("{directory:o}"));
+            write(&tree.join("lib/library"), "same").unwrap();
+            symlink("library", tree.join("lib/link")).unwrap();
+            set_mode(&tree.join("lib/library"), file).unwrap();
+            for path in [tree.join("lib"), tree.clone()] {
+                set_mode(&path, directory).unwrap();
+            }
+            archive(&tree, &room, "name", "0").unwrap();
+            let path = room.join("name.tar.gz");
+            let contents = fs::read(&path).unwrap();
+            let list = text(Command::new("tar").args(["--list", "--verbose", "--file"]).arg(&path)).unwrap();
+            fs::remove_file(path).unwrap();
+            (contents, list)
+        });
+        fs::remove_dir_all(&room).unwrap();
+        assert!(first.0 == second.0, "{}\n{}", first.1, second.1);
+        assert!(first.1.starts_with("drwxr-xr-x 0/0"), "{}", first.1);
+        assert!(first.1.contains("name/lib/link -> library"), "{}", first.1);
+    }
 
     #[test]
     fn licences_are_indented_as_debian_wants() {

@@ -1,34 +1,40 @@
 //! The Python package: its version, and its wheel and sdist where maturin is installed.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::release::binary::joined;
-use crate::release::{Release, call};
+use crate::release::{Release, call, notices, write};
 
 /// Directory of the package, a workspace of its own.
 const PACKAGE: &str = "bindings/python";
 
 impl Release {
-    /// Returns a fault if the package has another version than the workspace. maturin takes the version of Cargo.toml.
-    pub(super) fn python_version(&self) -> Result<Option<String>> {
-        let path = self.workspace.root.join(PACKAGE).join("Cargo.toml");
-        let manifest = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let manifest: toml::Table =
-            toml::from_str(&manifest).with_context(|| format!("read {}", path.display()))?;
-        let version = manifest["package"]["version"].as_str();
-        Ok((version != Some(self.version.as_str())).then(|| {
-            format!(
-                "{PACKAGE}/Cargo.toml has the version {}, the workspace {}",
-                version.unwrap_or("of another type"),
-                self.version
-            )
-        }))
+    /// Returns a fault for each value that the package and the workspace have in different forms. maturin takes the version of Cargo.toml.
+    pub(super) fn python_metadata(&self) -> Result<Vec<String>> {
+        let read = |file: &str| -> Result<toml::Table> {
+            let path = format!("{PACKAGE}/{file}");
+            let text = String::from_utf8(self.source(&path)?).with_context(|| format!("read {path}"))?;
+            toml::from_str(&text).with_context(|| format!("read {path}"))
+        };
+        let (cargo, project) = (read("Cargo.toml")?, read("pyproject.toml")?);
+        let urls = project["project"].get("urls");
+        let url = |key: &str| urls.and_then(|urls| urls.get(key)?.as_str());
+        let pairs = [
+            ("Cargo.toml: version", cargo["package"]["version"].as_str(), self.version.as_str()),
+            ("pyproject.toml: Homepage", url("Homepage"), self.field("homepage")?),
+            ("pyproject.toml: Repository", url("Repository"), self.field("repository")?),
+            ("pyproject.toml: Documentation", url("Documentation"), self.field("documentation")?),
+        ];
+        let differ = pairs.iter().filter(|(_, own, workspace)| *own != Some(workspace));
+        Ok(differ
+            .map(|(what, own, workspace)| {
+                format!("{PACKAGE}/{what} is {}, that of the workspace {workspace}", own.unwrap_or("missing"))
+            })
+            .collect())
     }
 
     /// Builds the wheel and the sdist into the artifacts. Without maturin the release has neither, and a line says so.
@@ -39,14 +45,13 @@ impl Release {
         }
         let target = self.workspace.target.join("release-python");
         let prefixes = self.prefixes(&target)?;
-        let rustflags: Vec<OsString> =
-            prefixes.iter().map(|prefix| joined("--remap-path-prefix=", prefix)).collect();
+        // The source archive of the package has the name that Python wants, which anyone else would take for that of the command.
+        let artifacts = self.artifacts.join("python");
         let maturin = |directory: &Path, arguments: &[&str]| {
             let mut maturin = Command::new("maturin");
             maturin.current_dir(directory).args(arguments);
-            maturin.arg("--out").arg(&self.artifacts).env("SOURCE_DATE_EPOCH", &self.epoch);
-            maturin.env("CARGO_TARGET_DIR", &target);
-            maturin.env("CARGO_ENCODED_RUSTFLAGS", rustflags.join(&OsString::from("\x1f")));
+            maturin.arg("--out").arg(&artifacts).env("CARGO_TARGET_DIR", &target);
+            self.environment(&mut maturin, &prefixes, Vec::new());
             call(&mut maturin)
         };
         maturin(&self.workspace.root.join(PACKAGE), &["sdist"])?;
@@ -57,7 +62,7 @@ impl Release {
             fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
         }
         fs::create_dir(&sources).with_context(|| format!("make {}", sources.display()))?;
-        let sdist = self.artifacts.join(format!("fourtuple-{}.tar.gz", self.version));
+        let sdist = artifacts.join(format!("fourtuple-{}.tar.gz", self.version));
         let mut tar = Command::new("tar");
         call(
             tar.arg("--extract")
@@ -67,7 +72,9 @@ impl Release {
                 .arg("--directory")
                 .arg(&sources),
         )?;
-        maturin(&sources, &["build", "--release", "--locked"])?;
+        // The wheel has the crates in it, the sdist has not: maturin packs the files that `license-files` of pyproject.toml names.
+        write(&sources.join(notices::NAME), self.notices(PACKAGE, "fourtuple-python")?)?;
+        maturin(&sources, &["build", "--release", "--locked", "--target", &self.target])?;
         fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
         Ok(())
     }

@@ -1,32 +1,21 @@
 //! The software bill of materials in the format CycloneDX 1.5: the crates of the binary, their licences and checksums.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::release::Release;
-use crate::workspace::cargo;
+use crate::release::crates::Graph;
 
 /// The package whose crates are those of both programs: it has the command as a library.
-const ROOT: &str = "fourtuple-fleet";
+pub(super) const ROOT: &str = "fourtuple-fleet";
 
 impl Release {
     /// Returns the SBOM as JSON.
     pub(super) fn sbom(&self) -> Result<String> {
-        let target = format!("{}-unknown-linux-gnu", self.architecture());
-        let mut metadata = cargo();
-        metadata.current_dir(self.workspace.root.join("fleet"));
-        metadata.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &target]);
-        let output = metadata.output().context("start cargo metadata")?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        let metadata: Value =
-            serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")?;
+        let metadata = self.metadata("fleet")?;
         let lock = self.workspace.root.join("fleet/Cargo.lock");
         let lock: toml::Table = toml::from_str(&fs::read_to_string(lock).context("read Cargo.lock")?)
             .context("read Cargo.lock")?;
@@ -53,26 +42,7 @@ fn document(
     checksums: &BTreeMap<(String, String), String>,
     version: &str,
 ) -> Result<Value> {
-    let packages: BTreeMap<&str, &Value> = list(&metadata["packages"])
-        .iter()
-        .filter_map(|package| Some((package["id"].as_str()?, package)))
-        .collect();
-    let edges: BTreeMap<&str, Vec<&str>> = list(&metadata["resolve"]["nodes"])
-        .iter()
-        .filter_map(|node| {
-            Some((node["id"].as_str()?, list(&node["deps"]).iter().filter_map(edge).collect()))
-        })
-        .collect();
-    let is_root = |package: &&Value| package["name"] == ROOT;
-    let root = packages.values().copied().find(is_root).with_context(|| format!("no package {ROOT}"))?;
-    let root = root["id"].as_str().context("a package without an id")?;
-    let mut reached = BTreeSet::new();
-    let mut ahead = vec![root];
-    while let Some(id) = ahead.pop() {
-        if reached.insert(id) {
-            ahead.extend(edges.get(id).into_iter().flatten());
-        }
-    }
+    let Graph { packages, edges, root, reached } = Graph::read(metadata, ROOT, &[None, Some("build")])?;
     let url = |id: &str| packages.get(id).map(|package| reference(package));
     let mut components = Vec::new();
     let mut dependencies = Vec::new();
@@ -103,12 +73,6 @@ fn document(
     }))
 }
 
-/// Returns the target of a dependency that is not for tests only.
-fn edge(dependency: &Value) -> Option<&str> {
-    let is_used = list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"] != "dev");
-    dependency["pkg"].as_str().filter(|_| is_used)
-}
-
 /// Returns the package URL of a crate.
 fn reference(package: &Value) -> String {
     let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
@@ -131,13 +95,10 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     component
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::release::crates::list;
 
     fn dependency(id: &str, kind: Value) -> Value {
         json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] })

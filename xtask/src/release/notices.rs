@@ -1,0 +1,182 @@
+//! THIRD-PARTY: the crates that an artifact contains, with their licences, and the texts of these from the sources of the crates.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::release::crates::{Graph, list};
+use crate::release::{Release, walk};
+
+/// The name of the file in every artifact.
+pub(super) const NAME: &str = "THIRD-PARTY";
+
+/// The beginnings of the names of files with a licence or a notice, in capitals.
+const TEXTS: &[&str] = &["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
+
+/// What the compiler adds to every program. Its texts are those of MIT and Apache-2.0, as of many crates.
+const STANDARD: &str = "the standard library of Rust
+    licence: MIT OR Apache-2.0
+    source: https://github.com/rust-lang/rust
+";
+
+/// What a static link adds.
+pub(super) const GLIBC: &str = "the GNU C library, in the static programs
+    licence: LGPL-2.1-or-later
+    source: https://sourceware.org/glibc/, and that of the distribution on which the programs were linked. `cargo xtask release` links
+        them again with another version.
+";
+
+/// A crate, and the texts in its sources.
+struct Notice {
+    name: String,
+    version: String,
+    licence: String,
+    source: String,
+    authors: String,
+    texts: Vec<String>,
+}
+
+impl Release {
+    /// Returns the text for the artifact of a package, from the workspace in this directory.
+    pub(super) fn notices(&self, directory: &str, package: &str) -> Result<String> {
+        render(&read(&self.metadata(directory)?, package)?)
+    }
+
+    /// Returns the licence text of a linked crate of the command.
+    pub(super) fn licence_of(&self, crate_name: &str) -> Result<String> {
+        let notices = read(&self.metadata("fleet")?, super::sbom::ROOT)?;
+        let notice = notices.iter().find(|notice| notice.name == crate_name);
+        let text = notice.and_then(|notice| notice.texts.first());
+        text.cloned()
+            .with_context(|| format!("the command does not link {crate_name}, or it has no licence text"))
+    }
+}
+
+/// Reads the crates of a registry that the package links. A macro runs in the compiler only.
+fn read(metadata: &Value, package: &str) -> Result<Vec<Notice>> {
+    let graph = Graph::read(metadata, package, &[None])?;
+    let foreign = graph.reached.iter().filter_map(|id| graph.packages.get(id)).filter(|package| {
+        let is_macro = list(&package["targets"])
+            .iter()
+            .any(|target| list(&target["kind"]).iter().any(|kind| kind == "proc-macro"));
+        !package["source"].is_null() && !is_macro
+    });
+    let mut notices = foreign.map(|package| notice(package)).collect::<Result<Vec<_>>>()?;
+    notices.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
+    Ok(notices)
+}
+
+fn notice(package: &Value) -> Result<Notice> {
+    let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    let manifest = text("manifest_path");
+    let directory = Path::new(&manifest).parent().context("a package without a manifest")?;
+    let mut texts = Vec::new();
+    for path in walk(directory)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
+        // Sources such as `license.rs` are not texts.
+        let is_text = TEXTS.iter().any(|begin| name.starts_with(begin)) && !name.ends_with(".RS");
+        if is_text || path == directory.join(text("license_file")) {
+            let contents = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            texts.push(tidy(&String::from_utf8_lossy(&contents)));
+        }
+    }
+    // The text of Apache-2.0 is the same for all.
+    ensure!(
+        !texts.is_empty() || text("license").contains("Apache-2.0"),
+        "{} ({}) has no licence text in its sources, and no other crate has the same",
+        text("name"),
+        text("license")
+    );
+    let authors: Vec<&str> = list(&package["authors"]).iter().filter_map(Value::as_str).collect();
+    Ok(Notice {
+        name: text("name"),
+        version: text("version"),
+        // Old manifests separate alternatives by a slash, which SPDX does not have.
+        licence: text("license").replace('/', " OR "),
+        source: text("repository"),
+        authors: authors.join(", "),
+        texts,
+    })
+}
+
+/// Removes spaces at the ends of lines, and empty lines at the ends of the text.
+fn tidy(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    lines.join("\n").trim_matches('\n').to_owned()
+}
+
+/// Returns the file: a paragraph for each crate, and each text once.
+fn render(notices: &[Notice]) -> Result<String> {
+    ensure!(!notices.is_empty(), "no crate of another project is linked");
+    let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut texts = Vec::new();
+    let mut out = format!(
+        "This program contains the following software of other projects. The numbers are those of the texts below. A crate without a\n\
+         number has no text in its sources; the text of its licence is below, too, from another crate.\n\n{STANDARD}\n"
+    );
+    for notice in notices {
+        let found: Vec<String> = notice
+            .texts
+            .iter()
+            .map(|text| {
+                let number = *numbers.entry(text).or_insert_with(|| {
+                    texts.push(text);
+                    texts.len()
+                });
+                number.to_string()
+            })
+            .collect();
+        out.push_str(&format!("{} {}\n    licence: {}\n", notice.name, notice.version, notice.licence));
+        for (key, value) in
+            [("source", &notice.source), ("authors", &notice.authors), ("texts", &found.join(", "))]
+        {
+            if !value.is_empty() {
+                out.push_str(&format!("    {key}: {value}\n"));
+            }
+        }
+        out.push('\n');
+    }
+    for (index, text) in texts.iter().enumerate() {
+        out.push_str(&format!("{}\nText {}\n\n{text}\n\n", "=".repeat(80), index + 1));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(name: &str, texts: &[&str]) -> Notice {
+        Notice {
+            name: name.to_owned(),
+            version: "1.0.0".to_owned(),
+            licence: "MIT".to_owned(),
+            source: "https://example.org/it".to_owned(),
+            authors: String::new(),
+            texts: texts.iter().map(|text| tidy(text)).collect(),
+        }
+    }
+
+    #[test]
+    fn equal_texts_are_printed_once() {
+        let text = render(&[
+            notice("a", &["MIT\n\nof a\n"]),
+            notice("b", &["Apache\n", "\nMIT  \n\nof a\n\n"]),
+            notice("c", &[]),
+        ])
+        .unwrap();
+        assert_eq!(text.matches("MIT\n\nof a\n").count(), 1, "{text}");
+        assert!(
+            text.contains("a 1.0.0\n    licence: MIT\n    source: https://example.org/it\n    texts: 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("b 1.0.0\n    licence: MIT\n    source: https://example.org/it\n    texts: 2, 1\n"),
+            "{text}"
+        );
+        assert!(text.contains("c 1.0.0\n    licence: MIT\n    source: https://example.org/it\n\n"), "{text}");
+    }
+}

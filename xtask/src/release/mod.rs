@@ -304,7 +304,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns every file below a directory, sorted. A symbolic link is not followed.
-fn walk(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn walk(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for path in files(directory)? {
         if path.is_symlink() {

@@ -11,6 +11,7 @@ pub mod help;
 mod input;
 #[doc(hidden)]
 pub mod line;
+mod names;
 #[doc(hidden)]
 pub mod output;
 mod progress;

@@ -3,8 +3,7 @@ use fourtuple_observe::doctor::{ALL, Rule, about, explain, named};
 use fourtuple_report::terminal::{items, paragraphs};
 
 use crate::exit::{Exit, UsageError};
-use crate::output;
-use crate::watch;
+use crate::{names, output, watch};
 
 /// Explain a rule of `doctor`: its cause in the kernel, and what helps
 ///
@@ -12,6 +11,7 @@ use crate::watch;
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// A rule: P02; or a word, which lists the rules about it: TIME_WAIT
+    #[arg(value_parser = names::rule())]
     rule: Option<String>,
 }
 

@@ -25,7 +25,7 @@ use self::expect::Expectation;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output, Random};
 use crate::save::save;
-use crate::{exit, stop, units};
+use crate::{exit, names, stop, units};
 
 /// Generate connections: their cost, their failures, the ports they need
 ///
@@ -47,7 +47,7 @@ pub struct LoadFlags {
     /// How a source port is found [default: auto]
     ///
     /// kernel-default, select-test-repeat, random-window:WIDTH, full-range or auto.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = names::strategy())]
     strategy: Option<Strategy>,
     /// Source addresses [default: the kernel's choice]
     ///

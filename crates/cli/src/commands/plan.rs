@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output, Random};
 use crate::progress::Bars;
-use crate::{stop, units};
+use crate::{names, stop, units};
 
 /// Plan capacity: when connect() gets slow, and when the ports run out
 ///
@@ -36,7 +36,7 @@ pub(crate) struct Plan {
     /// How a source port is found
     ///
     /// kernel-default (any ordinary program), select-test-repeat, random-window:WIDTH, full-range or auto.
-    #[arg(long, value_name = "NAME", default_value = "kernel-default")]
+    #[arg(long, value_name = "NAME", default_value = "kernel-default", value_parser = names::strategy())]
     strategy: Strategy,
     /// Random windows: one attempt each, no fallback
     #[arg(long)]

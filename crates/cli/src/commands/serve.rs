@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use fourtuple::listen::{AcceptPolicy, AcceptPolicyError};
+use fourtuple::listen::AcceptPolicy;
 use fourtuple_bench::serve::{Close, Protocol, Running, Serve, Service, Stall, validity};
 use fourtuple_record::{Saved, ServeSettings};
 use fourtuple_syscalls::{Endpoint, resource};
@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output, Random};
-use crate::{stop, units};
+use crate::{names, stop, units};
 
 /// The interval at which the command checks for a signal and for the end of --for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "N", value_parser = units::up_to::<4096>, allow_hyphen_values = true)]
     workers: Option<u32>,
     /// Accept policy of the workers
-    #[arg(long, value_name = "POLICY", value_parser = policy, allow_hyphen_values = true, long_help = policy_help())]
+    #[arg(long, value_name = "POLICY", value_parser = names::policy(), allow_hyphen_values = true, long_help = policy_help())]
     policy: Option<AcceptPolicy>,
     /// Service time of a request
     ///
@@ -117,10 +117,6 @@ fn described(protocol: Protocol) -> String {
 fn policy_help() -> String {
     let default = "an event loop per worker, reuseport over TCP, exclusive over unix";
     format!("Accept policy of the workers: {} [default: {default}]", AcceptPolicy::names())
-}
-
-fn policy(text: &str) -> Result<AcceptPolicy, String> {
-    text.parse().map_err(|error: AcceptPolicyError| error.to_string())
 }
 
 fn service(text: &str) -> Result<Service, String> {

@@ -47,10 +47,57 @@ fn write(mut command: Command, directory: &Path) -> anyhow::Result<()> {
     }
     write_pages(&command, &[], &pages)?;
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        generate_to(shell, &mut command.clone(), "fourtuple", &completions)
+        let path = generate_to(shell, &mut command.clone(), "fourtuple", &completions)
             .with_context(|| format!("write the completions of {shell}"))?;
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        fs::write(&path, with_live_values(shell, &text)?)
+            .with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Flags whose values are on the host, with what bash, zsh and fish list for them: clap has hints for neither.
+const LIVE: [(&str, &str, &str, &str); 2] = [
+    ("pid", "$(cd /proc && echo [0-9]*)", "_pids", "(__fish_complete_pids)"),
+    (
+        "unit",
+        "$(systemctl list-units --plain --no-legend --type=service 2>/dev/null | cut -d' ' -f1)",
+        "{compadd -- ${${(f)\"$(systemctl list-units --plain --no-legend --type=service 2>/dev/null)\"}%% *}}",
+        "(__fish_systemctl_services)",
+    ),
+];
+
+/// Returns a completion that lists the values of [`LIVE`] where the generated text lists files.
+fn with_live_values(shell: Shell, text: &str) -> anyhow::Result<String> {
+    let mut text = text.to_owned();
+    for (flag, bash, zsh, fish) in LIVE {
+        let before = text.clone();
+        text = match shell {
+            Shell::Bash => {
+                let list = |words: &str| {
+                    format!("--{flag})\n                    COMPREPLY=($(compgen {words}\"${{cur}}\"))")
+                };
+                text.replace(&list("-f "), &list(&format!("-W \"{bash}\" -- ")))
+            }
+            Shell::Zsh => lines(&text, |line| {
+                let files =
+                    line.contains(&format!("--{flag}=[")).then(|| line.strip_suffix(":_default' \\"))?;
+                // The line is in single quotes.
+                Some(format!("{}:{}' \\", files?, zsh.replace('\'', "'\\''")))
+            }),
+            _ => lines(&text, |line| {
+                let files = line.contains(&format!(" -l {flag} ")).then(|| line.strip_suffix(" -r"))?;
+                Some(format!("{} -r -f -a '{fish}'", files?))
+            }),
+        };
+        anyhow::ensure!(text != before, "the completion of {shell} has no --{flag} to change");
+    }
+    Ok(text)
+}
+
+/// Replaces the lines for which `change` returns another one.
+fn lines(text: &str, change: impl Fn(&str) -> Option<String>) -> String {
+    text.lines().map(|line| change(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
 }
 
 /// Returns the name of a page: `fourtuple-lab-ports`.

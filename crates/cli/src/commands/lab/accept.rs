@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::output::{self, Output};
-use crate::units;
+use crate::{names, units};
 
 /// Distribution of connections over workers, by accept policy
 ///
@@ -19,7 +19,7 @@ use crate::units;
 #[derive(Debug, Args)]
 pub(super) struct AcceptFlags {
     /// Accept policies [default: all but auto]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', long_help = format!("{} [default: all but auto]", policies()))]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names::policy(), long_help = format!("{} [default: all but auto]", policies()))]
     policy: Vec<AcceptPolicy>,
     /// unix, tcp4, tcp6, in this order [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]

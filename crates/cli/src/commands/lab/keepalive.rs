@@ -13,7 +13,7 @@ use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
 use crate::progress::Bars;
-use crate::{stop, units};
+use crate::{names, stop, units};
 
 /// Latency on kept connections to a busy worker, and what reduces it
 ///
@@ -24,7 +24,7 @@ use crate::{stop, units};
 #[derive(Debug, Args)]
 pub(super) struct KeepaliveFlags {
     /// Accept policies, in this order
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names::policy(),
         long_help = format!("{} [default: exclusive, rotate, shared-oneshot]", policies()))]
     policy: Vec<AcceptPolicy>,
     /// unix, tcp4, tcp6, in this order [default: unix]

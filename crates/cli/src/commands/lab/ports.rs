@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use crate::commands::lab::{Experiment, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
-use crate::units;
+use crate::{names, units};
 
 /// Cost of connect() under each port strategy
 ///
@@ -28,7 +28,7 @@ pub(super) struct PortsFlags {
     ///
     /// In this order, of kernel-default, select-test-repeat, random-window:WIDTH, full-range and auto; by default all of them, with
     /// windows of 500.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names::strategy())]
     strategy: Vec<Strategy>,
     /// Compare random windows of 500 to 10000 ports
     ///

@@ -172,7 +172,8 @@ impl Release {
         let libraries = needed(&text(self.tool("readelf").arg("-d").arg(&stripped))?);
         let glibc = newest(&text(self.tool("objdump").arg("-T").arg(&stripped))?);
         let notes = text(self.tool("readelf").arg("-n").arg(&stripped))?;
-        let build_id = notes.split("Build ID: ").nth(1).context("a program has no build ID")?;
+        let build_id = notes.split("Build ID: ").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let build_id = build_id.context("a program has no build ID")?;
         let mut faults = Vec::new();
         // The C library in a static program has no bound of ours.
         if size > MAX_BYTES && linkage == Linkage::Dynamic {
@@ -196,7 +197,7 @@ impl Release {
                 faults.push(format!("{name} has {count} paths below {}", path.display()));
             }
         }
-        let build_id = build_id.trim().to_owned();
+        let build_id = build_id.to_owned();
         Ok(Binary { name, stripped, symbols, build_id, size, libraries, glibc, faults })
     }
 }

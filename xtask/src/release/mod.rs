@@ -138,8 +138,10 @@ impl Release {
         let target = options.target.clone().unwrap_or_else(host);
         let epoch =
             text(Command::new("git").current_dir(&workspace.root).args(["log", "-1", "--format=%ct"]))?;
-        let stage = workspace.target.join("release-stage");
-        let artifacts = workspace.target.join("release-artifacts");
+        // The artifacts of both architectures stand beside each other.
+        let suffix = if target == host() { String::new() } else { format!("-{target}") };
+        let stage = workspace.target.join(format!("release-stage{suffix}"));
+        let artifacts = workspace.target.join(format!("release-artifacts{suffix}"));
         for directory in [&stage, &artifacts] {
             if directory.exists() {
                 fs::remove_dir_all(directory).with_context(|| format!("remove {}", directory.display()))?;
@@ -202,6 +204,10 @@ impl Release {
     fn manual(&self) -> Result<()> {
         let mut build = cargo();
         build.current_dir(&self.workspace.root);
+        if !self.is_native() {
+            // The compiler of the environment is for the target; this program runs here.
+            build.env_remove("RUSTC");
+        }
         let target = self.workspace.target.join("fleet");
         build.args([
             "build",

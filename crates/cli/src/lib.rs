@@ -75,6 +75,7 @@ pub(crate) enum Command {
 
 /// Runs the command with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
+    fourtuple_syscalls::resolver::restrict_static_lookups();
     if watch::probe_if_requested() {
         return ExitCode::SUCCESS;
     }

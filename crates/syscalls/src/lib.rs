@@ -43,6 +43,7 @@ pub mod privileges;
 pub mod process_memory;
 pub mod procfs;
 pub mod qdisc;
+pub mod resolver;
 pub mod resource;
 #[cfg(feature = "io-uring")]
 pub mod ring;

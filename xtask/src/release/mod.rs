@@ -97,6 +97,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         faults.push(format!("{GO_VERSION} has another Version than Cargo.toml, {}", release.version));
     }
     faults.extend(release.python_metadata()?);
+    faults.extend(release.unnamed_licences()?);
     let binaries = release.binaries()?;
     faults.extend(binaries.iter().flat_map(|binary| binary.faults.clone()));
     let static_binaries = release.static_binaries()?;
@@ -106,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let sbom = release.sbom()?;
     release.packages(&binaries, &static_binaries, &sbom)?;
     faults.extend(release.c_library()?);
-    release.python_package()?;
+    faults.extend(release.python_package()?);
     release.sums()?;
     if let Some(key) = &options.key {
         signature::sign(&release.artifacts.join(SUMS), key)?;

@@ -42,12 +42,27 @@ struct Notice {
 impl Release {
     /// Returns the text for the artifact of a package, from the workspace in this directory.
     pub(super) fn notices(&self, directory: &str, package: &str) -> Result<String> {
-        render(&read(&self.metadata(directory)?, package)?)
+        render(&read_crates(&self.metadata(directory)?, package)?)
+    }
+
+    /// Returns a fault for each linked crate with a licence that deny.toml permits to this crate alone, and that Debian's copyright file does
+    /// not name.
+    pub(super) fn unnamed_licences(&self) -> Result<Vec<String>> {
+        let read = |path: &str| String::from_utf8(self.source(path)?).with_context(|| format!("read {path}"));
+        let deny: toml::Table = toml::from_str(&read("deny.toml")?).context("read deny.toml")?;
+        let exceptions = deny["licenses"]["exceptions"].as_array().context("deny.toml: no exceptions")?;
+        let exceptions: Vec<&str> = exceptions.iter().filter_map(|row| row.get("crate")?.as_str()).collect();
+        let copyright = read("contrib/debian/copyright")?;
+        let notices = read_crates(&self.metadata("fleet")?, super::sbom::ROOT)?;
+        let unnamed = notices.iter().map(|notice| &notice.name).filter(|name| {
+            exceptions.contains(&name.as_str()) && !copyright.contains(&format!("Files: vendor/{name}/*"))
+        });
+        Ok(unnamed.map(|name| format!("contrib/debian/copyright does not name {name}")).collect())
     }
 
     /// Returns the licence text of a linked crate of the command.
     pub(super) fn licence_of(&self, crate_name: &str) -> Result<String> {
-        let notices = read(&self.metadata("fleet")?, super::sbom::ROOT)?;
+        let notices = read_crates(&self.metadata("fleet")?, super::sbom::ROOT)?;
         let notice = notices.iter().find(|notice| notice.name == crate_name);
         let text = notice.and_then(|notice| notice.texts.first());
         text.cloned()
@@ -56,7 +71,7 @@ impl Release {
 }
 
 /// Reads the crates of a registry that the package links. A macro runs in the compiler only.
-fn read(metadata: &Value, package: &str) -> Result<Vec<Notice>> {
+fn read_crates(metadata: &Value, package: &str) -> Result<Vec<Notice>> {
     let graph = Graph::read(metadata, package, &[None])?;
     let foreign = graph.reached.iter().filter_map(|id| graph.packages.get(id)).filter(|package| {
         let is_macro = list(&package["targets"])

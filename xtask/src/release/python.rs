@@ -7,7 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::release::{Release, call, notices, write};
+use crate::release::debian::LICENCES;
+use crate::release::{Release, call, files, notices, text, write};
 
 /// Directory of the package, a workspace of its own.
 const PACKAGE: &str = "bindings/python";
@@ -38,10 +39,11 @@ impl Release {
     }
 
     /// Builds the wheel and the sdist into the artifacts. Without maturin the release has neither, and a line says so.
-    pub(super) fn python_package(&self) -> Result<()> {
+    /// Returns a fault for each notice that the wheel lacks.
+    pub(super) fn python_package(&self) -> Result<Vec<String>> {
         if Command::new("maturin").arg("--version").output().is_err() {
             println!("release: no wheel and no sdist for Python, because maturin is not in PATH");
-            return Ok(());
+            return Ok(Vec::new());
         }
         let target = self.workspace.target.join("release-python");
         let prefixes = self.prefixes(&target)?;
@@ -76,6 +78,15 @@ impl Release {
         write(&sources.join(notices::NAME), self.notices(PACKAGE, "fourtuple-python")?)?;
         maturin(&sources, &["build", "--release", "--locked", "--target", &self.target])?;
         fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
-        Ok(())
+        let wheels =
+            files(&artifacts)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "whl"));
+        let mut faults = Vec::new();
+        for wheel in wheels {
+            let list = text(Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&wheel))?;
+            let names = LICENCES.into_iter().chain([notices::NAME]);
+            let missing = names.filter(|name| !list.contains(&format!("/licenses/{name} ")));
+            faults.extend(missing.map(|name| format!("{} has no {name}", wheel.display())));
+        }
+        Ok(faults)
     }
 }

@@ -59,6 +59,35 @@ fn systemd_accepts_the_units() {
 }
 
 #[test]
+fn a_preset_enables_no_unit() {
+    if !has("units::a_preset_enables_no_unit", "systemctl") {
+        return;
+    }
+    let room = Room::new();
+    for directory in ["system", "system-preset"] {
+        fs::create_dir_all(room.path().join("usr/lib/systemd").join(directory)).unwrap();
+    }
+    for name in [AGENT, EXPORT, FIX_PORTS, GUARD] {
+        room.file(&format!("usr/lib/systemd/system/{name}"), &unit(name));
+    }
+    // Returns whether the units are enabled by presets.
+    let enabled = || {
+        let status = Command::new("systemctl")
+            .arg(format!("--root={}", room.path().display()))
+            .args(["--quiet", "preset", AGENT, EXPORT, GUARD])
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success(), "{status}");
+        fs::read_dir(room.path().join("etc/systemd/system")).is_ok_and(|mut units| units.next().is_some())
+    };
+    assert!(enabled(), "without the file, systemd enables every unit");
+    fs::remove_dir_all(room.path().join("etc")).unwrap();
+    room.file("usr/lib/systemd/system-preset/80-fourtuple.preset", &unit("fourtuple.preset"));
+    assert!(!enabled());
+}
+
+#[test]
 fn the_flags_of_the_units_are_accepted() {
     // The agent is a program of its own, whose tests check its unit.
     for (name, instance) in [(EXPORT, ""), (FIX_PORTS, "nginx"), (GUARD, "")] {

@@ -162,7 +162,12 @@ fn render(notices: &[Notice]) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::release::host;
+    use crate::release::sbom::ROOT;
+    use crate::workspace::Workspace;
 
     fn notice(name: &str, texts: &[&str]) -> Notice {
         Notice {
@@ -173,6 +178,30 @@ mod tests {
             authors: String::new(),
             texts: texts.iter().map(|text| tidy(text)).collect(),
         }
+    }
+
+    #[test]
+    fn every_artifact_has_its_notices() {
+        let release = Release {
+            workspace: Workspace::read().unwrap(),
+            package: toml::Table::new(),
+            target: host(),
+            version: String::new(),
+            epoch: String::new(),
+            stage: PathBuf::new(),
+            artifacts: PathBuf::new(),
+        };
+        for (directory, package, linked, text) in [
+            ("fleet", ROOT, "inferno", "COMMON DEVELOPMENT AND DISTRIBUTION LICENSE"),
+            ("bindings/c", "fourtuple-c", "libc", "Permission is hereby granted"),
+            ("bindings/python", "fourtuple-python", "pyo3", "Apache License"),
+        ] {
+            let notices = release.notices(directory, package).unwrap();
+            assert!(notices.contains(&format!("\n\n{linked} ")) && notices.contains(text), "{package}");
+            // A macro runs in the compiler.
+            assert!(!notices.contains("\n\nserde_derive "), "{package}");
+        }
+        assert_eq!(release.unnamed_licences().unwrap(), Vec::<String>::new());
     }
 
     #[test]

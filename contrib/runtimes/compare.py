@@ -25,10 +25,12 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "bindings/python/bench"))
 
-from room import PORTS, TIME_WAIT_S, URL, enter_namespace, fill, sockets, start_nginx  # noqa: E402
+import room  # noqa: E402
+from room import TIME_WAIT_S, URL, enter_namespace, fill, sockets, start_nginx  # noqa: E402
 
 FOURTUPLE = os.environ.get("FOURTUPLE") or shutil.which("fourtuple")
-WAYS = ("kernel", "run", "fix ports")
+# A round is repeated that took longer than a TIME_WAIT socket lasts, as on a busy machine.
+ATTEMPTS = 4
 
 
 def rate(command: list[str]) -> float:
@@ -74,7 +76,7 @@ def one_round(ways: dict[str, list[str]], share: float) -> dict[str, float]:
             # The first TIME_WAIT socket must not end before the last client.
             if time.monotonic() - began > TIME_WAIT_S:
                 raise SystemExit(f"the round took longer than {TIME_WAIT_S:.0f} s: fewer requests (--count)")
-            print(f"{sockets('tw') / PORTS:.1%} of the ports in use at the end", file=sys.stderr)
+            print(f"{sockets('tw') / room.PORTS:.1%} of the ports in use at the end", file=sys.stderr)
         finally:
             server.terminate()
             server.wait()
@@ -128,11 +130,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each client")
     parser.add_argument("--count", type=int, default=200, help="requests of a run")
     parser.add_argument("--fill", type=float, default=0.95, help="share of the ports in use")
+    parser.add_argument("--range", default="9024-65535", help="port range; a smaller one is filled sooner")
     parser.add_argument("--clients", default="java,netty,node", help="clients to measure")
     parser.add_argument("--jars", help="directory with the jars of Netty")
     flags = parser.parse_args()
     if FOURTUPLE is None:
         parser.error("there is no fourtuple in PATH: set FOURTUPLE")
+    room.set_range(*map(int, flags.range.split("-")))
     load = os.getloadavg()[0]
     print("| client | way | requests/s, median | ratio, median (lowest to highest) |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as classes:
@@ -140,11 +144,13 @@ def main() -> None:
             rounds: list[dict[str, float]] = []
             for number in range(flags.rounds):
                 order = list(ways.items())
-                done = in_process(dict(order if number % 2 == 0 else reversed(order)), flags.fill)
-                if done is not None:
-                    rounds.append(done)
+                for _ in range(ATTEMPTS):
+                    done = in_process(dict(order if number % 2 == 0 else reversed(order)), flags.fill)
+                    if done is not None:
+                        rounds.append(done)
+                        break
             if len(rounds) < flags.rounds:
-                print(f"{name}: {flags.rounds - len(rounds)} rounds are not valid and left out", file=sys.stderr)
+                print(f"{name}: {flags.rounds - len(rounds)} rounds are missing: no attempt was valid", file=sys.stderr)
             for way in ways if rounds else ():
                 ratios = [done[way] / done["kernel"] for done in rounds]
                 shown = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"

@@ -31,7 +31,8 @@ import fourtuple.httpx
 import fourtuple.requests
 import httpx
 import requests
-from room import PORTS, TIME_WAIT_S, URL, enter_namespace, fill, ratio, sockets, start_nginx
+import room
+from room import TIME_WAIT_S, URL, enter_namespace, fill, ratio, sockets, start_nginx
 
 ATTEMPTS = 3
 CLIENTS = ("aiohttp", "requests", "httpx", "httpx-async")
@@ -128,7 +129,7 @@ def trial(client: str, ours: bool, count: int, share: float, patched: bool) -> T
         try:
             began = time.monotonic()
             fill(share)
-            filled = sockets("tw") / PORTS
+            filled = sockets("tw") / room.PORTS
             if patched:
                 fourtuple.patch()
             adapted = ours and not patched
@@ -159,11 +160,12 @@ def trial(client: str, ours: bool, count: int, share: float, patched: bool) -> T
     )
 
 
-def in_process(client: str, ours: bool, count: int, share: float, patched: bool) -> Trial:
+def in_process(client: str, ours: bool, flags: argparse.Namespace) -> Trial:
     """Runs a trial in a process of its own."""
-    command = [sys.executable, __file__, "--trial", client, "--count", str(count), "--fill", str(share)]
+    command = [sys.executable, __file__, "--trial", client, "--count", str(flags.count), "--fill", str(flags.fill)]
+    command += ["--range", flags.range]
     for _ in range(ATTEMPTS):
-        more = [*(["--ours"] if ours else []), *(["--patch"] if ours and patched else [])]
+        more = [*(["--ours"] if ours else []), *(["--patch"] if ours and flags.patch else [])]
         output = subprocess.run([*command, *more], check=True, stdout=subprocess.PIPE).stdout
         found: Trial = json.loads(output)
         if found["valid"]:
@@ -178,12 +180,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6, help="pairs of trials for each client")
     parser.add_argument("--count", type=int, default=200, help="connections of a trial")
     parser.add_argument("--fill", type=float, default=0.95, help="share of the ports in use")
+    parser.add_argument("--range", default="9024-65535", help="port range; a smaller one is filled sooner")
     parser.add_argument("--clients", default=",".join(CLIENTS), help="clients to measure")
     parser.add_argument("--json", type=pathlib.Path, help="file for the figures of all trials")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
     parser.add_argument("--patch", action="store_true", help="fourtuple.patch() in the place of the adapters")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
+    room.set_range(*map(int, flags.range.split("-")))
     if flags.trial is not None:
         print(json.dumps(trial(flags.trial, flags.ours, flags.count, flags.fill, flags.patch)))
         return
@@ -195,7 +199,7 @@ def main() -> None:
         pairs: list[tuple[Trial, Trial]] = []
         for pair in range(flags.pairs):
             order = (False, True) if pair % 2 == 0 else (True, False)
-            made = {ours: in_process(client, ours, flags.count, flags.fill, flags.patch) for ours in order}
+            made = {ours: in_process(client, ours, flags) for ours in order}
             pairs.append((made[False], made[True]))
             trials += made.values()
         valid = [(theirs, ours) for theirs, ours in pairs if theirs["valid"] and ours["valid"]]

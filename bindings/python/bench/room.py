@@ -44,8 +44,14 @@ http {{
 """
 
 
+def set_range(low: int, high: int) -> None:
+    """Sets the port range of the room, before it is entered; 56,512 ports otherwise."""
+    global LOW, HIGH, PORTS
+    LOW, HIGH, PORTS = low, high, high - low + 1
+
+
 def enter_namespace() -> None:
-    """Moves this process into a new network namespace with 56,512 ports."""
+    """Moves this process into a new network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x4000_0000) != 0:
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET): run the benchmark as root")

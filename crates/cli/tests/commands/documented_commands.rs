@@ -189,3 +189,22 @@ fn start(command: &str, room: &Room) -> Server {
     let arguments = command.strip_prefix("fourtuple ").expect("a command of fourtuple");
     Server::start(fourtuple(arguments).current_dir(room.path()))
 }
+
+/// A reader who arrives from the table of docs/README.md sees, above the first heading, a command, its risk and its end.
+#[test]
+fn pages_of_readers_begin_with_command_risk_and_undo() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let contents = fs::read_to_string(docs.join("README.md")).expect("docs/README.md");
+    let (_, start) = contents.split_once("| reader |").expect("the table of readers");
+    let table = start.split_once("\n\n").expect("the end of the table").0;
+    let pages: Vec<&str> =
+        table.split("](").skip(1).filter_map(|link| Some(link.split_once(')')?.0)).collect();
+    assert!(pages.len() >= 8, "{pages:?}");
+    for page in pages {
+        let text = fs::read_to_string(docs.join(page)).expect(page);
+        let top = text.split_once("\n## ").map_or(&*text, |(top, _)| top);
+        for part in ["```", "**What it does**", "**What it risks**", "**How to undo it**"] {
+            assert!(top.contains(part), "{page}: its top lacks {part}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
@@ -130,6 +131,8 @@ fn parts_of_the_fill_add_up() {
     });
 }
 
+const LIMIT: Duration = Duration::from_secs(120);
+
 #[test]
 fn calibration_finds_costs_can_stop_and_checks_the_range() {
     in_namespace(|| {
@@ -138,16 +141,19 @@ fn calibration_finds_costs_can_stop_and_checks_the_range() {
         for strategy in [Strategy::FullRange, Strategy::SELECT_TEST_REPEAT] {
             // A small range lacks ports for some parts of the calibration; these must not count as zero cost.
             for ports in ["20000-20007", "20000-20127", "20000-20511"] {
-                let costs = calibrate(range(ports), strategy, true, &watch).unwrap();
+                let costs = calibrate(range(ports), strategy, true, LIMIT, &watch).unwrap();
                 for part in [&costs.half, &costs.full] {
                     assert!(part.floor_ns.is_finite() && part.floor_ns > 0.0, "{ports}: {part:?}");
                 }
             }
             let ended = Watch { stop: &AtomicBool::new(true), progress: &Silent };
-            let error = calibrate(range("20000-20511"), strategy, true, &ended).unwrap_err();
+            let error = calibrate(range("20000-20511"), strategy, true, LIMIT, &ended).unwrap_err();
             assert!(matches!(error, LabError::Interrupted), "{error}");
+            // A machine for which any time is too short.
+            let error = calibrate(range("20000-20511"), strategy, true, Duration::ZERO, &watch).unwrap_err();
+            assert!(matches!(error, LabError::TooSlow(Duration::ZERO)), "{error}");
         }
-        let error = calibrate(range("1000-2000"), Strategy::FullRange, true, &watch).unwrap_err();
+        let error = calibrate(range("1000-2000"), Strategy::FullRange, true, LIMIT, &watch).unwrap_err();
         assert!(matches!(error, LabError::Setting { setting: "range", .. }), "{error}");
     });
 }

@@ -26,11 +26,12 @@ const SEARCHES: u32 = 24;
 ///
 /// # Errors
 ///
-/// Returns an error if no namespace can be created, or if the watcher ends the calibration.
+/// Returns an error if no namespace can be created, if the watcher ends the calibration, or if it takes longer than `limit`.
 pub fn calibrate(
     range: PortRange,
     strategy: Strategy,
     has_option: bool,
+    limit: Duration,
     watch: &Watch<'_>,
 ) -> Result<CostsByFill, LabError> {
     if range.low() < FIRST_PORT {
@@ -42,7 +43,7 @@ pub fn calibrate(
     }
     watch.progress.begin("calibrate", u64::from(range.len()));
     Namespace::run(|namespace| {
-        let mut bench = Bench::set_up(range, has_option, namespace)?;
+        let mut bench = Bench::set_up(range, has_option, limit, namespace)?;
         match strategy {
             Strategy::SelectTestRepeat { .. } => bench.by_number(watch),
             _ => bench.by_search(watch),
@@ -50,9 +51,12 @@ pub fn calibrate(
     })
 }
 
-struct Bench {
+struct Bench<'a> {
+    namespace: &'a Namespace,
     range: PortRange,
     has_option: bool,
+    begun: Instant,
+    limit: Duration,
     destination: SocketAddr,
     _listener: OwnedFd,
     parking: Parking,
@@ -60,15 +64,23 @@ struct Bench {
     random: Rng,
 }
 
-impl Bench {
-    fn set_up(range: PortRange, has_option: bool, namespace: &Namespace) -> Result<Self, LabError> {
+impl<'a> Bench<'a> {
+    fn set_up(
+        range: PortRange,
+        has_option: bool,
+        limit: Duration,
+        namespace: &'a Namespace,
+    ) -> Result<Self, LabError> {
         namespace.set_range(range)?;
         let port = Namespace::ports_beside(range).next().ok_or_else(|| {
             LabError::setting("range", range, "a port must be left for a listener to calibrate with")
         })?;
         Ok(Bench {
+            namespace,
             range,
             has_option,
+            begun: Instant::now(),
+            limit,
             destination: SocketAddr::new(Family::V4.loopback(), port),
             _listener: namespace.listen(Family::V4, port)?,
             parking: Parking::new().map_err(LabError::call("hold sockets"))?,
@@ -91,15 +103,15 @@ impl Bench {
         let half = ProbeCost::measured(floor_half, &[(half_length, walk_half)])?;
         // A small range has too few ports for these parts; the costs at half then also stand for the nearly full table.
         let rest = self.range.len().saturating_sub(self.held + 4 * SEARCHES);
-        let floor_full = self.fill(&auto, rest, watch)?.unwrap_or(floor_half);
+        let floor_full = self.fill_cheaply(&auto, rest, watch)?.unwrap_or(floor_half);
         let walk_full = self.fill(&default, SEARCHES, watch)?.unwrap_or(walk_half);
-        self.fill(&auto, u32::MAX, watch)?;
-        let once = self.refused(1)?;
+        self.fill_cheaply(&auto, u32::MAX, watch)?;
+        let once = self.refused(1, watch)?;
         // Beyond the half, the search passes a few hundred more ports up to a free port: within the noise.
         let mut means = vec![(half_length, walk_full)];
         let mut width = 16;
         while self.has_option && width < half_of_it {
-            means.push((f64::from(width - 1), floor_full + self.refused(width as u16)? - once));
+            means.push((f64::from(width - 1), floor_full + self.refused(width as u16, watch)? - once));
             width *= 4;
         }
         let full = ProbeCost::measured(floor_full, &means)?;
@@ -123,9 +135,7 @@ impl Bench {
         let mut times = Vec::with_capacity(self.range.len() as usize);
         let mut half = None;
         for (index, port) in self.range.iter().enumerate() {
-            if watch.stopped() {
-                return Err(LabError::Interrupted);
-            }
+            self.check(watch)?;
             let (fd, time, connected) = self.dial_from(port)?;
             if connected {
                 times.push(time);
@@ -148,21 +158,60 @@ impl Bench {
 
     /// Dials `count` sockets or until the ports run out, and returns the mean time of a dial; `None` if no port was free.
     fn fill(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<Option<f64>, LabError> {
-        let mut times = Vec::new();
-        while (times.len() as u32) < count {
-            if watch.stopped() {
-                return Err(LabError::Interrupted);
+        Ok(mean_ns(self.dial(dialer, count, watch)?))
+    }
+
+    /// Does the same as [`Bench::fill`] with dials that find a port at once, on every kernel. Without IP_LOCAL_PORT_RANGE a search would
+    /// pass half of the range in each dial, which takes minutes for all dials: the range of the namespace is one port at a time.
+    fn fill_cheaply(
+        &mut self,
+        auto: &Dialer,
+        count: u32,
+        watch: &Watch<'_>,
+    ) -> Result<Option<f64>, LabError> {
+        if self.has_option {
+            return self.fill(auto, count, watch);
+        }
+        Ok(mean_ns(self.dial_port_by_port(count, watch)?))
+    }
+
+    fn dial_port_by_port(&mut self, count: u32, watch: &Watch<'_>) -> Result<Vec<Dialed>, LabError> {
+        let default = self.dialer(Strategy::KernelDefault)?;
+        let mut dialed = Vec::new();
+        for port in self.range.iter() {
+            if dialed.len() as u32 >= count {
+                break;
             }
+            self.namespace.set_range(PortRange::single(port))?;
+            dialed.extend(self.dial(&default, 1, watch)?);
+        }
+        self.namespace.set_range(self.range)?;
+        Ok(dialed)
+    }
+
+    fn dial(&mut self, dialer: &Dialer, count: u32, watch: &Watch<'_>) -> Result<Vec<Dialed>, LabError> {
+        let mut dialed = Vec::new();
+        while (dialed.len() as u32) < count {
+            self.check(watch)?;
             match dialer.dial() {
                 Ok((stream, report)) => {
-                    times.push(report.connect);
+                    dialed.push((report.source.port(), report.connect));
                     self.park(stream.into(), watch)?;
                 }
                 Err(DialError::PortsExhausted { .. }) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok((!times.is_empty()).then(|| trimmed_mean_ns(&mut times)))
+        Ok(dialed)
+    }
+
+    /// Returns an error if the calibration is to end.
+    fn check(&self, watch: &Watch<'_>) -> Result<(), LabError> {
+        match (watch.stopped(), self.begun.elapsed() >= self.limit) {
+            (true, _) => Err(LabError::Interrupted),
+            (_, true) => Err(LabError::TooSlow(self.limit)),
+            _ => Ok(()),
+        }
     }
 
     fn park(&mut self, socket: OwnedFd, watch: &Watch<'_>) -> Result<(), LabError> {
@@ -176,9 +225,10 @@ impl Bench {
 
     /// Returns the mean time of a connect() that finds none of `width` ports free. Each connect() uses a different window,
     /// since the caches would hold a window searched before.
-    fn refused(&mut self, width: u16) -> Result<f64, LabError> {
+    fn refused(&mut self, width: u16, watch: &Watch<'_>) -> Result<f64, LabError> {
         let mut times = Vec::new();
         for _ in 0..SEARCHES {
+            self.check(watch)?;
             let fd = self.open()?;
             let room = (self.range.len() - u32::from(width)) as u16;
             let low = self.range.low() + self.random.u16(..=room);
@@ -229,9 +279,50 @@ fn no_dials() -> LabError {
     LabError::Call { what: "calibrate".to_owned(), error: io::ErrorKind::AddrNotAvailable.into() }
 }
 
+/// Source port of a dial, and its time in connect().
+type Dialed = (u16, Duration);
+
+/// Returns the trimmed mean; `None` without a dial.
+fn mean_ns(dialed: Vec<Dialed>) -> Option<f64> {
+    let mut times: Vec<Duration> = dialed.into_iter().map(|(_, time)| time).collect();
+    (!times.is_empty()).then(|| trimmed_mean_ns(&mut times))
+}
+
 /// Returns the mean without the slowest sixteenth, which other load on the host may have delayed.
 fn trimmed_mean_ns(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let kept = &times[..times.len() - times.len() / 16];
     kept.iter().map(Duration::as_nanos).sum::<u128>() as f64 / kept.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use fourtuple_testing::in_namespace;
+
+    use super::*;
+    use crate::lab::Silent;
+
+    /// The kernel's own search of a table that is half full passes half of the range for each of its ports, and starts anywhere.
+    #[test]
+    fn without_the_option_no_dial_searches_half_of_the_range() {
+        in_namespace(|| {
+            let range: PortRange = "20000-20511".parse().unwrap();
+            let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
+            let ports = Namespace::run(|namespace| {
+                let mut bench = Bench::set_up(range, false, Duration::from_secs(60), namespace)?;
+                let default = bench.dialer(Strategy::KernelDefault)?;
+                let half = bench.dial(&default, 256, &watch)?;
+                assert!(half.iter().all(|(port, _)| port % 2 == half[0].0 % 2), "{half:?}");
+                let dialed = bench.dial_port_by_port(u32::MAX, &watch)?;
+                // The range is the whole range again, and has no free port.
+                assert_eq!(bench.dial(&default, 1, &watch)?, []);
+                Ok(dialed.into_iter().map(|(port, _)| port).collect::<Vec<_>>())
+            });
+            let ports = ports.unwrap();
+            assert_eq!(ports.len(), 256);
+            assert!(ports.is_sorted(), "{ports:?}");
+        });
+    }
 }

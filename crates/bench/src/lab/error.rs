@@ -1,4 +1,5 @@
 use std::io;
+use std::time::Duration;
 
 use fourtuple::dial::{BuildError, DialError};
 use fourtuple::listen::ListenError;
@@ -58,6 +59,9 @@ pub enum LabError {
     /// The watcher ended the experiment before the first result.
     #[error("interrupted before there was a result")]
     Interrupted,
+    /// The machine is too slow for the calibration: it was not done after this time.
+    #[error("not done after {} s on this machine", .0.as_secs())]
+    TooSlow(Duration),
     /// A dialer could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),

@@ -22,7 +22,7 @@ use crate::{names, stop, units};
 ///
 /// Also how many connections fit, and how many source addresses are needed. Defaults come from this host: the ephemeral range, the
 /// reserved ports, the search of its kernel, and the cost of a probe, which is measured in a new network namespace within a few
-/// seconds. With --kernel parity or linear nothing is measured.
+/// seconds, at most 120. With --kernel parity or linear nothing is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     /// Ephemeral range [default: this host's]
@@ -236,8 +236,8 @@ impl Plan {
         let bars = Bars::new(self.output.quiet);
         let watch = Watch { stop: &stop, progress: &bars };
         let has_option = found != Some(LocalPortRange::Absent);
-        let costs =
-            fourtuple_bench::lab::calibrate(range, strategy, has_option, &watch).context(CALIBRATION)?;
+        let costs = fourtuple_bench::lab::calibrate(range, strategy, has_option, LIMIT, &watch);
+        let costs = costs.context(CALIBRATION)?;
         // From here on there is no partial result to keep, so the next SIGINT ends the process at once.
         stop.store(true, Ordering::Relaxed);
         Ok(costs)
@@ -246,6 +246,9 @@ impl Plan {
 
 /// Maximum number of connections at a time that is accepted.
 const MAX_OPEN: f64 = 1e15;
+
+/// Time limit of a calibration, which takes a few seconds on usual machines.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Context of an error in the calibration.
 const CALIBRATION: &str = "cannot calibrate (--costs reference needs no calibration)";

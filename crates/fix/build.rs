@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    for file in ["preload/preload.rs", "src/run/layout.rs"] {
+    for file in ["preload/abi.rs", "preload/preload.rs", "src/run/layout.rs"] {
         println!("cargo::rerun-if-changed={file}");
     }
     let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));

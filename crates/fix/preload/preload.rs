@@ -6,6 +6,8 @@
 //! SCM_RIGHTS.
 #![no_std]
 
+#[path = "abi.rs"]
+mod abi;
 #[path = "../src/run/layout.rs"]
 mod layout;
 
@@ -14,31 +16,9 @@ use core::mem;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use abi::*;
 use layout::*;
 
-const AF_INET: c_int = 2;
-const AF_INET6: c_int = 10;
-const SOCK_STREAM: c_int = 1;
-/// The bits of a socket's type without SOCK_NONBLOCK and SOCK_CLOEXEC.
-const SOCK_TYPE_MASK: c_int = 0xf;
-const IPPROTO_IP: c_int = 0;
-const IPPROTO_TCP: c_int = 6;
-const IPPROTO_UDP: c_int = 17;
-const SOL_SOCKET: c_int = 1;
-const SO_PROTOCOL: c_int = 38;
-const IP_BIND_ADDRESS_NO_PORT: c_int = 24;
-const IP_LOCAL_PORT_RANGE: c_int = 51;
-const EINPROGRESS: c_int = 115;
-const EADDRNOTAVAIL: c_int = 99;
-const CLOCK_MONOTONIC: c_int = 1;
-const O_RDWR: c_int = 2;
-const O_CLOEXEC: c_int = 0o2_000_000;
-const F_GET_SEALS: c_int = 1034;
-/// F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW: the size of the file, which its owner has set, stays.
-const SEALS: c_int = 7;
-const SEEK_END: c_int = 2;
-const PROT_READ_WRITE: c_int = 3;
-const MAP_SHARED: c_int = 1;
 const SIZE: usize = COUNTERS * mem::size_of::<AtomicU64>();
 
 #[repr(C)]

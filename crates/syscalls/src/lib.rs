@@ -15,6 +15,7 @@ use std::time::Duration;
 pub mod accept_ring;
 mod address;
 pub mod allocator;
+pub mod architecture;
 pub mod boot;
 pub mod child;
 pub mod datagram;

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::option::IP_LOCAL_PORT_RANGE;
-use crate::{Errno, check};
+use crate::{Errno, architecture, check};
 
 /// A facility that a host may disable, or that older kernels lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +136,7 @@ fn at_least(argument: u32, value: libc::c_int) -> Condition {
 
 /// Offset of the call's number in struct seccomp_data: nr 0, arch 4, instruction_pointer 8, args 16.
 pub(crate) const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
 /// The arguments are 64-bit slots; on a little-endian machine the low half of an int stands first.
 const ARGUMENTS: u32 = 16;
 pub(crate) const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -150,7 +151,7 @@ pub(crate) fn install(
     conditions: &[Condition],
     errno: libc::c_int,
 ) -> io::Result<()> {
-    let mut program = Vec::new();
+    let mut program = native_only()?;
     // A failed comparison skips to the next call: over two instructions per further condition, and the return.
     for &call in calls {
         let mut skip = 2 * conditions.len() as u8 + 1;
@@ -170,6 +171,18 @@ pub(crate) fn install(
     // SAFETY: the filter describes `program`, which outlives the call; the kernel copies and checks it.
     check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) })
         .map(drop)
+}
+
+/// Returns the beginning of a filter, which allows all calls of other architectures: their numbers stand for other calls.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::Unsupported`] on an architecture that this crate does not know.
+pub(crate) fn native_only() -> io::Result<Vec<libc::sock_filter>> {
+    let native = architecture::AUDIT.ok_or(io::ErrorKind::Unsupported)?;
+    let mut is_native = instruction(JUMP_EQUAL, 0, native);
+    is_native.jt = 1;
+    Ok(vec![instruction(LOAD, 0, ARCHITECTURE), is_native, instruction(RETURN, 0, libc::SECCOMP_RET_ALLOW)])
 }
 
 pub(crate) fn instruction(code: u16, skip_unless: u8, k: u32) -> libc::sock_filter {

@@ -6,27 +6,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::seccomp::{JUMP_EQUAL, LOAD, NUMBER, RETURN, instruction};
+use crate::seccomp::{JUMP_EQUAL, LOAD, NUMBER, RETURN, instruction, native_only};
 use crate::{check, privileges, shared};
 
-/// Offset of the architecture in struct seccomp_data.
-const ARCHITECTURE: u32 = 4;
 /// SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19): a signal handler does not interrupt a call that the supervisor has received.
 const WAIT_KILLABLE_RECV: libc::c_ulong = 1 << 5;
 /// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (Linux 6.6): both sides expect to run on one processor in turn.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 /// SECCOMP_USER_NOTIF_FLAG_CONTINUE (Linux 5.5).
 const CONTINUE: u32 = 1;
-
-#[cfg(target_arch = "x86_64")]
-const NATIVE: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const NATIVE: u32 = 0xc000_00b7;
-#[cfg(target_arch = "riscv64")]
-const NATIVE: u32 = 0xc000_00f3;
-/// No architecture: the filter notifies of no call.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
-const NATIVE: u32 = 0;
 
 // The ioctl numbers of <linux/seccomp.h>: type '!', direction and size of the argument.
 const RECEIVE: libc::c_ulong = 0xc050_2100;
@@ -134,15 +122,12 @@ pub struct Listener(OwnedFd);
 /// # Errors
 ///
 /// EBUSY: the thread has a filter with a listener already; EINVAL: the kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux
-/// 5.19).
+/// 5.19); [`io::ErrorKind::Unsupported`]: an architecture that this crate does not know.
 pub fn install() -> io::Result<Listener> {
     let calls = [libc::SYS_connect, libc::SYS_bind, libc::SYS_getsockname];
     let count = calls.len() as u8;
-    let mut program = vec![
-        instruction(LOAD, 0, ARCHITECTURE),
-        instruction(JUMP_EQUAL, count + 1, NATIVE),
-        instruction(LOAD, 0, NUMBER),
-    ];
+    let mut program = native_only()?;
+    program.push(instruction(LOAD, 0, NUMBER));
     for (call, position) in calls.iter().zip(0..) {
         let mut jump = instruction(JUMP_EQUAL, 0, *call as u32);
         // To the last instruction, over the other comparisons and the return before it.

@@ -4,6 +4,9 @@
 //! of the main process, is the parent of the program and answers its calls; the program. If the supervisor ends, the main process lets
 //! the calls proceed; if the main process ends, the supervisor continues.
 
+#[cfg(test)]
+#[path = "../../preload/abi.rs"]
+mod abi;
 mod files;
 mod layout;
 mod program;

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use fourtuple_syscalls::architecture::ELF_MACHINE;
 use fourtuple_syscalls::privileges;
 
 use crate::run::RunError;
@@ -116,18 +117,10 @@ fn elf(head: &[u8], read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> Kind {
     const PT_NOTE: u32 = 4;
     /// Maximum number of bytes of notes that are read.
     const NOTES: usize = 1024;
-    #[cfg(target_arch = "x86_64")]
-    const MACHINE: u16 = 62;
-    #[cfg(target_arch = "aarch64")]
-    const MACHINE: u16 = 183;
-    #[cfg(target_arch = "riscv64")]
-    const MACHINE: u16 = 243;
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
-    const MACHINE: u16 = 0;
     let bytes = |at: usize, length: usize| head.get(at..at + length);
     let half = |at: usize| bytes(at, 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     // 64 bits, little-endian.
-    if bytes(0, 6) != Some(b"\x7fELF\x02\x01") || half(18) != MACHINE || head.len() < 64 {
+    if bytes(0, 6) != Some(b"\x7fELF\x02\x01") || Some(half(18)) != ELF_MACHINE || head.len() < 64 {
         return Kind::Foreign;
     }
     let offset = bytes(32, 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()));

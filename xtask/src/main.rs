@@ -16,7 +16,7 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask plurals
        cargo xtask bpf [--check]
        cargo xtask deny
-       cargo xtask kernels [--kernel 6.1|6.12|all] [--release]
+       cargo xtask kernels [--arch x86_64|aarch64] [--kernel 6.1|6.12|6.12-16k|all] [--release] [--no-run]
        cargo xtask site
        cargo xtask package
        cargo xtask release [--dry-run] [--target TRIPLE] [--key FILE]";

@@ -18,25 +18,25 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// Returns what `cargo metadata` prints about the packages of the workspace.
+pub(crate) fn metadata() -> Result<Value> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    // Under `cargo run` the variable names the current checkout; the constant names the checkout of the build.
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").map_or(manifest, |dir| Path::new(&dir).join("Cargo.toml"));
+    let output = cargo()
+        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(&manifest)
+        .output()
+        .context("start cargo metadata")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
+    serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")
+}
+
 impl Workspace {
     /// Reads the workspace of this program from `cargo metadata`.
     pub(crate) fn read() -> Result<Workspace> {
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        // Under `cargo run` the variable names the current checkout; the constant names the checkout of the build.
-        let manifest =
-            std::env::var_os("CARGO_MANIFEST_DIR").map_or(manifest, |dir| Path::new(&dir).join("Cargo.toml"));
-        let output = cargo()
-            .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
-            .arg(&manifest)
-            .output()
-            .context("start cargo metadata")?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        let metadata: Value =
-            serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")?;
+        let metadata = metadata()?;
         let path = |key: &str| {
             metadata[key].as_str().map(PathBuf::from).with_context(|| format!("cargo metadata: no {key:?}"))
         };

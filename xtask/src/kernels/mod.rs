@@ -3,6 +3,7 @@
 //! Boots Debian's packaged kernels under qemu in software emulation, with an initramfs that holds only `guest-init` of `crates/testing` as
 //! PID 1, a few modules, the test programs and the command. KERNELS.md documents the command.
 
+mod architecture;
 mod modules;
 mod newc;
 mod packages;
@@ -15,11 +16,14 @@ mod verdict;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use self::architecture::{Architecture, Series, Toolchain};
 use self::packages::Kernel;
 use self::plan::Entry;
 use self::programs::Programs;
@@ -27,22 +31,24 @@ use self::qemu::Booted;
 use self::serial::{ProgramRun, Session};
 use crate::workspace::Workspace;
 
-/// The kernels that are tested, by series.
-const SERIES: &[&str] = &["6.1", "6.12"];
-
 /// Returns the probe result for IP_LOCAL_PORT_RANGE that the library must report on a kernel. Both kernels have the option;
 /// they differ by the linear search of Linux 6.8. This checks the probe, which does not read the release.
 fn port_range_of(release: &str) -> &'static str {
     if release.starts_with("6.1.") { "parity" } else { "linear" }
 }
 
-/// The programs and files that a kernel is booted with.
-struct Machine {
+/// A kernel, and the programs and files that it is booted with.
+struct Machine<'a> {
+    architecture: &'static Architecture,
+    kernel: &'a Kernel,
     /// Suffix of the machine's file names, after the kernel's name.
     suffix: &'static str,
     modules: &'static [&'static str],
     entries: Vec<Entry>,
 }
+
+/// What tests need and every guest must have: a skip for lack of it is a failure.
+const REQUIRED: &[&str] = &["netns", "root", "bpf", "cc", "fexit", "io_uring", "veth"];
 
 /// Time limit of a machine; it is killed if it has not powered off by then.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -50,92 +56,139 @@ const LIMIT: Duration = Duration::from_secs(1200);
 /// The arguments of the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
-    series: Vec<&'static str>,
+    architecture: &'static Architecture,
+    /// Value of `--kernel`; `None`: all kernels of the architecture.
+    kernel: Option<&'static Series>,
     release: bool,
+    /// Only build the programs.
+    no_run: bool,
 }
 
 impl Options {
     /// Parses the arguments after `cargo xtask kernels`.
     pub(crate) fn parse(words: &[&str]) -> Result<Options, String> {
-        let mut options = Options { series: SERIES.to_vec(), release: false };
+        let mut options =
+            Options { architecture: Architecture::of_host(), kernel: None, release: false, no_run: false };
+        let mut kernel = "all";
         let mut words = words.iter();
         while let Some(&word) = words.next() {
+            let mut value = |expected: String| match words.next() {
+                Some(&value) => Ok((value, format!("{word} {value}: expected {expected}"))),
+                None => Err(format!("{word}: expected {expected}")),
+            };
             match word {
                 "--release" => options.release = true,
-                "--kernel" => {
-                    let Some(&value) = words.next() else {
-                        return Err(format!("--kernel: expected {} or all", SERIES.join(", ")));
-                    };
-                    if value != "all" {
-                        let known = SERIES.iter().find(|series| **series == value);
-                        options.series = vec![known.ok_or_else(|| {
-                            format!("--kernel {value}: expected {} or all", SERIES.join(", "))
-                        })?];
-                    }
+                "--no-run" => options.no_run = true,
+                "--arch" => {
+                    let (value, refusal) = value(listed(architecture::ALL.iter().map(|one| one.name)))?;
+                    let known = architecture::ALL.iter().find(|one| one.name == value);
+                    options.architecture = known.ok_or(refusal)?;
                 }
+                // The kernels depend on the architecture, which may follow.
+                "--kernel" => kernel = value("a kernel or all".to_owned())?.0,
                 other => return Err(format!("{other}: unknown flag of kernels")),
             }
         }
+        if kernel != "all" {
+            let known = options.architecture.kernels;
+            let names = known.iter().map(|series| series.name).chain(["all"]);
+            let found = known.iter().find(|series| series.name == kernel);
+            options.kernel =
+                Some(found.ok_or_else(|| format!("--kernel {kernel}: expected {}", listed(names)))?);
+        }
         Ok(options)
     }
+
+    fn kernels(&self) -> impl Iterator<Item = &'static Series> {
+        let all = self.architecture.kernels.iter();
+        all.filter(|series| self.kernel.is_none_or(|kernel| kernel == *series))
+    }
+}
+
+/// Returns `a, b or c`.
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    let (last, others) = names.split_last().expect("a table has rows");
+    format!("{} or {last}", others.join(", "))
 }
 
 /// Runs the kernels; returns true if every run passed and no required run was skipped.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     let required = std::env::var("FOURTUPLE_REQUIRE").unwrap_or_default();
     let required = required.split(',').any(|word| matches!(word.trim(), "kernels" | "all"));
+    let architecture = options.architecture;
     let workspace = Workspace::read()?;
     let directory = &workspace.target.join("kernels");
     fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
 
     let mut kernels = Vec::new();
     let mut skipped = Vec::new();
-    for series in &options.series {
-        if !qemu::is_installed() {
-            skipped.push(format!("{series}: there is no qemu-system-x86_64 (Debian: qemu-system-x86)"));
-            continue;
+    let toolchain = Toolchain::find(architecture);
+    let emulator = architecture.emulator();
+    let missing = match &toolchain {
+        Err(missing) => Some(missing.clone()),
+        Ok(_) if !architecture::runs(Command::new(&emulator).arg("--version")) => {
+            Some(format!("there is no {emulator} (Debian: {})", architecture.emulator_package))
         }
-        match packages::newest(series, &directory.join("cache")) {
-            Ok(Some(kernel)) => kernels.push(kernel),
-            Ok(None) => skipped.push(format!(
-                "{series}: apt offers no linux-image-{series}.*-cloud-amd64 (are its lists fresh? apt-get update)"
-            )),
-            Err(error) => skipped.push(format!("{series}: {error:#}")),
+        Ok(_) => None,
+    };
+    match missing {
+        Some(missing) => skipped.push(format!("{}: {missing}", architecture.name)),
+        None => {
+            for series in options.kernels() {
+                match packages::newest(architecture, series, &directory.join("cache")) {
+                    Ok(Some(kernel)) => kernels.push(kernel),
+                    Ok(None) => skipped.push(format!(
+                        "{}: apt offers no {} (are its lists fresh? apt-get update)",
+                        series.name,
+                        architecture.pattern(series)
+                    )),
+                    Err(error) => skipped.push(format!("{}: {error:#}", series.name)),
+                }
+            }
         }
     }
 
     let (mut passed, mut booted_in_all) = (0, 0);
-    if !kernels.is_empty() {
+    if let (Ok(toolchain), false) = (&toolchain, kernels.is_empty()) {
         println!("building for the guest");
-        let programs = &programs::build(&workspace, plan::is_wanted, options.release)?;
-        let whole = Machine { suffix: "", modules: modules::WANTED, entries: plan::entries(&programs.tests) };
-        let without_diag = Machine {
-            suffix: "-without-diag",
-            modules: modules::WANTED_WITHOUT_DIAG,
-            entries: plan::entries_without_diag(),
-        };
-        let machines: Vec<(&Kernel, &Machine)> = [&whole, &without_diag]
-            .into_iter()
-            .flat_map(|machine| kernels.iter().map(move |kernel| (kernel, machine)))
-            .collect();
+        let programs = &programs::build(&workspace, toolchain, options.release)?;
+        let machine =
+            |kernel, suffix, modules, entries| Machine { architecture, kernel, suffix, modules, entries };
+        let whole = kernels
+            .iter()
+            .map(|kernel| machine(kernel, "", modules::WANTED, plan::entries(&programs.tests, kernel.lacks)));
+        let without_diag = kernels.iter().map(|kernel| {
+            machine(kernel, "-without-diag", modules::WANTED_WITHOUT_DIAG, plan::entries_without_diag())
+        });
+        let mut machines: Vec<Machine<'_>> = whole.chain(without_diag).collect();
+        if options.no_run {
+            machines.clear();
+        }
         booted_in_all = machines.len();
-        // Each machine keeps one processor busy.
-        for some in machines.chunks(thread::available_parallelism().map_or(1, usize::from)) {
-            let booted: Vec<Result<Booted>> = thread::scope(|scope| {
-                let start =
-                    |&(kernel, machine)| scope.spawn(move || boot(kernel, machine, programs, directory));
-                let booting: Vec<_> = some.iter().map(start).collect();
-                booting.into_iter().map(|thread| thread.join().expect("a thread that boots")).collect()
-            });
-            for ((kernel, machine), booted) in some.iter().zip(booted) {
-                match booted.and_then(|booted| judge(kernel, machine, &booted, directory)) {
-                    Ok(true) => passed += 1,
+        let machines = Mutex::new(machines.into_iter());
+        let next = || machines.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let passing = Mutex::new(0);
+        let work = || {
+            while let Some(machine) = next() {
+                let booted = machine.boot(programs, directory);
+                // One verdict at a time is printed.
+                let mut passing = passing.lock().unwrap_or_else(PoisonError::into_inner);
+                match booted.and_then(|booted| machine.judge(&booted, directory)) {
+                    Ok(true) => *passing += 1,
                     Ok(false) => {}
                     // If one kernel cannot be packed or started, the remaining kernels still run.
-                    Err(error) => println!("FAILED {}{}: {error:#}", kernel.release, machine.suffix),
+                    Err(error) => println!("FAILED {}: {error:#}", machine.name()),
                 }
             }
-        }
+        };
+        thread::scope(|scope| {
+            // Each machine keeps one processor busy.
+            for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(work);
+            }
+        });
+        passed = passing.into_inner().unwrap_or_else(PoisonError::into_inner);
     }
     for reason in &skipped {
         println!("skipped {reason}");
@@ -147,71 +200,86 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(passed == booted_in_all && (skipped.is_empty() || !required))
 }
 
-/// Returns the path of a file of one kernel's run.
-fn file(directory: &Path, kernel: &Kernel, machine: &Machine, ending: &str) -> PathBuf {
-    directory.join(format!("{}{}{ending}", kernel.release, machine.suffix))
-}
-
-/// Boots one kernel and runs the whole plan.
-fn boot(kernel: &Kernel, machine: &Machine, programs: &Programs, directory: &Path) -> Result<Booted> {
-    println!("booting {}{}", kernel.release, machine.suffix);
-    let initramfs = file(directory, kernel, machine, ".initramfs");
-    fs::write(&initramfs, pack(kernel, machine, programs)?)
-        .with_context(|| format!("write {}", initramfs.display()))?;
-    let booted = qemu::boot(&kernel.image(), &initramfs, &file(directory, kernel, machine, ".log"), LIMIT)?;
-    // The initramfs has tens of megabytes and is not needed after the run.
-    fs::remove_file(&initramfs).with_context(|| format!("remove {}", initramfs.display()))?;
-    Ok(booted)
-}
-
-/// Prints the result; returns true if everything passed.
-fn judge(kernel: &Kernel, machine: &Machine, booted: &Booted, directory: &Path) -> Result<bool> {
-    let entries = &machine.entries;
-    let session = Session::parse(&booted.log);
-    let mut faults = verdict::faults(kernel, entries, &session);
-    if booted.timed_out {
-        faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
+impl Machine<'_> {
+    fn name(&self) -> String {
+        format!("{}{}", self.kernel.release, self.suffix)
     }
-    let path = |name: &str| file(directory, kernel, machine, &format!("-{name}"));
-    faults.extend(save(entries, &session, port_range_of(&kernel.release), path)?);
-    println!();
-    verdict::print(&session, &faults, booted, &file(directory, kernel, machine, ".log"));
-    Ok(faults.is_empty())
-}
 
-/// Returns the initramfs with all files of the guest.
-fn pack(kernel: &Kernel, machine: &Machine, programs: &Programs) -> Result<Vec<u8>> {
-    let mut archive = newc::Archive::default();
-    for path in ["bin", "dev", "modules", "proc", "run", "sys", "tests", "tmp"] {
-        archive.directory(path);
+    /// Returns the path of a file of this machine's run.
+    fn file(&self, directory: &Path, ending: &str) -> PathBuf {
+        directory.join(self.name() + ending)
     }
-    // The kernel opens the console of PID 1 before devtmpfs is mounted.
-    archive.character_device("dev/console", 5, 1);
-    archive.file("init", 0o755, &programs.init.content()?);
-    for program in &programs.binaries {
-        archive.file(&format!("bin/{}", program.name), 0o755, &program.content()?);
+
+    /// Boots the kernel and runs the whole plan.
+    fn boot(&self, programs: &Programs, directory: &Path) -> Result<Booted> {
+        println!("booting {}", self.name());
+        let initramfs = self.file(directory, ".initramfs");
+        fs::write(&initramfs, self.pack(programs)?)
+            .with_context(|| format!("write {}", initramfs.display()))?;
+        let required = REQUIRED.iter().filter(|requirement| !self.kernel.lacks.contains(requirement));
+        let required: Vec<&str> = required.copied().collect();
+        let booted = qemu::boot(
+            self.architecture,
+            &self.kernel.image(),
+            &initramfs,
+            &format!("FOURTUPLE_REQUIRE={}", required.join(",")),
+            &self.file(directory, ".log"),
+            LIMIT,
+        )?;
+        // The initramfs has tens of megabytes and is not needed after the run.
+        fs::remove_file(&initramfs).with_context(|| format!("remove {}", initramfs.display()))?;
+        Ok(booted)
     }
-    for test in &programs.tests {
-        let path = plan::guest_test_path(&test.name);
-        // Not every test of the packages is in the plan.
-        if machine.entries.iter().any(|entry| entry.program == path) {
-            archive.file(path.trim_start_matches('/'), 0o755, &test.content()?);
+
+    /// Prints the result; returns true if everything passed.
+    fn judge(&self, booted: &Booted, directory: &Path) -> Result<bool> {
+        let entries = &self.entries;
+        let session = Session::parse(&booted.log);
+        let mut faults = verdict::faults(self.kernel, entries, &session);
+        if booted.timed_out {
+            faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
         }
+        let path = |name: &str| self.file(directory, &format!("-{name}"));
+        faults.extend(save(entries, &session, port_range_of(&self.kernel.release), path)?);
+        println!();
+        verdict::print(&session, &faults, booted, &self.file(directory, ".log"));
+        Ok(faults.is_empty())
     }
-    let parents: BTreeSet<&Path> =
-        programs.libraries.iter().flat_map(|path| path.ancestors().skip(1)).collect();
-    for parent in parents.into_iter().filter(|parent| parent.parent().is_some()) {
-        archive.directory(relative(parent)?);
+
+    /// Returns the initramfs with all files of the guest.
+    fn pack(&self, programs: &Programs) -> Result<Vec<u8>> {
+        let mut archive = newc::Archive::default();
+        for path in ["bin", "dev", "modules", "proc", "run", "sys", "tests", "tmp"] {
+            archive.directory(path);
+        }
+        // The kernel opens the console of PID 1 before devtmpfs is mounted.
+        archive.character_device("dev/console", 5, 1);
+        archive.file("init", 0o755, &programs.init.content()?);
+        for program in &programs.binaries {
+            archive.file(&format!("bin/{}", program.name), 0o755, &program.content()?);
+        }
+        for test in &programs.tests {
+            let path = plan::guest_test_path(&test.name);
+            // Not every test of the packages is in the plan.
+            if self.entries.iter().any(|entry| entry.program == path) {
+                archive.file(path.trim_start_matches('/'), 0o755, &test.content()?);
+            }
+        }
+        let parents: BTreeSet<&Path> =
+            programs.libraries.keys().flat_map(|path| path.ancestors().skip(1)).collect();
+        for parent in parents.into_iter().filter(|parent| parent.parent().is_some()) {
+            archive.directory(relative(parent)?);
+        }
+        for (path, place) in &programs.libraries {
+            let content = fs::read(place).with_context(|| format!("read {}", place.display()))?;
+            archive.file(relative(path)?, 0o755, &content);
+        }
+        for (index, module) in modules::collect(&self.kernel.modules(), self.modules)?.iter().enumerate() {
+            archive.file(&format!("modules/{index:02}-{}.ko", module.name), 0o644, &module.content);
+        }
+        archive.file("plan", 0o644, plan::file(&self.entries).as_bytes());
+        Ok(archive.finish())
     }
-    for library in &programs.libraries {
-        let content = fs::read(library).with_context(|| format!("read {}", library.display()))?;
-        archive.file(relative(library)?, 0o755, &content);
-    }
-    for (index, module) in modules::collect(&kernel.modules(), machine.modules)?.iter().enumerate() {
-        archive.file(&format!("modules/{index:02}-{}.ko", module.name), 0o644, &module.content);
-    }
-    archive.file("plan", 0o644, plan::file(&machine.entries).as_bytes());
-    Ok(archive.finish())
 }
 
 /// Returns an absolute path as the archive needs it.
@@ -260,15 +328,22 @@ mod tests {
 
     #[test]
     fn flags_are_read_and_bad_ones_named() {
-        let all = Options::parse(&[]).unwrap();
-        assert_eq!(all, Options { series: vec!["6.1", "6.12"], release: false });
-        let one = Options::parse(&["--kernel", "6.12", "--release"]).unwrap();
-        assert_eq!(one, Options { series: vec!["6.12"], release: true });
-        assert_eq!(Options::parse(&["--kernel", "all"]).unwrap(), all);
-        assert!(
-            Options::parse(&["--kernel", "5.4"]).unwrap_err().contains("--kernel 5.4: expected 6.1, 6.12")
-        );
-        assert!(Options::parse(&["--kernel"]).unwrap_err().contains("expected 6.1"));
-        assert!(Options::parse(&["--fast"]).unwrap_err().contains("--fast"));
+        let parse = |words: &[&str]| {
+            let options = Options::parse(words)?;
+            let kernels: Vec<&str> = options.kernels().map(|series| series.name).collect();
+            Ok::<_, String>((options.architecture.name, kernels, options.release))
+        };
+        let x86 = ["--arch", "x86_64"];
+        let all = parse(&x86).unwrap();
+        assert_eq!(all, ("x86_64", vec!["6.1", "6.12"], false));
+        assert_eq!(parse(&[&x86[..], &["--kernel", "all"]].concat()).unwrap(), all);
+        let one = parse(&["--kernel", "6.12-16k", "--release", "--arch", "aarch64"]).unwrap();
+        assert_eq!(one, ("aarch64", vec!["6.12-16k"], true));
+        let refused = |words: &[&str]| parse(words).unwrap_err();
+        let of_x86 = refused(&[&x86[..], &["--kernel", "6.12-16k"]].concat());
+        assert_eq!(of_x86, "--kernel 6.12-16k: expected 6.1, 6.12 or all");
+        assert_eq!(refused(&["--arch", "mips"]), "--arch mips: expected x86_64 or aarch64");
+        assert!(refused(&["--kernel"]).contains("expected"));
+        assert!(refused(&["--fast"]).contains("--fast"));
     }
 }

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::kernels::architecture::{Architecture, Series};
+
 /// Number of packages to try: apt knows names for which it has no download; after this many failures the download gives up.
 const TRIES: usize = 6;
 
@@ -14,13 +16,15 @@ const TRIES: usize = 6;
 pub(crate) struct Kernel {
     /// The release in the form of `uname -r`: `6.1.0-56-cloud-amd64`.
     pub(crate) release: String,
+    /// Requirements of tests that this kernel does not meet.
+    pub(crate) lacks: &'static [&'static str],
     directory: PathBuf,
 }
 
 impl Kernel {
     /// Finds the kernel of a package unpacked in a directory.
     pub(crate) fn unpacked_at(release: &str, directory: &Path) -> Kernel {
-        Kernel { release: release.to_owned(), directory: directory.to_owned() }
+        Kernel { release: release.to_owned(), lacks: &[], directory: directory.to_owned() }
     }
 
     /// Returns the path of the compressed kernel.
@@ -36,16 +40,15 @@ impl Kernel {
     }
 }
 
-/// Unpacks the newest kernel of a series such as `6.12` under `cache`, unless it is there; returns `None` if apt offers
-/// none.
-pub(crate) fn newest(series: &str, cache: &Path) -> Result<Option<Kernel>> {
+/// Unpacks the newest kernel of a series under `cache`, unless it is there; returns `None` if apt offers none.
+pub(crate) fn newest(architecture: &Architecture, series: &Series, cache: &Path) -> Result<Option<Kernel>> {
     fs::create_dir_all(cache).with_context(|| format!("make {}", cache.display()))?;
     let mut names = offered()?;
     names.extend(cached(cache)?);
     let mut last_error = None;
     for name in pick(&names, series).into_iter().take(TRIES) {
-        match unpacked(name, cache) {
-            Ok(kernel) => return Ok(Some(kernel)),
+        match unpacked(name, architecture.debian, cache) {
+            Ok(kernel) => return Ok(Some(Kernel { lacks: series.lacks, ..kernel })),
             Err(error) => last_error = Some(error),
         }
     }
@@ -56,12 +59,14 @@ pub(crate) fn newest(series: &str, cache: &Path) -> Result<Option<Kernel>> {
 }
 
 /// Returns the packages of a series, newest first. Debug symbols and unsigned variants do not end in the flavour.
-fn pick<'a>(names: &'a [String], series: &str) -> Vec<&'a str> {
+fn pick<'a>(names: &'a [String], series: &Series) -> Vec<&'a str> {
     let mut found: Vec<(Vec<u32>, &str)> = names
         .iter()
         .filter_map(|name| {
-            let version = name.strip_prefix("linux-image-")?.strip_prefix(series)?.strip_prefix('.')?;
-            Some((numbers(version.strip_suffix("-cloud-amd64")?), name.as_str()))
+            let version =
+                name.strip_prefix("linux-image-")?.strip_prefix(series.version)?.strip_prefix('.')?;
+            let version = version.strip_suffix(series.flavour)?.strip_suffix('-')?;
+            Some((numbers(version), name.as_str()))
         })
         .collect();
     found.sort();
@@ -91,7 +96,7 @@ fn cached(cache: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn unpacked(name: &str, cache: &Path) -> Result<Kernel> {
+fn unpacked(name: &str, architecture: &str, cache: &Path) -> Result<Kernel> {
     let directory = cache.join(name);
     let release = name.strip_prefix("linux-image-").context("a kernel's package name")?;
     let kernel = Kernel::unpacked_at(release, &directory);
@@ -106,8 +111,9 @@ fn unpacked(name: &str, cache: &Path) -> Result<Kernel> {
     fs::create_dir_all(&partial).with_context(|| format!("make {}", partial.display()))?;
     // apt run by root downloads as the user _apt, which may not write below the target directory.
     let sandbox = ["-o", "APT::Sandbox::User=root"];
+    let package = format!("{name}:{architecture}");
     command(
-        Command::new("apt-get").args(["-q"]).args(sandbox).args(["download", name]).current_dir(&partial),
+        Command::new("apt-get").arg("-q").args(sandbox).args(["download", &package]).current_dir(&partial),
     )?;
     let mut package = None;
     for entry in fs::read_dir(&partial)? {
@@ -134,6 +140,10 @@ fn command(command: &mut Command) -> Result<()> {
 mod tests {
     use super::*;
 
+    fn series(version: &'static str, flavour: &'static str) -> Series {
+        Series { name: version, version, flavour, lacks: &[] }
+    }
+
     #[test]
     fn the_newest_of_a_series_comes_first() {
         let names: Vec<String> = [
@@ -145,21 +155,29 @@ mod tests {
             "linux-image-6.12.99+deb12-cloud-amd64",
             "linux-image-6.12.117+deb12-cloud-amd64",
             "linux-image-6.12.118+deb12-cloud-amd64-unsigned",
+            "linux-image-6.12.117+deb12-arm64-16k",
+            "linux-image-6.12.117+deb12-cloud-arm64",
             "partial-linux-image-6.12.119+deb12-cloud-amd64",
         ]
         .map(str::to_owned)
         .to_vec();
         assert_eq!(
-            pick(&names, "6.1"),
+            pick(&names, &series("6.1", "cloud-amd64")),
             ["linux-image-6.1.0-56-cloud-amd64", "linux-image-6.1.0-9-cloud-amd64"]
         );
-        assert_eq!(pick(&names, "6.12")[0], "linux-image-6.12.117+deb12-cloud-amd64");
-        assert!(pick(&names, "6.6").is_empty());
+        for (flavour, newest) in [
+            ("cloud-amd64", "linux-image-6.12.117+deb12-cloud-amd64"),
+            ("cloud-arm64", "linux-image-6.12.117+deb12-cloud-arm64"),
+            ("arm64-16k", "linux-image-6.12.117+deb12-arm64-16k"),
+        ] {
+            assert_eq!(pick(&names, &series("6.12", flavour))[0], newest);
+        }
+        assert!(pick(&names, &series("6.6", "cloud-amd64")).is_empty());
     }
 
     #[test]
     fn a_cached_kernel_that_apt_offers_counts_once() {
         let names = vec!["linux-image-6.1.0-56-cloud-amd64".to_owned(); 2];
-        assert_eq!(pick(&names, "6.1").len(), 1);
+        assert_eq!(pick(&names, &series("6.1", "cloud-amd64")).len(), 1);
     }
 }

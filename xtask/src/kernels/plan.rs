@@ -9,6 +9,11 @@ const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-observ
 /// Single test programs of other packages.
 const TEST_PROGRAMS: &[(&str, &str)] = &[("fourtuple-cli", "run")];
 
+/// Returns the packages with test programs for the guest.
+pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
+    TEST_PACKAGES.iter().copied().chain(TEST_PROGRAMS.iter().map(|(package, _)| *package))
+}
+
 /// Returns whether a test program of a package is built for the guest.
 pub(crate) fn is_wanted(package: &str, name: &str) -> bool {
     TEST_PACKAGES.contains(&package) || TEST_PROGRAMS.contains(&(package, name))
@@ -63,6 +68,8 @@ struct Command {
     arguments: &'static [&'static str],
     /// The name under which stdout, which is JSON, is stored: `target/kernels/<kernel>-<this>`.
     save: Option<&'static str>,
+    /// The requirement without which the command does not run.
+    needs: Option<&'static str>,
 }
 
 const COMMANDS: &[Command] = &[
@@ -72,6 +79,7 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["lab", "ports", "--range", "20000-21999", "--json"],
         save: Some("ports.json"),
+        needs: None,
     },
     Command {
         name: "lab-time-wait",
@@ -79,6 +87,7 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["lab", "time-wait", "--range", "20000-20511", "--patience", "2s", "--json"],
         save: Some("time-wait.json"),
+        needs: None,
     },
     // Checks that each tier attaches and ends. No program connects during this command.
     Command {
@@ -87,6 +96,7 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["trace", "connect", "--tier", "tp_btf", "--for", "100ms", "--json"],
         save: None,
+        needs: None,
     },
     Command {
         name: "trace-connect-fexit",
@@ -94,6 +104,7 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["trace", "connect", "--tier", "fexit", "--for", "100ms", "--json"],
         save: None,
+        needs: Some("fexit"),
     },
     // Processes by the BPF iterator, all traces, and no finding on an idle machine.
     Command {
@@ -102,6 +113,7 @@ const COMMANDS: &[Command] = &[
         program: "/bin/fourtuple",
         arguments: &["doctor", "--for", "100ms", "--json"],
         save: None,
+        needs: None,
     },
 ];
 
@@ -115,10 +127,14 @@ pub(crate) struct Entry {
     pub(crate) save: Option<&'static str>,
 }
 
-/// Returns the plan, tests first: a lab has no meaning on a kernel where the library fails.
-pub(crate) fn entries(tests: &[Program]) -> Vec<Entry> {
-    let left_out =
-        |name: &str| TESTS_FOR_THE_HOST.contains(&name) || TESTS_THAT_TAKE_A_PROCESSOR.contains(&name);
+/// Returns whether a test program, by its name in the guest, is in the plan.
+pub(crate) fn runs(name: &str) -> bool {
+    !TESTS_FOR_THE_HOST.contains(&name) && !TESTS_THAT_TAKE_A_PROCESSOR.contains(&name)
+}
+
+/// Returns the plan for a kernel that lacks these requirements. Tests come first: a lab has no meaning on a kernel where the library
+/// fails.
+pub(crate) fn entries(tests: &[Program], lacks: &[&str]) -> Vec<Entry> {
     let skips = |name: &str| {
         if name == GO_TESTS {
             // It makes no system call, and reads files that are not in the guest.
@@ -129,14 +145,15 @@ pub(crate) fn entries(tests: &[Program]) -> Vec<Entry> {
             .flat_map(|(_, test)| ["--skip".to_owned(), (*test).to_owned()])
             .collect()
     };
-    let tests = tests.iter().filter(|test| !left_out(&test.name)).map(|test| Entry {
+    let tests = tests.iter().filter(|test| runs(&test.name)).map(|test| Entry {
         name: test.name.clone(),
         seconds: TEST_SECONDS,
         program: guest_test_path(&test.name),
         arguments: skips(&test.name),
         save: None,
     });
-    let commands = COMMANDS.iter().map(|command| Entry {
+    let commands = COMMANDS.iter().filter(|command| command.needs.is_none_or(|need| !lacks.contains(&need)));
+    let commands = commands.map(|command| Entry {
         name: command.name.to_owned(),
         seconds: command.seconds,
         program: command.program.to_owned(),
@@ -193,8 +210,14 @@ mod tests {
     }
 
     #[test]
+    fn a_command_needs_what_the_kernel_has() {
+        let has_fexit = |lacks| entries(&[], lacks).iter().any(|entry| entry.name == "trace-connect-fexit");
+        assert_eq!((has_fexit(&[]), has_fexit(&["fexit"])), (true, false));
+    }
+
+    #[test]
     fn names_in_the_table_differ() {
-        let entries = entries(&[]);
+        let entries = entries(&[], &[]);
         for (index, entry) in entries.iter().enumerate() {
             assert!(entries[..index].iter().all(|other| other.name != entry.name), "{}", entry.name);
         }

@@ -1,7 +1,7 @@
 //! The programs that go into the guest: the programs that `cargo test --workspace` builds, so that nothing is built twice, and the
 //! shared libraries that these programs load, because the guest has no libc of its own.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace::{Workspace, cargo};
+use crate::kernels::architecture::Toolchain;
+use crate::kernels::plan;
+use crate::workspace::{Workspace, cargo, metadata};
 
 /// A program of the host's target directory.
 pub(crate) struct Program {
@@ -26,9 +28,10 @@ impl Program {
 
     /// Returns a copy in `directory` without debug information, which would make the initramfs ten times larger. Symbols stay for
     /// backtraces.
-    fn stripped(&self, directory: &Path) -> Result<Program> {
+    fn stripped(&self, toolchain: &Toolchain, directory: &Path) -> Result<Program> {
         let path = directory.join(&self.name);
-        let status = Command::new("strip").arg("--strip-debug").arg("-o").arg(&path).arg(&self.path).status();
+        let status =
+            toolchain.tool("strip").arg("--strip-debug").arg("-o").arg(&path).arg(&self.path).status();
         let status = status.context("start strip (Debian: binutils)")?;
         ensure!(status.success(), "strip {}: {status}", self.path.display());
         Ok(Program { name: self.name.clone(), path })
@@ -43,48 +46,79 @@ pub(crate) struct Programs {
     pub(crate) init: Program,
     pub(crate) binaries: Vec<Program>,
     pub(crate) tests: Vec<Program>,
-    /// The dynamic linker and the shared libraries, at their paths on this machine.
-    pub(crate) libraries: BTreeSet<PathBuf>,
+    /// The dynamic linker and the shared libraries: paths in the guest, each with the path on this machine.
+    pub(crate) libraries: BTreeMap<PathBuf, PathBuf>,
 }
 
 /// The clients of the tests of `run`, with the flags of the C compiler: a static program needs another way.
 const CLIENTS: [(&str, &[&str]); 2] = [("client", &[]), ("static-client", &["-static"])];
 
-/// Builds init, the command and the test programs that `is_wanted` selects by package and name.
-pub(crate) fn build(
-    workspace: &Workspace,
-    is_wanted: impl Fn(&str, &str) -> bool,
-    release: bool,
-) -> Result<Programs> {
-    let init = cargo_json(workspace, &["build", "-p", "fourtuple-testing", "--bin", "guest-init"], release)?;
+/// Builds init, the command and the test programs of the plan.
+pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain, release: bool) -> Result<Programs> {
+    let build = |arguments: &[&str]| cargo_json(workspace, toolchain, arguments, release);
+    let init = build(&["build", "-p", "fourtuple-testing", "--bin", "guest-init"])?;
     let init = executables(&init, |package, _, is_test| package == "fourtuple-testing" && !is_test)?.pop();
     let init = init.context("cargo built no guest-init")?;
-    let messages = cargo_json(workspace, &["test", "--workspace", "--no-run"], release)?;
+    let messages = if toolchain.is_cross() {
+        let tests = wanted_tests(&metadata()?);
+        let packages = plan::packages().flat_map(|package| ["-p", package]);
+        let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
+        // The programs are of no use on this machine: no more of them are built than the guest runs.
+        build(&["test", "--no-run", "--lib"].into_iter().chain(packages).chain(tests).collect::<Vec<_>>())?
+    } else {
+        build(&["test", "--workspace", "--no-run"])?
+    };
     let mut binaries = executables(&messages, |package, _, is_test| package == "fourtuple-cli" && !is_test)?;
     ensure!(!binaries.is_empty(), "cargo built no fourtuple");
-    let mut tests = executables(&messages, |package, name, is_test| is_test && is_wanted(package, name))?;
+    let mut tests =
+        executables(&messages, |package, name, is_test| is_test && plan::is_wanted(package, name))?;
     // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs for the guest");
-    let mut libraries = BTreeSet::new();
-    let directory = &workspace.target.join("kernels/programs");
+    let mut libraries =
+        BTreeMap::from_iter(toolchain.is_cross().then(|| toolchain.libraries()).into_iter().flatten());
+    let directory = &workspace.target.join("kernels/programs").join(toolchain.architecture.name);
     fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
     let mut init = vec![init];
     for program in [&mut init, &mut binaries, &mut tests].into_iter().flatten() {
-        libraries.extend(libraries_of(&program.path)?);
-        *program = program.stripped(directory)?;
+        if !toolchain.is_cross() {
+            libraries.extend(libraries_of(&program.path)?.into_iter().map(|path| (path.clone(), path)));
+        }
+        *program = program.stripped(toolchain, directory)?;
     }
-    tests.extend(go_tests(workspace, directory)?);
+    tests.extend(go_tests(workspace, toolchain, directory)?);
     for (name, flags) in CLIENTS {
-        binaries.push(client(workspace, directory, name, flags)?);
+        binaries.push(client(workspace, toolchain, directory, name, flags)?);
     }
     Ok(Programs { init: init.remove(0), binaries, tests, libraries })
 }
 
+/// Returns the names of the integration tests in the output of `cargo metadata` that the guest runs.
+fn wanted_tests(metadata: &Value) -> Vec<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut names = Vec::new();
+    for package in list(&metadata["packages"]) {
+        for target in list(&package["targets"]) {
+            let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
+            let is_test = target["kind"][0] == "test";
+            if is_test && plan::is_wanted(&name(&package), &name(&target)) && plan::runs(&name(&target)) {
+                names.push(name(&target));
+            }
+        }
+    }
+    names
+}
+
 /// Compiles the client of the tests of `run`. Rust needs a C compiler too, as its linker.
-fn client(workspace: &Workspace, directory: &Path, name: &str, flags: &[&str]) -> Result<Program> {
+fn client(
+    workspace: &Workspace,
+    toolchain: &Toolchain,
+    directory: &Path,
+    name: &str,
+    flags: &[&str],
+) -> Result<Program> {
     let path = directory.join(name);
-    let mut compiler = Command::new("cc");
+    let mut compiler = toolchain.tool("cc");
     compiler.args(["-O1", "-pthread", "-o"]).arg(&path).args(flags);
     let status = compiler.arg(workspace.root.join("crates/cli/tests/run/client.c")).status();
     let status = status.context("start cc, which compiles the client of the tests of run")?;
@@ -107,7 +141,7 @@ fn library_paths(listing: &str) -> Vec<PathBuf> {
 }
 
 /// Builds the tests of the Go module, without cgo and so without libc. Returns `None`, and says so, if Go is missing or too old.
-fn go_tests(workspace: &Workspace, directory: &Path) -> Result<Option<Program>> {
+fn go_tests(workspace: &Workspace, toolchain: &Toolchain, directory: &Path) -> Result<Option<Program>> {
     let path = directory.join(GO_TESTS);
     // The archive of go.dev is unpacked there; it is not in the path of every user.
     let unpacked = Path::new("/usr/local/go/bin/go");
@@ -125,6 +159,7 @@ fn go_tests(workspace: &Workspace, directory: &Path) -> Result<Option<Program>> 
         .arg(".")
         .current_dir(workspace.root.join("bindings/go"))
         .envs([("CGO_ENABLED", "0"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-buildvcs=false")])
+        .env("GOARCH", toolchain.architecture.debian)
         .status()
         .context("start go, which builds the tests of bindings/go")?;
     ensure!(status.success(), "go test -c in bindings/go: {status}");
@@ -138,10 +173,16 @@ fn is_new_enough(version: &str) -> bool {
 }
 
 /// Runs cargo and returns its messages, one JSON object per line.
-fn cargo_json(workspace: &Workspace, arguments: &[&str], release: bool) -> Result<String> {
+fn cargo_json(
+    workspace: &Workspace,
+    toolchain: &Toolchain,
+    arguments: &[&str],
+    release: bool,
+) -> Result<String> {
     let mut command = cargo();
+    command.args(arguments);
+    toolchain.configure(&mut command, &workspace.target.join("kernels"));
     command
-        .args(arguments)
         .args(["--locked", "--quiet", "--message-format=json-render-diagnostics"])
         .current_dir(&workspace.root)
         .stderr(Stdio::inherit());
@@ -229,6 +270,16 @@ mod tests {
             ["fourtuple-unit", "dial"]
         );
         assert_eq!(names(|package, _, is_test| package == "fourtuple-cli" && !is_test), ["fourtuple"]);
+    }
+
+    #[test]
+    fn only_tests_of_the_plan_are_cross_compiled() {
+        let target = |name: &str, kind: &str| serde_json::json!({ "name": name, "kind": [kind] });
+        let metadata = serde_json::json!({ "packages": [
+            { "name": "fourtuple", "targets": [target("fourtuple", "lib"), target("listen", "test"), target("example_programs", "test")] },
+            { "name": "fourtuple-cli", "targets": [target("commands", "test"), target("run", "test")] },
+        ] });
+        assert_eq!(wanted_tests(&metadata), ["listen", "run"]);
     }
 
     #[test]

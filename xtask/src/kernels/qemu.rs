@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-const PROGRAM: &str = "qemu-system-x86_64";
+use crate::kernels::architecture::Architecture;
 
 /// Memory of the guest in MiB: room for the initramfs twice and for tens of thousands of sockets.
 const MEGABYTES: &str = "1024";
@@ -29,35 +29,39 @@ pub(crate) struct Booted {
     pub(crate) timed_out: bool,
 }
 
-/// Returns whether qemu is installed.
-pub(crate) fn is_installed() -> bool {
-    Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-}
-
 /// Runs a machine until it powers off or reaches the time limit. The log is written continuously, so that an interrupted
-/// run leaves its log so far.
-pub(crate) fn boot(image: &Path, initramfs: &Path, log: &Path, limit: Duration) -> Result<Booted> {
+/// run leaves its log so far. `variable`: of the environment of PID 1, in the form `NAME=VALUE`.
+pub(crate) fn boot(
+    architecture: &Architecture,
+    image: &Path,
+    initramfs: &Path,
+    variable: &str,
+    log: &Path,
+    limit: Duration,
+) -> Result<Booted> {
+    let program = architecture.emulator();
     let mut file = File::create(log).with_context(|| format!("create {}", log.display()))?;
     let started = Instant::now();
-    let child = Command::new(PROGRAM)
-        // The default machine type is used, since microvm hangs with these kernels. Both processors run on one thread and
-        // take turns: with one thread each, a processor of qemu 7.2 sometimes executes an INT3 that the second processor
-        // has already patched back (attaching a tracepoint patches code), and the kernel panics: 6.12 did in 1 of 6 runs of
-        // the tests of `trace accept`.
+    let child = Command::new(&program)
+        .args(architecture.machine)
+        // Both processors run on one thread and take turns: with one thread each, a processor of qemu 7.2 sometimes executes
+        // an INT3 that the second processor has already patched back (attaching a tracepoint patches code), and the kernel
+        // panics: 6.12 did in 1 of 6 runs of the tests of `trace accept`.
         .args(["-accel", "tcg,thread=single", "-smp", "2", "-m", MEGABYTES, "-no-reboot", "-nodefaults"])
         .args(["-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(image)
         .arg("-initrd")
         .arg(initramfs)
-        // panic=-1 restarts at once after a panic, and -no-reboot makes qemu exit instead. On a busy machine the kernel may
-        // see too few ticks in the 40 ms of its timer check, and panic ("IO-APIC + timer doesn't work!").
-        .args(["-append", "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check rdinit=/init"])
+        // panic=-1 restarts at once after a panic, and -no-reboot makes qemu exit instead. The kernel passes unknown parameters
+        // to PID 1, as variables of its environment.
+        .arg("-append")
+        .arg(format!("{} quiet loglevel=1 panic=-1 rdinit=/init {variable}", architecture.parameters))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("start {PROGRAM}"))?;
+        .with_context(|| format!("start {program}"))?;
     let mut machine = Machine(child);
     let chunks = collect_output(&mut machine.0);
 

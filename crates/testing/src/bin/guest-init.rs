@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -179,7 +180,8 @@ fn command(entry: &Entry) -> Command {
     command
         .args(&entry.arguments)
         .env_clear()
-        .env("FOURTUPLE_REQUIRE", "netns,root,bpf,cc,fexit,io_uring,veth")
+        // A parameter of the kernel.
+        .env("FOURTUPLE_REQUIRE", env::var_os("FOURTUPLE_REQUIRE").unwrap_or_default())
         .env("FOURTUPLE_BINARY", "/bin/fourtuple")
         .env("FOURTUPLE_CLIENT_DIRECTORY", "/bin")
         .env("HOME", "/tmp")

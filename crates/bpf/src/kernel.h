@@ -28,7 +28,7 @@ typedef long long s64;
 	struct {                                                                                                             \
 		NUMBER(type, MAP_RING);                                                                                      \
 		NUMBER(max_entries, bytes);                                                                                  \
-	} name SECTION(".maps")
+	} name SECTION(".maps"); _Static_assert((bytes) % 65536 == 0, "a ring has whole pages, of up to 64 KiB on arm64")
 
 enum map_kind {
 	MAP_HASH = 1,

@@ -256,6 +256,8 @@ impl From<SocketAddr> for RawAddress {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]
@@ -279,6 +281,14 @@ mod tests {
             assert_eq!(RawAddress::from(address).to_std().unwrap(), address, "{text}");
         }
         assert!(RawAddress::empty().to_std().is_err());
+    }
+
+    /// `char` is signed on x86-64 and unsigned on arm64.
+    #[test]
+    fn bytes_above_127_of_a_path_are_kept() {
+        let path = OsStr::from_bytes(&[b'/', 0x7f, 0x80, 0xff]);
+        let mut raw = RawAddress::unix(Path::new(path)).unwrap();
+        assert_eq!(raw.bytes_mut()[2..7], [b'/', 0x7f, 0x80, 0xff, 0]);
     }
 
     #[test]

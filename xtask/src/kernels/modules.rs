@@ -11,7 +11,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 /// Features that the tests need and that a kernel may have as modules.
-pub(crate) const WANTED: &[&str] = &["inet_diag", "tcp_diag", "udp_diag", "veth", "dummy", "vrf"];
+pub(crate) const WANTED: &[&str] =
+    &["inet_diag", "tcp_diag", "udp_diag", "unix_diag", "veth", "dummy", "vrf"];
 
 /// The modules of [`WANTED`] without tcp_diag and udp_diag. With inet_diag, sock_diag ends a dump with an errno instead of
 /// refusing the request.

@@ -101,7 +101,7 @@ fn wanted_tests(metadata: &Value) -> Vec<String> {
         for target in list(&package["targets"]) {
             let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
             let is_test = target["kind"][0] == "test";
-            if is_test && plan::is_wanted(&name(&package), &name(&target)) && plan::runs(&name(&target)) {
+            if is_test && plan::runs_elsewhere(&name(&package), &name(&target)) {
                 names.push(name(&target));
             }
         }
@@ -276,10 +276,10 @@ mod tests {
     fn only_tests_of_the_plan_are_cross_compiled() {
         let target = |name: &str, kind: &str| serde_json::json!({ "name": name, "kind": [kind] });
         let metadata = serde_json::json!({ "packages": [
-            { "name": "fourtuple", "targets": [target("fourtuple", "lib"), target("listen", "test"), target("example_programs", "test")] },
+            { "name": "fourtuple", "targets": [target("fourtuple", "lib"), target("library", "test"), target("listen", "test"), target("example_programs", "test")] },
             { "name": "fourtuple-cli", "targets": [target("commands", "test"), target("run", "test")] },
         ] });
-        assert_eq!(wanted_tests(&metadata), ["listen", "run"]);
+        assert_eq!(wanted_tests(&metadata), ["library", "run"]);
     }
 
     #[test]

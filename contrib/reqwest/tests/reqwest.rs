@@ -28,7 +28,8 @@ async fn requests_with_and_without_tls_use_the_connector() {
     let certificate = own.cert.der().clone();
     let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
     let server = ServerConfig::builder().with_no_client_auth();
-    let server = TlsAcceptor::from(Arc::new(server.with_single_cert(vec![certificate.clone()], key).unwrap()));
+    let server =
+        TlsAcceptor::from(Arc::new(server.with_single_cert(vec![certificate.clone()], key).unwrap()));
     let mut roots = RootCertStore::empty();
     roots.add(certificate).unwrap();
     let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();

@@ -27,7 +27,7 @@ use fourtuple_testing::starting;
 use serde_json::Value;
 
 /// The deadline of a run: long enough for a machine under load. It only decides that a test has failed.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Returns the command with its arguments, in an environment without variables that describe a terminal.
 pub(crate) fn fourtuple(arguments: &str) -> Command {

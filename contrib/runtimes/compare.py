@@ -47,7 +47,7 @@ def fixed(command: list[str]) -> float:
     gate = ["sh", "-c", 'read -r go && exec "$@"', "sh", *command]
     client = subprocess.Popen(gate, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     fix = subprocess.Popen(
-        [str(FOURTUPLE), "fix", "ports", "--pid", str(client.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [str(FOURTUPLE), "fix", "ports", "--pid", str(client.pid), "--for", "60s"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     assert fix.stderr is not None and client.stdin is not None and client.stdout is not None
     line = fix.stderr.readline()

@@ -50,8 +50,11 @@ fn write(mut command: Command, directory: &Path) -> anyhow::Result<()> {
         let path = generate_to(shell, &mut command.clone(), "fourtuple", &completions)
             .with_context(|| format!("write the completions of {shell}"))?;
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        fs::write(&path, with_live_values(shell, &text)?)
-            .with_context(|| format!("write {}", path.display()))?;
+        let mut text = with_live_values(shell, &text)?;
+        if shell == Shell::Fish {
+            text.push_str(&positional_values(&command));
+        }
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
 }
@@ -93,6 +96,22 @@ fn with_live_values(shell: Shell, text: &str) -> anyhow::Result<String> {
         anyhow::ensure!(text != before, "the completion of {shell} has no --{flag} to change");
     }
     Ok(text)
+}
+
+/// Returns lines of fish for the values of arguments without a flag, such as the rules of `explain`: clap_complete has none of them.
+fn positional_values(command: &Command) -> String {
+    let mut lines = String::new();
+    for below in command.get_subcommands() {
+        for value in below.get_positionals().flat_map(|argument| argument.get_possible_values()) {
+            let help = value.get_help().map(ToString::to_string).unwrap_or_default().replace('\'', "\\'");
+            lines.push_str(&format!(
+                "complete -c fourtuple -n \"__fish_fourtuple_using_subcommand {}\" -f -a '{}' -d '{help}'\n",
+                below.get_name(),
+                value.get_name()
+            ));
+        }
+    }
+    lines
 }
 
 /// Replaces the lines for which `change` returns another one.

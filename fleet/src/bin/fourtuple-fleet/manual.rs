@@ -61,7 +61,7 @@ fn write(mut command: Command, directory: &Path) -> anyhow::Result<()> {
 
 /// Flags whose values are on the host, with what bash, zsh and fish list for them: clap has hints for neither.
 const LIVE: [(&str, &str, &str, &str); 2] = [
-    ("pid", "$(cd /proc && echo [0-9]*)", "_pids", "(__fish_complete_pids)"),
+    ("pid", "$(cd /proc && echo [0-9]*)", "_pids", "(string match -r \"\\d+\\z\" /proc/*)"),
     (
         "unit",
         "$(systemctl list-units --plain --no-legend --type=service 2>/dev/null | cut -d' ' -f1)",

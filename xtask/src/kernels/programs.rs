@@ -61,7 +61,7 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain, release: bool)
     let init = init.context("cargo built no guest-init")?;
     let messages = if toolchain.is_cross() {
         let tests = wanted_tests(&metadata()?);
-        let packages = plan::packages().flat_map(|package| ["-p", package]);
+        let packages = plan::packages_elsewhere().flat_map(|package| ["-p", package]);
         let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
         // The programs are of no use on this machine: no more of them are built than the guest runs.
         build(&["test", "--no-run", "--lib"].into_iter().chain(packages).chain(tests).collect::<Vec<_>>())?
@@ -70,8 +70,9 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain, release: bool)
     };
     let mut binaries = executables(&messages, |package, _, is_test| package == "fourtuple-cli" && !is_test)?;
     ensure!(!binaries.is_empty(), "cargo built no fourtuple");
-    let mut tests =
-        executables(&messages, |package, name, is_test| is_test && plan::is_wanted(package, name))?;
+    let mut tests = executables(&messages, |package, name, is_test| {
+        is_test && plan::is_wanted(package, name, toolchain.is_cross())
+    })?;
     // cargo lists programs as they finish; sorting keeps the order of the table the same in every run.
     tests.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!tests.is_empty(), "cargo built no test programs for the guest");

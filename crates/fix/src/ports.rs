@@ -81,9 +81,9 @@ impl Pace {
     };
     /// For a process with many fixes.
     pub const SLOW: Pace = Pace {
-        stop: Duration::from_millis(500),
-        progress: Duration::from_secs(1),
-        reread: Duration::from_secs(5),
+        stop: Duration::from_secs(1),
+        progress: Duration::from_secs(2),
+        reread: Duration::from_secs(10),
     };
 }
 

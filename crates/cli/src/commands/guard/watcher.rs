@@ -21,7 +21,7 @@ use crate::watch::{Namespace, Watch};
 /// Maximum number of other namespaces.
 pub(super) const MAX_NAMESPACES: usize = 64;
 /// Share of a processor for the passes over the sockets of a namespace.
-const SHARE: f64 = 0.005;
+const SHARE: f64 = 0.004;
 /// Time after which all processes are looked at again, and not only those that are new: setns(2) may have moved one.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Time limit for the readings of all other namespaces. Those that take longer, as on a host without a free processor, are used later:

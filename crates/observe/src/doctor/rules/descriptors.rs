@@ -47,18 +47,15 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let name = format!("{}[{}]", process.name, process.pid);
     let used = u64::from(process.descriptors);
     let severity = if used >= most { Severity::Critical } else { Severity::Warning };
-    let verdict = if used > most {
-        // Open descriptors stay when the limit is lowered below their number, also over execve().
+    let verdict = if used >= most {
+        // The limit is one of numbers: a descriptor that is above it was inherited, or open when the limit was lowered.
+        let above =
+            (used > most).then(|| format!(", not counting {} from before it was set", count(used - most)));
         format!(
-            "{name} has {} and may open no more: its limit was lowered to {} later",
+            "{name} has {} and may open no more: its limit is {}{}",
             counted(used, "descriptor"),
-            count(most)
-        )
-    } else if used == most {
-        format!(
-            "{name} has {} and may open no more: its limit is {}",
-            counted(used, "descriptor"),
-            count(most)
+            count(most),
+            above.unwrap_or_default()
         )
     } else {
         format!("{name} has {} of {} descriptors, {}", count(used), count(most), percent(used, most))

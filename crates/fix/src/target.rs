@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_observe::host::cgroup;
 use fourtuple_syscalls::fork::Guard;
@@ -265,6 +265,11 @@ fn only(flag: &'static str, name: &str, found: &[Match], absent: &str) -> Result
     }
 }
 
+/// Maximum time until a cgroup whose processes have ended can be removed.
+const REMOVAL: Duration = Duration::from_secs(60);
+/// The same with cgroups below it, whose processes may run for ever.
+const SHORT_REMOVAL: Duration = Duration::from_secs(1);
+
 /// A cgroup that this process has made.
 #[derive(Debug)]
 pub(crate) struct ChildCgroup(pub(crate) PathBuf);
@@ -284,12 +289,19 @@ impl ChildCgroup {
         fs::write(self.0.join("cgroup.procs"), process.to_string())
     }
 
+    fn is_divided(&self) -> bool {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries.into_iter().any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+    }
+
     /// Moves processes that still run to the parent of the cgroup, and removes the cgroup. A cgroup that the program has divided
     /// stays until its processes have ended.
     pub(crate) fn remove(&self) {
         let Some(parent) = self.0.parent() else { return };
-        // A process that has just ended holds its cgroup for a moment, on a slow or busy machine for longer.
-        for _ in 0..500 {
+        // A process that has just ended holds its cgroup until it has left its processor, which may take seconds on a busy machine.
+        let begun = Instant::now();
+        let limit = || if self.is_divided() { SHORT_REMOVAL } else { REMOVAL };
+        while begun.elapsed() < limit() {
             let left = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
             for process in left.lines() {
                 let _ = fs::write(parent.join("cgroup.procs"), process);

@@ -203,8 +203,13 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // For PostgreSQL: end at once, with all processes.
-        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        if self.directory.join("PG_VERSION").exists() {
+            // PostgreSQL ends at once, with all processes.
+            let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        } else {
+            // A program that a script starts in the background ignores SIGQUIT.
+            let _ = self.process.kill();
+        }
         let _ = self.process.wait();
         let _ = fs::remove_dir_all(&self.directory);
     }

@@ -12,7 +12,6 @@ choice. Needs root, nginx, the command in PATH or FOURTUPLE, and java and node f
 
 from __future__ import annotations
 
-import argparse
 import os
 import pathlib
 import shutil
@@ -126,12 +125,8 @@ def clients(wanted: list[str], jars: str | None, count: int, classes: str) -> di
 
 def main() -> None:
     """Runs the rounds and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = room.arguments(__doc__, "java,netty,node")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each client")
-    parser.add_argument("--count", type=int, default=200, help="requests of a run")
-    parser.add_argument("--fill", type=float, default=0.95, help="share of the ports in use")
-    parser.add_argument("--range", default="9024-65535", help="port range; a smaller one is filled sooner")
-    parser.add_argument("--clients", default="java,netty,node", help="clients to measure")
     parser.add_argument("--jars", help="directory with the jars of Netty")
     flags = parser.parse_args()
     if FOURTUPLE is None:

@@ -176,12 +176,8 @@ def in_process(client: str, ours: bool, flags: argparse.Namespace) -> Trial:
 
 def main() -> None:
     """Runs all trials in turn and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = room.arguments(__doc__, ",".join(CLIENTS))
     parser.add_argument("--pairs", type=int, default=6, help="pairs of trials for each client")
-    parser.add_argument("--count", type=int, default=200, help="connections of a trial")
-    parser.add_argument("--fill", type=float, default=0.95, help="share of the ports in use")
-    parser.add_argument("--range", default="9024-65535", help="port range; a smaller one is filled sooner")
-    parser.add_argument("--clients", default=",".join(CLIENTS), help="clients to measure")
     parser.add_argument("--json", type=pathlib.Path, help="file for the figures of all trials")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
     parser.add_argument("--patch", action="store_true", help="fourtuple.patch() in the place of the adapters")

@@ -5,6 +5,7 @@ Needs root and nginx, and nothing of fourtuple.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import errno
 import fcntl
@@ -48,6 +49,16 @@ def set_range(low: int, high: int) -> None:
     """Sets the port range of the room, before it is entered; 56,512 ports otherwise."""
     global LOW, HIGH, PORTS
     LOW, HIGH, PORTS = low, high, high - low + 1
+
+
+def arguments(description: str | None, clients: str) -> argparse.ArgumentParser:
+    """Returns a parser with the flags of every benchmark in the room."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200, help="connections of a run")
+    parser.add_argument("--fill", type=float, default=0.95, help="share of the ports in use")
+    parser.add_argument("--range", default=f"{LOW}-{HIGH}", help="port range; a smaller one is filled sooner")
+    parser.add_argument("--clients", default=clients, help="clients to measure")
+    return parser
 
 
 def enter_namespace() -> None:

@@ -1,11 +1,19 @@
-/* Comparisons without branches, for loops over the sockets of a group.
+/* Comparisons without branches. The includer has the types.
  *
- * The verifier follows every branch in every turn of a loop and keeps the state of the best socket on each, so a loop with branches
- * exceeds its limits. These functions compare numbers below 2^63 by the sign of their difference. The barriers keep the compiler from
- * turning them into branches: the first one for numbers whose sign follows from a comparison, as that of -x from x != 0. */
+ * The verifier follows every branch in every turn of a loop, with another state on each: of the best socket of a group, or of a search for
+ * a port. A loop with branches exceeds its limits, or takes seconds to check. The barriers keep the compiler from turning these functions
+ * into branches. */
 #pragma once
-#include "sk_reuseport.h"
 
+/* Returns whether no bit is set. Words are equal if the bits in which they differ are none. */
+INLINE int is_zero(u32 bits)
+{
+    asm volatile("" : "+r"(bits));
+    return !bits;
+}
+
+/* For numbers below 2^63, which are compared by the sign of their difference. The first barrier is for numbers whose sign follows from a
+ * comparison, as that of -x from x != 0. */
 INLINE s64 all_ones_if_negative(s64 number)
 {
     asm volatile("" : "+r"(number));

@@ -1,5 +1,6 @@
 /* Chooses the socket of a SO_REUSEPORT group of an unmodified server, as long as the process that attached the program lives.
  * crates/bpf/src/fix_accept.rs is the other half, and has the same layouts. */
+#include "sk_reuseport.h"
 #include "branchless.h"
 #include "datagram_field.h"
 #include "fix_accept.h"

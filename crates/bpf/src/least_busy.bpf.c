@@ -1,5 +1,6 @@
 /* Chooses the listener of a SO_REUSEPORT group whose worker has the least to do: at each SYN, and for each connection
  * of a listener that goes away. crates/bpf/src/least_busy.rs is the other half, and has the same layouts. */
+#include "sk_reuseport.h"
 #include "branchless.h"
 
 #define SEATS 64

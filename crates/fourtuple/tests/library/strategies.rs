@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -467,17 +467,21 @@ fn windows_of_more_than_1024_ports_are_long_searches() {
     });
 }
 
+/// A listener, its address, and connections to it from more than half of the ports: from there on, and with the option, the ledger gives
+/// the port.
+fn half_full() -> (OwnedFd, SocketAddr, Vec<(TcpStream, DialReport)>) {
+    small_range();
+    let (listener, destination) = listener("127.0.0.1", 1024);
+    let dialer = Dialer::builder(destination).build().unwrap();
+    let half = (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect();
+    (listener, destination, half)
+}
+
 /// An attempt that is dropped after its connect() succeeded, as `fourtuple_abandon()` does it, leaves the port to its socket.
 #[test]
 fn a_dropped_attempt_keeps_the_port_of_its_connection() {
     in_namespace(|| {
-        small_range();
-        let (_listener, destination) = listener("127.0.0.1", 1024);
-        // From half of the ports on, and with the option, the ledger gives the port.
-        let half: Vec<_> = {
-            let dialer = Dialer::builder(destination).build().unwrap();
-            (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
-        };
+        let (_listener, destination, half) = half_full();
         let dialer = Dialer::builder(destination).build().unwrap();
         // An attempt without a connect() returns its port: a ledger without a free port would forget which ones are in use.
         let held: HashSet<u16> = half.iter().map(|(_, report)| report.source.port()).collect();
@@ -507,12 +511,7 @@ fn a_dropped_attempt_keeps_the_port_of_its_connection() {
 #[test]
 fn a_settled_attempt_knows_whether_its_port_is_in_use() {
     in_namespace(|| {
-        small_range();
-        let (_listener, destination) = listener("127.0.0.1", 1024);
-        let half: Vec<_> = {
-            let dialer = Dialer::builder(destination).build().unwrap();
-            (0..PORTS / 2 + 1).map(|_| dialer.dial().unwrap()).collect()
-        };
+        let (_listener, destination, half) = half_full();
         let dialer = Dialer::builder(destination).build().unwrap();
         let prepared = || {
             let fd = socket::open(Transport::Tcp, destination, false).unwrap();

@@ -148,13 +148,12 @@ impl Place<'_> {
             // The command has set them.
             self.write(&file, &Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()))
         });
-        // Without the lasting form there is no file; that of an earlier remedy has the values from before this one.
-        let sudo = if self.is_root { "" } else { "sudo " };
-        let forget = match configured_in(snapshot, &file) {
-            _ if !is_kept => None,
-            earlier if earlier.is_empty() => Some(format!("{sudo}rm -f {}", path(&file))),
-            earlier => Some(self.write(&file, &Content::Settings(earlier))),
-        };
+        let forget =
+            configured_in(snapshot, &file).filter(|_| is_kept).map(|earlier| match earlier.is_empty() {
+                true => self.prefixed(&format!("rm -f {}", path(&file)), true, false),
+                // The file of an earlier remedy, with its values.
+                false => self.write(&file, &Content::Settings(earlier)),
+            });
         let undo = before.and_then(|before| all(&[Step::Set(before)]));
         Some(Rendered {
             command: all(steps)?,
@@ -315,11 +314,10 @@ fn last_file<'a>(
     (name, line)
 }
 
-/// Returns the sysctls that the file of this name sets now.
-fn configured_in(snapshot: &Snapshot, file: &str) -> Vec<Setting> {
-    let configured = snapshot.configured.seen().map(Vec::as_slice).unwrap_or_default();
-    let lines = configured.iter().filter(|line| line.file == path(file));
-    lines.map(|line| Setting::new(line.name.clone(), line.value.clone())).collect()
+/// Returns the sysctls that the file of this name sets now; `None`: not known, so that nothing may be removed.
+fn configured_in(snapshot: &Snapshot, file: &str) -> Option<Vec<Setting>> {
+    let lines = snapshot.configured.seen().ok()?.iter().filter(|line| line.file == path(file));
+    Some(lines.map(|line| Setting::new(line.name.clone(), line.value.clone())).collect())
 }
 
 /// Returns a text as one word of a shell.
@@ -444,8 +442,11 @@ mod tests {
         assert_eq!(rendered.command, format!("sysctl -w {RESERVED}=8080 {RANGE}=\"1024 65535\""));
         let undo =
             format!("sysctl -w {RANGE}=\"32768 60999\" && echo > /proc/sys/net/ipv4/ip_local_reserved_ports");
+        assert_eq!(rendered.undo.as_ref(), Some(&undo), "the files were not read: none may be removed");
         let file = "/etc/sysctl.d/90-ip_local_reserved_ports.conf";
-        assert_eq!(rendered.undo, Some(format!("{undo} && rm -f {file}")));
+        snapshot.configured = Part::Seen(Vec::new());
+        let with_files = place.render(&steps, &snapshot).unwrap();
+        assert_eq!(with_files.undo, Some(format!("{undo} && rm -f {file}")));
         assert_eq!(rendered.until.as_deref(), Some("the next boot"));
         let lasting = format!("printf '%s\\n' \"{RESERVED} = 8080\" \"{RANGE} = 1024 65535\" > {file}");
         assert_eq!(rendered.lasting, Some(lasting));

@@ -262,7 +262,8 @@ impl Proc<'_> {
 #[cfg(test)]
 mod tests {
     use std::env;
-    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::io::Read as _;
+    use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
     use std::os::fd::AsFd;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::process;
@@ -310,9 +311,11 @@ mod tests {
     fn churn(server: &TcpListener, destination: SocketAddr) -> bool {
         match TcpStream::connect(destination) {
             Ok(client) => {
-                let (accepted, _) = server.accept().expect("the other end");
-                drop(client);
-                drop(accepted);
+                let (mut accepted, _) = server.accept().expect("the other end");
+                // Not by close(): a process that another test has just started has a copy of the socket until its exec(), and the server
+                // would close first.
+                client.shutdown(Shutdown::Write).expect("shutdown");
+                assert_eq!(accepted.read(&mut [0]).expect("the end"), 0);
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => false,
@@ -332,7 +335,7 @@ mod tests {
             let half_closed = TcpStream::connect(destination).expect("a port");
             let waits = server.accept().expect("the other end").0;
             // The client's socket is in FIN_WAIT2, the server's in CLOSE_WAIT.
-            half_closed.shutdown(std::net::Shutdown::Write).expect("shutdown");
+            half_closed.shutdown(Shutdown::Write).expect("shutdown");
             let states = |taken: &Taken| (taken.established, taken.time_wait, taken.other);
             let began = Instant::now();
             let mut snapshot = read(destination);

@@ -9,8 +9,6 @@ use fourtuple::dial::Strategy;
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_observe::doctor;
 
-const STRATEGIES: [&str; 5] = ["kernel-default", "select-test-repeat", "random-window", "full-range", "auto"];
-
 /// Parses as `T` does; `names` are for completions and for the help.
 #[derive(Clone)]
 pub(crate) struct Named<T> {
@@ -31,7 +29,10 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
 }
 
 pub(crate) fn strategy() -> Named<Strategy> {
-    Named { parse: parsed, names: || STRATEGIES.map(PossibleValue::new).to_vec() }
+    Named {
+        parse: parsed,
+        names: || Strategy::ALL.map(|strategy| PossibleValue::new(strategy.name())).to_vec(),
+    }
 }
 
 pub(crate) fn policy() -> Named<AcceptPolicy> {

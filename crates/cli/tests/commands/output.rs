@@ -19,9 +19,10 @@ fn a_closed_pipe_is_no_error() {
 
 #[test]
 fn a_full_device_is_an_error() {
+    let room = Room::new();
     for command in ["--help", "--version", "plan --kernel linear --range 20000-20127"] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let output = fourtuple(command).stdout(full).output().unwrap();
+        let output = fourtuple(command).env("TMPDIR", room.path()).stdout(full).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             output.status.code() == Some(4) && said.contains("cannot write to stdout"),

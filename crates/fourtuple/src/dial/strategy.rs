@@ -75,6 +75,15 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// Every strategy once, with the widths and tries of the constants below.
+    pub const ALL: [Strategy; 5] = [
+        Strategy::KernelDefault,
+        Strategy::SELECT_TEST_REPEAT,
+        Strategy::RANDOM_WINDOW,
+        Strategy::FullRange,
+        Strategy::Auto,
+    ];
+
     /// "Select, test, repeat" with 100 tries: with 1% of the ports free, two of three dials find one.
     pub const SELECT_TEST_REPEAT: Strategy =
         Strategy::SelectTestRepeat { tries: NonZeroU16::new(100).unwrap() };
@@ -85,6 +94,22 @@ impl Strategy {
         tries: NonZeroU16::new(2).unwrap(),
         then_full_range: true,
     };
+
+    /// Returns the name without the width of a window.
+    ///
+    /// ```
+    /// assert_eq!(fourtuple::dial::Strategy::RANDOM_WINDOW.name(), "random-window");
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Strategy::KernelDefault => "kernel-default",
+            Strategy::SelectTestRepeat { .. } => "select-test-repeat",
+            Strategy::RandomWindow { .. } => "random-window",
+            Strategy::FullRange => "full-range",
+            Strategy::Auto => "auto",
+        }
+    }
 
     /// Returns the strategy that [`Strategy::Auto`] becomes on a kernel with this support for IP_LOCAL_PORT_RANGE. `ports_known` says
     /// whether the port range of the namespace could be read; without it no strategy can draw ports.
@@ -159,12 +184,10 @@ fn window(width: u32, range: PortRange, random: &mut Random) -> PortRange {
 
 impl fmt::Display for Strategy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())?;
         match self {
-            Strategy::KernelDefault => write!(formatter, "kernel-default"),
-            Strategy::SelectTestRepeat { .. } => write!(formatter, "select-test-repeat"),
-            Strategy::RandomWindow { width, .. } => write!(formatter, "random-window:{width}"),
-            Strategy::FullRange => write!(formatter, "full-range"),
-            Strategy::Auto => write!(formatter, "auto"),
+            Strategy::RandomWindow { width, .. } => write!(formatter, ":{width}"),
+            _ => Ok(()),
         }
     }
 }
@@ -187,21 +210,15 @@ impl FromStr for Strategy {
 
     fn from_str(text: &str) -> Result<Self, UnknownStrategy> {
         let unknown = || UnknownStrategy(text.to_owned());
-        Ok(match text {
-            "kernel-default" => Strategy::KernelDefault,
-            "select-test-repeat" => Strategy::SELECT_TEST_REPEAT,
-            "random-window" => Strategy::RANDOM_WINDOW,
-            "full-range" => Strategy::FullRange,
-            "auto" => Strategy::Auto,
-            _ => {
-                let width = text.strip_prefix("random-window:").ok_or_else(unknown)?;
-                let width = width.parse().map_err(|_| unknown())?;
-                let Strategy::RandomWindow { tries, then_full_range, .. } = Strategy::RANDOM_WINDOW else {
-                    unreachable!("RANDOM_WINDOW is a RandomWindow")
-                };
-                Strategy::RandomWindow { width, tries, then_full_range }
-            }
-        })
+        if let Some(named) = Strategy::ALL.into_iter().find(|strategy| strategy.name() == text) {
+            return Ok(named);
+        }
+        let width = text.strip_prefix("random-window:").ok_or_else(unknown)?;
+        let width = width.parse().map_err(|_| unknown())?;
+        let Strategy::RandomWindow { tries, then_full_range, .. } = Strategy::RANDOM_WINDOW else {
+            unreachable!("RANDOM_WINDOW is a RandomWindow")
+        };
+        Ok(Strategy::RandomWindow { width, tries, then_full_range })
     }
 }
 
@@ -211,8 +228,9 @@ mod tests {
 
     #[test]
     fn names_are_parsed_as_displayed() {
-        for name in ["kernel-default", "select-test-repeat", "random-window:500", "full-range", "auto"] {
-            assert_eq!(name.parse::<Strategy>().unwrap().to_string(), name);
+        for strategy in Strategy::ALL {
+            assert_eq!(strategy.name().parse(), Ok(strategy));
+            assert_eq!(strategy.to_string().parse(), Ok(strategy));
         }
         for name in ["", "random-window:0", "random-window:65536", "Full-Range"] {
             assert!(name.parse::<Strategy>().is_err(), "{name:?}");

@@ -16,7 +16,7 @@ use fourtuple_record::printable;
 pub enum Exit {
     /// The command did what was requested (0).
     Fine,
-    /// `doctor` found a fault (1).
+    /// `doctor` found a fault, or a threshold of `load` is not met (1).
     Findings,
     /// The flags or arguments are wrong (2).
     Usage,

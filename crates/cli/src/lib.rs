@@ -44,8 +44,8 @@ pub use commands::{load::LoadFlags, serve::ServeFlags};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 fine, 1 findings of `doctor`, 2 bad usage, 3 the run is not valid, 4 this environment \
-                  cannot do it; `run` has the exit code of its program."
+    after_help = "Exit codes: 0 fine, 1 `doctor` has findings or `load --expect` is not met, 2 bad usage, 3 the run is \
+                  not valid, 4 this environment cannot do it; `run` has the exit code of its program."
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]

@@ -15,12 +15,13 @@ ALONE = """<script>addEventListener('load', () => setTimeout(() => {
   const chart = document.querySelector('figure[data-chart="%s"]');
   for (const control of chart.querySelectorAll('button')) control.parentElement.remove();
   const title = chart.querySelector('figcaption');
+  if (chart.querySelector('.u-title')) title.remove();
+  else chart.prepend(title);
   title.style = 'font: bold 14px sans-serif; margin: 4px 8px 12px; max-width: none; color: inherit';
-  chart.prepend(title);
   document.body.replaceChildren(chart);
   document.body.style = 'margin: 8px; max-width: none; padding: 0';
   chart.style = 'margin: 0; max-width: none; border: 0';
-  setTimeout(() => document.documentElement.setAttribute('data-height', Math.ceil(chart.getBoundingClientRect().bottom)), 500);
+  setTimeout(() => document.documentElement.setAttribute('data-height', document.documentElement.scrollHeight), 500);
 }, 500));</script></body>"""
 
 
@@ -44,7 +45,7 @@ def main():
                        f"--user-data-dir={directory}/profile", f"--window-size={width},{height}", *flags, f"file://{alone}"]
             return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True).stdout
 
-        height = int(re.search(r'data-height="(\d+)"', chromium(900, "--dump-dom"))[1]) + 8
+        height = int(re.search(r'data-height="(\d+)"', chromium(300, "--dump-dom"))[1]) + 32
         chromium(height, f"--screenshot={picture}")
 
 

@@ -1,7 +1,8 @@
 //! HTTP/2: a slot of the driver is a stream, and up to `--streams` slots share a connection. The crate h2 speaks the protocol.
 //!
 //! There is no task and no runtime: h2 is polled. A readable socket, or a waker that h2 calls, puts a connection or a stream on a
-//! list of [`Woken`], and each turn polls what is on the lists. All requests of a turn are sent by one system call per connection.
+//! list of [`Woken`], and each turn polls what is on the lists. All requests of a turn are sent by one system call per connection,
+//! before anything is received.
 
 mod wire;
 mod woken;
@@ -141,6 +142,8 @@ struct Connection {
     is_settled: bool,
     /// Whether it is on the list `with_room`.
     is_listed: bool,
+    /// Whether requests were given to h2 since it was polled.
+    has_unsent: bool,
 }
 
 enum Progress {
@@ -200,6 +203,8 @@ impl Http2Engine {
         setup: Setup,
     ) -> io::Result<Self> {
         let slots = connections * setup.streams;
+        // Several connections are served at different times anyway.
+        let enough = if connections == 1 { (slots as usize / 4).max(1) } else { usize::MAX };
         Ok(Http2Engine {
             epoll: Epoll::new()?,
             ready: vec![Ready::NONE; BATCH],
@@ -217,7 +222,7 @@ impl Http2Engine {
             woken_slots: Woken::new(slots),
             woken: Vec::new(),
             events: VecDeque::new(),
-            traffic: Rc::default(),
+            traffic: Rc::new(Traffic { enough, ..Traffic::default() }),
             counts: Streams::default(),
             turn: 0,
         })
@@ -248,7 +253,7 @@ impl Http2Engine {
         let number = *self.unused.last().ok_or_else(|| failed(Errno::EMFILE.into()))?;
         let interest = Interest::READ.and(Interest::WRITE).and(Interest::EDGE);
         self.epoll.add(opened.socket.as_fd(), u64::from(number), interest).map_err(failed)?;
-        let signals = Rc::new(Signals::new(Rc::clone(&self.traffic)));
+        let signals = Rc::new(Signals::new(Rc::clone(&self.traffic), self.woken_slots.list().clone()));
         let wire = Wire::new(opened.socket, self.setup.tls.as_ref(), Rc::clone(&signals))
             .map_err(|error| failed(io::Error::other(error)))?;
         self.unused.pop();
@@ -262,6 +267,7 @@ impl Http2Engine {
             limit: 0,
             is_settled: false,
             is_listed: false,
+            has_unsent: false,
         });
         self.opening += 1;
         let opener = &mut self.slots[slot as usize];
@@ -275,7 +281,7 @@ impl Http2Engine {
     /// Continues a connection as far as it goes.
     fn advance(&mut self, number: u32) {
         let Some(mut connection) = self.connections[number as usize].take() else { return };
-        connection.signals.begin_turn();
+        connection.signals.begin_turn(self.turn);
         let goes_on = self.step(number, &mut connection);
         self.connections[number as usize] = Some(connection);
         if goes_on {
@@ -326,7 +332,16 @@ impl Http2Engine {
                     }
                 },
                 Progress::Open { connection: mut h2, sender } => {
-                    let result = Pin::new(&mut *h2).poll(context);
+                    let mut result = Poll::Pending;
+                    // h2 receives before it sends.
+                    if mem::take(&mut connection.has_unsent) {
+                        connection.signals.sends_only.set(true);
+                        result = Pin::new(&mut *h2).poll(context);
+                        connection.signals.sends_only.set(false);
+                    }
+                    if result.is_pending() {
+                        result = Pin::new(&mut *h2).poll(context);
+                    }
                     let sender = self.look(sender, connection);
                     connection.stage = Progress::Open { connection: h2, sender };
                     return result.is_pending();
@@ -417,6 +432,7 @@ impl Http2Engine {
         };
         connection.requests += 1;
         connection.active += 1;
+        connection.has_unsent = true;
         self.counts.most = self.counts.most.max(connection.active.into());
         if connection.requests == self.setup.close_every {
             *sender = None;

@@ -10,6 +10,7 @@ use fourtuple_syscalls::{errno_name, socket};
 use rustls::ClientConnection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::load::engine::http2::woken::WokenList;
 use crate::load::workload::{Failure, Session, TlsSetup, quoted};
 
 /// Maximum number of bytes that one turn receives on a connection: a server that sends without end does not hold up the others.
@@ -28,8 +29,14 @@ pub(super) struct Signals {
     readable: Cell<bool>,
     /// An edge reported the FIN of the server. No other edge follows.
     hung_up: Cell<bool>,
+    /// The last turn that received.
+    turn: Cell<u64>,
     /// Bytes that this turn may still receive.
     budget: Cell<usize>,
+    /// Nothing is received now: requests are to be sent first.
+    pub(super) sends_only: Cell<bool>,
+    /// The streams that have something new.
+    news: WokenList,
     /// The server ended the stream.
     pub(super) ended: Cell<bool>,
     /// The first bytes of the server.
@@ -45,6 +52,9 @@ pub(super) struct Traffic {
     pub(super) calls: Cell<u64>,
     pub(super) sent_bytes: Cell<u64>,
     pub(super) received_bytes: Cell<u64>,
+    /// Number of streams with something new after which a turn receives no more, so that their next requests are sent before that.
+    /// Otherwise client and server would take turns on a connection: a server answers what it reads at once by one write.
+    pub(super) enough: usize,
 }
 
 pub(super) fn add(count: &Cell<u64>, more: u64) {
@@ -52,12 +62,15 @@ pub(super) fn add(count: &Cell<u64>, more: u64) {
 }
 
 impl Signals {
-    pub(super) fn new(traffic: Rc<Traffic>) -> Signals {
-        Signals { traffic, ..Signals::default() }
+    pub(super) fn new(traffic: Rc<Traffic>, news: WokenList) -> Signals {
+        Signals { traffic, news, ..Signals::default() }
     }
 
-    pub(super) fn begin_turn(&self) {
-        self.budget.set(MAX_PER_TURN);
+    /// Lets a turn receive, once.
+    pub(super) fn begin_turn(&self, turn: u64) {
+        if self.turn.replace(turn) != turn {
+            self.budget.set(MAX_PER_TURN);
+        }
     }
 
     pub(super) fn ready(&self, readable: bool, hung_up: bool) {
@@ -244,8 +257,11 @@ fn receive(
     room: &mut [u8],
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    if !signals.readable.get() {
+    if !signals.readable.get() || signals.sends_only.get() {
         return Poll::Pending;
+    }
+    if signals.news.len() >= signals.traffic.enough {
+        signals.budget.set(0);
     }
     if signals.budget.get() == 0 {
         context.waker().wake_by_ref();

@@ -115,7 +115,9 @@ pub fn message(error: &anyhow::Error) -> String {
 pub(crate) fn quoted_once(line: &str) -> String {
     let value = line.strip_prefix("invalid value '").and_then(|rest| rest.split_once("' for '"));
     match value {
-        Some((value, _)) => line.replacen(&format!(": {value:?} is "), ": it is ", 1),
+        Some((value, _)) => line
+            .replacen(&format!(": {value:?} is not accepted: expected "), ": expected ", 1)
+            .replacen(&format!(": {value:?} is "), ": it is ", 1),
         None => line.to_owned(),
     }
 }

@@ -213,6 +213,23 @@ pub struct Connections {
     pub unix_close_wait: Vec<UnixCloseWait>,
     /// Connections whose two ends are the same socket; bounded.
     pub self_connected: Vec<SelfConnected>,
+    /// Connections whose SYN is not answered, by destination; bounded.
+    #[serde(default)]
+    pub unanswered: Vec<Unanswered>,
+}
+
+/// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Unanswered {
+    /// Remote address and port.
+    pub destination: SocketAddr,
+    /// Number of sockets.
+    pub sockets: u32,
+    /// How many times their SYNs were sent again, all together.
+    pub retransmits: u32,
+    /// The process with most of the sockets; `null`: not known.
+    pub owner: Option<Owner>,
 }
 
 /// A socket that is connected to itself, from a connect() to a local port without a listener that chose this port as its source.

@@ -33,6 +33,8 @@ pub struct Socket {
     pub remote: SocketAddr,
     /// Time until the timer of the socket expires, if one is active. In TIME_WAIT: until the state ends.
     pub expires: Option<Duration>,
+    /// How many times the oldest segment without an answer, such as a SYN, was sent again.
+    pub retransmits: u8,
     /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
     pub inode: u32,
     /// User ID of the owner of the socket.
@@ -91,5 +93,6 @@ fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
             timestamps: info[OPTIONS] & TIMESTAMPS != 0,
         })
     });
-    Socket { state, local, remote, expires, inode: reply.inode, user: reply.user, info }
+    let Reply { retransmits, inode, user, .. } = *reply;
+    Socket { state, local, remote, expires, retransmits, inode, user, info }
 }

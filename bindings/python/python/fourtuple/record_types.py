@@ -1293,6 +1293,13 @@ class SelfConnected(TypedDict):
     owner: DoctorOwner | None
 
 
+class Unanswered(TypedDict):
+    destination: str
+    sockets: int
+    retransmits: int
+    owner: DoctorOwner | None
+
+
 class DoctorConnections(TypedDict):
     age_ns: int
     processes_by: str
@@ -1313,6 +1320,7 @@ class DoctorConnections(TypedDict):
     close_wait: list[DoctorCloseWait]
     unix_close_wait: list[DoctorUnixCloseWait]
     self_connected: list[SelfConnected]
+    unanswered: NotRequired[list[Unanswered]]
 
 
 class DoctorSnapshotConnectionsSeen(TypedDict):

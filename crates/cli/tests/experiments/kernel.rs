@@ -7,7 +7,7 @@ use crate::program::situation::{
     SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx, paste,
     traced, verdicts, wait_for,
 };
-use crate::program::{Room, list, number};
+use crate::program::{Room, list, number, until};
 use crate::table::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
@@ -104,6 +104,65 @@ fn a_gateway_without_snat_ports_is_named() {
         );
         assert_eq!((before, after), (8, 0));
         assert!(!finds(&diagnose(&room), "N02"));
+    });
+}
+
+/// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
+#[test]
+fn a_server_that_answers_no_syn_is_named() {
+    in_namespace(|| {
+        let test = "kernel::a_server_that_answers_no_syn_is_named";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        far.connect("srv", 40);
+        let servers = format!("server {{ listen 10.40.0.2:{SERVER}; return 200 ok; }}");
+        let _server = far.run(|| {
+            let server = nginx(&room, "server", 0, None, &servers);
+            wait_for("10.40.0.2", SERVER);
+            paste(
+                "nft 'add table ip drops; add chain ip drops syns { type filter hook input priority 0 ; }'",
+            );
+            paste(&format!("nft 'add rule ip drops syns tcp dport {SERVER} drop'"));
+            server
+        });
+        let mut client = Python::start();
+        client.run(&format!(
+            "import time\ndef dial():\n  sockets = [socket.socket() for _ in range(4)]\n  \
+             for it in sockets: it.setblocking(False); it.connect_ex(('10.40.0.2', {SERVER}))\n  return sockets\n\
+             def waiting():\n  return sum(it.connect_ex(('10.40.0.2', {SERVER})) != errno.EISCONN for it in sockets)\n\
+             import errno\nsockets = dial()\ntime.sleep(1.5)"
+        ));
+        let before = client.number("print(waiting())");
+        let record = diagnose(&room);
+        let finding = first(
+            &record,
+            "X01",
+            &["unexplained: 4 connect() of python3[", &format!("to 10.40.0.2:{SERVER} are not answered")],
+        );
+        let evidence = finding["evidence"].to_string();
+        assert!(
+            evidence.contains("possible: the host is down, or a firewall drops the packets"),
+            "{evidence}"
+        );
+        // Nobody has looked at the queues of another host.
+        assert!(evidence.contains("possible: the accept queue of the server is full"), "{evidence}");
+        let cure = format!("accept port {SERVER} in the firewall there");
+        assert!(actions(finding, "proper")[0].ends_with(&cure), "{finding}");
+        far.run(|| paste("nft delete table ip drops"));
+        until("all are connected", || client.number("print(waiting())") == 0);
+        row(
+            finding,
+            "a firewall that drops the SYNs of four connections",
+            "nftables",
+            &format!("{before} of 4 connections wait"),
+            &cure,
+            "0 wait",
+        );
+        assert_eq!(before, 4);
+        assert!(!finds(&diagnose(&room), "X01"));
     });
 }
 

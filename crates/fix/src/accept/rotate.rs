@@ -417,6 +417,8 @@ impl Fixing for Rotation {
 
     fn finish(mut self, elapsed: Duration) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
         self.handle_all();
+        // Workers that have ended since the last look. The figures are complete without it.
+        let _ = self.look();
         let failed = self.mover.as_ref().map_or(0, Mover::failed);
         if failed > 0 {
             let message =

@@ -155,6 +155,7 @@ pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Li
         .explains(What::Drops(listener.cookie))
         .explains(What::Queue(listener.cookie))
         .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::Unanswered(Some(listener.address)))
         .explains(What::Counter("Tcp.AttemptFails"))
         .explains(What::Calls { call: "connect", errno: errno::ETIMEDOUT, process: None, address })
 }

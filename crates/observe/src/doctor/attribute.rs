@@ -273,9 +273,13 @@ impl Growth {
 
 /// Returns whether the peer of a tuple is this host.
 pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
-    let destination = tuple.destination.ip();
+    is_own(snapshot, tuple.destination.ip())
+}
+
+/// Returns whether an address is one of this host.
+pub(crate) fn is_own(snapshot: &Snapshot, address: IpAddr) -> bool {
     let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
-    destination.is_loopback() || addresses.iter().any(|local| local.address == destination)
+    address.is_loopback() || addresses.iter().any(|local| local.address == address)
 }
 
 #[cfg(test)]

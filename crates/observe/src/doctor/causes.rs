@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{FailedCall, LocalAddress, Snapshot};
 
+use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
 use crate::doctor::words::filled;
@@ -174,10 +175,6 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ETIMEDOUT,
         Nothing,
         &[
-            rule("A01", "the accept queue of the server is full"),
-            rule("A03", "the listener drops SYNs"),
-            rule("N01", "the table of connection tracking is full"),
-            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
             perhaps(
                 "the host is down, or a firewall drops the packets",
                 (
@@ -185,6 +182,10 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "the SYN is answered",
                 ),
             ),
+            rule("A01", "the accept queue of the server is full"),
+            rule("A03", "the listener drops SYNs"),
+            rule("N01", "the table of connection tracking is full"),
+            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
         ],
     ),
     failure(
@@ -719,6 +720,12 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     let judge = |cause: &Cause| match cause.when {
         // A process that has ended is not among those that F01 checked.
         When::Rule("F01") if !is_there(snapshot, call) => Judged::Perhaps,
+        // Nobody has looked at the listeners of another host.
+        When::Rule(id)
+            if id.starts_with('A') && address(call).is_some_and(|to| !is_own(snapshot, to.ip())) =>
+        {
+            Judged::Perhaps
+        }
         When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
         When::Rule(_) | When::Unknown => Judged::Perhaps,
         When::Shown(judge) => judge(snapshot, call),

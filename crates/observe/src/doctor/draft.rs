@@ -146,6 +146,8 @@ pub(crate) enum What {
     Queue(u64),
     /// Ports that a tuple takes.
     Growth(Subject),
+    /// SYNs that are not answered, to a listener of this host; `None`: to every destination.
+    Unanswered(Option<SocketAddr>),
 }
 
 impl What {

@@ -1,7 +1,7 @@
 //! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
-use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, UdpSocketView};
+use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, Tuple, UdpSocketView, Unanswered};
 
 use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::doctor::budget::Budget;
@@ -41,6 +41,7 @@ pub(crate) enum Symptom<'a> {
         tuple: Subject,
         seconds: u64,
     },
+    Unanswered(&'a Unanswered),
 }
 
 /// A symptom with its events, and what no finding explains.
@@ -95,6 +96,7 @@ impl<'a> Account<'a> {
         account.add_qdiscs(snapshot);
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
+        account.add_unanswered(snapshot);
         account
     }
 
@@ -163,6 +165,47 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Adds destinations that do not answer SYNs. A single SYN is lost now and then, and one of the many hosts that a crawler or a proxy
+    /// connects to may be down: one socket alone counts only if its process has no connection.
+    fn add_unanswered(&mut self, snapshot: &'a Snapshot) {
+        let Ok(connections) = snapshot.connections.seen() else { return };
+        let established = |tuple: &Tuple| tuple.states.get("established").copied().unwrap_or(0);
+        for found in &connections.unanswered {
+            let there = connections.tuples.iter().filter(|tuple| tuple.destination == found.destination);
+            let is_connected = |owner: &Owner| {
+                let mut of_owner = connections
+                    .tuples
+                    .iter()
+                    .filter(|tuple| tuple.owners.iter().any(|it| it.pid == owner.pid));
+                of_owner.any(|tuple| established(tuple) > 0)
+            };
+            let is_lost_alone = found.sockets == 1 && found.owner.as_ref().is_none_or(is_connected);
+            if found.retransmits < 2
+                || u64::from(found.sockets) * 10 < there.map(established).sum()
+                || is_lost_alone
+            {
+                continue;
+            }
+            // A call that failed says the same.
+            let is_known = self.items.iter().any(|item| match item.symptom {
+                Symptom::Calls(call) => {
+                    call.call == "connect" && call.address.as_deref() == Some(&*found.destination.to_string())
+                }
+                _ => false,
+            });
+            if !is_known {
+                let amount = u64::from(found.sockets);
+                self.items.insert(
+                    0,
+                    Item { symptom: Symptom::Unanswered(found), amount, rest: amount, by: Vec::new() },
+                );
+            }
+            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
+                self.explain("X01", &What::Counter(counter), u64::MAX);
+            }
+        }
+    }
+
     fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
         if amount > 0 {
             self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
@@ -219,6 +262,15 @@ impl Item<'_> {
                 holders(owners)
             ),
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
+            Symptom::Unanswered(found) => format!(
+                "{} connect() of {} to {} {} not answered: {} sent again {}",
+                count(rest),
+                found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string),
+                found.destination,
+                if rest == 1 { "is" } else { "are" },
+                if rest == 1 { "its SYN was" } else { "their SYNs were" },
+                counted(found.retransmits.into(), "time"),
+            ),
         }
     }
 
@@ -231,6 +283,7 @@ impl Item<'_> {
             Symptom::Drops { .. } => "drops of sockets".to_owned(),
             Symptom::Queue { .. } => "accept queue".to_owned(),
             Symptom::Growth { .. } => "ports run out".to_owned(),
+            Symptom::Unanswered(_) => "connect unanswered".to_owned(),
         }
     }
 
@@ -238,6 +291,7 @@ impl Item<'_> {
         match &self.symptom {
             Symptom::Calls(call) => &call.owner.name,
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
+            Symptom::Unanswered(found) => found.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
     }
@@ -257,6 +311,7 @@ impl Item<'_> {
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
+            Symptom::Unanswered(found) => format!("SYNs to {}", found.destination),
         }
     }
 }
@@ -290,6 +345,10 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
+        (What::Unanswered(listener), Symptom::Unanswered(found)) => listener.is_none_or(|listener| {
+            let (ip, to) = (listener.ip(), found.destination);
+            listener.port() == to.port() && (ip.is_unspecified() || ip.to_canonical() == to.ip())
+        }),
         _ => false,
     }
 }

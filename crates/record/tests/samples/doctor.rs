@@ -98,6 +98,12 @@ fn connections() -> Connections {
             address: address("127.0.0.1:35432"),
             owner: Some(owner(90, "probe", 1)),
         }],
+        unanswered: vec![Unanswered {
+            destination: address("10.0.0.77:443"),
+            sockets: 3,
+            retransmits: 7,
+            owner: Some(owner(815, "crawler", 3)),
+        }],
         unix_close_wait: vec![UnixCloseWait {
             owner: owner(903, "php-fpm8.2", 60),
             path: "/run/php/php-fpm.sock".to_owned(),

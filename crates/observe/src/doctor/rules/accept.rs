@@ -285,7 +285,8 @@ fn a03(snapshot: &Snapshot, limit: f64) -> Checked {
         .explains_up_to(What::Counter("TcpExt.ListenDrops"), others)
         .explains(What::Counter("TcpExt.TCPSynRetrans"));
     for listener in snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default() {
-        draft = draft.explains(What::Drops(listener.cookie));
+        draft =
+            draft.explains(What::Drops(listener.cookie)).explains(What::Unanswered(Some(listener.address)));
     }
     if !by_listener.is_empty() {
         draft = draft.because(by_listener.join(", "));
@@ -531,7 +532,7 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
     // Each of these SYNs counts in sk_drops of its listener too (tcp_listendrop).
     let listeners = snapshot.listeners.seen().into_iter().flatten();
     let full = listeners.filter(|listener| listener.handshakes > 0 && dropped > 0);
-    full.fold(draft, |draft, listener| draft.explains(What::Drops(listener.cookie)))
+    full.fold(draft, |draft, listener| draft.explains(What::Drops(listener.cookie)).explains(What::Unanswered(Some(listener.address))))
         .explains_up_to(What::Counter("TcpExt.ListenDrops"), dropped)
         .explains(What::Counter("TcpExt.TCPReqQFullDrop"))
         .explains(What::Counter("TcpExt.TCPReqQFullDoCookies"))

@@ -66,6 +66,7 @@ fn n01(snapshot: &Snapshot, limit: f64) -> Checked {
         .explains_up_to(What::Counter("conntrack.drop"), dropped)
         .explains(What::Counter("conntrack.early_drop"))
         .explains(What::Counter("TcpExt.TCPSynRetrans"))
+        .explains(What::Unanswered(None))
         .explains(What::calls("connect", errno::ETIMEDOUT))
         .explains(What::calls("send", errno::EPERM));
     Ok(vec![draft.now(wider(conntrack)).proper(Remedy::advice(
@@ -135,6 +136,7 @@ fn n02(snapshot: &Snapshot, limit: f64) -> Checked {
             .explains(What::Counter("conntrack.insert_failed"))
             .explains_up_to(What::Counter("conntrack.drop"), failed.during)
             .explains(What::Counter("TcpExt.TCPSynRetrans"))
+            .explains(What::Unanswered(None))
             .explains(What::calls("send", errno::EPERM))
             .because(format!("since boot: {} of this kind", counted(failed.total, "drop")))
     };

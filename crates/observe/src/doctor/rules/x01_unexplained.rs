@@ -1,5 +1,6 @@
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Owner, Snapshot};
+use fourtuple_record::errno;
+use fourtuple_record::snapshot::{FailedCall, Owner, Snapshot, Unanswered};
 
 use crate::doctor::accepting::time;
 use crate::doctor::causes::{Judgement, enable_ipv6, judged};
@@ -17,8 +18,8 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, drops of sockets and of queueing disciplines, connections that wait for accept() all the \
-         time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs that nobody answers, drops of sockets and of queueing disciplines, \
+         connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
          is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
@@ -78,13 +79,23 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Counter { .. } | Symptom::Qdisc { .. } => Severity::Notice,
         _ => Severity::Warning,
     };
-    let judgement = match &item.symptom {
-        Symptom::Calls(call) => Some(judged(snapshot, call, checked)),
+    let unanswered;
+    let call = match &item.symptom {
+        Symptom::Calls(call) => Some(*call),
+        Symptom::Unanswered(found) => {
+            unanswered = would_time_out(found);
+            Some(&unanswered)
+        }
         _ => None,
     };
+    let judgement = call.map(|call| judged(snapshot, call, checked));
     // No rule knows the fault, but the cause of the errno may be known.
     let kind = if matches!(judgement, Some(Judgement::Shown(_))) { "" } else { "unexplained: " };
-    let verdict = format!("{kind}{} in {}", item.sentence(), time(snapshot.interval_ns));
+    let during = match item.symptom {
+        Symptom::Unanswered(_) => String::new(),
+        _ => format!(" in {}", time(snapshot.interval_ns)),
+    };
+    let verdict = format!("{kind}{}{during}", item.sentence());
     let mut draft = Draft::new(severity, item.subject(), verdict);
     if item.rest < item.amount {
         let by = item.by.join(", ");
@@ -94,15 +105,12 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             count(item.amount)
         ));
     }
+    if let (Some(call), Some(judgement)) = (call, judgement) {
+        draft.evidence.extend(judgement.facts(snapshot, call));
+        draft.proper.extend(judgement.cures(snapshot, call));
+        draft.now.extend(enable_ipv6(snapshot, call));
+    }
     match &item.symptom {
-        Symptom::Calls(call) => {
-            if let Some(judgement) = judgement {
-                draft.evidence.extend(judgement.facts(snapshot, call));
-                draft.proper.extend(judgement.cures(snapshot, call));
-            }
-            draft.now.extend(enable_ipv6(snapshot, call));
-            draft
-        }
         Symptom::Counter { name, counter } => {
             let draft = match COUNTERS.iter().find(|row| row.name == *name) {
                 Some(row) => row.explain(draft),
@@ -119,7 +127,21 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
-        Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
+        Symptom::Calls(_) | Symptom::Unanswered(_) | Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
+    }
+}
+
+/// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after 63 s or later.
+fn would_time_out(found: &Unanswered) -> FailedCall {
+    FailedCall {
+        call: "connect".to_owned(),
+        errno: errno::ETIMEDOUT.to_owned(),
+        protocol: "tcp".to_owned(),
+        owner: found.owner.clone().unwrap_or_default(),
+        processes: 1,
+        address: Some(found.destination.to_string()),
+        failed: found.sockets.into(),
+        ..FailedCall::default()
     }
 }
 
@@ -233,13 +255,57 @@ mod tests {
     }
 
     #[test]
+    fn a_syn_alone_is_lost_now_and_then() {
+        let owner = |pid| Some(Owner { pid, name: "crawler".to_owned(), sockets: 1 });
+        let unanswered = |sockets, retransmits, owner| {
+            let destination = "10.0.0.2:80".parse().unwrap();
+            Connections {
+                unanswered: vec![Unanswered { destination, sockets, retransmits, owner }],
+                ..Connections::default()
+            }
+        };
+        let of = |connections: Connections| {
+            found(&Snapshot {
+                connections: Part::Seen(connections),
+                ..snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", 20)])
+            })
+        };
+        let [(verdict, evidence)] = &of(unanswered(2, 3, owner(7)))[..] else { panic!("one finding") };
+        let expected = "unexplained: 2 connect() of crawler[7] to 10.0.0.2:80 are not answered: their SYNs were sent again 3 times";
+        assert_eq!(verdict, expected);
+        assert!(evidence[0].starts_with("possible: the host is down"), "{evidence:?}");
+        let alone = of(unanswered(1, 2, owner(7)));
+        assert!(alone[0].0.ends_with("is not answered: its SYN was sent again 2 times"), "{alone:?}");
+        // Sent again once; by a process with other connections; to a server that has many.
+        assert!(!of(unanswered(1, 1, owner(7)))[0].0.contains("not answered"));
+        let open = |to: &str, number| Tuple {
+            destination: to.parse().unwrap(),
+            states: [("established".to_owned(), number)].into(),
+            ..full_tuple(80, vec![owner(7).unwrap()])
+        };
+        for (sockets, tuple) in [(1, open("10.0.0.9:80", 1)), (2, open("10.0.0.2:80", 21))] {
+            let connections = Connections { tuples: vec![tuple], ..unanswered(sockets, 4, owner(7)) };
+            assert!(!of(connections)[0].0.contains("not answered"), "{sockets}");
+        }
+    }
+
+    #[test]
     fn a_rule_without_a_finding_excludes_its_cause() {
         let mut snapshot = snapshot(vec![failed("connect", "ETIMEDOUT", "tcp", "10.0.0.2:80", 3)], &[]);
         snapshot.listeners = Part::Seen(Vec::new());
         snapshot.unix_listeners = Part::Seen(Vec::new());
-        let evidence = &found(&snapshot)[0].1;
-        assert!(evidence.iter().any(|fact| fact.starts_with("possible: the host is down")), "{evidence:?}");
-        assert!(evidence.iter().any(|fact| fact.starts_with("excluded by A01: ")), "{evidence:?}");
+        let queue = |snapshot: &Snapshot| {
+            let evidence = &found(snapshot)[0].1;
+            assert!(evidence[0].starts_with("possible: the host is down"), "{evidence:?}");
+            let is_queue = |fact: &&String| fact.ends_with("the accept queue of the server is full");
+            evidence.iter().find(is_queue).cloned().unwrap()
+        };
+        // The listeners of another host were not looked at.
+        assert!(queue(&snapshot).starts_with("possible: "));
+        let address = "10.0.0.2".parse().unwrap();
+        snapshot.addresses =
+            Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
+        assert!(queue(&snapshot).starts_with("excluded by A01: "));
         let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
         let change = "`traceroute -T -p 80 10.0.0.2` shows where the packets end: start the host, or accept port 80 in the firewall there";
         assert_eq!(finding.proper[0].action, change);

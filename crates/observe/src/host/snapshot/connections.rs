@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::host::snapshot::processes::Sockets;
 use crate::host::snapshot::sums::{self, Fast, Key, Sums, Table};
+use crate::host::snapshot::unanswered::Waiting;
 use crate::host::snapshot::{LISTED, close_wait, reason, running_fix, text};
 
 /// Maximum number of tuples whose ports in use are kept for the next reading.
@@ -47,6 +49,7 @@ pub(super) struct Pass {
     sources: Sources,
     /// Address and inode of sockets that are connected to themselves.
     self_connected: Vec<(SocketAddr, u32)>,
+    unanswered: Waiting,
 }
 
 impl Pass {
@@ -77,6 +80,7 @@ impl Pass {
             handshakes: HashMap::new(),
             sources: Sources::default(),
             self_connected: Vec::new(),
+            unanswered: Waiting::default(),
         };
         if let Some(ports) = ports {
             let free = (ports.low..=ports.high).filter(|port| ports.contains(*port));
@@ -109,6 +113,9 @@ impl Pass {
             }
             self.services.add(Key::of_service(port), socket, None);
             return;
+        }
+        if socket.state == state::SYN_SENT {
+            self.unanswered.add(socket);
         }
         if socket.local == socket.remote && self.self_connected.len() < LISTED {
             self.self_connected.push((socket.local, socket.inode));
@@ -157,6 +164,7 @@ impl Pass {
         let (held_tcp, held_tcp_low_parity) = self.held.tcp.count(self.low);
         let (held_bound, _) = self.held.bound.count(self.low);
         let (held, held_left_out) = self.held.listed(sockets);
+        let unanswered = mem::take(&mut self.unanswered).listed(sockets);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
         let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
         if let Some(plain) = plain {
@@ -189,6 +197,7 @@ impl Pass {
             close_wait,
             unix_close_wait: Vec::new(),
             self_connected,
+            unanswered,
         })
     }
 

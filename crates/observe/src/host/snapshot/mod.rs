@@ -18,6 +18,7 @@ mod listeners;
 mod processes;
 mod running_fix;
 mod sums;
+mod unanswered;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;

@@ -213,20 +213,23 @@ pub struct Connections {
     pub unix_close_wait: Vec<UnixCloseWait>,
     /// Connections whose two ends are the same socket; bounded.
     pub self_connected: Vec<SelfConnected>,
-    /// Connections whose SYN is not answered, by destination; bounded.
+    /// Connections to other hosts whose SYN or whose data is not answered, by destination; bounded.
     #[serde(default)]
     pub unanswered: Vec<Unanswered>,
 }
 
-/// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older.
+/// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older. Or sockets in ESTABLISHED whose oldest data was sent
+/// again at least three times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unanswered {
     /// Remote address and port.
     pub destination: SocketAddr,
+    /// Whether they are in ESTABLISHED.
+    pub established: bool,
     /// Number of sockets.
     pub sockets: u32,
-    /// How many times their SYNs were sent again, all together.
+    /// How many times their SYNs or their oldest data were sent again, all together.
     pub retransmits: u32,
     /// The process with most of the sockets; `null`: not known.
     pub owner: Option<Owner>,

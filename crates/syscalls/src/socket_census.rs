@@ -54,6 +54,8 @@ pub struct Info {
     pub timestamps: bool,
 }
 
+/// The timer of retransmissions (idiag_timer).
+const RETRANSMISSION: u8 = 1;
 /// Extension bit of a request: TCP_INFO (INET_DIAG_INFO is attribute 2; the bit is one less).
 const WITH_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 const INET_DIAG_INFO: u16 = 2;
@@ -93,6 +95,8 @@ fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
             timestamps: info[OPTIONS] & TIMESTAMPS != 0,
         })
     });
-    let Reply { retransmits, inode, user, .. } = *reply;
+    let Reply { inode, user, .. } = *reply;
+    // With another timer these are probes of a window that is zero, or keepalives.
+    let retransmits = if reply.timer == RETRANSMISSION { reply.retransmits } else { 0 };
     Socket { state, local, remote, expires, retransmits, inode, user, info }
 }

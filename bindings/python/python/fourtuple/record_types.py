@@ -1295,6 +1295,7 @@ class SelfConnected(TypedDict):
 
 class Unanswered(TypedDict):
     destination: str
+    established: bool
     sockets: int
     retransmits: int
     owner: DoctorOwner | None

@@ -1,5 +1,6 @@
 //! Faults of parts of the kernel that many programs share: connection tracking and SNAT, locks, and failures that no other rule explains.
 
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
@@ -159,6 +160,76 @@ fn a_server_that_answers_no_syn_is_named() {
             "nftables",
             &format!("{before} of 4 connections wait"),
             &cure,
+            "0 wait",
+        );
+        assert_eq!(before, 4);
+        assert!(!finds(&diagnose(&room), "X01"));
+    });
+}
+
+/// A tunnel whose ICMP messages a firewall drops: the handshake succeeds, and no packet of full size arrives.
+#[test]
+fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
+    in_namespace(|| {
+        let test = "kernel::a_path_that_drops_large_packets_is_named_and_probing_helps";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        far.connect("srv", 40);
+        let servers = format!("server {{ listen 10.40.0.2:{SERVER}; return 200 ok; }}");
+        let _server = far.run(|| {
+            let server = nginx(&room, "server", 0, None, &servers);
+            wait_for("10.40.0.2", SERVER);
+            server
+        });
+        // A peer that does not read: its window is zero, and the kernel probes it again and again.
+        let silent = far.run(|| TcpListener::bind("10.40.0.2:4001").unwrap());
+        let mut client = Python::start();
+        client.run(
+            "full = [socket.create_connection(('10.40.0.2', 4001)) for _ in range(2)]\n\
+             for it in full:\n  it.setblocking(False)\n  try:\n    while True: it.send(b'x' * 65536)\n  \
+             except BlockingIOError: pass\nimport time; time.sleep(3)",
+        );
+        assert!(!finds(&diagnose(&room), "X01"));
+        far.run(|| {
+            paste("nft 'add table ip path; add chain ip path mtu { type filter hook input priority 0 ; }'");
+            paste("nft 'add rule ip path mtu meta length > 1400 drop'");
+        });
+        client.run(&format!(
+            "import select\nsockets = [socket.create_connection(('10.40.0.2', {SERVER})) for _ in range(4)]\n\
+             for it in sockets: it.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\nX: ' + b'x' * 3000 + b'\\r\\n\\r\\n')\n\
+             def waiting():\n  return len(sockets) - len(select.select(sockets, [], [], 0)[0])"
+        ));
+        let found =
+            || verdicts(&diagnose(&room)).iter().any(|verdict| verdict.contains("no acknowledgement"));
+        until("the data was sent again three times", found);
+        let record = diagnose(&room);
+        let finding = first(
+            &record,
+            "X01",
+            &[
+                "unexplained: 4 connections of python3[",
+                &format!("to 10.40.0.2:{SERVER} get no acknowledgement"),
+            ],
+        );
+        let before = client.number("print(waiting())");
+        let advice = &actions(finding, "proper")[0];
+        assert!(
+            advice.contains("ping -M do -s 1472 10.40.0.2") && advice.ends_with("net.ipv4.tcp_mtu_probing=1"),
+            "{advice}"
+        );
+        assert!(!verdicts(&record).iter().any(|verdict| verdict.contains(":4001")), "{record}");
+        drop(silent);
+        set_sysctl("net.ipv4.tcp_mtu_probing", "1");
+        until("all requests are answered", || client.number("print(waiting())") == 0);
+        row(
+            finding,
+            "a path that drops packets above 1,400 bytes, and ICMP",
+            "nftables",
+            &format!("{before} of 4 requests wait"),
+            "net.ipv4.tcp_mtu_probing=1",
             "0 wait",
         );
         assert_eq!(before, 4);

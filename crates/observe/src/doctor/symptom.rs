@@ -165,8 +165,8 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Adds destinations that do not answer SYNs. A single SYN is lost now and then, and one of the many hosts that a crawler or a proxy
-    /// connects to may be down: one socket alone counts only if its process has no connection.
+    /// Adds destinations that answer no SYNs, or no data. A single SYN is lost now and then, and one of the many hosts that a crawler or a
+    /// proxy connects to may be down: one socket alone counts only if its process has no connection.
     fn add_unanswered(&mut self, snapshot: &'a Snapshot) {
         let Ok(connections) = snapshot.connections.seen() else { return };
         let established = |tuple: &Tuple| tuple.states.get("established").copied().unwrap_or(0);
@@ -187,12 +187,14 @@ impl<'a> Account<'a> {
                 continue;
             }
             // A call that failed says the same.
-            let is_known = self.items.iter().any(|item| match item.symptom {
-                Symptom::Calls(call) => {
-                    call.call == "connect" && call.address.as_deref() == Some(&*found.destination.to_string())
-                }
-                _ => false,
-            });
+            let is_known = !found.established
+                && self.items.iter().any(|item| match item.symptom {
+                    Symptom::Calls(call) => {
+                        call.call == "connect"
+                            && call.address.as_deref() == Some(&*found.destination.to_string())
+                    }
+                    _ => false,
+                });
             if !is_known {
                 let amount = u64::from(found.sockets);
                 self.items.insert(
@@ -200,7 +202,8 @@ impl<'a> Account<'a> {
                     Item { symptom: Symptom::Unanswered(found), amount, rest: amount, by: Vec::new() },
                 );
             }
-            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
+            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"].iter().filter(|_| !found.established)
+            {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
             }
         }
@@ -262,15 +265,19 @@ impl Item<'_> {
                 holders(owners)
             ),
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
-            Symptom::Unanswered(found) => format!(
-                "{} connect() of {} to {} {} not answered: {} sent again {}",
-                count(rest),
-                found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string),
-                found.destination,
-                if rest == 1 { "is" } else { "are" },
-                if rest == 1 { "its SYN was" } else { "their SYNs were" },
-                counted(found.retransmits.into(), "time"),
-            ),
+            Symptom::Unanswered(found) => {
+                let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
+                let (to, times) = (found.destination, counted(found.retransmits.into(), "time"));
+                let (what, verb, sent) = match (found.established, rest) {
+                    (false, 1) => ("1 connect()".to_owned(), "is not answered", "its SYN was"),
+                    (false, _) => {
+                        (format!("{} connect()", count(rest)), "are not answered", "their SYNs were")
+                    }
+                    (true, 1) => ("1 connection".to_owned(), "gets no acknowledgement", "its data was"),
+                    (true, _) => (counted(rest, "connection"), "get no acknowledgement", "their data was"),
+                };
+                format!("{what} of {owner} to {to} {verb}: {sent} sent again {times}")
+            }
         }
     }
 
@@ -283,6 +290,7 @@ impl Item<'_> {
             Symptom::Drops { .. } => "drops of sockets".to_owned(),
             Symptom::Queue { .. } => "accept queue".to_owned(),
             Symptom::Growth { .. } => "ports run out".to_owned(),
+            Symptom::Unanswered(found) if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered(_) => "connect unanswered".to_owned(),
         }
     }
@@ -311,7 +319,7 @@ impl Item<'_> {
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
-            Symptom::Unanswered(found) => format!("SYNs to {}", found.destination),
+            Symptom::Unanswered(found) => format!("{} {}", self.kind(), found.destination),
         }
     }
 }
@@ -345,10 +353,11 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
-        (What::Unanswered(listener), Symptom::Unanswered(found)) => listener.is_none_or(|listener| {
-            let (ip, to) = (listener.ip(), found.destination);
-            listener.port() == to.port() && (ip.is_unspecified() || ip.to_canonical() == to.ip())
-        }),
+        (What::Unanswered(listener), Symptom::Unanswered(found)) if !found.established => listener
+            .is_none_or(|listener| {
+                let (ip, to) = (listener.ip(), found.destination);
+                listener.port() == to.port() && (ip.is_unspecified() || ip.to_canonical() == to.ip())
+            }),
         _ => false,
     }
 }

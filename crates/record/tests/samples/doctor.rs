@@ -100,6 +100,7 @@ fn connections() -> Connections {
         }],
         unanswered: vec![Unanswered {
             destination: address("10.0.0.77:443"),
+            established: false,
             sockets: 3,
             retransmits: 7,
             owner: Some(owner(815, "crawler", 3)),

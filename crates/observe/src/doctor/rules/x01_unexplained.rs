@@ -1,4 +1,6 @@
 use fourtuple_record::Severity;
+use std::net::IpAddr;
+
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Owner, Snapshot, Unanswered};
 
@@ -18,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, SYNs that nobody answers, drops of sockets and of queueing disciplines, \
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, drops of sockets and of queueing disciplines, \
          connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
          is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
@@ -82,7 +84,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let unanswered;
     let call = match &item.symptom {
         Symptom::Calls(call) => Some(*call),
-        Symptom::Unanswered(found) => {
+        Symptom::Unanswered(found) if !found.established => {
             unanswered = would_time_out(found);
             Some(&unanswered)
         }
@@ -127,8 +129,23 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
+        Symptom::Unanswered(found) if found.established => unacknowledged(draft, found.destination.ip()),
         Symptom::Calls(_) | Symptom::Unanswered(_) | Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
     }
+}
+
+/// Says why established connections get no acknowledgement of their data.
+fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
+    // What fits into a packet of 1500 bytes behind the headers of IP and ICMP.
+    let fits = if to.is_ipv4() { 1_472 } else { 1_452 };
+    let advice = format!(
+        "`ping -M do -s {fits} {to}`, and with `-s 500`: if only the small packets are answered, a lower mtu of the route (`ip route change`), \
+         or net.ipv4.tcp_mtu_probing=1"
+    );
+    draft
+        .because("possible: packets of full size do not arrive: the path has a smaller MTU, and the ICMP messages that say so are dropped")
+        .because("possible: the host is down since, or a firewall has forgotten the connections")
+        .proper(Remedy::advice(advice, "the data is acknowledged"))
 }
 
 /// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after 63 s or later.
@@ -260,7 +277,7 @@ mod tests {
         let unanswered = |sockets, retransmits, owner| {
             let destination = "10.0.0.2:80".parse().unwrap();
             Connections {
-                unanswered: vec![Unanswered { destination, sockets, retransmits, owner }],
+                unanswered: vec![Unanswered { destination, established: false, sockets, retransmits, owner }],
                 ..Connections::default()
             }
         };
@@ -276,6 +293,10 @@ mod tests {
         assert!(evidence[0].starts_with("possible: the host is down"), "{evidence:?}");
         let alone = of(unanswered(1, 2, owner(7)));
         assert!(alone[0].0.ends_with("is not answered: its SYN was sent again 2 times"), "{alone:?}");
+        let mut cut = unanswered(2, 9, owner(7));
+        cut.unanswered[0].established = true;
+        let expected = "unexplained: 2 connections of crawler[7] to 10.0.0.2:80 get no acknowledgement: their data was sent again 9 times";
+        assert_eq!(of(cut)[0].0, expected);
         // Sent again once; by a process with other connections; to a server that has many.
         assert!(!of(unanswered(1, 1, owner(7)))[0].0.contains("not answered"));
         let open = |to: &str, number| Tuple {

@@ -114,9 +114,7 @@ impl Pass {
             self.services.add(Key::of_service(port), socket, None);
             return;
         }
-        if socket.state == state::SYN_SENT {
-            self.unanswered.add(socket);
-        }
+        self.unanswered.add(socket);
         if socket.local == socket.remote && self.self_connected.len() < LISTED {
             self.self_connected.push((socket.local, socket.inode));
         }

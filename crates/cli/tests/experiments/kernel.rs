@@ -141,7 +141,7 @@ fn a_server_that_answers_no_syn_is_named() {
         let finding = first(
             &record,
             "X01",
-            &["unexplained: 4 connect() of python3[", &format!("to 10.40.0.2:{SERVER} are not answered")],
+            &["unexplained: 4 connections of python3[", &format!("to 10.40.0.2:{SERVER} get no answer")],
         );
         let evidence = finding["evidence"].to_string();
         assert!(

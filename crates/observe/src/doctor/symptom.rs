@@ -268,15 +268,13 @@ impl Item<'_> {
             Symptom::Unanswered(found) => {
                 let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
                 let (to, times) = (found.destination, counted(found.retransmits.into(), "time"));
-                let (what, verb, sent) = match (found.established, rest) {
-                    (false, 1) => ("1 connect()".to_owned(), "is not answered", "its SYN was"),
-                    (false, _) => {
-                        (format!("{} connect()", count(rest)), "are not answered", "their SYNs were")
-                    }
-                    (true, 1) => ("1 connection".to_owned(), "gets no acknowledgement", "its data was"),
-                    (true, _) => (counted(rest, "connection"), "get no acknowledgement", "their data was"),
+                let what = match (found.established, rest) {
+                    (false, 1) => "gets no answer: its SYN was",
+                    (false, _) => "get no answer: their SYNs were",
+                    (true, 1) => "gets no acknowledgement: its data was",
+                    (true, _) => "get no acknowledgement: their data was",
                 };
-                format!("{what} of {owner} to {to} {verb}: {sent} sent again {times}")
+                format!("{} of {owner} to {to} {what} sent again {times}", counted(rest, "connection"))
             }
         }
     }

@@ -288,17 +288,17 @@ mod tests {
             })
         };
         let [(verdict, evidence)] = &of(unanswered(2, 3, owner(7)))[..] else { panic!("one finding") };
-        let expected = "unexplained: 2 connect() of crawler[7] to 10.0.0.2:80 are not answered: their SYNs were sent again 3 times";
+        let expected = "unexplained: 2 connections of crawler[7] to 10.0.0.2:80 get no answer: their SYNs were sent again 3 times";
         assert_eq!(verdict, expected);
         assert!(evidence[0].starts_with("possible: the host is down"), "{evidence:?}");
         let alone = of(unanswered(1, 2, owner(7)));
-        assert!(alone[0].0.ends_with("is not answered: its SYN was sent again 2 times"), "{alone:?}");
+        assert!(alone[0].0.ends_with("gets no answer: its SYN was sent again 2 times"), "{alone:?}");
         let mut cut = unanswered(2, 9, owner(7));
         cut.unanswered[0].established = true;
         let expected = "unexplained: 2 connections of crawler[7] to 10.0.0.2:80 get no acknowledgement: their data was sent again 9 times";
         assert_eq!(of(cut)[0].0, expected);
         // Sent again once; by a process with other connections; to a server that has many.
-        assert!(!of(unanswered(1, 1, owner(7)))[0].0.contains("not answered"));
+        assert!(!of(unanswered(1, 1, owner(7)))[0].0.contains("no answer"));
         let open = |to: &str, number| Tuple {
             destination: to.parse().unwrap(),
             states: [("established".to_owned(), number)].into(),
@@ -306,7 +306,7 @@ mod tests {
         };
         for (sockets, tuple) in [(1, open("10.0.0.9:80", 1)), (2, open("10.0.0.2:80", 21))] {
             let connections = Connections { tuples: vec![tuple], ..unanswered(sockets, 4, owner(7)) };
-            assert!(!of(connections)[0].0.contains("not answered"), "{sockets}");
+            assert!(!of(connections)[0].0.contains("no answer"), "{sockets}");
         }
     }
 

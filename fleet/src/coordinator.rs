@@ -199,7 +199,7 @@ impl Coordinator {
                 let request = Request::Ask { child: child.clone(), stop: stop || is_over };
                 match session.ask(request, SERVER_ASKED).await {
                     // NATS may come back; the process ends at its deadline in any case.
-                    Err(_) if !is_over && !stop => reply,
+                    Err(FleetError::NoAnswer(_)) if !is_over && !stop => reply,
                     Ok(Reply::Running { .. }) if Instant::now() >= deadline + SERVER_READY => {
                         Reply::Refused { reason: "the process does not end".to_owned() }
                     }
@@ -461,15 +461,16 @@ impl<'a> Session<'a> {
         let ticket = Ticket { session: self.name.clone(), sequence };
         let envelope = serde_json::to_vec(&Envelope { ticket, request }).expect("a request has string keys");
         let subject = format!("{}.request", agent_subject(&self.agent.instance));
-        let refused = |reason: &str| FleetError::Refused(format!("{}: {reason}", self.agent.name));
+        let name = &self.agent.name;
+        let no_answer = |reason: String| FleetError::NoAnswer(format!("{name}: {reason}"));
         let request = async_nats::Request::new().payload(envelope.into()).timeout(Some(wait));
         let message = self.client.send_request(subject, request).await;
-        let message = message.map_err(|error| refused(&format!("no answer: {error}")))?;
+        let message = message.map_err(|error| no_answer(format!("no answer: {error}")))?;
         if let Some(reason) = service_error(message.headers.as_ref()) {
-            return Err(refused(&reason));
+            return Err(FleetError::Refused(format!("{name}: {reason}")));
         }
         serde_json::from_slice(&message.payload)
-            .map_err(|error| refused(&format!("its reply is invalid: {error}")))
+            .map_err(|error| no_answer(format!("its reply is invalid: {error}")))
     }
 
     /// Estimates the offset of the agent's clock.

@@ -67,6 +67,9 @@ pub enum FleetError {
     /// Hosts do not fit together, or refuse.
     #[error("{0}")]
     Refused(String),
+    /// A request got no answer, or none that can be read.
+    #[error("{0}")]
+    NoAnswer(String),
     /// There is no such run in the stream.
     #[error("there is no run {run} in NATS: its messages are kept for a day")]
     NoRun { run: String },
@@ -100,6 +103,12 @@ impl FleetError {
 
     /// Returns whether the run has no valid result.
     pub fn is_not_valid(&self) -> bool {
-        matches!(self, FleetError::Refused(_) | FleetError::TooFew { .. } | FleetError::Gone { .. })
+        matches!(
+            self,
+            FleetError::Refused(_)
+                | FleetError::NoAnswer(_)
+                | FleetError::TooFew { .. }
+                | FleetError::Gone { .. }
+        )
     }
 }

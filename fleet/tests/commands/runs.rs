@@ -502,6 +502,23 @@ fn fleet_doctor_shows_every_host() {
     });
 }
 
+/// It came at the time limit of the command, and without the reason.
+#[test]
+fn why_a_command_failed_on_a_host_comes_at_once() {
+    in_namespace(|| {
+        let test = "runs::why_a_command_failed_on_a_host_comes_at_once";
+        let Some(local) = LocalFleet::start(test) else { return };
+        let agent = local.agent_command("a", "");
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-all"]).arg(agent.get_program()).args(agent.get_args());
+        let agent = Process::start(command);
+        agent.until_said("is ready");
+        let (code, record) = fleet("trace connect --for 1s");
+        let failed = text(&list(&record, "/results/hosts")[0], "failed");
+        assert!(code == 3 && failed.contains("CAP_BPF") && !failed.contains("no process"), "{record:#}");
+    });
+}
+
 #[test]
 fn fleet_plan_calibrates_every_host() {
     in_namespace(|| {

@@ -213,7 +213,7 @@ pub struct Connections {
     pub unix_close_wait: Vec<UnixCloseWait>,
     /// Connections whose two ends are the same socket; bounded.
     pub self_connected: Vec<SelfConnected>,
-    /// Connections to other hosts whose SYN or whose data is not answered, by destination; bounded.
+    /// Connections whose SYN or whose data is not answered, by destination; bounded.
     #[serde(default)]
     pub unanswered: Vec<Unanswered>,
 }

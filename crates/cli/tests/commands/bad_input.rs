@@ -10,6 +10,7 @@ fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
         assert!(line.to_lowercase().contains(&part.to_lowercase()), "{part:?} is not in {line:?}");
     }
     assert!(!line.contains(&format!("{value:?} is")), "the value is quoted twice: {line}");
+    assert!(!line.contains("it is not accepted: expected"), "{line}");
 }
 
 fn usage(ended: &Ended) -> &str {

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use crate::program::situation::{
-    SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx, paste,
-    traced, verdicts, wait_for,
+    Daemon, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx,
+    paste, traced, verdicts, wait_for,
 };
 use crate::program::{Room, list, number, until};
 use crate::table::row;
@@ -46,6 +46,27 @@ impl Beside {
         bring_up(name, 1);
         self.run(|| bring_up("eth0", 2));
     }
+
+    /// Drops what arrives there and matches.
+    fn firewall(&self, packets: &str) {
+        self.run(|| {
+            paste(&format!(
+                "nft 'add table ip firewall; add chain ip firewall arrives {{ type filter hook input priority 0 ; }}; \
+                 add rule ip firewall arrives {packets} drop'"
+            ));
+        });
+    }
+
+    /// Connects the namespaces, and starts nginx at 10.40.0.2:[`SERVER`] in the other one.
+    fn serve(&self, room: &Room) -> Daemon {
+        self.connect("srv", 40);
+        self.run(|| {
+            let servers = format!("server {{ listen 10.40.0.2:{SERVER} backlog=4096; return 200 ok; }}");
+            let server = nginx(room, "server", 0, None, &servers);
+            wait_for("10.40.0.2", SERVER);
+            server
+        })
+    }
 }
 
 /// A gateway between a pod and a server (flannel#1001, moby#31117): all connections of the pod have 100 source ports.
@@ -64,17 +85,11 @@ fn a_gateway_without_snat_ports_is_named() {
         let room = Room::new();
         let (pod, far) = (Beside::new(), Beside::new());
         pod.connect("pod", 30);
-        far.connect("srv", 40);
         pod.run(|| paste("ip route add default via 10.30.0.1"));
         set_sysctl("net.ipv4.ip_forward", "1");
         paste("nft 'add table ip nat; add chain ip nat post { type nat hook postrouting priority 100 ; }'");
         masquerade("30000-30099");
-        let servers = format!("server {{ listen 10.40.0.2:{SERVER} backlog=4096; return 200 ok; }}");
-        let _server = far.run(|| {
-            let server = nginx(&room, "server", 0, None, &servers);
-            wait_for("10.40.0.2", SERVER);
-            server
-        });
+        let _server = far.serve(&room);
         let mut client = pod.run(Python::start);
         client.run(&format!(
             "def dial(number, timeout):\n  failed = 0\n  for _ in range(number):\n    try: \
@@ -118,17 +133,8 @@ fn a_server_that_answers_no_syn_is_named() {
         }
         let room = Room::new();
         let far = Beside::new();
-        far.connect("srv", 40);
-        let servers = format!("server {{ listen 10.40.0.2:{SERVER}; return 200 ok; }}");
-        let _server = far.run(|| {
-            let server = nginx(&room, "server", 0, None, &servers);
-            wait_for("10.40.0.2", SERVER);
-            paste(
-                "nft 'add table ip drops; add chain ip drops syns { type filter hook input priority 0 ; }'",
-            );
-            paste(&format!("nft 'add rule ip drops syns tcp dport {SERVER} drop'"));
-            server
-        });
+        let _server = far.serve(&room);
+        far.firewall(&format!("tcp dport {SERVER}"));
         let mut client = Python::start();
         client.run(&format!(
             "import time\ndef dial():\n  sockets = [socket.socket() for _ in range(4)]\n  \
@@ -152,7 +158,7 @@ fn a_server_that_answers_no_syn_is_named() {
         assert!(evidence.contains("possible: the accept queue of the server is full"), "{evidence}");
         let cure = format!("accept port {SERVER} in the firewall there");
         assert!(actions(finding, "proper")[0].ends_with(&cure), "{finding}");
-        far.run(|| paste("nft delete table ip drops"));
+        far.run(|| paste("nft delete table ip firewall"));
         until("all are connected", || client.number("print(waiting())") == 0);
         row(
             finding,
@@ -177,13 +183,7 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
         }
         let room = Room::new();
         let far = Beside::new();
-        far.connect("srv", 40);
-        let servers = format!("server {{ listen 10.40.0.2:{SERVER}; return 200 ok; }}");
-        let _server = far.run(|| {
-            let server = nginx(&room, "server", 0, None, &servers);
-            wait_for("10.40.0.2", SERVER);
-            server
-        });
+        let _server = far.serve(&room);
         // A peer that does not read: its window is zero, and the kernel probes it again and again.
         let silent = far.run(|| TcpListener::bind("10.40.0.2:4001").unwrap());
         let mut client = Python::start();
@@ -193,10 +193,7 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
              except BlockingIOError: pass\nimport time; time.sleep(3)",
         );
         assert!(!finds(&diagnose(&room), "X01"));
-        far.run(|| {
-            paste("nft 'add table ip path; add chain ip path mtu { type filter hook input priority 0 ; }'");
-            paste("nft 'add rule ip path mtu meta length > 1400 drop'");
-        });
+        far.firewall("meta length > 1400");
         client.run(&format!(
             "import select\nsockets = [socket.create_connection(('10.40.0.2', {SERVER})) for _ in range(4)]\n\
              for it in sockets: it.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\nX: ' + b'x' * 3000 + b'\\r\\n\\r\\n')\n\

@@ -417,7 +417,7 @@ impl Fixing for Rotation {
 
     fn finish(mut self, elapsed: Duration) -> Result<(FixAcceptResults, Vec<Remark>), AcceptError> {
         self.handle_all();
-        // Workers that have ended since the last look. The figures are complete without it.
+        // Closes the rows of workers that have ended since the last look. If that fails, they are the rows of open ones.
         let _ = self.look();
         let failed = self.mover.as_ref().map_or(0, Mover::failed);
         if failed > 0 {

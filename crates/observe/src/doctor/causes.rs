@@ -68,6 +68,8 @@ pub(crate) struct Cause {
 pub(crate) enum When {
     /// A rule has a finding if it is the cause.
     Rule(&'static str),
+    /// The same of a rule about the listeners of this host, for calls to this host.
+    RuleHere(&'static str),
     Shown(fn(&Snapshot, &FailedCall) -> Judged),
     /// Nothing in a snapshot decides.
     Unknown,
@@ -95,6 +97,10 @@ const fn honest(call: &'static str, errno: &'static str, protocol: &'static str)
 
 const fn rule(id: &'static str, text: &'static str) -> Cause {
     Cause { text, when: When::Rule(id), cure: None }
+}
+
+const fn rule_here(id: &'static str, text: &'static str) -> Cause {
+    Cause { text, when: When::RuleHere(id), cure: None }
 }
 
 const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str, cure: Cure) -> Cause {
@@ -167,7 +173,10 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "someone answers",
                 ),
             ),
-            rule("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
+            rule_here(
+                "A06",
+                "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections",
+            ),
         ],
     ),
     failure(
@@ -182,8 +191,8 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "the SYN is answered",
                 ),
             ),
-            rule("A01", "the accept queue of the server is full"),
-            rule("A03", "the listener drops SYNs"),
+            rule_here("A01", "the accept queue of the server is full"),
+            rule_here("A03", "the listener drops SYNs"),
             rule("N01", "the table of connection tracking is full"),
             shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
         ],
@@ -721,13 +730,9 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
         // A process that has ended is not among those that F01 checked.
         When::Rule("F01") if !is_there(snapshot, call) => Judged::Perhaps,
         // Nobody has looked at the listeners of another host.
-        When::Rule(id)
-            if id.starts_with('A') && address(call).is_some_and(|to| !is_own(snapshot, to.ip())) =>
-        {
-            Judged::Perhaps
-        }
-        When::Rule(id) if checked.iter().any(|checked| checked == id) => Judged::No,
-        When::Rule(_) | When::Unknown => Judged::Perhaps,
+        When::RuleHere(_) if address(call).is_some_and(|to| !is_own(snapshot, to.ip())) => Judged::Perhaps,
+        When::Rule(id) | When::RuleHere(id) if checked.iter().any(|checked| checked == id) => Judged::No,
+        When::Rule(_) | When::RuleHere(_) | When::Unknown => Judged::Perhaps,
         When::Shown(judge) => judge(snapshot, call),
     };
     let causes = row_of(call).causes;
@@ -735,7 +740,7 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     if let Some(cause) = with(Judged::Yes).next() {
         return Judgement::Shown(cause);
     }
-    let excluded = with(Judged::No).filter(|cause| matches!(cause.when, When::Rule(_)));
+    let excluded = with(Judged::No).filter(|cause| matches!(cause.when, When::Rule(_) | When::RuleHere(_)));
     Judgement::Open(with(Judged::Perhaps).collect(), excluded.collect())
 }
 
@@ -781,7 +786,7 @@ impl Judgement {
         };
         let possible = possible.iter().map(|cause| format!("possible: {}", text(cause)));
         let excluded = excluded.iter().map(|cause| match cause.when {
-            When::Rule(id) => format!("excluded by {id}: {}", text(cause)),
+            When::Rule(id) | When::RuleHere(id) => format!("excluded by {id}: {}", text(cause)),
             _ => text(cause),
         });
         possible.chain(excluded).collect()
@@ -986,7 +991,9 @@ mod tests {
             assert!(!earlier, "{} {} is hidden by an earlier row", row.call, row.errno);
             for cause in row.causes {
                 match cause.when {
-                    When::Rule(id) => assert!(crate::doctor::rules::named(id).is_some(), "{id}"),
+                    When::Rule(id) | When::RuleHere(id) => {
+                        assert!(crate::doctor::rules::named(id).is_some(), "{id}")
+                    }
                     _ => assert!(cause.cure.is_some(), "{}", cause.text),
                 }
             }

@@ -1,9 +1,11 @@
 //! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
+use fourtuple_record::errno;
 use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, Tuple, UdpSocketView, Unanswered};
 
 use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
+use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
 use crate::doctor::causes::{Noise, is_failure_of_interest};
 use crate::doctor::counters::COUNTERS;
@@ -41,7 +43,11 @@ pub(crate) enum Symptom<'a> {
         tuple: Subject,
         seconds: u64,
     },
-    Unanswered(&'a Unanswered),
+    /// Connections without an answer; `is_here`: the destination is this host.
+    Unanswered {
+        found: &'a Unanswered,
+        is_here: bool,
+    },
 }
 
 /// A symptom with its events, and what no finding explains.
@@ -169,41 +175,39 @@ impl<'a> Account<'a> {
     /// proxy connects to may be down: one socket alone counts only if its process has no connection.
     fn add_unanswered(&mut self, snapshot: &'a Snapshot) {
         let Ok(connections) = snapshot.connections.seen() else { return };
-        let established = |tuple: &Tuple| tuple.states.get("established").copied().unwrap_or(0);
+        let established = |of: &dyn Fn(&Tuple) -> bool| {
+            let tuples = connections.tuples.iter().filter(|tuple| of(tuple));
+            tuples.filter_map(|tuple| tuple.states.get("established")).sum::<u64>()
+        };
         for found in &connections.unanswered {
-            let there = connections.tuples.iter().filter(|tuple| tuple.destination == found.destination);
-            let is_connected = |owner: &Owner| {
-                let mut of_owner = connections
-                    .tuples
-                    .iter()
-                    .filter(|tuple| tuple.owners.iter().any(|it| it.pid == owner.pid));
-                of_owner.any(|tuple| established(tuple) > 0)
-            };
-            let is_lost_alone = found.sockets == 1 && found.owner.as_ref().is_none_or(is_connected);
-            if found.retransmits < 2
-                || u64::from(found.sockets) * 10 < there.map(established).sum()
-                || is_lost_alone
-            {
+            let there = established(&|tuple| tuple.destination == found.destination);
+            let is_alone = found.sockets == 1
+                && found.owner.as_ref().is_none_or(|owner| {
+                    established(&|tuple| tuple.owners.iter().any(|of| of.pid == owner.pid)) > 0
+                });
+            if is_alone || found.retransmits < 2 || u64::from(found.sockets) * 10 < there {
                 continue;
             }
-            // A call that failed says the same.
-            let is_known = !found.established
-                && self.items.iter().any(|item| match item.symptom {
-                    Symptom::Calls(call) => {
-                        call.call == "connect"
-                            && call.address.as_deref() == Some(&*found.destination.to_string())
-                    }
-                    _ => false,
-                });
-            if !is_known {
-                let amount = u64::from(found.sockets);
-                self.items.insert(
-                    0,
-                    Item { symptom: Symptom::Unanswered(found), amount, rest: amount, by: Vec::new() },
-                );
+            let symptom = Symptom::Unanswered { found, is_here: is_own(snapshot, found.destination.ip()) };
+            let amount = u64::from(found.sockets);
+            if found.established {
+                self.add(symptom, amount);
+                continue;
             }
-            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"].iter().filter(|_| !found.established)
-            {
+            // A call that failed for want of an answer says the same.
+            let address = found.destination.to_string();
+            let is_said = self.items.iter().any(|item| match item.symptom {
+                Symptom::Calls(call) => {
+                    call.call == "connect"
+                        && [errno::ETIMEDOUT, errno::EHOSTUNREACH].contains(&&*call.errno)
+                        && call.address.as_ref() == Some(&address)
+                }
+                _ => false,
+            });
+            if !is_said {
+                self.add(symptom, amount);
+            }
+            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
             }
         }
@@ -265,7 +269,7 @@ impl Item<'_> {
                 holders(owners)
             ),
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
-            Symptom::Unanswered(found) => {
+            Symptom::Unanswered { found, .. } => {
                 let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
                 let (to, times) = (found.destination, counted(found.retransmits.into(), "time"));
                 let what = match (found.established, rest) {
@@ -288,8 +292,8 @@ impl Item<'_> {
             Symptom::Drops { .. } => "drops of sockets".to_owned(),
             Symptom::Queue { .. } => "accept queue".to_owned(),
             Symptom::Growth { .. } => "ports run out".to_owned(),
-            Symptom::Unanswered(found) if found.established => "data unanswered".to_owned(),
-            Symptom::Unanswered(_) => "connect unanswered".to_owned(),
+            Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
+            Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
         }
     }
 
@@ -297,7 +301,7 @@ impl Item<'_> {
         match &self.symptom {
             Symptom::Calls(call) => &call.owner.name,
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
-            Symptom::Unanswered(found) => found.owner.as_ref().map_or("", |owner| &owner.name),
+            Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
     }
@@ -317,7 +321,7 @@ impl Item<'_> {
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
-            Symptom::Unanswered(found) => format!("{} {}", self.kind(), found.destination),
+            Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
         }
     }
 }
@@ -351,11 +355,14 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
-        (What::Unanswered(listener), Symptom::Unanswered(found)) if !found.established => listener
-            .is_none_or(|listener| {
-                let (ip, to) = (listener.ip(), found.destination);
-                listener.port() == to.port() && (ip.is_unspecified() || ip.to_canonical() == to.ip())
-            }),
+        (What::Unanswered(listener), Symptom::Unanswered { found, is_here }) if !found.established => {
+            let to = found.destination;
+            listener.is_none_or(|at| {
+                // Another host may have a server at the port, too.
+                let is_at = at.ip().is_unspecified() || at.ip().to_canonical() == to.ip();
+                *is_here && is_at && at.port() == to.port()
+            })
+        }
         _ => false,
     }
 }

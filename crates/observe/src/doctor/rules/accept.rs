@@ -532,7 +532,10 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
     // Each of these SYNs counts in sk_drops of its listener too (tcp_listendrop).
     let listeners = snapshot.listeners.seen().into_iter().flatten();
     let full = listeners.filter(|listener| listener.handshakes > 0 && dropped > 0);
-    full.fold(draft, |draft, listener| draft.explains(What::Drops(listener.cookie)).explains(What::Unanswered(Some(listener.address))))
+    let explained = full.fold(draft, |draft, listener| {
+        draft.explains(What::Drops(listener.cookie)).explains(What::Unanswered(Some(listener.address)))
+    });
+    explained
         .explains_up_to(What::Counter("TcpExt.ListenDrops"), dropped)
         .explains(What::Counter("TcpExt.TCPReqQFullDrop"))
         .explains(What::Counter("TcpExt.TCPReqQFullDoCookies"))

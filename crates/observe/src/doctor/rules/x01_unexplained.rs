@@ -1,6 +1,6 @@
-use fourtuple_record::Severity;
 use std::net::IpAddr;
 
+use fourtuple_record::Severity;
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Owner, Snapshot, Unanswered};
 
@@ -20,9 +20,9 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, drops of sockets and of queueing disciplines, \
-         connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another rule takes what it explains from the account; what remains \
-         is a finding of this rule, after all others.",
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, drops of sockets and of \
+         queueing disciplines, connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another \
+         rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
          a healthy host.",
@@ -84,7 +84,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let unanswered;
     let call = match &item.symptom {
         Symptom::Calls(call) => Some(*call),
-        Symptom::Unanswered(found) if !found.established => {
+        Symptom::Unanswered { found, .. } if !found.established => {
             unanswered = would_time_out(found);
             Some(&unanswered)
         }
@@ -94,7 +94,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     // No rule knows the fault, but the cause of the errno may be known.
     let kind = if matches!(judgement, Some(Judgement::Shown(_))) { "" } else { "unexplained: " };
     let during = match item.symptom {
-        Symptom::Unanswered(_) => String::new(),
+        Symptom::Unanswered { .. } => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
     };
     let verdict = format!("{kind}{}{during}", item.sentence());
@@ -129,8 +129,12 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
-        Symptom::Unanswered(found) if found.established => unacknowledged(draft, found.destination.ip()),
-        Symptom::Calls(_) | Symptom::Unanswered(_) | Symptom::Drops { .. } | Symptom::Queue { .. } => draft,
+        Symptom::Unanswered { found, .. } if found.established => {
+            unacknowledged(draft, found.destination.ip())
+        }
+        Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
+            draft
+        }
     }
 }
 
@@ -148,7 +152,7 @@ fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
         .proper(Remedy::advice(advice, "the data is acknowledged"))
 }
 
-/// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after 63 s or later.
+/// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
 fn would_time_out(found: &Unanswered) -> FailedCall {
     FailedCall {
         call: "connect".to_owned(),
@@ -173,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::doctor::attribute::tests::full_tuple;
+    use crate::doctor::draft::What;
     use crate::doctor::{Diagnosis, Limits, diagnose};
 
     fn failed(call: &str, errno: &str, protocol: &str, address: &str, failed: u64) -> FailedCall {
@@ -308,6 +313,32 @@ mod tests {
             let connections = Connections { tuples: vec![tuple], ..unanswered(sockets, 4, owner(7)) };
             assert!(!of(connections)[0].0.contains("no answer"), "{sockets}");
         }
+    }
+
+    #[test]
+    fn a_listener_explains_syns_to_this_host_only() {
+        let destination = "10.0.0.2:80".parse().unwrap();
+        let unanswered =
+            vec![Unanswered { destination, established: false, sockets: 2, retransmits: 2, owner: None }];
+        // Another error of the same destination is another symptom.
+        let mut snapshot = snapshot(vec![failed("connect", "ECONNREFUSED", "tcp", "10.0.0.2:80", 9)], &[]);
+        snapshot.connections = Part::Seen(Connections { unanswered, ..Connections::default() });
+        let rest = |snapshot: &Snapshot| {
+            let mut account = Account::of(snapshot);
+            account.explain("A01", &What::Unanswered(Some("0.0.0.0:80".parse().unwrap())), u64::MAX);
+            let is_syns = |item: &&Item<'_>| matches!(item.symptom, Symptom::Unanswered { .. });
+            account.items.iter().find(is_syns).unwrap().rest
+        };
+        assert_eq!(rest(&snapshot), 2);
+        let address = destination.ip();
+        snapshot.addresses =
+            Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
+        assert_eq!(rest(&snapshot), 0);
+        snapshot.failures = Part::Seen(Failures {
+            calls: vec![failed("connect", "ETIMEDOUT", "tcp", "10.0.0.2:80", 1)],
+            ..Failures::default()
+        });
+        assert!(Account::of(&snapshot).items.iter().all(|item| matches!(item.symptom, Symptom::Calls(_))));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{
-    Connections, EphemeralPorts, HeldPort, Owner, SelfConnected, Service, Source, Tuple,
+    Connections, EphemeralPorts, HeldPort, Owner, SelfConnected, Service, Source, Tuple, Unanswered,
 };
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
@@ -17,7 +17,6 @@ use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::host::snapshot::processes::Sockets;
 use crate::host::snapshot::sums::{self, Fast, Key, Sums, Table};
-use crate::host::snapshot::unanswered::Waiting;
 use crate::host::snapshot::{LISTED, close_wait, reason, running_fix, text};
 
 /// Maximum number of tuples whose ports in use are kept for the next reading.
@@ -281,6 +280,53 @@ fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
         workers,
     });
     listed.collect()
+}
+
+/// Connections whose SYN or whose data is not answered, by destination, and whether they are established.
+#[derive(Default)]
+struct Waiting(BTreeMap<(SocketAddr, bool), Resent>);
+
+#[derive(Default)]
+struct Resent {
+    sockets: u32,
+    retransmits: u32,
+    inodes: Vec<u32>,
+}
+
+impl Waiting {
+    /// Adds a socket that waits. A SYN that was sent once may be on its way, and data is lost two times in succession now and then. A peer
+    /// that does not read does not count: the kernel counts no retransmissions into a window that is zero (tcp_retransmit_timer).
+    fn add(&mut self, socket: &Socket) {
+        let least = match socket.state {
+            state::SYN_SENT => 1,
+            state::ESTABLISHED => 3,
+            _ => return,
+        };
+        if socket.retransmits >= least {
+            let sums = self.0.entry((socket.remote, socket.state == state::ESTABLISHED)).or_default();
+            sums.sockets += 1;
+            sums.retransmits += u32::from(socket.retransmits);
+            sums.inodes.push(socket.inode);
+        }
+    }
+
+    /// Returns the destinations with most sockets.
+    fn listed(self, sockets: &Sockets) -> Vec<Unanswered> {
+        let mut found: Vec<_> = self.0.into_iter().collect();
+        found.sort_by_key(|(key, sums)| (Reverse(sums.sockets), *key));
+        found.truncate(LISTED);
+        let listed = found.into_iter().map(|((destination, established), sums)| {
+            let mut holders = BTreeMap::<u32, u32>::new();
+            for holder in sums.inodes.iter().filter_map(|inode| sockets.holder(*inode)) {
+                *holders.entry(holder).or_default() += 1;
+            }
+            let most = holders.into_iter().max_by_key(|&(pid, number)| (number, Reverse(pid)));
+            let owner = most.and_then(|(pid, number)| sockets.owner(pid, number));
+            let Resent { sockets, retransmits, .. } = sums;
+            Unanswered { destination, established, sockets, retransmits, owner }
+        });
+        listed.collect()
+    }
 }
 
 /// A bit for each port.

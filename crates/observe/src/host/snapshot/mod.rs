@@ -18,7 +18,6 @@ mod listeners;
 mod processes;
 mod running_fix;
 mod sums;
-mod unanswered;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::program::fixing::{self, attached};
+use crate::program::situation::{envoy, has};
 use crate::program::{Room, children, fourtuple, run, until};
 use fourtuple_syscalls::{child, schedule};
 use fourtuple_testing::{in_namespace, skip};
@@ -39,38 +40,26 @@ struct Server(Child);
 impl Server {
     /// Starts Node.js and waits until all workers listen; `None` after a skip.
     fn node(test: &str, room: &Room, policy: &str, address: SocketAddr, reuse: &str) -> Option<Server> {
-        let version = Command::new("node").arg("--version").output();
-        let text =
-            version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        let mut numbers =
-            text.trim().trim_start_matches('v').split('.').map(|word| word.parse().unwrap_or(0));
-        let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        if version < (22, 12) {
-            skip(test, "node-22", "Node.js 22.12 is not in PATH");
+        let is_new = |program: &&str| {
+            let version = Command::new(program).arg("--version").output();
+            let text = version
+                .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+                .unwrap_or_default();
+            let mut numbers =
+                text.trim().trim_start_matches('v').split('.').map(|word| word.parse().unwrap_or(0));
+            (numbers.next().unwrap_or(0_u32), numbers.next().unwrap_or(0_u32)) >= (22, 12)
+        };
+        let Some(program) = ["node", "node-22"].into_iter().find(is_new) else {
+            skip(test, "node-22", "neither node nor node-22 in PATH is Node.js 22.12 or later");
             return None;
-        }
-        let program = room.file("server.js", NODE);
-        let mut node = Command::new("node");
-        node.args([&program, policy, &address.port().to_string(), &WORKERS.to_string(), reuse]);
+        };
+        let script = room.file("server.js", NODE);
+        let mut node = Command::new(program);
+        node.args([&script, policy, &address.port().to_string(), &WORKERS.to_string(), reuse]);
         let mut child = node.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.take(WORKERS).flatten().count(), WORKERS);
         Some(Server(child))
-    }
-
-    /// Starts Envoy and waits until it listens; `None` after a skip.
-    fn envoy(test: &str, room: &Room, address: SocketAddr) -> Option<Server> {
-        let config = room.file("envoy.yaml", &ENVOY.replace("PORT", &address.port().to_string()));
-        let workers = WORKERS.to_string();
-        let mut envoy = Command::new("envoy");
-        envoy.args(["-c", &config, "--concurrency", &workers, "--disable-hot-restart", "-l", "off"]);
-        let Ok(child) = envoy.stdin(Stdio::null()).stderr(Stdio::null()).spawn() else {
-            skip(test, "envoy", "Envoy is not in PATH");
-            return None;
-        };
-        let server = Server(child);
-        until("Envoy listens", || TcpStream::connect(address).is_ok());
-        Some(server)
     }
 }
 
@@ -134,34 +123,18 @@ fn node_without_a_group_is_refused_with_its_setting() {
     });
 }
 
-/// A listener with a response of its own; the groups of Envoy are the default.
-const ENVOY: &str = r#"
-static_resources:
-  listeners:
-  - name: front
-    address: { socket_address: { address: 127.0.0.1, port_value: PORT } }
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.http_connection_manager
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: front
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router }
-          route_config:
-            virtual_hosts:
-            - { name: all, domains: ["*"], routes: [{ match: { prefix: "/" }, direct_response: { status: 200 } }] }
-"#;
-
+/// The listeners of Envoy are groups by default.
 #[test]
 fn the_workers_of_envoy_get_the_connections_of_the_rule() {
     in_namespace(|| {
         let test = "fix_accept_peers::the_workers_of_envoy_get_the_connections_of_the_rule";
         let address: SocketAddr = "127.0.0.1:4302".parse().unwrap();
         let room = Room::new();
-        let Some(server) = Server::envoy(test, &room, address) else { return };
-        let flags = format!("fix accept --pid {} --select cpu --json", server.0.id());
+        if !has(test, &["envoy"]) {
+            return;
+        }
+        let server = envoy(&room, address.port(), WORKERS);
+        let flags = format!("fix accept --pid {} --select cpu --json", server.pid());
         let Some(fix) = attached(test, &flags) else { return };
         schedule::pin_to(schedule::allowed_cpus().unwrap()[0]).unwrap();
         let held: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();

@@ -14,10 +14,11 @@ use crate::program::backend::Backend;
 use crate::program::cgroup::Cgroup;
 use crate::program::fixing::{Client, attached_by, record_of};
 use crate::program::limited::{Limited, capabilities};
+use crate::program::situation::{self, envoy_with};
 use crate::program::{DEADLINE, Room, fourtuple, run, until};
 use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The prefix of loopback with the source addresses of the texts.
 const SOURCES: [&str; 2] = ["127.0.0.9", "127.0.0.10"];
@@ -396,6 +397,46 @@ fn envoy_gets_a_cluster_for_each_source() {
             assert_eq!(endpoint["address"]["socket_address"]["port_value"], 443);
         }
         assert_eq!(clusters.len(), SOURCES.len());
+    });
+}
+
+/// Envoy with the printed clusters, to which it sends one request after the other at random.
+#[test]
+fn envoy_connects_from_each_source() {
+    in_namespace(|| {
+        let test = "fix_print::envoy_connects_from_each_source";
+        if !situation::has(test, &["envoy"]) {
+            return;
+        }
+        let (room, backend, port) = (Room::new(), Backend::start(false), 8080);
+        let text = print_for("envoy", &backend);
+        let Some(mut config) = yaml(test, &text) else { return };
+        let clusters = config["static_resources"]["clusters"].as_array().unwrap();
+        let names: Vec<Value> =
+            clusters.iter().map(|cluster| json!({ "name": cluster["name"], "weight": 1 })).collect();
+        let types = "type.googleapis.com/envoy.extensions.filters";
+        let route =
+            json!({ "match": { "prefix": "/" }, "route": { "weighted_clusters": { "clusters": names } } });
+        let manager = json!({
+            "@type": format!("{types}.network.http_connection_manager.v3.HttpConnectionManager"),
+            "stat_prefix": "front",
+            "http_filters": [{
+                "name": "envoy.filters.http.router",
+                "typed_config": { "@type": format!("{types}.http.router.v3.Router") },
+            }],
+            "route_config": { "virtual_hosts": [{ "name": "all", "domains": ["*"], "routes": [route] }] },
+        });
+        let name = "envoy.filters.network.http_connection_manager";
+        config["static_resources"]["listeners"] = json!([{
+            "name": "front",
+            "address": { "socket_address": { "address": "127.0.0.1", "port_value": port } },
+            "filter_chains": [{ "filters": [{ "name": name, "typed_config": manager }] }],
+        }]);
+        let _envoy = envoy_with(&room.file("envoy.json", &config.to_string()), port, 1);
+        let peers = require_sources(&backend, SocketAddr::from(([127, 0, 0, 1], port)));
+        // Without IP_LOCAL_PORT_RANGE connect() takes ports of one parity as long as half of them are free.
+        let odd = peers.iter().filter(|peer| peer.port() % 2 == 1).count();
+        assert!(!text.contains("name: 51") || (1..peers.len()).contains(&odd), "{peers:?}");
     });
 }
 

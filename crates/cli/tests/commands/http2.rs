@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::program::situation::{Daemon, has, nginx, wait_for};
+use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
 use crate::program::{Room, Running, fourtuple, list, loaded, number, run, text, until};
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
@@ -151,6 +151,45 @@ fn requests_equal_the_frames_of_nghttpd() {
             until("nghttpd has printed all requests", || lines_with(&log, ":method: GET") >= before + 300);
             before += 300;
             assert_eq!(lines_with(&log, ":method: GET"), before, "{flags}");
+        }
+    });
+}
+
+/// Returns a counter of Envoy's statistics.
+fn statistic(name: &str) -> u64 {
+    let url = format!("http://127.0.0.1:{}/stats?filter=http.front.{name}$", PORT + 1);
+    let output = Command::new("curl").args(["-s", &url]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let value = text.trim().rsplit(' ').next().and_then(|number| number.parse().ok());
+    value.unwrap_or_else(|| panic!("{name}: {text}"))
+}
+
+#[test]
+fn requests_equal_the_statistics_of_envoy() {
+    in_namespace(|| {
+        if !has("http2::requests_equal_the_statistics_of_envoy", &["envoy", "curl"]) {
+            return;
+        }
+        let room = Room::new();
+        let _envoy = envoy(&room, PORT, 2);
+        // The connection that waited for the listener counts too.
+        let counts =
+            || ["downstream_rq_2xx", "downstream_rq_http2_total", "downstream_cx_http2_total"].map(statistic);
+        for flags in [
+            "--connections 2 --streams 20",
+            "--connections 1 --streams 3 --rate 1000/s",
+            "--connections 2 --streams 5 --close-every 50",
+        ] {
+            let before = counts();
+            let line =
+                format!("load http://127.0.0.1:{PORT}/ --http2 {flags} --operations 300 --for 60s --json");
+            let record = loaded(&mut fourtuple(&line));
+            let results = &record["results"];
+            assert_eq!(number(results, "operations"), 300);
+            let connections = number(results, "connections");
+            let expected = [before[0] + 300, before[1] + 300, before[2] + connections];
+            until("Envoy has counted all requests", || counts()[0] >= expected[0]);
+            assert_eq!(counts(), expected, "{flags}: {results:#}");
         }
     });
 }

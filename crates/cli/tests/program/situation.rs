@@ -23,11 +23,8 @@ pub(crate) fn has(test: &str, programs: &[&str]) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_absent = |program: &&&str| !env::split_paths(&path).any(|place| place.join(program).exists());
     let Some(program) = programs.iter().find(is_absent) else { return true };
-    skip(
-        test,
-        if *program == "python3" { "python3" } else { "programs" },
-        &format!("{program} is not in PATH"),
-    );
+    let need = if matches!(*program, "python3" | "envoy") { program } else { "programs" };
+    skip(test, need, &format!("{program} is not in PATH"));
     false
 }
 
@@ -261,6 +258,42 @@ pub(crate) fn nginx_config(room: &Room, name: &str, workers: u32, servers: &str)
          events {{ worker_connections 8192; }}\nhttp {{\naccess_log off;\n{temporary}{servers}\n}}\n"
     );
     room.file(&format!("{name}/nginx.conf"), &text)
+}
+
+/// The HTTP listener of a configuration of Envoy: its answers are `ok`.
+const ENVOY: &str = r#"
+admin: { address: { socket_address: { address: 127.0.0.1, port_value: ADMIN } } }
+static_resources:
+  listeners:
+  - name: front
+    address: { socket_address: { address: 127.0.0.1, port_value: PORT } }
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router }
+          route_config:
+            virtual_hosts:
+            - { name: all, domains: ["*"], routes: [{ match: { prefix: "/" }, direct_response: { status: 200, body: { inline_string: ok } } }] }
+"#;
+
+/// Starts Envoy with `workers` workers, a listener on `port` and its statistics on the next port, and waits until it listens.
+pub(crate) fn envoy(room: &Room, port: u16, workers: usize) -> Daemon {
+    let config = ENVOY.replace("PORT", &port.to_string()).replace("ADMIN", &(port + 1).to_string());
+    envoy_with(&room.file("envoy.yaml", &config), port, workers)
+}
+
+/// Starts Envoy with a configuration, and waits until it listens.
+pub(crate) fn envoy_with(config: &str, port: u16, workers: usize) -> Daemon {
+    let workers = workers.to_string();
+    let words = ["envoy", "-c", config, "--concurrency", &workers, "--disable-hot-restart", "-l", "off"];
+    let daemon = Daemon::start(None, &words);
+    wait_for("127.0.0.1", port);
+    daemon
 }
 
 /// Waits until a server listens.

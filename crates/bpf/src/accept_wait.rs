@@ -39,7 +39,7 @@ const PERHAPS: [(&str, &str); 2] = [("ring_completed", "io_uring_complete"), ("p
 pub struct AcceptFilter {
     /// Id of the accepting process in this process's PID namespace.
     pub process: Option<u32>,
-    /// Name of the thread that accepts (comm), of which the kernel keeps 15 bytes.
+    /// Name of the process or thread that accepts (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
     pub address: Option<IpAddr>,
     pub port: Option<u16>,

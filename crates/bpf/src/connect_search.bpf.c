@@ -228,7 +228,7 @@ INLINE void know_port(u16 port)
 		__sync_fetch_and_or(&set->words[port >> 6 & 1023], 1ULL << (port & 63));
 }
 
-/* Called in the task that connects, because it stores the current task's name. */
+/* Called in the task that connects, because it stores the name of its process. */
 INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 namespace)
 {
 	u32 *known = map_lookup(&places, key);
@@ -249,7 +249,7 @@ INLINE u32 make_tuple(struct totals *totals, const struct tuple_key *key, u32 na
 		return known ? *known : NOWHERE;
 	}
 	know_port(key->port);
-	current_name(name, sizeof(name));
+	process_name(name);
 	__builtin_memcpy(tuple->name, name, sizeof(name));
 	tuple->namespace = namespace;
 	tuple->key = *key;

@@ -120,15 +120,30 @@ INLINE int is_in_cgroup(u64 cgroup)
 /* Flags for the fields of a program's settings that are set; the same numbers are in filter.rs. */
 enum flags { HAS_PROCESS = 1, HAS_NAME = 2, HAS_ADDRESS = 4, HAS_PORT = 8, HAS_CGROUP = 16, HAS_NETWORK = 32 };
 
+/* Stores the name of the current process, which is that of its first thread. Runtimes name their other threads, as wrk:worker_0 of Envoy. */
+INLINE void process_name(u8 *name)
+{
+	const struct task_struct *task = current_task(), *leader = NULL;
+	__builtin_memset(name, 0, 16);
+	if (!read_kernel(&leader, sizeof(leader), &task->group_leader) && leader)
+		read_kernel(name, 16, leader->comm);
+}
+
+/* Returns whether the current thread or its process has a name. */
+NOINLINE int has_name(const u8 *wanted)
+{
+	u8 name[16] = {};
+	current_name(name, sizeof(name));
+	if (same_16(wanted, name))
+		return 1;
+	process_name(name);
+	return same_16(wanted, name);
+}
+
 INLINE int is_wanted_thread(u32 flags, const u8 *wanted_name, u64 cgroup)
 {
-	u8 name[16];
-	if (flags & HAS_NAME) {
-		__builtin_memset(name, 0, sizeof(name));
-		current_name(name, sizeof(name));
-		if (!same_16(wanted_name, name))
-			return 0;
-	}
+	if (flags & HAS_NAME && !has_name(wanted_name))
+		return 0;
 	return !(flags & HAS_CGROUP) || is_in_cgroup(cgroup);
 }
 

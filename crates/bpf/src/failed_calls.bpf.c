@@ -274,7 +274,7 @@ INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
 		return;
 	known = map_lookup(&failures, failure);
 	if (!known) {
-		current_name(count.name, sizeof(count.name));
+		process_name(count.name);
 		/* EEXIST: another processor has added it. */
 		map_update(&failures, failure, &count, NOT_TWICE);
 		known = map_lookup(&failures, failure);

@@ -145,7 +145,7 @@ impl fmt::Debug for Failure {
 pub struct Failed {
     /// The calls.
     pub failure: Failure,
-    /// Name of the thread that failed first.
+    /// Name of the process.
     pub name: String,
     pub calls: u64,
 }

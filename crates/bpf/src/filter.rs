@@ -23,7 +23,7 @@ pub(crate) fn flag(is_set: bool, flag: u32) -> u32 {
 pub struct TaskFilter {
     /// Process id in this process's PID namespace.
     pub process: Option<u32>,
-    /// Name of the thread (comm), of which the kernel keeps 15 bytes.
+    /// Name of the process or thread (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
     /// Id of a cgroup (version 2), which is the inode of its directory. Cgroups below it count as well.
     pub cgroup: Option<u64>,

@@ -14,7 +14,6 @@
 #include "branchless.h"
 
 #define LAYOUT(type, size) _Static_assert(sizeof(type) == (size), "layout of " #type)
-#define NOINLINE static __attribute__((noinline))
 
 enum {
 	ALLOW = 1,

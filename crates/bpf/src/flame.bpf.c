@@ -65,7 +65,7 @@ SECTION("perf_event") int sample(void *context)
 	if (wanted->flags & HAS_PROCESS && wanted->process != place.process)
 		return 0;
 	current_name(place.name, sizeof(place.name));
-	if (wanted->flags & HAS_NAME && !same_16(wanted->name, place.name))
+	if (wanted->flags & HAS_NAME && !has_name(wanted->name))
 		return 0;
 	if (!is_wanted_network(wanted->flags, wanted->network, current_network()))
 		return 0;

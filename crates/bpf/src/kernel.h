@@ -12,6 +12,7 @@ typedef long long s64;
 
 #define SECTION(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
 #define NULL ((void *)0)
 
 /* Maps: the loader reads the numbers out of the types (BTF). */
@@ -301,6 +302,7 @@ struct pid {
 struct task_struct {
 	unsigned int __state;
 	struct task_struct *group_leader;
+	char comm[16];
 	struct pid *thread_pid;
 	struct nsproxy *nsproxy;
 	unsigned long nvcsw;

@@ -16,7 +16,7 @@ use aya::programs::{
     RawTracePoint,
 };
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
-use fourtuple_syscalls::Errno;
+use fourtuple_syscalls::{Errno, procfs};
 
 use crate::call;
 use crate::error::BpfError;
@@ -381,10 +381,10 @@ pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Converts the name of a thread, of which the kernel keeps 15 bytes.
+/// Converts the name of a process or thread, of which the kernel keeps 15 bytes.
 pub(crate) fn thread_name(bytes: &[u8; 16]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+    procfs::program(String::from_utf8_lossy(&bytes[..end]).into_owned())
 }
 
 /// Returns the name of a thread as the kernel has it, cut to 15 bytes.

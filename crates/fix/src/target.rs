@@ -316,8 +316,7 @@ impl ChildCgroup {
 
 /// Returns the name of a process, empty if it has ended.
 pub(crate) fn command(process: u32) -> String {
-    fs::read_to_string(format!("/proc/{process}/comm"))
-        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
+    procfs::name("/", process).unwrap_or_default()
 }
 
 /// Returns a process and its descendants.

@@ -3,6 +3,7 @@
 mod traced;
 
 use std::env;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{self, Command};
@@ -109,6 +110,12 @@ fn filtered_out_connects_are_not_counted() {
         let run = |connect: &Connect| until_none_missed(|| traced(test, connect, program));
         let Some((_, Outcome { results, .. })) = run(&by_name) else { return };
         assert_eq!(results.searches, 3, "{:?}", results.tuples);
+        // Rows have the name of the process, which selects all of its threads.
+        let comm = fs::read_to_string("/proc/self/comm").unwrap().trim_end().to_owned();
+        assert!(results.tuples.iter().all(|tuple| tuple.name == comm), "{:?}", results.tuples);
+        let by_process = Connect { name: Some(comm), ..to(one) };
+        let (_, Outcome { results, .. }) = run(&by_process).unwrap();
+        assert_eq!(results.searches, 4, "{:?}", results.tuples);
         let by_address =
             Connect { process: Some(process::id()), address: Some(one.ip()), ..Connect::default() };
         let (_, Outcome { results, .. }) = run(&by_address).unwrap();

@@ -18,7 +18,7 @@ pub struct TraceConnectSettings {
     pub protocol: String,
     /// Process ID.
     pub process: Option<u32>,
-    /// Name of the connecting thread.
+    /// Name of the process or connecting thread.
     pub name: Option<String>,
     /// Destination address.
     pub destination: Option<String>,
@@ -155,7 +155,7 @@ pub struct TraceTuple {
     /// Processes of this name that connected to the destination, which have ended if there are several.
     #[serde(default = "one")]
     pub processes: u32,
-    /// Name of the thread that connected first.
+    /// Name of the process.
     pub name: String,
     /// Destination address and port.
     pub destination: String,

@@ -12,7 +12,7 @@ pub type TraceAcceptRecord = Record<TraceAcceptSettings, TraceAcceptResults>;
 pub struct TraceAcceptSettings {
     /// ID of the accepting process.
     pub process: Option<u32>,
-    /// Name of the accepting thread.
+    /// Name of the process or accepting thread.
     pub name: Option<String>,
     /// Address of the listener.
     pub listen: Option<String>,

@@ -11,7 +11,7 @@ pub type TraceLocksRecord = Record<TraceLocksSettings, TraceLocksResults>;
 pub struct TraceLocksSettings {
     /// Process ID.
     pub process: Option<u32>,
-    /// Name of the waiting thread.
+    /// Name of the process or waiting thread.
     pub name: Option<String>,
     /// Path of the network namespace of the waiting thread and of the connections. Absent in older records.
     #[serde(default)]

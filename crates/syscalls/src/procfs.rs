@@ -46,6 +46,20 @@ pub fn processes(root: impl AsRef<Path>) -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// Returns the name of a process, without the line's end.
+///
+/// # Errors
+/// ENOENT if the process has ended.
+pub fn name(root: impl AsRef<Path>, process: u32) -> io::Result<String> {
+    let comm = fs::read(root.as_ref().join(format!("proc/{process}/comm")))?;
+    Ok(program(String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()))
+}
+
+/// Returns the name of a program by that of its first thread: Node.js calls it `MainThread` since version 24.
+pub fn program(comm: String) -> String {
+    if comm == "MainThread" { "node".to_owned() } else { comm }
+}
+
 /// Returns the open descriptors of a process, each with the name of its file. One that is closed meanwhile may be missing.
 ///
 /// # Errors
@@ -90,6 +104,15 @@ mod tests {
         assert!(descriptors("/", own).unwrap().any(|(descriptor, _)| descriptor == file.as_raw_fd()));
         assert_eq!(sockets("/", u32::MAX).map(|_| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(processes("/sys").count(), 0, "no procfs there");
+    }
+
+    #[test]
+    fn a_process_has_the_name_of_its_program() {
+        let own = fs::read_to_string("/proc/self/comm").unwrap();
+        assert_eq!(name("/", process::id()).unwrap(), own.trim_end());
+        assert_eq!(name("/", u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(program("MainThread".to_owned()), "node");
+        assert_eq!(program("nginx".to_owned()), "nginx");
     }
 
     #[test]

@@ -65,7 +65,7 @@ const TIMES: usize = 4;
 pub struct ConnectFilter {
     /// Process id in this process's PID namespace.
     pub process: Option<u32>,
-    /// Name of the thread that connects (comm), of which the kernel keeps 15 bytes.
+    /// Name of the process or thread that connects (comm), of which the kernel keeps 15 bytes.
     pub name: Option<String>,
     /// Destination.
     pub address: Option<IpAddr>,
@@ -298,7 +298,7 @@ impl Tuple {
         self.buckets.map(|buckets| buckets.iter().map(|&number| u64::from(number)).sum())
     }
 
-    /// Returns the name of the thread that connected first.
+    /// Returns the name of the process.
     pub fn name(&self) -> String {
         thread_name(&self.name)
     }

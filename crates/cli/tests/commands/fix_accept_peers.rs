@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::program::fixing::{self, attached};
 use crate::program::situation::{envoy, has};
-use crate::program::{Room, children, fourtuple, run, until};
+use crate::program::{Room, children, fourtuple, run};
 use fourtuple_syscalls::{child, schedule};
 use fourtuple_testing::{in_namespace, skip};
 

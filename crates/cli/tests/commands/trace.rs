@@ -142,6 +142,9 @@ fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<St
     let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
     let calls = list(&record, "/results/calls/seen/calls").iter();
     let own = calls.filter(|call| call["namespace"] == namespace);
+    // Of the process, not of the thread of the test.
+    let comm = fs::read_to_string("/proc/self/comm").unwrap();
+    assert!(own.clone().all(|call| call["owner"]["name"] == comm.trim_end()), "{record:#}");
     let line = |call: &Value| {
         let cause = call["causes"][0].as_str().unwrap_or_default();
         let address = call["address"].as_str().unwrap_or_default();

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, failed_requests, finds, first, has, nginx,
-    paste, set_range, verdicts, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, envoy_proxy, failed_requests, finds,
+    first, has, nginx, paste, set_range, verdicts, wait_for,
 };
 use crate::program::{Room, binary, children, fourtuple, queues, until};
 use crate::table::row;
@@ -244,7 +244,53 @@ fn a_search_among_time_wait_is_named_and_fixed() {
     });
 }
 
-/// bind() to a source address without IP_BIND_ADDRESS_NO_PORT (envoy#44747; Envoy is not in Debian): a Python client makes the same calls.
+/// Envoy with `max_requests_per_connection: 1`. Its threads that connect are called wrk:worker_0 and wrk:worker_1.
+#[test]
+fn envoy_is_named_by_its_process_and_reuse_helps() {
+    in_namespace(|| {
+        let test = "ports::envoy_is_named_by_its_process_and_reuse_helps";
+        if !has(test, &["envoy", "nginx", "curl"]) {
+            return;
+        }
+        set_range(20_000, 20_199);
+        let room = Room::new();
+        let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
+        let _server = nginx(&room, "server", 0, None, &server);
+        wait_for("10.0.0.2", SERVER);
+        let proxy = envoy_proxy(&room, PROXY, format!("10.0.0.2:{SERVER}").parse().unwrap());
+        let url = format!("http://127.0.0.1:{PROXY}/");
+        failed_requests(&url, 200);
+        let before = failed_requests(&url, 100);
+        assert!(before > 90, "{before} of 100 requests failed");
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                failed_requests(&url, 20);
+            }
+            diagnosis.join().unwrap()
+        });
+        let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
+        let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &format!("envoy[{}]", proxy.pid())]);
+        let said = record.to_string();
+        assert!(said.contains("fix --print envoy") && !said.contains("wrk:worker"), "{record:#}");
+        let command = do_now(finding);
+        paste(&command);
+        until("ports in TIME_WAIT are used again", || failed_requests(&url, 1) == 0);
+        let after = crate::settings::after_reuse(|| failed_requests(&url, 100) as u64);
+        row(
+            finding,
+            "a proxy with a connection for each request (`max_requests_per_connection: 1`)",
+            "Envoy",
+            &format!("{before} of 100 requests fail"),
+            &command,
+            &format!("{after} of 100 fail"),
+        );
+        assert_eq!(after, 0);
+    });
+}
+
+/// bind() to a source address without IP_BIND_ADDRESS_NO_PORT (envoy#44747; later versions of Envoy set it): a Python client makes the same
+/// calls.
 #[test]
 fn bind_before_connect_is_named_and_the_range_helps() {
     in_namespace(|| {

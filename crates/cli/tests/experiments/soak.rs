@@ -216,8 +216,9 @@ fn start(test: &str, room: &Room) -> Programs {
         let logs = path("squid");
         fs::create_dir(&logs).expect("a directory");
         chown(&logs, Some(65_534), Some(65_534)).expect("root changes owners");
+        // A worker of nginx that a reload ends closes the connections that squid has kept: a request that is under way then gets 502.
         let text = format!(
-            "http_port 127.0.0.1:8009 accel defaultsite=127.0.0.1 no-vhost\ncache_peer 127.0.0.1 parent 8000 0 no-query originserver\n\
+            "server_persistent_connections off\nhttp_port 127.0.0.1:8009 accel defaultsite=127.0.0.1 no-vhost\ncache_peer 127.0.0.1 parent 8000 0 no-query originserver\n\
              http_access allow all\ncache deny all\npid_filename none\nvisible_hostname localhost\npinger_enable off\n\
              netdb_filename none\ncoredump_dir {logs}\ncache_log {logs}/cache.log\naccess_log stdio:{logs}/access.log\n"
         );

@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::{SocketAddrV4, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -260,7 +260,7 @@ pub(crate) fn nginx_config(room: &Room, name: &str, workers: u32, servers: &str)
     room.file(&format!("{name}/nginx.conf"), &text)
 }
 
-/// The HTTP listener of a configuration of Envoy: its answers are `ok`.
+/// A configuration of Envoy with an HTTP listener.
 const ENVOY: &str = r#"
 admin: { address: { socket_address: { address: 127.0.0.1, port_value: ADMIN } } }
 static_resources:
@@ -278,13 +278,39 @@ static_resources:
             typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router }
           route_config:
             virtual_hosts:
-            - { name: all, domains: ["*"], routes: [{ match: { prefix: "/" }, direct_response: { status: 200, body: { inline_string: ok } } }] }
+            - { name: all, domains: ["*"], routes: [{ match: { prefix: "/" }, ROUTE }] }
+  CLUSTERS
 "#;
 
-/// Starts Envoy with `workers` workers, a listener on `port` and its statistics on the next port, and waits until it listens.
+/// A cluster of one server, to which each request has a connection.
+const CLUSTER: &str = r#"clusters:
+  - name: server
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        common_http_protocol_options: { max_requests_per_connection: 1 }
+        explicit_http_config: { http_protocol_options: {} }
+    load_assignment:
+      cluster_name: server
+      endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: ADDRESS, port_value: SERVER } } } }] }]
+"#;
+
+fn envoy_config(room: &Room, port: u16, route: &str, clusters: &str) -> String {
+    let listener = ENVOY.replace("PORT", &port.to_string()).replace("ADMIN", &(port + 1).to_string());
+    room.file("envoy.yaml", &listener.replace("ROUTE", route).replace("CLUSTERS", clusters))
+}
+
+/// Starts Envoy with `workers` workers that answer `ok` on `port`, and its statistics on the next port, and waits until it listens.
 pub(crate) fn envoy(room: &Room, port: u16, workers: usize) -> Daemon {
-    let config = ENVOY.replace("PORT", &port.to_string()).replace("ADMIN", &(port + 1).to_string());
-    envoy_with(&room.file("envoy.yaml", &config), port, workers)
+    let route = "direct_response: { status: 200, body: { inline_string: ok } }";
+    envoy_with(&envoy_config(room, port, route, ""), port, workers)
+}
+
+/// Starts Envoy as a proxy of a server, with a connection for each request, and waits until it listens.
+pub(crate) fn envoy_proxy(room: &Room, port: u16, server: SocketAddrV4) -> Daemon {
+    let cluster =
+        CLUSTER.replace("ADDRESS", &server.ip().to_string()).replace("SERVER", &server.port().to_string());
+    envoy_with(&envoy_config(room, port, "route: { cluster: server }", &cluster), port, 2)
 }
 
 /// Starts Envoy with a configuration, and waits until it listens.

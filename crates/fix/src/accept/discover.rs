@@ -236,8 +236,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("pdns_recursor", "PowerDNS Recursor creates one with `reuseport=yes`"),
     ("dnsdist", "dnsdist creates one with `reusePort=true` in addLocal() or setLocal()"),
     ("node", NODE),
-    // The name of its main thread since Node.js 24.
-    ("MainThread", NODE),
     ("apache2", "Apache httpd creates one with `ListenCoresBucketsRatio`"),
     ("httpd", "Apache httpd creates one with `ListenCoresBucketsRatio`"),
 ];
@@ -285,7 +283,6 @@ mod tests {
     fn servers_are_known_by_their_processes() {
         assert!(setting("nginx").contains("`reuseport`"));
         assert!(setting("gunicorn: maste").contains("--reuse-port"));
-        assert_eq!(setting("MainThread"), setting("node"));
         assert!(setting("my-server").contains("SO_REUSEPORT"));
     }
 }

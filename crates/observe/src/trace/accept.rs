@@ -33,7 +33,7 @@ use crate::trace::unix_queues::UnixQueues;
 pub struct Accept {
     /// Process that calls accept(), as numbered in the PID namespace of this process.
     pub process: Option<u32>,
-    /// Name of the thread that calls accept() (comm), at most 15 bytes.
+    /// Name of the process or thread that calls accept() (comm), at most 15 bytes.
     pub name: Option<String>,
     pub address: Option<IpAddr>,
     pub port: Option<u16>,

@@ -10,7 +10,7 @@ use fourtuple_record::Remark;
 use fourtuple_record::snapshot::Owner;
 use fourtuple_syscalls::procfs;
 
-use crate::trace::scope::{is_selected, name};
+use crate::trace::scope::is_selected;
 
 /// Facts about the host and the trace that decide which waits the trace can see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ fn of_32_bits(root: &Path, pid: u32, wanted: &TaskFilter) -> Option<Owner> {
         && wanted.network.is_none_or(|network| {
             fs::metadata(process.join("ns/net")).is_ok_and(|file| file.ino() as u32 == network)
         });
-    is_wanted.then(|| Owner { pid, name: name(&process), sockets: 0 })
+    is_wanted.then(|| Owner { pid, name: procfs::name(root, pid).unwrap_or_default(), sockets: 0 })
 }
 
 /// Returns the remark that the calls of these processes are missing.

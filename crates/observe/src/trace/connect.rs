@@ -57,7 +57,7 @@ pub struct Connect {
     pub protocol: Protocol,
     /// Process, as numbered in the PID namespace of this process.
     pub process: Option<u32>,
-    /// Name of the thread that connects (comm), at most 15 bytes.
+    /// Name of the process or thread that connects (comm), at most 15 bytes.
     pub name: Option<String>,
     pub address: Option<IpAddr>,
     pub port: Option<u16>,

@@ -24,7 +24,7 @@ use crate::trace::symbols::Symbols;
 pub struct Locks {
     /// Process, as numbered in the PID namespace of this process.
     pub process: Option<u32>,
-    /// Name of the waiting thread (comm), at most 15 bytes.
+    /// Name of the process or waiting thread (comm), at most 15 bytes.
     pub name: Option<String>,
     /// Id of a cgroup (version 2): the inode of its directory.
     pub cgroup: Option<u64>,

@@ -16,11 +16,6 @@ pub(crate) fn is_selected(root: &Path, pid: u32, wanted: &TaskFilter) -> bool {
         && wanted.cgroup.is_none_or(|cgroup| is_in_cgroup(root, &process, cgroup))
 }
 
-/// Returns the name of a process or thread, by its directory in /proc.
-pub(crate) fn name(task: &Path) -> String {
-    String::from_utf8_lossy(&comm(task)).into_owned()
-}
-
 fn comm(task: &Path) -> Vec<u8> {
     fs::read(task.join("comm")).unwrap_or_default().trim_ascii_end().to_owned()
 }

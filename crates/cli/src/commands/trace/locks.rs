@@ -29,7 +29,7 @@ pub(super) struct LocksFlags {
     /// As numbered where fourtuple runs.
     #[arg(long, value_name = "PID", value_parser = units::up_to::<{ i32::MAX as u32 }>, allow_hyphen_values = true)]
     pid: Option<u32>,
-    /// Threads with this name only (comm)
+    /// Processes or threads with this name only (comm)
     ///
     /// At most 15 bytes, as in /proc/PID/comm.
     #[arg(long, value_name = "NAME", value_parser = comm)]

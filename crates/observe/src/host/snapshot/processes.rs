@@ -180,11 +180,9 @@ fn name(root: &Path, pid: u32) -> Option<String> {
     if pid == 0 {
         return Some(String::new());
     }
-    let directory = root.join(format!("proc/{pid}"));
-    let comm = fs::read_to_string(directory.join("comm"));
-    let is_hidden = || directory.exists() || !root.join("proc/self").exists();
-    match comm {
-        Ok(comm) if !comm.trim_end().is_empty() => Some(comm.trim_end().to_owned()),
+    let is_hidden = || root.join(format!("proc/{pid}")).exists() || !root.join("proc/self").exists();
+    match procfs::name(root, pid) {
+        Ok(name) if !name.is_empty() => Some(name),
         Err(_) if !is_hidden() => None,
         // A program may delete its name, and /proc may be absent.
         _ => Some("unknown".to_owned()),

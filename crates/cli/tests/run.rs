@@ -492,6 +492,25 @@ fn a_killed_process_of_run_breaks_no_connect() {
     });
 }
 
+/// The cgroup is there before the supervisor is, and the way of the program is looked for in between.
+#[test]
+fn a_signal_at_the_start_leaves_nothing() {
+    in_namespace(|| {
+        let cgroups = fourtuple_testing::cgroup_root();
+        for delay_ms in (0..160).step_by(8) {
+            let mut command = fourtuple("run -- sleep 60");
+            let mut main = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            thread::sleep(Duration::from_millis(delay_ms));
+            child::interrupt(main.id()).unwrap();
+            let status = main.wait().unwrap();
+            assert!(!status.success(), "after {delay_ms} ms: {status}");
+            let name = format!("fourtuple-run-{}", main.id());
+            let is_left = cgroups.as_ref().is_ok_and(|root| root.join(&name).exists());
+            assert!(!is_left, "after {delay_ms} ms: {name}");
+        }
+    });
+}
+
 /// The supervisor may be killed before it has told the main process that the program runs.
 #[test]
 fn a_supervisor_killed_at_the_start_breaks_no_connect() {

@@ -36,6 +36,20 @@ pub fn block_all() -> io::Result<Mask> {
     set(&full())
 }
 
+/// Returns whether a signal is pending that ends this process once it is not blocked: SIGHUP, SIGINT, SIGQUIT or SIGTERM.
+pub fn is_to_end() -> io::Result<bool> {
+    let mut pending = MaybeUninit::uninit();
+    // SAFETY: the call writes the set, which outlives it.
+    check(unsafe { libc::sigpending(pending.as_mut_ptr()) })?;
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        // SAFETY: sigpending() has written the set.
+        if unsafe { libc::sigismember(pending.as_ptr(), signal) } == 1 && !is_ignored(signal)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl Mask {
     /// Makes this mask the mask of the calling thread.
     pub fn restore(&self) -> io::Result<()> {
@@ -133,6 +147,12 @@ mod tests {
             let sender = std::process::id();
             let expected = Signal { number: libc::SIGUSR1, is_from_kernel: false, sender };
             assert_eq!(signals.next().unwrap(), Some(expected));
+            assert!(!is_to_end().unwrap());
+            // SAFETY: as above.
+            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
+            assert!(is_to_end().unwrap());
+            assert_eq!(signals.next().unwrap().map(|signal| signal.number), Some(libc::SIGTERM));
+            assert!(!is_to_end().unwrap());
             before.restore().unwrap();
         })
         .join()

@@ -33,7 +33,7 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::shared::Counters;
-use fourtuple_syscalls::signals::{self, SIGCHLD, SignalFd};
+use fourtuple_syscalls::signals::{self, Mask, SIGCHLD, SignalFd};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::user_notification::{Inbox, Listener};
 use fourtuple_syscalls::{Errno, privileges};
@@ -83,6 +83,8 @@ impl Run {
     pub fn run(&self, mut notify: impl FnMut(Notice)) -> Result<RunOutcome, RunError> {
         let name = self.command.first().ok_or_else(|| RunError::NotFound(String::new()))?;
         let program = Program::find(name)?;
+        // From here on a signal cannot end this process before it has removed its files.
+        let mask = signals::block_all().map_err(at("sigprocmask()"))?;
         let mut files = Files::default();
         let is_requested = matches!(self.via, Ways::Only(_));
         let choice = way::choose(self.via, &program, || cgroup(&mut files, is_requested), &self.search);
@@ -92,8 +94,12 @@ impl Run {
                 files.remove();
                 files.cgroup = None;
             }
+            if signals::is_to_end().map_err(at("sigpending()"))? {
+                files.remove();
+                mask.restore().map_err(at("sigprocmask()"))?;
+            }
             let covered = way::covers_bound(&program, &self.search);
-            self.start(choice, &mut files, covered, &mut notify)
+            self.start(choice, &mut files, &mask, covered, &mut notify)
         });
         files.remove();
         result
@@ -103,6 +109,7 @@ impl Run {
         &self,
         choice: Choice,
         files: &mut Files,
+        mask: &Mask,
         covered: Result<(), String>,
         notify: &mut dyn FnMut(Notice),
     ) -> Result<RunOutcome, RunError> {
@@ -122,7 +129,6 @@ impl Run {
         fork::adopt_orphans().map_err(at("prctl(PR_SET_CHILD_SUBREAPER)"))?;
         let this = Pidfd::of_process(process::id())
             .map_err(|error| RunError::way(way, format!("pidfd_open() (Linux 5.3): {error}")))?;
-        let mask = signals::block_all().map_err(at("sigprocmask()"))?;
         let signals = SignalFd::new().map_err(at("signalfd()"))?;
         let (ours, theirs) = UnixStream::pair().map_err(at("socketpair()"))?;
         let mut ours = Some(ours);
@@ -131,7 +137,7 @@ impl Run {
             drop(ours.take());
             let launch = Launch {
                 command: &self.command,
-                mask: &mask,
+                mask,
                 is_supervised: way == Way::Supervise,
                 counters: &counters,
                 files,
@@ -296,6 +302,8 @@ impl Session<'_> {
         let observed =
             Observed { elapsed, end, avoided: waiting.avoided, fix: fix.map(|outcome| outcome.results) };
         let results = results(&self.choice, &self.counters, observed);
+        // The supervisor removes what is left when this end of the stream is closed.
+        self.files.remove();
         Ok(RunOutcome { end, results, validity })
     }
 

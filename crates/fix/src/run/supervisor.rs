@@ -178,7 +178,7 @@ fn serve(
     let mut main = Some(main);
     let mut is_running = true;
     let mut room = [Ready::NONE; 4];
-    while is_running || answers.is_some() {
+    while is_running || answers.is_some() || main.is_some() {
         for ready in epoll.wait(&mut room, None)? {
             match (ready.token(), &mut answers) {
                 (LISTENER, Some(listening)) if ready.ended() => {
@@ -191,6 +191,10 @@ fn serve(
                 (MAIN, _) => {
                     if let Some(main) = main.take() {
                         epoll.remove(main.as_fd())?;
+                    }
+                    // A killed process takes messages until its last thread has ended: only its end says whether it has removed them.
+                    if !is_running {
+                        launch.files.remove();
                     }
                 }
                 _ => {

@@ -1,6 +1,7 @@
 //! Files of saved records, also from untrusted sources.
 
 use crate::program::{Room, fourtuple, require_valid, run};
+use fourtuple_testing::python::{self, Python};
 
 const PLAN: &str = "plan --kernel linear --range 20000-20127 --json";
 
@@ -122,28 +123,25 @@ fn a_rescued_record_has_mode_0600() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// The name of a thread may contain any characters. Needs BPF.
+/// The name of a process or a thread may contain any characters. Needs BPF.
 #[test]
-fn control_characters_of_a_thread_name_are_replaced() {
+fn control_characters_of_a_name_are_replaced() {
     fourtuple_testing::in_namespace(|| {
-        let test = "records::control_characters_of_a_thread_name_are_replaced";
-        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let over = done.clone();
-        let dials = std::thread::Builder::new().name("\u{1b}[2Jevil\u{7}\u{202e}".to_owned());
-        let dials = dials.spawn(move || {
-            while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                // Port 1 has no listener; connect() searches for a source port all the same.
-                let _ = std::net::TcpStream::connect("127.0.0.1:1");
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-        });
-        let own = std::process::id();
+        let test = "records::control_characters_of_a_name_are_replaced";
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut client = Python::start();
+        // Port 1 has no listener; connect() searches for a source port all the same.
+        client.run(
+            "import ctypes, threading, time\nctypes.CDLL(None).prctl(15, '\\x1b[2Jevil\\x07\\u202e'.encode(), 0, 0, 0)\n\
+             def dial():\n  while True:\n    socket.socket().connect_ex(('127.0.0.1', 1)); time.sleep(0.001)\n\
+             threading.Thread(target=dial, daemon=True).start()",
+        );
         let room = Room::new();
         let flame = room.join("flame.svg");
-        let trace = format!("trace connect --pid {own} --for 1s --quiet --flame {flame}");
+        let trace = format!("trace connect --pid {} --for 1s --quiet --flame {flame}", client.pid());
         let ended = run(&mut fourtuple(&trace));
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
-        dials.unwrap().join().unwrap();
         if ended.code == 4 {
             return fourtuple_testing::skip(test, "bpf", ended.line());
         }

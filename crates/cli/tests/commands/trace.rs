@@ -212,6 +212,24 @@ fn errnos_of_connect_have_the_cause_that_they_have_here() {
     });
 }
 
+/// As a client of `localhost` that takes its first address.
+#[test]
+fn a_server_at_another_address_of_the_host_is_named() {
+    in_namespace(|| {
+        let test = "trace::a_server_at_another_address_of_the_host_is_named";
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let to = format!("[::1]:{port}");
+        let connects = || assert_eq!(connect(&to), Some(111));
+        let Some(lines) = failed_calls(test, "connect", connects) else { return };
+        has_line(
+            &lines,
+            &format!("connect ECONNREFUSED {to}"),
+            &format!("listens at 127.0.0.1:{port}, not at ::1"),
+        );
+    });
+}
+
 #[test]
 fn a_trace_of_accepts_has_all_failed_calls() {
     in_namespace(|| {

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{FailedCall, LocalAddress, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Snapshot};
 
+use crate::doctor::accepting::acceptors;
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
@@ -54,7 +55,8 @@ pub(crate) enum Judged {
 /// A command or setting that mends a cause, and its effect.
 type Cure = (&'static str, &'static str);
 
-/// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, and DISABLED for the sysctls that disable IPv6.
+/// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, DISABLED for the sysctls that disable IPv6, and
+/// SERVER and LISTENER for a listener at the port, but at another address.
 #[derive(Debug)]
 pub(crate) struct Cause {
     text: &'static str,
@@ -156,6 +158,14 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ECONNREFUSED,
         PerSecond(2.0),
         &[
+            shown(
+                listens_elsewhere,
+                "SERVER listens at LISTENER, not at ADDRESS",
+                (
+                    "in the client LISTENER instead of ADDRESS (a name such as localhost has both), or in the server ADDRESS too",
+                    "someone answers",
+                ),
+            ),
             shown(
                 lacks_listener,
                 "no socket listens at the address on this host",
@@ -763,6 +773,12 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
         text = filled(&text, "ADDRESS", &address.ip().to_string());
         text = filled(&text, "PORT", &address.port().to_string());
     }
+    if text.contains("LISTENER")
+        && let Some(listener) = elsewhere(snapshot, call)
+    {
+        text = filled(&text, "LISTENER", &listener.address.to_string());
+        text = filled(&text, "SERVER", &acceptors(snapshot, listener));
+    }
     if call.processes <= 1 && call.owner.pid != 0 {
         text = filled(&text, "PID", &call.owner.pid.to_string());
     }
@@ -954,9 +970,24 @@ fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
     let address = address(call)?;
     let listeners = snapshot.listeners.seen().ok()?;
     let serves = |own: &SocketAddr| {
-        own.port() == address.port() && (own.ip() == address.ip() || own.ip().is_unspecified())
+        let is_any = own.ip().is_unspecified() && (own.is_ipv6() || address.is_ipv4());
+        own.port() == address.port() && (own.ip() == address.ip() || is_any)
     };
     Some(listeners.iter().any(|listener| serves(&listener.address)))
+}
+
+/// Returns the listener at the port of a call, if none serves its address.
+fn elsewhere<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
+    let port = address(call)?.port();
+    let listeners = snapshot.listeners.seen().ok().filter(|_| listens(snapshot, call) == Some(false))?;
+    listeners.iter().find(|listener| listener.address.port() == port)
+}
+
+fn listens_elsewhere(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match elsewhere(snapshot, call) {
+        Some(_) => lacks_listener(snapshot, call),
+        None => Judged::No,
+    }
 }
 
 fn lacks_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {

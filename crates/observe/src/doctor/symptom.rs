@@ -81,6 +81,21 @@ pub(crate) struct Account<'a> {
     pub(crate) items: Vec<Item<'a>>,
 }
 
+/// Calls that failed with an errno, the counters that count the same failures, and the events that a call stands for at most: the counters
+/// are read before the calls are counted and after that, and a SYN is sent again several times.
+const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
+    ("connect", errno::ECONNREFUSED, &["Tcp.AttemptFails"], 2),
+    ("connect", errno::ECONNRESET, &["Tcp.AttemptFails"], 2),
+    ("connect", errno::EHOSTUNREACH, &["Tcp.AttemptFails"], 2),
+    ("connect", errno::ENETUNREACH, &["Tcp.AttemptFails", "Ip.OutNoRoutes", "Ip6.OutNoRoutes"], 2),
+    ("connect", errno::ETIMEDOUT, &["Tcp.AttemptFails", "TcpExt.TCPAbortOnTimeout"], 2),
+    ("connect", errno::ETIMEDOUT, &["TcpExt.TCPSynRetrans"], 8),
+    ("send", errno::ENETUNREACH, &["Ip.OutNoRoutes", "Ip6.OutNoRoutes"], 2),
+    ("send", errno::ENOBUFS, &["Udp.SndbufErrors", "Udp6.SndbufErrors"], 2),
+    ("send", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
+    ("recv", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
+];
+
 /// Time until the last port below which growth is a symptom. Connections that a program opens at its start grow, too.
 const SOON_S: f64 = 60.0;
 
@@ -99,11 +114,24 @@ impl<'a> Account<'a> {
                 account.add(Symptom::Counter { name: row.name, counter }, counter.during);
             }
         }
+        account.subtract_calls(snapshot);
         account.add_qdiscs(snapshot);
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
         account.add_unanswered(snapshot);
         account
+    }
+
+    /// Subtracts from the counters what failed calls say too, also those that are no symptom.
+    fn subtract_calls(&mut self, snapshot: &Snapshot) {
+        for call in snapshot.failures.seen().map(|failures| failures.calls.as_slice()).unwrap_or_default() {
+            let same = |row: &&(&str, &str, _, _)| (row.0, row.1) == (&*call.call, &*call.errno);
+            for (_, _, counters, most) in COUNTED_TOO.iter().filter(same) {
+                for counter in *counters {
+                    self.explain("X01", &What::Counter(counter), call.failed.saturating_mul(*most));
+                }
+            }
+        }
     }
 
     /// Adds drops that are more than 5 a second and 1% of the packets: a queue that is full now and then tells senders of TCP to slow down.

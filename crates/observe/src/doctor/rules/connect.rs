@@ -289,8 +289,8 @@ pub(super) const P09: Rule = Rule {
         "Connections of doctor to itself cannot replace the trace: a port that connections to another destination use is free for them, so \
          that they are fast while connect() to a destination without free ports is slow. Without a trace P02 computes the length of the search \
          from the ports in use.",
-        "The rule needs a trace, with at least 100 searches. It also wants a mean of a tenth of the threshold, because a thread that loses its processor \
-         during a search gives a high percentile on a busy host.",
+        "The rule needs a trace. With at least 100 searches it also wants a mean of a tenth of the threshold, because a thread that loses its processor \
+         during a search gives a high percentile on a busy host; with 10 to 99 it compares the mean.",
         "What helps: `fourtuple fix ports` for running programs, `fourtuple run`, IP_LOCAL_PORT_RANGE in the program (Linux 6.8), fewer ports in use. \
          Where no port is free, only ports that become free help (P01). \
          Linux 6.15 searches under RCU, which removes the contention of processors, not the length.",
@@ -301,6 +301,8 @@ pub(super) const P09: Rule = Rule {
 
 /// Fewer searches have no 99th percentile.
 const MIN_SEARCHES: u64 = 100;
+/// Of fewer searches the mean says little.
+const MIN_LONG_SEARCHES: u64 = 10;
 
 fn p09(snapshot: &Snapshot, limit: f64) -> Checked {
     let traced = snapshot.traced.seen().map_err(|reason| {
@@ -311,15 +313,22 @@ fn p09(snapshot: &Snapshot, limit: f64) -> Checked {
     let Some(p99_ns) = traced.search_p99_ns else { return Ok(Vec::new()) };
     let Some(mean_ns) = traced.search_ns.checked_div(traced.searches) else { return Ok(Vec::new()) };
     let limit_ns = limit * 1e3;
-    if traced.searches < MIN_SEARCHES || (p99_ns as f64) < limit_ns || (mean_ns as f64) < limit_ns / 10.0 {
-        return Ok(Vec::new());
-    }
-    let verdict = format!(
-        "connect() searches {:.1} ms for a port (99th percentile of {}, mean {:.2} ms)",
-        p99_ns as f64 / 1e6,
-        counted(traced.searches, "search"),
-        mean_ns as f64 / 1e6
-    );
+    let (p99_ms, mean_ms) = (p99_ns as f64 / 1e6, mean_ns as f64 / 1e6);
+    let searches = counted(traced.searches, "search");
+    let verdict = if traced.searches >= MIN_SEARCHES {
+        if (p99_ns as f64) < limit_ns || (mean_ns as f64) < limit_ns / 10.0 {
+            return Ok(Vec::new());
+        }
+        format!(
+            "connect() searches {p99_ms:.1} ms for a port (99th percentile of {searches}, mean {mean_ms:.2} ms)"
+        )
+    } else {
+        // The longer searches take, the fewer there are.
+        if traced.searches < MIN_LONG_SEARCHES || (mean_ns as f64) < limit_ns {
+            return Ok(Vec::new());
+        }
+        format!("connect() searches {mean_ms:.1} ms for a port (mean of {searches})")
+    };
     let of_one_cpu = percent(traced.search_ns, snapshot.interval_ns);
     let mut draft = Draft::new(Severity::Warning, "connect()", verdict)
         .because(format!("the searches take {of_one_cpu} of one processor"));

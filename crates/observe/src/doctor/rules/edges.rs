@@ -276,6 +276,34 @@ fn each_class_of_locks_has_its_change() {
 }
 
 #[test]
+fn a_listener_at_another_address_is_a_cause() {
+    let of = |address: &str, to: &str| {
+        let mut snapshot = snapshot(&[], &[]);
+        let own = Listener { address: address.parse().unwrap(), ..listener(7, [0, 0, 100], 0, 0) };
+        snapshot.listeners = Part::Seen(vec![own]);
+        let call = FailedCall {
+            call: "connect".to_owned(),
+            errno: "ECONNREFUSED".to_owned(),
+            protocol: "tcp".to_owned(),
+            owner: owner(8, 1),
+            address: Some(to.to_owned()),
+            failed: 40,
+            ..FailedCall::default()
+        };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot
+    };
+    let expect = |listener: &str, to: &str, wanted: &str| expect("X01", 0.0, &of(listener, to), &[wanted]);
+    expect("127.0.0.1:80", "[::1]:80", "the cause here: server[7] listens at 127.0.0.1:80, not at ::1");
+    expect("0.0.0.0:80", "[::1]:80", "the cause here: server[7] listens at 0.0.0.0:80, not at ::1");
+    expect("127.0.0.1:81", "[::1]:80", "the cause here: no socket listens at the address on this host");
+    // It may serve IPv4 too.
+    expect("[::]:80", "127.0.0.1:80", "possible: no socket listens");
+    // Another host.
+    expect("127.0.0.1:80", "10.0.0.3:80", "possible: no socket listens");
+}
+
+#[test]
 fn searches_at_their_limits() {
     let of = |searches, mean_ns: u64, search_p99_ns| {
         let mut snapshot = snapshot(&[], &[]);
@@ -290,6 +318,12 @@ fn searches_at_their_limits() {
     let slow = ["searches 0.5 ms", "of 100 searches, mean 0.05 ms", "take 1% of one processor"];
     expect("P09", 500.0, &of(100, 50_000, Some(500_000)), &slow);
     expect("P09", 500.0, &of(99, 50_000, Some(500_000)), &[]);
+    // The longer searches take, the fewer there are.
+    let long = ["searches 0.5 ms", "(mean of 99 searches)", "take 9% of one processor"];
+    expect("P09", 500.0, &of(99, 500_000, Some(500_000)), &long);
+    expect("P09", 500.0, &of(10, 9_000_000, Some(9_000_000)), &["searches 9.0 ms", "(mean of 10 searches)"]);
+    expect("P09", 500.0, &of(99, 499_999, Some(900_000)), &[]);
+    expect("P09", 500.0, &of(9, 9_000_000, Some(9_000_000)), &[]);
     expect("P09", 500.0, &of(100, 50_000, Some(499_999)), &[]);
     expect("P09", 500.0, &of(100, 49_999, Some(500_000)), &[]);
 }

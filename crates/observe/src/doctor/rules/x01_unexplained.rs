@@ -276,6 +276,23 @@ mod tests {
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: no source address"));
     }
 
+    /// AttemptFails counts refused connects too; the trace begins after the first reading of the counters, and ends before the second.
+    #[test]
+    fn counters_say_no_more_than_the_calls() {
+        let refused = |calls| failed("connect", "ECONNREFUSED", "tcp", "10.0.0.3:80", calls);
+        let of = |calls, fails| {
+            let snapshot =
+                snapshot(vec![refused(calls)], &[("Tcp.AttemptFails", fails), ("Tcp.ActiveOpens", fails)]);
+            found(&snapshot).into_iter().map(|(verdict, _)| verdict).collect::<Vec<_>>()
+        };
+        let calls =
+            "unexplained: 40 connect() of pgbouncer[812] to 10.0.0.3:80 failed with ECONNREFUSED in 2.0 s";
+        assert_eq!(of(40, 75), [calls]);
+        assert_eq!(of(40, 300), [calls, "unexplained: Tcp.AttemptFails grew by 220 in 2.0 s"]);
+        // Fewer than two a second are no symptom, and still what the counter counts.
+        assert_eq!(of(3, 4), <[String; 0]>::default());
+    }
+
     #[test]
     fn a_syn_alone_is_lost_now_and_then() {
         let owner = |pid| Some(Owner { pid, name: "crawler".to_owned(), sockets: 1 });

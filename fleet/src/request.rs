@@ -2,7 +2,9 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use fourtuple_bench::load::{Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, Trust, Workload};
+use fourtuple_bench::load::{
+    Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, TlsOptions, Trust, Workload,
+};
 use fourtuple_record::LoadSettings;
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +138,21 @@ impl LoadRequest {
         if self.insecure && load.target.scheme() == Scheme::Https {
             load.trust = Trust::AnyCertificate;
         }
+        if let Some(tls) = &settings.tls {
+            // An agent reads no file for a request.
+            if let Some(file) = tls.certificate.as_ref().or(tls.key.as_ref()) {
+                return Err(invalid("tls", file));
+            }
+            if let Some(name) = tls.name.as_ref().filter(|name| !TlsOptions::is_name(name)) {
+                return Err(invalid("tls", name));
+            }
+            load.tls = TlsOptions {
+                name: tls.name.clone(),
+                identity: None,
+                full_handshakes: tls.full_handshakes,
+                protocols: (tls.protocols != TlsOptions::spoken(load.streams)).then(|| tls.protocols.clone()),
+            };
+        }
         load.separate_ack = settings.separate_ack;
         load.seed = settings.seed;
         load.check().map_err(|error| RequestError::Load(error.to_string()))?;
@@ -178,6 +195,19 @@ mod tests {
         let crr: fourtuple_bench::load::Target = "tcp://127.0.0.1:1".parse().unwrap();
         let loads = [
             (http(), Some("127.0.0.0/30")),
+            (
+                Load {
+                    streams: None,
+                    tls: TlsOptions {
+                        name: Some("a.example".into()),
+                        full_handshakes: true,
+                        protocols: Some(Vec::new()),
+                        ..TlsOptions::default()
+                    },
+                    ..http()
+                },
+                Some("127.0.0.0/30"),
+            ),
             (Load::new(crr.clone(), Workload::Crr { request: 5, response: 6 }), None),
             (Load { hold: 5, connections: 0, ..Load::new(crr, Workload::Connect) }, None),
             (Load::new("udp://127.0.0.1:1".parse().unwrap(), Workload::Udp { request: 9 }), None),
@@ -213,6 +243,11 @@ mod tests {
         assert!(with(|settings| settings.rate_per_s = None).contains("arrival"));
         assert!(with(|settings| settings.rate_per_s = Some(-1.0)).contains("arrival"));
         assert!(with(|settings| settings.target = "/etc/passwd".into()).contains("target"));
+        assert!(
+            with(|settings| settings.tls.as_mut().unwrap().key = Some("/etc/key".into()))
+                .contains("/etc/key")
+        );
+        assert!(with(|settings| settings.tls.as_mut().unwrap().name = Some("a b".into())).contains("a b"));
         assert!(with(|settings| settings.method = "GET / HTTP/1.1\r\nX".into()).contains("--method"));
     }
 

@@ -148,6 +148,29 @@ fn the_offered_rate_is_split_exactly() {
 }
 
 #[test]
+fn thresholds_and_rows_are_those_of_the_merged_result() {
+    in_namespace(|| {
+        let Some(local) = LocalFleet::start("runs::thresholds_and_rows_are_those_of_the_merged_result")
+        else {
+            return;
+        };
+        let _agents = ["a", "b"].map(|name| local.agent(name, ""));
+        let rows = local.room.join("rows.csv");
+        let load = format!("load {TARGET} --rate 200/s --operations 60 --arrival even --csv {rows}");
+        let (code, record) =
+            fleet(&format!("load --workers 2 -- {load} --expect errors<1 --expect rate>1M/s"));
+        assert_eq!(code, 1, "{record:#}");
+        let judged = list(&record["results"], "/expectations").iter();
+        let met: Vec<(&str, bool)> = judged.map(|one| (text(one, "expect"), one["met"] == true)).collect();
+        assert_eq!(met, [("errors<1", true), ("rate>1M/s", false)], "{record:#}");
+        let rows = fs::read_to_string(rows).unwrap();
+        let sum: u64 =
+            rows.lines().skip(1).map(|row| row.split(',').nth(1).unwrap().parse::<u64>().unwrap()).sum();
+        assert_eq!((sum, number(&record["results"], "operations")), (60, 60), "{rows}");
+    });
+}
+
+#[test]
 fn a_killed_agent_is_reported_and_not_replaced() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("runs::a_killed_agent_is_reported_and_not_replaced") else {

@@ -505,7 +505,7 @@ impl Load {
             separate_ack: self.separate_ack,
             anyway,
             seed: self.seed,
-            tls: (self.target.scheme() == Scheme::Https).then(|| self.tls.settings()),
+            tls: (self.target.scheme() == Scheme::Https).then(|| self.tls.settings(self.streams)),
             requests: self.requests.as_ref().map(|list| LoadRequests {
                 file: list.file.clone(),
                 count: list.requests.len() as u64,

@@ -16,7 +16,7 @@ use fourtuple_bench::load::{
     Scheme, Target, TlsOptions, Trust, Workload,
 };
 use fourtuple_record::measure::words::counted;
-use fourtuple_record::{Saved, Second, format_duration, format_time};
+use fourtuple_record::{LoadRecord, Saved, Second, format_duration, format_time};
 use fourtuple_syscalls::resource;
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use time::OffsetDateTime;
@@ -351,20 +351,26 @@ impl LoadFlags {
         // Until here there is nothing to keep: a signal ends the process, also while a name server delays the answer.
         let stop = stop::flag()?;
         let line = Line::new(self.output.quiet, length);
-        let mut measured = prepared.run(&stop, None, |progress| line.show(progress))?;
+        let measured = prepared.run(&stop, None, |progress| line.show(progress))?;
         line.finish();
-        let fails = self.judge(&mut measured);
         let host = output::host(&SYSCTLS, &[]);
-        let mut settings = prepared.settings(self.source.as_deref(), self.anyway);
-        settings.expect = self.expect.iter().map(|expectation| expectation.text().to_owned()).collect();
-        let rows = self.csv.as_ref().map(|path| (path, rows(&measured.results.seconds)));
-        let record = output::record("load", started, host, settings, measured.remarks, measured.results);
+        let settings = prepared.settings(self.source.as_deref(), self.anyway);
+        let Measured { results, remarks, log, .. } = measured;
+        self.finish(output::record("load", started, host, settings, remarks, results), log)
+    }
+
+    /// Judges the thresholds, prints a record, and writes the files of the flags.
+    pub fn finish(&self, mut record: LoadRecord, log: Option<String>) -> anyhow::Result<Exit> {
+        let fails = self.judge(&mut record);
+        record.settings.expect =
+            self.expect.iter().map(|expectation| expectation.text().to_owned()).collect();
+        let rows = self.csv.as_ref().map(|path| (path, rows(&record.results.seconds)));
         let exit = self.output.finish(&Saved::Load(record))?;
         if self.output.json {
             fails.iter().for_each(|line| output::say(&format!("fourtuple: {line}")));
         }
         // The log and the rows are written last, so that a write error does not lose the measurement.
-        if let (Some(path), Some(log)) = (&self.hdr, measured.log) {
+        if let (Some(path), Some(log)) = (&self.hdr, log) {
             save(path, &log)?;
         }
         if let Some((path, rows)) = rows {
@@ -374,28 +380,25 @@ impl LoadFlags {
     }
 
     /// Judges the thresholds, and returns a line for each that was not met. A threshold of errors replaces the remark on errors.
-    fn judge(&self, measured: &mut Measured) -> Vec<String> {
-        let judged = self.expect.iter().map(|expectation| expectation.judge(&measured.results));
-        measured.results.expectations = judged.collect();
+    fn judge(&self, record: &mut LoadRecord) -> Vec<String> {
+        let judged = self.expect.iter().map(|expectation| expectation.judge(&record.results));
+        record.results.expectations = judged.collect();
         if self.expect.iter().any(Expectation::is_of_errors) {
-            measured.remarks.retain(|remark| remark.id != "errors");
+            record.validity.retain(|remark| remark.id != "errors");
         }
-        measured.results.expectations.iter().filter(|judged| !judged.met).map(expect::line).collect()
+        record.results.expectations.iter().filter(|judged| !judged.met).map(expect::line).collect()
     }
 
     /// Refuses flags that `load` alone has, not the command that runs it.
     fn refuse_alone(&self, command: &str) -> Result<(), UsageError> {
         let is_fleet = command == "fleet load";
         let alone = [
-            ("expect", !self.expect.is_empty()),
-            ("csv", self.csv.is_some()),
+            ("expect", !is_fleet && !self.expect.is_empty()),
+            ("csv", !is_fleet && self.csv.is_some()),
             ("ramp", self.ramp.is_some()),
             ("warm-up", is_fleet && self.warm_up.is_some()),
             ("requests", is_fleet && self.requests.is_some()),
-            ("sni", is_fleet && self.sni.is_some()),
             ("cert", is_fleet && self.cert.is_some()),
-            ("no-resumption", is_fleet && self.no_resumption),
-            ("alpn", is_fleet && self.alpn.is_some()),
         ];
         match alone.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => {
@@ -434,10 +437,6 @@ impl LoadFlags {
 
     pub fn anyway(&self) -> bool {
         self.anyway
-    }
-
-    pub fn hdr(&self) -> Option<&std::path::Path> {
-        self.hdr.as_deref()
     }
 
     /// Prints the findings of the preflight, and returns an error if it refuses the run without `--anyway`.

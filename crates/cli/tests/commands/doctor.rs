@@ -8,7 +8,9 @@ use std::path::Path;
 use std::thread;
 
 use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
-use crate::program::{Ended, Room, Running, binary, fourtuple, fourtuple_at, is_root, list, run, text};
+use crate::program::{
+    Ended, Room, Running, binary, fourtuple, fourtuple_at, is_root, list, run, text, until,
+};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
@@ -125,10 +127,16 @@ fn proposed_cures_are_tested_on_this_kernel() {
     });
     in_namespace(move || {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
-        let held = exhaust();
-        drop(held);
+        let mut clients = exhaust();
+        let servers = clients.split_off(50);
+        drop(clients);
+        // A process that another test has just started has copies of the sockets until its exec(): the server must not close first,
+        // and they are in TIME_WAIT only then.
+        for server in &servers[..50] {
+            until("the client's FIN has come", || matches!(socket::receive(server.as_fd(), &mut [0]), Ok(0)));
+        }
+        drop(servers);
         let before = sysctls();
-        // A process that another test has just started has copies of the sockets until its exec(): they are not in TIME_WAIT yet.
         let reuse = (0..5).find_map(|_| {
             let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
             proof_of(&record, "tcp_tw_reuse=1")

@@ -4,7 +4,7 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple_bench::load::SYSCTLS;
 use fourtuple_fleet::LoadRequest;
-use fourtuple_fleet::coordinator::{Coordinator, FleetLoad, FleetOutcome, FleetProgress};
+use fourtuple_fleet::coordinator::{Coordinator, FleetLoad, FleetProgress};
 use fourtuple_fleet::protocol::{MAX_RUN, MAX_WORKERS};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::{Saved, Second, format_duration, format_time};
@@ -103,7 +103,7 @@ impl FleetLoadFlags {
         };
         let coordinator = Coordinator::connect(&self.connect.connection())?;
         let outcome = show(quiet, |progress| coordinator.load(&fleet, &stop, progress))?;
-        finish(&flags.output, flags.hdr(), outcome)
+        flags.finish(outcome.record, outcome.log)
     }
 }
 
@@ -114,16 +114,12 @@ impl CollectFlags {
         let log = self.hdr.is_some();
         let outcome =
             show(self.output.quiet, |progress| coordinator.collect(&self.run, log, &stop, progress))?;
-        finish(&self.output, self.hdr.as_deref(), outcome)
+        let exit = self.output.finish(&Saved::Load(outcome.record))?;
+        if let (Some(path), Some(log)) = (&self.hdr, outcome.log) {
+            save(path, &log)?;
+        }
+        Ok(exit)
     }
-}
-
-fn finish(output: &Output, hdr: Option<&std::path::Path>, outcome: FleetOutcome) -> anyhow::Result<Exit> {
-    let exit = output.finish(&Saved::Load(outcome.record))?;
-    if let (Some(path), Some(log)) = (hdr, outcome.log) {
-        save(path, &log)?;
-    }
-    Ok(exit)
 }
 
 /// Calls `run` with a progress callback that prints the name of the run once, and then shows a picture on a terminal.

@@ -41,14 +41,19 @@ impl TlsOptions {
         matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
     }
 
-    /// Returns the settings for the record.
-    pub(crate) fn settings(&self) -> LoadTlsSettings {
+    /// Returns the protocols that are offered by default: HTTP/2 for a run with streams.
+    pub fn spoken(streams: Option<u32>) -> Vec<String> {
+        vec![if streams.is_some() { "h2" } else { HTTP_1_1 }.to_owned()]
+    }
+
+    /// Returns the settings for the record of a run with this number of streams.
+    pub(crate) fn settings(&self, streams: Option<u32>) -> LoadTlsSettings {
         LoadTlsSettings {
             name: self.name.clone(),
             certificate: self.identity.as_ref().map(|(certificate, _)| certificate.display().to_string()),
             key: self.identity.as_ref().map(|(_, key)| key.display().to_string()),
             full_handshakes: self.full_handshakes,
-            protocols: self.protocols.clone().unwrap_or_else(|| vec![HTTP_1_1.to_owned()]),
+            protocols: self.protocols.clone().unwrap_or_else(|| TlsOptions::spoken(streams)),
         }
     }
 
@@ -156,7 +161,8 @@ impl TlsSetup {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::clone(&client) as Arc<dyn ResolvesClientCert>);
-        let protocols = options.settings().protocols;
+        let protocols = options.protocols.clone();
+        let protocols = protocols.unwrap_or_else(|| TlsOptions::spoken(None));
         config.alpn_protocols = protocols.into_iter().map(String::into_bytes).collect();
         if options.full_handshakes {
             config.resumption = Resumption::disabled();

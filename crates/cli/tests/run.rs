@@ -501,7 +501,7 @@ fn a_signal_at_the_start_leaves_nothing() {
             let mut command = fourtuple("run -- sleep 60");
             let mut main = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
             thread::sleep(Duration::from_millis(delay_ms));
-            child::interrupt(main.id()).unwrap();
+            child::terminate(main.id()).unwrap();
             let status = main.wait().unwrap();
             assert!(!status.success(), "after {delay_ms} ms: {status}");
             let name = format!("fourtuple-run-{}", main.id());

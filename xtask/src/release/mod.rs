@@ -2,8 +2,8 @@
 //!
 //! With `--dry-run` the tree may be one that is not released yet: the changelog without a date, the addresses those of examples, no key.
 //!
-//! Two runs on one commit give identical bytes: times come from the commit, entries are sorted, and no path of this machine is in a
-//! file. docs/install.md and CONTRIBUTING.md describe the artifacts.
+//! Two runs on one commit at one path give identical bytes: times come from the commit, entries are sorted, and no path of this machine
+//! is in a file. docs/install.md and CONTRIBUTING.md describe the artifacts.
 
 mod binary;
 mod c_library;

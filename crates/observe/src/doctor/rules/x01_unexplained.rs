@@ -100,9 +100,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let verdict = format!("{kind}{}{during}", item.sentence());
     let mut draft = Draft::new(severity, item.subject(), verdict);
     if item.rest < item.amount {
-        let by = item.by.join(", ");
+        let name = |rule: &&'static str| if *rule == RULE.id { "other symptoms" } else { rule };
+        let by = item.by.iter().map(name).collect::<Vec<_>>().join(", ");
         draft = draft.because(format!(
-            "{by} explains {} of {}",
+            "explained by {by}: {} of {}",
             count(item.amount - item.rest),
             count(item.amount)
         ));
@@ -280,15 +281,25 @@ mod tests {
     #[test]
     fn counters_say_no_more_than_the_calls() {
         let refused = |calls| failed("connect", "ECONNREFUSED", "tcp", "10.0.0.3:80", calls);
-        let of = |calls, fails| {
+        let of = |calls, fails| -> Vec<String> {
             let snapshot =
                 snapshot(vec![refused(calls)], &[("Tcp.AttemptFails", fails), ("Tcp.ActiveOpens", fails)]);
-            found(&snapshot).into_iter().map(|(verdict, _)| verdict).collect::<Vec<_>>()
+            let first = |(verdict, evidence): (String, Vec<String>)| match evidence.into_iter().next() {
+                Some(fact) if fact.starts_with("explained") => format!("{verdict}; {fact}"),
+                _ => verdict,
+            };
+            found(&snapshot).into_iter().map(first).collect()
         };
         let calls =
             "unexplained: 40 connect() of pgbouncer[812] to 10.0.0.3:80 failed with ECONNREFUSED in 2.0 s";
         assert_eq!(of(40, 75), [calls]);
-        assert_eq!(of(40, 300), [calls, "unexplained: Tcp.AttemptFails grew by 220 in 2.0 s"]);
+        assert_eq!(
+            of(40, 300),
+            [
+                calls,
+                "unexplained: Tcp.AttemptFails grew by 220 in 2.0 s; explained by other symptoms: 80 of 300"
+            ]
+        );
         // Fewer than two a second are no symptom, and still what the counter counts.
         assert_eq!(of(3, 4), <[String; 0]>::default());
     }

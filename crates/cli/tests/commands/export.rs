@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::thread;
 
 use crate::program;
 use crate::program::{Room, Running, fourtuple, run, until};
+use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
 
@@ -117,7 +119,7 @@ fn connects_that_find_no_port_are_a_finding() {
             return skip(test, "bpf", &reason);
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
-        let (_listener, to) = fourtuple_testing::listener("127.0.0.1", 64);
+        let (listener, to) = fourtuple_testing::listener("127.0.0.1", 64);
         let address = "127.0.0.1:4900";
         let mut exporter = export(address, "");
         let found = || get(address, "/metrics").contains("fourtuple_findings{id=\"P07\"");
@@ -130,13 +132,18 @@ fn connects_that_find_no_port_are_a_finding() {
         }
         let locks = fourtuple_observe::trace::Survey::attach().window(0).locks;
         assert_eq!(unchecked("L01"), locks.is_err(), "{locks:?}");
-        let mut open = Vec::new();
         until("P07 is found", || {
-            open.extend((0..8).map_while(|_| TcpStream::connect(to).ok()));
-            TcpStream::connect(to).is_err() && found()
+            let open: Vec<TcpStream> = (0..8).map_while(|_| TcpStream::connect(to).ok()).collect();
+            let is_full = TcpStream::connect(to).is_err();
+            // The ports are free before they are looked at: of ports that stay in use P01 says the same, and P07 is silent.
+            for stream in &open {
+                option::set_reset_on_close(stream.as_fd()).unwrap();
+                drop(socket::accept_nonblocking(listener.as_fd()).unwrap());
+            }
+            drop(open);
+            is_full && found()
         });
         // Without further failures, the finding ends.
-        open.clear();
         until("P07 is over", || !found());
         exporter.kill();
     });

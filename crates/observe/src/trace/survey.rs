@@ -24,17 +24,56 @@ const SHARE: f64 = 0.001;
 /// Interval of looking for programs of 32 bits, which takes a look at each process of the host.
 const LOOK_INTERVAL: Duration = Duration::from_mins(1);
 
+/// Time after which a trace that failed is attached again: the kernel refuses a program for the moment when it has no memory, or when a
+/// signal is pending (EAGAIN).
+const AGAIN_INTERVAL: Duration = Duration::from_secs(10);
+
 /// A value of a trace, or the reason why there is none: the error of the trace, as text for the snapshot.
 type Seen<T> = Result<T, String>;
+
+/// A trace that may have failed.
+#[derive(Debug)]
+struct Trace<S> {
+    session: Seen<S>,
+    /// When it failed last. A trace that could not be attached at the start has not failed: it may not be attached on this host.
+    failed: Option<Instant>,
+}
+
+impl<S> Trace<S> {
+    fn new(session: Result<S, TraceError>) -> Trace<S> {
+        Trace { session: seen(session), failed: None }
+    }
+
+    fn absent(reason: &str) -> Trace<S> {
+        Trace { session: Err(reason.to_owned()), failed: None }
+    }
+
+    /// Reads from the trace, and detaches it if that fails.
+    fn read<T>(&mut self, read: impl FnOnce(&mut S) -> Result<T, TraceError>) -> Seen<T> {
+        let session = self.session.as_mut().map_err(|reason| reason.clone())?;
+        let result = seen(read(session));
+        if let Err(reason) = &result {
+            (self.session, self.failed) = (Err(reason.clone()), Some(Instant::now()));
+        }
+        result
+    }
+
+    /// Attaches the trace again if it failed some time ago.
+    fn renew(&mut self, attach: impl FnOnce() -> Result<S, TraceError>) {
+        if self.session.is_err() && self.failed.is_some_and(|at| at.elapsed() >= AGAIN_INTERVAL) {
+            (self.session, self.failed) = (seen(attach()), Some(Instant::now()));
+        }
+    }
+}
 
 /// Running traces of connect(), accept() and lock waits. Each trace may be absent: a kernel or a host may permit one and refuse another.
 #[derive(Debug)]
 pub struct Survey {
     began: Instant,
-    connect: Seen<<Connect as Instrument>::Session>,
-    accept: Seen<<Accept as Instrument>::Session>,
-    locks: Seen<<Locks as Instrument>::Session>,
-    failed: Seen<FailedSession>,
+    connect: Trace<<Connect as Instrument>::Session>,
+    accept: Trace<<Accept as Instrument>::Session>,
+    locks: Trace<<Locks as Instrument>::Session>,
+    failed: Trace<FailedSession>,
     /// The port searches and accept waits of traces that were replaced because a table was full.
     ended: (LogLinear, LogLinear),
     /// Programs of 32 bits of a network namespace, and when they were looked for.
@@ -67,12 +106,12 @@ impl Survey {
     /// Attaches all traces that this process may attach.
     pub fn attach() -> Survey {
         // First, because the other traces take seconds to load on a busy host.
-        let failed = seen(FailedSession::attach(&TaskFilter::default()));
+        let failed = Trace::new(failures_of_all());
         Survey {
             failed,
-            connect: seen(connect()),
-            accept: seen(accept()),
-            locks: seen(Locks::default().attach()),
+            connect: Trace::new(connect()),
+            accept: Trace::new(accept()),
+            locks: Trace::new(Locks::default().attach()),
             ..Survey::absent("")
         }
     }
@@ -81,10 +120,10 @@ impl Survey {
     pub fn absent(reason: &str) -> Survey {
         Survey {
             began: Instant::now(),
-            connect: Err(reason.to_owned()),
-            accept: Err(reason.to_owned()),
-            locks: Err(reason.to_owned()),
-            failed: Err(reason.to_owned()),
+            connect: Trace::absent(reason),
+            accept: Trace::absent(reason),
+            locks: Trace::absent(reason),
+            failed: Trace::absent(reason),
             ended: (LogLinear::default(), LogLinear::default()),
             of_32_bits: None,
         }
@@ -92,13 +131,16 @@ impl Survey {
 
     /// Returns whether a trace is attached, which needs [`Survey::poll`].
     pub fn is_attached(&self) -> bool {
-        self.connect.is_ok() || self.accept.is_ok() || self.locks.is_ok() || self.failed.is_ok()
+        self.connect.session.is_ok()
+            || self.accept.session.is_ok()
+            || self.locks.session.is_ok()
+            || self.failed.session.is_ok()
     }
 
     /// Returns the durations of all events so far.
     pub fn times(&mut self) -> SurveyTimes {
-        let mut search = read(&mut self.connect, |connect| connect.times());
-        let mut wait = read(&mut self.accept, |accept| accept.times());
+        let mut search = self.connect.read(|connect| connect.times());
+        let mut wait = self.accept.read(|accept| accept.times());
         for (times, ended) in [(&mut search, &self.ended.0), (&mut wait, &self.ended.1)] {
             if let Ok(times) = times {
                 times.merge(ended);
@@ -107,12 +149,13 @@ impl Survey {
         SurveyTimes { search, wait }
     }
 
-    /// Drains what the kernel keeps for a short time only. A trace that fails is detached, and its next value is the error.
+    /// Drains what the kernel keeps for a short time only. A trace that fails is detached, its next value is the error, and a later
+    /// window attaches it again.
     pub fn poll(&mut self) {
         let elapsed = self.began.elapsed();
-        let _ = read(&mut self.connect, |connect| connect.poll(elapsed));
-        let _ = read(&mut self.accept, |accept| accept.poll(elapsed));
-        let _ = read(&mut self.locks, |locks| locks.poll(elapsed));
+        let _ = self.connect.read(|connect| connect.poll(elapsed));
+        let _ = self.accept.read(|accept| accept.poll(elapsed));
+        let _ = self.locks.read(|locks| locks.poll(elapsed));
     }
 
     /// Returns what the traces saw in a network namespace, by its inode, since the previous call. A trace whose table is full is
@@ -122,8 +165,12 @@ impl Survey {
         let known = self.of_32_bits.take().filter(is_known);
         let (at, _, of_32_bits) = known.unwrap_or_else(|| (Instant::now(), namespace, of_32_bits(namespace)));
         self.of_32_bits = Some((at, namespace, of_32_bits.clone()));
+        self.failed.renew(failures_of_all);
+        self.connect.renew(connect);
+        self.accept.renew(accept);
+        self.locks.renew(|| Locks::default().attach());
         let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
-        let connects = read(&mut self.connect, |connect| {
+        let connects = self.connect.read(|connect| {
             let window = connect.window(namespace)?;
             if connect.is_full()? {
                 search.merge(&connect.times()?);
@@ -131,7 +178,7 @@ impl Survey {
             }
             Ok(traced(window))
         });
-        let accepts = read(&mut self.accept, |accept| {
+        let accepts = self.accept.read(|accept| {
             let window = accept.window(namespace)?;
             if accept.is_full()? {
                 wait.merge(&accept.times()?);
@@ -139,23 +186,23 @@ impl Survey {
             }
             Ok(accepted(window))
         });
-        let failures = read(&mut self.failed, |session| {
+        let failures = self.failed.read(|session| {
             let window = session.window()?;
             if session.lost()? > 0 {
-                *session = FailedSession::attach(&TaskFilter::default())?;
+                *session = failures_of_all()?;
             }
             Ok(failures(namespace, &window, of_32_bits))
         });
-        Window { connects, accepts, locks: read(&mut self.locks, |locks| locks.window(SHARE)), failures }
+        Window { connects, accepts, locks: self.locks.read(|locks| locks.window(SHARE)), failures }
     }
 
     /// Detaches the traces and returns what they saw in a network namespace, by its inode.
     pub fn finish(self, namespace: u32) -> Window {
         let elapsed = self.began.elapsed();
-        let connects = self.connect.and_then(|mut connect| seen(connect.window(namespace)));
-        let accepts = self.accept.and_then(|mut accept| seen(accept.window(namespace)));
-        let locks = self.locks.and_then(|locks| seen(locks.finish(elapsed)));
-        let failed = self.failed.and_then(|mut session| seen(session.window()));
+        let connects = self.connect.session.and_then(|mut connect| seen(connect.window(namespace)));
+        let accepts = self.accept.session.and_then(|mut accept| seen(accept.window(namespace)));
+        let locks = self.locks.session.and_then(|locks| seen(locks.finish(elapsed)));
+        let failed = self.failed.session.and_then(|mut session| seen(session.window()));
         Window {
             connects: connects.map(traced),
             accepts: accepts.map(accepted),
@@ -175,21 +222,16 @@ fn connect() -> Result<<Connect as Instrument>::Session, TraceError> {
     Connect::default().attach_beside(Err(COUNTED.to_owned()))
 }
 
+fn failures_of_all() -> Result<FailedSession, TraceError> {
+    FailedSession::attach(&TaskFilter::default())
+}
+
 fn accept() -> Result<<Accept as Instrument>::Session, TraceError> {
     Accept::default().attach_beside(Err(COUNTED.to_owned()))
 }
 
 fn seen<T>(result: Result<T, TraceError>) -> Seen<T> {
     result.map_err(|error| error.to_string())
-}
-
-/// Reads from a trace, and gives it up if that fails.
-fn read<S, T>(trace: &mut Seen<S>, read: impl FnOnce(&mut S) -> Result<T, TraceError>) -> Seen<T> {
-    let result = trace.as_mut().map_err(|reason| reason.clone()).and_then(|session| seen(read(session)));
-    if let (Err(reason), Ok(_)) = (&result, &trace) {
-        *trace = Err(reason.clone());
-    }
-    result
 }
 
 fn traced((mut tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Traced {
@@ -236,4 +278,27 @@ fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failur
 /// Returns the programs of 32 bits of a network namespace.
 fn of_32_bits(namespace: u32) -> Vec<Owner> {
     blind_spots::processes_of_32_bits(&TaskFilter { network: Some(namespace), ..TaskFilter::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_failed_is_attached_again_after_a_time() {
+        let fails = |_: &mut u32| Err::<(), _>(TraceError::NoTier { reasons: "for now".to_owned() });
+        let mut trace = Trace::new(Ok(1));
+        assert!(trace.read(fails).is_err() && trace.session.is_err());
+        trace.renew(|| panic!("too soon"));
+        trace.failed = trace.failed.and_then(|at| at.checked_sub(AGAIN_INTERVAL));
+        trace.renew(|| Err(TraceError::NoTier { reasons: "still".to_owned() }));
+        trace.renew(|| panic!("too soon after an attempt"));
+        trace.failed = trace.failed.and_then(|at| at.checked_sub(AGAIN_INTERVAL));
+        trace.renew(|| Ok(2));
+        assert_eq!(trace.read(|session| Ok(*session)), Ok(2));
+        // What this host does not permit is not tried again.
+        let mut never = Trace::<u32>::absent("no BTF");
+        never.renew(|| panic!("it never ran"));
+        assert_eq!(never.read(|session| Ok(*session)), Err("no BTF".to_owned()));
+    }
 }

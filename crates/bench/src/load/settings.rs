@@ -390,13 +390,8 @@ impl Load {
     }
 
     pub(crate) fn tls_setup(&self) -> Result<Option<TlsSetup>, LoadError> {
-        match self.target.scheme() {
-            Scheme::Https => {
-                let setup = TlsSetup::new(self.target.host(), &self.trust, &self.tls)?;
-                Ok(Some(if self.streams.is_some() { setup.offer(b"h2") } else { setup }))
-            }
-            _ => Ok(None),
-        }
+        let setup = || TlsSetup::new(self.target.host(), &self.trust, &self.tls, self.streams);
+        (self.target.scheme() == Scheme::Https).then(setup).transpose()
     }
 
     /// Checks that each source is an address of this host. Later, EADDRNOTAVAIL could also mean that its ports are exhausted.

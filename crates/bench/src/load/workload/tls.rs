@@ -41,9 +41,14 @@ impl TlsOptions {
         matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
     }
 
-    /// Returns the protocols that are offered by default: HTTP/2 for a run with streams.
+    /// Returns the protocols that are offered by default (ALPN, RFC 7301): HTTP/2 for a run with streams.
     pub fn spoken(streams: Option<u32>) -> Vec<String> {
         vec![if streams.is_some() { "h2" } else { HTTP_1_1 }.to_owned()]
+    }
+
+    /// Returns the protocols that a run with this number of streams offers.
+    fn offered(&self, streams: Option<u32>) -> Vec<String> {
+        self.protocols.clone().unwrap_or_else(|| TlsOptions::spoken(streams))
     }
 
     /// Returns the settings for the record of a run with this number of streams.
@@ -53,7 +58,7 @@ impl TlsOptions {
             certificate: self.identity.as_ref().map(|(certificate, _)| certificate.display().to_string()),
             key: self.identity.as_ref().map(|(_, key)| key.display().to_string()),
             full_handshakes: self.full_handshakes,
-            protocols: self.protocols.clone().unwrap_or_else(|| TlsOptions::spoken(streams)),
+            protocols: self.offered(streams),
         }
     }
 
@@ -145,7 +150,12 @@ impl ResolvesClientCert for Client {
 }
 
 impl TlsSetup {
-    pub(crate) fn new(host: &str, trust: &Trust, options: &TlsOptions) -> Result<Self, LoadError> {
+    pub(crate) fn new(
+        host: &str,
+        trust: &Trust,
+        options: &TlsOptions,
+        streams: Option<u32>,
+    ) -> Result<Self, LoadError> {
         let refuse = |why: String| LoadError::Tls(why);
         let host = options.name.as_deref().unwrap_or(host);
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -161,19 +171,11 @@ impl TlsSetup {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::clone(&client) as Arc<dyn ResolvesClientCert>);
-        let protocols = options.protocols.clone();
-        let protocols = protocols.unwrap_or_else(|| TlsOptions::spoken(None));
-        config.alpn_protocols = protocols.into_iter().map(String::into_bytes).collect();
+        config.alpn_protocols = options.offered(streams).into_iter().map(String::into_bytes).collect();
         if options.full_handshakes {
             config.resumption = Resumption::disabled();
         }
         Ok(TlsSetup { config: Arc::new(config), name, client })
-    }
-
-    /// Offers this protocol instead of http/1.1 (RFC 7301).
-    pub(crate) fn offer(mut self, protocol: &[u8]) -> Self {
-        Arc::make_mut(&mut self.config).alpn_protocols = vec![protocol.to_vec()];
-        self
     }
 
     /// Begins a connection.

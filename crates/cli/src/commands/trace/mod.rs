@@ -184,9 +184,9 @@ impl NetworkFlags {
 fn comm(text: &str) -> Result<String, String> {
     match text.len() {
         1..=15 => Ok(text.to_owned()),
-        _ => {
-            Err(format!("{text:?} is not the name of a thread: expected 1 to 15 bytes, as in /proc/PID/comm"))
-        }
+        _ => Err(format!(
+            "{text:?} is not the name of a process or thread: expected 1 to 15 bytes, as in /proc/PID/comm"
+        )),
     }
 }
 

@@ -94,6 +94,8 @@ struct pt_regs___arguments {
 	unsigned long si;
 	unsigned long dx;
 	unsigned long r10;
+	unsigned long r8;
+	unsigned long r9;
 	u64 regs[31];
 };
 #pragma clang attribute pop
@@ -120,4 +122,20 @@ INLINE u64 fourth_argument(const struct pt_regs *context)
 	if (IS_THERE(registers->orig_ax))
 		return registers->r10;
 	return registers->regs[3];
+}
+
+INLINE u64 fifth_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->r8;
+	return registers->regs[4];
+}
+
+INLINE u64 sixth_argument(const struct pt_regs *context)
+{
+	const struct pt_regs___arguments *registers = (const void *)context;
+	if (IS_THERE(registers->orig_ax))
+		return registers->r9;
+	return registers->regs[5];
 }

@@ -5,8 +5,8 @@
  *   inet_sock_set_state     CLOSE -> SYN_SENT: the errors that follow belong to a connect() that has begun
  *
  * A non-blocking connect() fails later: the program reads the errno by SO_ERROR, by another connect(), or by recv or send. The first of them
- * counts as the failure of connect(). EINTR, EAGAIN and EINPROGRESS are no failures, except for connect(), where EAGAIN means no port (UDP) or a
- * full queue (Unix). */
+ * counts as the failure of connect(). EINTR, EAGAIN and EINPROGRESS are no failures, except that EAGAIN of connect() means no port (UDP) or a
+ * full queue (Unix), and that of send() no port if the socket has none (UDP). */
 #include "counting.h"
 #include "current.h"
 
@@ -50,6 +50,8 @@ struct failure {
 struct count {
 	u64 calls;
 	u8 name[16];
+	u32 range; /* IP_LOCAL_PORT_RANGE of the socket of the first call, high << 16 | low; 0: none */
+	u32 mixed; /* whether another call had another range */
 };
 
 struct totals {
@@ -58,11 +60,12 @@ struct totals {
 
 LAYOUT(struct wanted, 56);
 LAYOUT(struct failure, 128);
-LAYOUT(struct count, 24);
+LAYOUT(struct count, 32);
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct inode {
 	unsigned short i_mode;
+	unsigned long i_ino;
 };
 struct thread_info {
 	unsigned long flags;
@@ -79,13 +82,17 @@ struct file___typed {
 	struct inode *f_inode;
 	void *private_data;
 };
+struct socket___open {
+	struct file___typed *file;
+};
 #pragma clang attribute pop
 
 MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
 MAP(sums, MAP_ARRAY, 1, u32, struct totals);
 MAP(failures, MAP_HASH, FAILURES, struct failure, struct count);
 
-/* Sockets that have sent a SYN and are not connected. Of a socket that is closed without another call the entry is left behind. */
+/* The inodes of sockets that have sent a SYN and are not connected. Of a socket that is closed without another call the entry is left behind,
+ * and the kernel may give its address to another socket. */
 MAP(attempts, MAP_HASH_FORGETFUL, ATTEMPTS, u64, u32);
 
 /* Returns whether the system call is one of 32 bits, which has other numbers: TS_COMPAT of x86, TIF_32BIT of arm64. */
@@ -145,6 +152,19 @@ INLINE u32 call_kind(int call)
 	case 63: case 65: case 207: case 212: case 243: return RECV;
 	}
 	return 0;
+}
+
+/* Returns the number of the inode of a socket; 0: the kernel's own socket. */
+INLINE u32 inode_of(const struct sock *socket)
+{
+	const struct socket___open *found = NULL;
+	const struct file___typed *file = NULL;
+	const struct inode *inode = NULL;
+	unsigned long number = 0;
+	if (READ(found, socket->sk_socket) || !found || READ(file, found->file) || !file || READ(inode, file->f_inode) || !inode)
+		return 0;
+	READ(number, inode->i_ino);
+	return number;
 }
 
 /* Returns the socket of a file, or NULL if it is not a socket. */
@@ -224,6 +244,35 @@ INLINE void put_passed(struct failure *failure, u64 place, u32 length)
 	failure->family = family;
 }
 
+/* Returns whether the call is sendto(). */
+INLINE int is_sendto(int call)
+{
+	struct pt_regs *registers = NULL;
+	return call == (IS_THERE(registers->orig_ax) ? 44 : 206);
+}
+
+/* Stores the address of a connect() that failed before the socket had it: the arguments of connect(), or of sendto() with MSG_FASTOPEN. */
+INLINE void put_target(struct failure *failure, const struct pt_regs *registers, u32 kind)
+{
+	if (kind == CONNECT)
+		put_passed(failure, second_argument(registers), third_argument(registers));
+	else if (is_sendto(call_of(registers)))
+		put_passed(failure, fifth_argument(registers), sixth_argument(registers));
+}
+
+/* Returns IP_LOCAL_PORT_RANGE of a socket, high << 16 | low; 0: none. */
+INLINE u32 own_range(const struct sock *socket)
+{
+	const struct inet_sock___packed *packed = (const void *)socket;
+	const struct inet_sock___pair *pair = (const void *)socket;
+	u32 range = 0;
+	if (IS_THERE(packed->local_port_range))
+		READ(range, packed->local_port_range);
+	else if (IS_THERE(pair->local_port_range.lo))
+		read_kernel(&range, sizeof(range), &pair->local_port_range.lo);
+	return range;
+}
+
 /* Stores the local address of a listener. */
 INLINE void put_local(struct failure *failure, const struct sock *socket, u32 family)
 {
@@ -260,7 +309,7 @@ INLINE void put_peer(struct failure *failure, const struct sock *socket, u32 fam
 	failure->family = family;
 }
 
-INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
+INLINE void count_failure(const struct wanted *wanted, struct failure *failure, const struct sock *socket)
 {
 	u32 only = 0;
 	struct count *known, count = {};
@@ -272,6 +321,8 @@ INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
 		return;
 	if (!is_wanted_thread(wanted->flags, wanted->name, wanted->cgroup))
 		return;
+	if (failure->call == CONNECT && (failure->protocol == OF_TCP || failure->protocol == OF_UDP))
+		count.range = own_range(socket);
 	known = map_lookup(&failures, failure);
 	if (!known) {
 		process_name(count.name);
@@ -281,6 +332,8 @@ INLINE void count_failure(const struct wanted *wanted, struct failure *failure)
 	}
 	if (known) {
 		ADD(known->calls, 1);
+		if (known->range != count.range)
+			known->mixed = 1;
 		return;
 	}
 	totals = map_lookup(&sums, &only);
@@ -292,9 +345,21 @@ INLINE int is_failure(u32 kind, u32 errno)
 {
 	if (!errno || errno == INTERRUPTED || errno == BAD_DESCRIPTOR || errno == CANCELED)
 		return 0;
+	if (kind == SEND)
+		return 1;
 	if (kind != CONNECT)
 		return errno != TRY_AGAIN;
 	return errno != IN_PROGRESS && errno != NOW_IN_PROGRESS && errno != IS_CONNECTED;
+}
+
+/* Returns whether EAGAIN of a send() says that the queue is full, and not that a socket of UDP found no port. */
+INLINE int is_full_queue(u32 kind, u32 errno, const struct sock *socket, u32 protocol)
+{
+	u16 port = 0;
+	if (kind != SEND || errno != TRY_AGAIN)
+		return 0;
+	READ(port, socket->__sk_common.skc_num);
+	return protocol != OF_UDP || port;
 }
 
 /* Stores what the socket of a failed call tells. Returns the call: one that reports the end of a connect() is a connect(). */
@@ -304,13 +369,16 @@ INLINE u32 put_socket(struct failure *failure, const struct sock *socket, u32 ki
 	u64 id = (u64)socket;
 	u16 number = 0, short_family = 0;
 	u8 state = 0;
+	u32 *attempt = NULL;
 	READ(short_family, socket->__sk_common.skc_family);
 	READ(number, socket->sk_protocol);
 	*family = short_family;
 	failure->protocol = protocol_of(short_family, number);
 	READ(net, socket->__sk_common.skc_net.net);
 	READ(failure->namespace, net->ns.inum);
-	if (failure->protocol == OF_TCP && (kind >= SEND || kind == CONNECT) && map_lookup(&attempts, &id)) {
+	if (failure->protocol == OF_TCP && (kind >= SEND || kind == CONNECT))
+		attempt = map_lookup(&attempts, &id);
+	if (attempt && *attempt == inode_of(socket)) {
 		READ(state, socket->__sk_common.skc_state);
 		failure->state = state == SYN_SENT ? IN_SYN_SENT : AFTER_SYN;
 		map_delete(&attempts, &id);
@@ -329,7 +397,7 @@ int call_failed(u64 *context)
 	const struct sock *socket = NULL;
 	struct failure failure = {};
 	struct wanted *wanted;
-	u32 only = 0, errno, kind, family = 0;
+	u32 only = 0, errno, called, kind, family = 0;
 	/* Runs for every system call of the host. */
 	if (result > 0 || result < -MAX_ERRNO)
 		return 0;
@@ -359,17 +427,22 @@ int call_failed(u64 *context)
 		socket = socket_at(first_argument(registers));
 		if (!socket)
 			return 0;
+		called = kind;
 		kind = put_socket(&failure, socket, kind, &family);
+		if (is_full_queue(kind, errno, socket, failure.protocol))
+			return 0;
+		if (kind == CONNECT && !failure.family)
+			put_target(&failure, registers, called);
 	}
 	if (!failure.protocol || kind == SO_ERROR_)
 		return 0;
 	failure.errno = errno;
 	failure.call = kind;
-	if (kind == BIND || (kind == CONNECT && !failure.family))
+	if (kind == BIND)
 		put_passed(&failure, second_argument(registers), third_argument(registers));
 	else if (kind == LISTEN_ || kind == ACCEPT)
 		put_local(&failure, socket, family);
-	count_failure(wanted, &failure);
+	count_failure(wanted, &failure, socket);
 	return 0;
 }
 
@@ -400,13 +473,13 @@ int ring_failed(u64 *context)
 	if (!socket)
 		return 0;
 	kind = put_socket(&failure, socket, kind, &family);
-	if (!failure.protocol)
+	if (!failure.protocol || is_full_queue(kind, -result, socket, failure.protocol))
 		return 0;
 	failure.errno = -result;
 	failure.call = kind;
 	if (kind == LISTEN_ || kind == ACCEPT)
 		put_local(&failure, socket, family);
-	count_failure(wanted, &failure);
+	count_failure(wanted, &failure, socket);
 	return 0;
 }
 
@@ -416,10 +489,10 @@ int attempt_began(u64 *context)
 	u64 id = context[0];
 	int from = (int)context[1];
 	int to = (int)context[2];
-	u32 one = 1;
-	if (from == CLOSED && to == SYN_SENT)
-		map_update(&attempts, &id, &one, ANY);
-	else if (from == SYN_SENT && to == ESTABLISHED)
+	if (from == CLOSED && to == SYN_SENT) {
+		u32 inode = inode_of((const struct sock *)id);
+		map_update(&attempts, &id, &inode, ANY);
+	} else if (from == SYN_SENT && to == ESTABLISHED)
 		map_delete(&attempts, &id);
 	return 0;
 }

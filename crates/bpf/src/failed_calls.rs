@@ -46,6 +46,8 @@ pub struct Failure {
 struct Count {
     calls: u64,
     name: [u8; 16],
+    range: u32,
+    mixed: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -55,7 +57,7 @@ struct Totals {
 }
 
 // The layouts must equal the layouts in failed_calls.bpf.c.
-const _: () = assert!(mem::size_of::<Count>() == 24);
+const _: () = assert!(mem::size_of::<Count>() == 32);
 const _: () = assert!(mem::size_of::<Failure>() == 128 && mem::offset_of!(Failure, address) == 20);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
@@ -148,6 +150,9 @@ pub struct Failed {
     /// Name of the process.
     pub name: String,
     pub calls: u64,
+    /// The ports of IP_LOCAL_PORT_RANGE, both inclusive, that all sockets of these calls of connect() had; a bound of 0 is the bound of
+    /// net.ipv4.ip_local_port_range.
+    pub range: Option<(u16, u16)>,
 }
 
 /// The attached programs. They are detached when this value is dropped or the process ends.
@@ -189,7 +194,9 @@ impl FailedCalls {
         let failed = |entry: Result<(Failure, Count), _>| {
             let (failure, count) =
                 entry.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))?;
-            Ok(Failed { failure, name: thread_name(&count.name), calls: count.calls })
+            let range = (count.range as u16, (count.range >> 16) as u16);
+            let range = Some(range).filter(|range| *range != (0, 0) && count.mixed == 0);
+            Ok(Failed { failure, name: thread_name(&count.name), calls: count.calls, range })
         };
         self.failures.iter().map(failed).collect()
     }

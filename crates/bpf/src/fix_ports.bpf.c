@@ -200,19 +200,6 @@ struct tcp_timewait_sock {
 	int tw_ts_recent_stamp;
 };
 
-/* IP_LOCAL_PORT_RANGE, since Linux 6.8 */
-struct inet_sock___packed {
-	u32 local_port_range;
-};
-
-/* before, since Linux 6.3 and in 6.1.y */
-struct inet_sock___pair {
-	struct {
-		u16 lo;
-		u16 hi;
-	} local_port_range;
-};
-
 #pragma clang attribute pop
 
 /* One connect() past the share. */

@@ -310,6 +310,18 @@ struct task_struct {
 	struct files_struct *files;
 };
 
+/* IP_LOCAL_PORT_RANGE, since Linux 6.8 */
+struct inet_sock___packed {
+	u32 local_port_range;
+};
+
+/* before, since Linux 6.3 and in 6.1.y */
+struct inet_sock___pair {
+	struct {
+		u16 lo;
+		u16 hi;
+	} local_port_range;
+};
 #pragma clang attribute pop
 
 static struct tcp_sock *(*const as_tcp_socket)(void *socket) = (void *)137;

@@ -295,14 +295,14 @@ fn no_path_is_lost_to_a_collision() {
 fn windows_of_a_survey_have_the_waits_of_a_trace() {
     in_namespace(|| {
         let test = "windows_of_a_survey_have_the_waits_of_a_trace";
-        let mut survey = Survey::attach();
-        if let Err(reason) = survey.window(0).locks {
+        let mut survey = Survey::attach(own_network());
+        if let Err(reason) = survey.window().locks {
             return skip(test, "bpf", &reason);
         }
         let (mut seen, mut last) = (0, TracedLocks::default());
         let mut look = |survey: &mut Survey| {
             survey.poll();
-            let window = survey.window(0).locks.unwrap();
+            let window = survey.window().locks.unwrap();
             let is_new = window != last;
             if is_new {
                 seen += window.classes.values().map(|class| class.waits).sum::<u64>();
@@ -328,7 +328,7 @@ fn windows_of_a_survey_have_the_waits_of_a_trace() {
             }
             thread::sleep(Duration::from_millis(10));
         };
-        // The survey counts all threads of the host, but misses waits that are in progress when an idle lock is forgotten.
+        // The survey counts all threads of the namespace, but misses waits that are in progress when an idle lock is forgotten.
         assert!(seen * 2 >= waits, "{seen} in windows, {waits} of the threads of this test");
     });
 }

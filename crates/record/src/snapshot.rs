@@ -203,10 +203,20 @@ pub struct Connections {
     pub held_tcp_low_parity: u32,
     /// Distinct ports of `held_tcp` that sockets of the kind `bound` hold.
     pub held_bound: u32,
+    /// Distinct ports of the range that UDP sockets hold, with a peer or without: no other UDP socket gets them without bind().
+    #[serde(default)]
+    pub held_udp: u32,
+    /// The process with the most of these sockets; `null`: not known.
+    #[serde(default)]
+    pub udp_holder: Option<Owner>,
     /// Accepted connections by local port, in ascending order; bounded to the ports with the most sockets.
     pub services: Vec<Service>,
     /// Number of local ports with accepted connections that are not listed.
     pub services_left_out: u64,
+    /// Connections of local ports outside of the range at which nobody listens, such as those of a server that has ended, in ascending
+    /// order; bounded to the ports with the most sockets.
+    #[serde(default)]
+    pub left: Vec<Service>,
     /// Sockets in CLOSE_WAIT by process; bounded.
     pub close_wait: Vec<CloseWait>,
     /// Unix sockets whose peer has closed, by process; bounded.
@@ -695,6 +705,10 @@ pub struct FailedCall {
     /// Inode of the network namespace of the socket; 0 in older records.
     #[serde(default)]
     pub namespace: u32,
+    /// connect(): the first and the last port that the sockets may use, if the program has set IP_LOCAL_PORT_RANGE, to the same ports for
+    /// all calls; a bound of 0 is the bound of net.ipv4.ip_local_port_range.
+    #[serde(default)]
+    pub range: Option<(u16, u16)>,
     /// Causes that the errno has for this call: the cause if it is known, otherwise possible causes. Records of `trace connect` and `trace accept`
     /// have them; a record of `doctor` has findings instead.
     #[serde(default)]

@@ -1321,6 +1321,9 @@ class DoctorConnections(TypedDict):
     close_wait: list[DoctorCloseWait]
     unix_close_wait: list[DoctorUnixCloseWait]
     self_connected: list[SelfConnected]
+    held_udp: NotRequired[int]
+    left: NotRequired[list[DoctorService]]
+    udp_holder: NotRequired[DoctorOwner | None]
     unanswered: NotRequired[list[Unanswered]]
 
 
@@ -1518,6 +1521,7 @@ class FailedCall(TypedDict):
     failed: int
     causes: NotRequired[list[str]]
     namespace: NotRequired[int]
+    range: NotRequired[list[int] | None]
 
 
 class Failures(TypedDict):

@@ -28,7 +28,6 @@ pub(crate) const SHARE: f64 = 0.01;
 pub(crate) struct Watch {
     reader: Reader,
     search: Part<PortSearch>,
-    namespace: u32,
     survey: Survey,
 }
 
@@ -39,9 +38,9 @@ impl Watch {
         let mut reader = Reader::new(Path::new("/")).limited_to(share);
         let search = search();
         // After the probe of the search, whose connects would count.
-        let survey = attach(trace);
+        let survey = attach(namespace, trace);
         reader.read();
-        Watch { reader, search, namespace: namespace.inode, survey }
+        Watch { reader, search, survey }
     }
 
     /// Returns the longest time until the next [`Watch::poll`]: often enough for a signal, and for the traces if there are any.
@@ -61,13 +60,13 @@ impl Watch {
 
     /// Returns a snapshot with the events since the previous reading.
     pub(crate) fn read(&mut self) -> Snapshot {
-        let window = self.survey.window(self.namespace);
+        let window = self.survey.window();
         Snapshot { search: self.search.clone(), ..with_traces(self.reader.read(), window) }
     }
 }
 
-fn attach(trace: bool) -> Survey {
-    if trace { Survey::attach() } else { Survey::absent("--no-trace") }
+fn attach(namespace: &Namespace, trace: bool) -> Survey {
+    if trace { Survey::attach(namespace.inode) } else { Survey::absent("--no-trace") }
 }
 
 fn with_traces(snapshot: Snapshot, window: Window) -> Snapshot {
@@ -93,7 +92,7 @@ pub(crate) fn once(
     namespace.within(|| {
         let search = search();
         // After the probe of the search, whose connects would count.
-        let mut survey = attach(trace);
+        let mut survey = attach(namespace, trace);
         let reader = Reader::new(Path::new("/"));
         let mut reader = match to {
             Some(to) => reader.only(to.address(), to.port()),
@@ -106,7 +105,7 @@ pub(crate) fn once(
             thread::sleep(Survey::POLL_INTERVAL.min(time.saturating_sub(began.elapsed())));
         }
         let elapsed = began.elapsed();
-        let window = survey.finish(namespace.inode);
+        let window = survey.finish();
         Ok((Snapshot { search, ..with_traces(reader.read(), window) }, elapsed))
     })
 }

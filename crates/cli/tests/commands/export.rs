@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -115,7 +116,8 @@ fn a_held_port_is_not_available() {
 fn connects_that_find_no_port_are_a_finding() {
     in_namespace(|| {
         let test = "connects_that_find_no_port_are_a_finding";
-        if let Err(reason) = fourtuple_observe::trace::Survey::attach().times().search {
+        let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
+        if let Err(reason) = fourtuple_observe::trace::Survey::attach(namespace).times().search {
             return skip(test, "bpf", &reason);
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
@@ -130,7 +132,7 @@ fn connects_that_find_no_port_are_a_finding() {
         for id in ["A07", "L03", "P07", "P09"] {
             assert!(!unchecked(id), "{id}");
         }
-        let locks = fourtuple_observe::trace::Survey::attach().window(0).locks;
+        let locks = fourtuple_observe::trace::Survey::attach(namespace).window().locks;
         assert_eq!(unchecked("L01"), locks.is_err(), "{locks:?}");
         until("P07 is found", || {
             let open: Vec<TcpStream> = (0..8).map_while(|_| TcpStream::connect(to).ok()).collect();

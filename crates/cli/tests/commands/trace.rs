@@ -12,6 +12,7 @@ use crate::program::situation::{has, paste};
 use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{Errno, child, netns};
+use fourtuple_testing::python::Python;
 use fourtuple_testing::wire::Wire;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
@@ -129,9 +130,14 @@ fn bad_values_are_named_with_their_flag() {
     }
 }
 
-/// Traces connect() of this process while it runs `work`, and returns the failed calls of the record as lines: errno, address, first cause.
+/// Traces the calls of this process while it runs `work`, and returns the failed calls of the record as lines: errno, address, first cause.
 fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
-    let flags = format!("trace {command} --pid {} --json", std::process::id());
+    failed_calls_of(std::process::id(), test, command, work)
+}
+
+/// As [`failed_calls`], of a process.
+fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
+    let flags = format!("trace {command} --pid {pid} --json");
     let (mut child, _stderr) = attached(test, "tracing ", &mut fourtuple(&flags))?;
     work();
     child::interrupt(child.id()).unwrap();
@@ -143,7 +149,7 @@ fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<St
     let calls = list(&record, "/results/calls/seen/calls").iter();
     let own = calls.filter(|call| call["namespace"] == namespace);
     // Of the process, not of the thread of the test.
-    let comm = fs::read_to_string("/proc/self/comm").unwrap();
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
     assert!(own.clone().all(|call| call["owner"]["name"] == comm.trim_end()), "{record:#}");
     let line = |call: &Value| {
         let cause = call["causes"][0].as_str().unwrap_or_default();
@@ -209,6 +215,82 @@ fn errnos_of_connect_have_the_cause_that_they_have_here() {
         has_line(&lines, "connect ENETUNREACH 192.0.2.1:80", "possible: there is no route");
         has_line(&lines, "connect EINVAL [fe80::1]:80", "the cause here: a link-local address needs a zone");
         has_line(&lines, "connect EADDRNOTAVAIL [::1]:80", "the cause here: the host has no IPv6 address");
+    });
+}
+
+#[test]
+fn calls_that_find_no_port_have_their_cause() {
+    in_namespace(|| {
+        let test = "trace::calls_that_find_no_port_have_their_cause";
+        if !has(test, &["python3"]) {
+            return;
+        }
+        let mut client = Python::start();
+        let pid = client.pid();
+        let _servers = ["127.0.0.1:4000", "127.0.0.1:4001"].map(|at| TcpListener::bind(at).unwrap());
+        client.run(
+            "import struct\ndef opened(ports, kind=socket.SOCK_STREAM):\n  s = socket.socket(type=kind); held.append(s)\n  \
+             if ports: s.setsockopt(0, 51, struct.pack('I', ports))\n  return s\n\
+             def failed(act, kind=socket.SOCK_STREAM, ports=None):\n  try: act(opened(ports, kind))\n  except OSError: return\n  \
+             raise AssertionError('no error')\n\
+             def dial(s): s.connect(('127.0.0.1', 4001))",
+        );
+        let work = || {
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
+            // TCP Fast Open. The first bytes of the data look like an address.
+            client.run(
+                "for _ in range(4): held.append(socket.create_connection(('127.0.0.1', 4000)))\n\
+                 failed(lambda s: s.sendto(b'\\x02\\0\\0\\x50\\x7f\\0\\0\\x09' * 4, 0x20000000, ('127.0.0.1', 4000)))",
+            );
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+            client.run(
+                "PORTS = 20003 << 16 | 20000\nfor _ in range(4): dial(opened(PORTS))\nfailed(dial, ports=PORTS)",
+            );
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20003");
+            client.run(
+                "for _ in range(4):\n  s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('127.0.0.1', 53)); held.append(s)\n\
+                 failed(lambda s: s.connect(('127.0.0.1', 54)), socket.SOCK_DGRAM)\n\
+                 failed(lambda s: s.sendto(b'', ('127.0.0.1', 55)), socket.SOCK_DGRAM)\n\
+                 failed(lambda s: s.bind(('0.0.0.0', 4000)))\nfailed(lambda s: s.bind(('127.0.0.1', 20000)), socket.SOCK_DGRAM)",
+            );
+            set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        };
+        let Some(lines) = failed_calls_of(pid, test, "connect", work) else { return };
+        has_line(&lines, "connect EAGAIN 127.0.0.1:54", "no UDP port of the range was free");
+        has_line(&lines, "send EAGAIN ", "no UDP port of the range was free");
+        has_line(&lines, "bind EADDRINUSE 127.0.0.1:20000", "another UDP socket has the port");
+        has_line(&lines, "bind EADDRINUSE 0.0.0.0:4000", "] listens at 127.0.0.1:4000");
+        has_line(&lines, "connect EADDRNOTAVAIL 127.0.0.1:4000", "possible: all ports of the range");
+        has_line(&lines, "connect EADDRNOTAVAIL 127.0.0.1:4001", "the ports 20000-20003 are in use");
+        assert_eq!(lines.len(), 6, "{lines:#?}");
+    });
+}
+
+/// The kernel gives new sockets the memory of those that were closed.
+#[test]
+fn a_socket_does_not_have_the_attempt_of_an_earlier_one() {
+    in_namespace(|| {
+        let test = "trace::a_socket_does_not_have_the_attempt_of_an_earlier_one";
+        if !has(test, &["python3", "nft"]) {
+            return;
+        }
+        let Some(wire) = Wire::open(test) else { return };
+        wire.far_away(|| {
+            paste("nft 'add table ip t; add chain ip t in { type filter hook input priority 0; }; add rule ip t in tcp dport 9 drop'");
+        });
+        let mut client = Python::start();
+        let pid = client.pid();
+        let work = || {
+            client.run(
+                "def attempts(to):\n  sockets = [socket.socket() for _ in range(300)]\n  \
+                 for s in sockets: s.setblocking(False); s.connect_ex(to)\n  for s in sockets: s.close()\n\
+                 attempts(('10.9.0.2', 9))\nattempts(('192.0.2.1', 80))",
+            );
+        };
+        let Some(lines) = failed_calls_of(pid, test, "connect", work) else { return };
+        // A row for each state in which the calls were: one, before the search for a port.
+        let rows = lines.iter().filter(|line| line.starts_with("connect ENETUNREACH 192.0.2.1:80"));
+        assert_eq!(rows.count(), 1, "{lines:#?}");
     });
 }
 

@@ -324,15 +324,12 @@ fn processes_that_share_ports_are_named() {
     });
 }
 
-/// The thresholds of other tests, with P03 as it is.
-const RANGE: &str = "L01 = 1000\n";
-
 #[test]
 fn a_small_range_is_named() {
     in_namespace(|| {
         let Some(mut scene) = Scene::start("settings::a_small_range_is_named") else { return };
         scene.client.run("dial(250)");
-        let record = diagnose_with(&scene.room, RANGE);
+        let record = diagnose_with(&scene.room, "");
         let finding = of(&record, "P03");
         let before = scene.client.number("print(dial(300))");
         let command = do_now(finding);
@@ -357,7 +354,7 @@ fn connects_without_a_port_are_named() {
         let Some(mut scene) = Scene::start(test) else { return };
         let mut holder = client();
         holder.run("dial(400)");
-        let record = scene.diagnose_during("dial(1)", 0.01, "P03 = 1\nL01 = 1000\n");
+        let record = scene.diagnose_during("dial(1)", 0.01, "P03 = 1\n");
         if !traced(test, &record, "P07") {
             return;
         }
@@ -375,6 +372,73 @@ fn connects_without_a_port_are_named() {
             &format!("{after} fail"),
         );
         assert!(before == 100 && after == 0, "{before} {after}");
+    });
+}
+
+/// A client that shares its ports with others by IP_LOCAL_PORT_RANGE.
+#[test]
+fn a_range_of_the_program_is_named() {
+    in_namespace(|| {
+        let test = "settings::a_range_of_the_program_is_named";
+        let Some(mut scene) = Scene::start(test) else { return };
+        scene.client.run(
+            "import struct\ndef permit(low, high):\n  global ports; ports = struct.pack('I', high << 16 | low)\n\
+             def dial(number):\n  def one():\n    s = socket.socket(); s.setsockopt(0, 51, ports); s.connect(('10.0.0.2', 4000)); held.append(s)\n  \
+             return sum(attempt(one) for _ in range(number))\n\
+             permit(20100, 20149); dial(50)",
+        );
+        let record = scene.diagnose_during("dial(1)", 0.01, "P03 = 1\n");
+        if !traced(test, &record, "P07") {
+            return;
+        }
+        let finding = of(&record, "P07");
+        let fact = finding["evidence"][0].as_str().unwrap();
+        assert!(fact.contains("the ports 20100-20149 only (IP_LOCAL_PORT_RANGE)"), "{finding:#}");
+        let before = scene.client.number("print(dial(100))");
+        scene.client.run("permit(20100, 20299)");
+        let after = scene.client.number("print(dial(100))");
+        row(
+            finding,
+            "IP_LOCAL_PORT_RANGE of 50 ports, all in use",
+            "python3",
+            &format!("{before} of 100 connections fail"),
+            "IP_LOCAL_PORT_RANGE of 200 ports",
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (100, 0));
+    });
+}
+
+/// As a resolver or a QUIC client that opens a socket for each question.
+#[test]
+fn a_host_without_udp_ports_is_named() {
+    in_namespace(|| {
+        let test = "settings::a_host_without_udp_ports_is_named";
+        let Some(mut scene) = Scene::start(test) else { return };
+        scene.client.run(
+            "def ask():\n  s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('10.0.0.2', 53)); held.append(s)\n\
+             def questions(number): return sum(attempt(ask) for _ in range(number))\n\
+             questions(400)",
+        );
+        let record = scene.diagnose_during("questions(1)", 0.01, "P03 = 1\n");
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let finding = of(&record, "X01");
+        let fact = finding["evidence"][0].as_str().unwrap();
+        assert!(fact.contains("UDP sockets hold 400 ports of the range"), "{finding:#}");
+        let before = scene.client.number("print(questions(100))");
+        scene.client.run("for s in held: s.close()");
+        let after = scene.client.number("print(questions(100))");
+        row(
+            finding,
+            "a UDP socket for each question, none of them closed",
+            "python3",
+            &format!("{before} of 100 questions fail"),
+            "close() of sockets that have their answer",
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (100, 0));
     });
 }
 
@@ -396,7 +460,7 @@ fn the_last_port_is_forecast() {
         let test = "settings::the_last_port_is_forecast";
         let Some(mut scene) = Scene::with_range(test, 20_000, 21_999) else { return };
         scene.client.run("dial(1050)");
-        let record = scene.diagnose_during("dial(1)", 0.1, "P03 = 1\nL01 = 1000\n");
+        let record = scene.diagnose_during("dial(1)", 0.1, "P03 = 1\n");
         let finding = of(&record, "P10");
         let before = scene.client.number("print(dial(1500))");
         let command = sysctl(finding);
@@ -467,11 +531,11 @@ fn crowded_ports_are_named() {
              for n in range(1010):\n  \
                for _ in range(2): held.append(socket.create_connection((f'127.1.{n // 250}.{n % 250 + 1}', 4010)))",
         );
-        let record = diagnose_with(&scene.room, RANGE);
+        let record = diagnose_with(&scene.room, "");
         let finding = of(&record, "L02");
         let command = do_now(finding);
         paste(&command);
-        let after = diagnose_with(&scene.room, RANGE);
+        let after = diagnose_with(&scene.room, "");
         row(
             finding,
             "2,020 connections to 1,010 destinations from 2 ports",
@@ -517,7 +581,7 @@ fn a_slow_search_is_named_by_its_time() {
             "began = time.thread_time_ns(); churn(100); print((time.thread_time_ns() - began) // 100000)";
         let before = scene.client.number(cost);
         fill("even");
-        let record = scene.diagnose_during("churn(1)", 0.0, RANGE);
+        let record = scene.diagnose_during("churn(1)", 0.0, "");
         if !traced(test, &record, "P09") {
             return;
         }

@@ -260,12 +260,10 @@ fn healthy_programs_have_no_finding() {
         let mut client = Python::start();
         client.run(LOAD);
         client.run(&format!("begin({http:?}, {pings:?}, {pools:?})"));
-        // A long soak is alone on the host and has the limits of the product. A short one has neighbours, whose use of the processors both
-        // rules count.
-        let thresholds = room.file("thresholds.toml", if alone { "" } else { "A07 = 1000\nL01 = 1000\n" });
+        // A long soak is alone on the host and has the limits of the product. A short one has neighbours, which use the processors.
+        let thresholds = room.file("thresholds.toml", if alone { "" } else { "A07 = 1000\n" });
         // After a graceful restart Apache starts children when a second has passed without the end of an old one: connections do wait.
-        let restarting =
-            room.file("restarting.toml", if alone { "A07 = 2000" } else { "A07 = 2000\nL01 = 1000\n" });
+        let restarting = room.file("restarting.toml", "A07 = 2000");
         let (begun, mut found, mut turns, mut reloaded) = (Instant::now(), Vec::new(), 0, None);
         while begun.elapsed() < Duration::from_secs(seconds) {
             let limits = if reloaded.is_some() && reloaded == apache { &restarting } else { &thresholds };

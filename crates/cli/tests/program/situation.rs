@@ -45,10 +45,9 @@ pub(crate) fn set_range(low: u16, high: u16) {
     }
 }
 
-/// Runs `doctor` in the namespace and returns its record. Two rules have other thresholds: P03, because the ranges of tests are small on
-/// purpose, and L01, because it counts the waits for locks of the whole host, with all other tests.
+/// Runs `doctor` in the namespace and returns its record. P03 has another threshold, because the ranges of tests are small on purpose.
 pub(crate) fn diagnose(room: &Room) -> Value {
-    diagnose_with(room, "P03 = 1\nL01 = 1000\n")
+    diagnose_with(room, "P03 = 1\n")
 }
 
 /// Runs `doctor` with these thresholds.

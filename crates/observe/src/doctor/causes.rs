@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Service, Snapshot};
 
 use crate::doctor::accepting::acceptors;
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
-use crate::doctor::words::filled;
+use crate::doctor::words::{count, counted, filled, states};
 use fourtuple_record::errno;
 
 /// The events of a healthy host.
@@ -56,7 +56,8 @@ pub(crate) enum Judged {
 type Cure = (&'static str, &'static str);
 
 /// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, DISABLED for the sysctls that disable IPv6, and
-/// SERVER and LISTENER for a listener at the port, but at another address.
+/// SERVER and LISTENER for a listener at the port, LEFT for the connections of the port, RANGE for IP_LOCAL_PORT_RANGE, and HELD and HOLDER
+/// for the ports of UDP sockets.
 #[derive(Debug)]
 pub(crate) struct Cause {
     text: &'static str,
@@ -113,6 +114,28 @@ const fn perhaps(text: &'static str, cure: Cure) -> Cause {
     Cause { text, when: When::Unknown, cure: Some(cure) }
 }
 
+/// The row of a call that finds no port for a socket of UDP.
+const fn without_udp_port(call: &'static str) -> CallRow {
+    let causes = const {
+        &[
+            shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+            perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
+        ]
+    };
+    CallRow { protocol: "udp", ..failure(call, errno::EAGAIN, Nothing, causes) }
+}
+
+const NO_UDP_PORT: &str = "UDP sockets hold HELD of the range (udp_lib_get_port): HOLDER";
+const MORE_UDP_PORTS: Cure = (
+    "a wider net.ipv4.ip_local_port_range; in the program: one socket for many destinations (sendto() without connect()), and close() of sockets \
+     that have their answer",
+    "there is a port",
+);
+pub(crate) const OWN_RANGE: Cure = (
+    "in the program: a wider IP_LOCAL_PORT_RANGE (51), or none",
+    "connect() then chooses from more ports: without the option from net.ipv4.ip_local_port_range",
+);
+
 /// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
 /// ipv6(7), unix(7), and the functions that are named.
 pub(crate) const CALLS: &[CallRow] = &[
@@ -135,6 +158,11 @@ pub(crate) const CALLS: &[CallRow] = &[
                 ipv6_is_off,
                 "the host has no IPv6 address to connect from: no device has one",
                 (OWN_IPV6, "connect() has a source address"),
+            ),
+            shown(
+                has_own_range,
+                "the ports RANGE are in use, and the program permits no others (IP_LOCAL_PORT_RANGE)",
+                OWN_RANGE,
             ),
             rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
             rule("P06", "the ports of the range are held by bind()"),
@@ -249,6 +277,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         ],
     ),
+    without_udp_port("connect"),
     failure(
         "connect",
         errno::EAGAIN,
@@ -256,10 +285,10 @@ pub(crate) const CALLS: &[CallRow] = &[
         &[
             rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
             perhaps(
-                "the accept queue of the Unix listener is full (unix_stream_connect), or all UDP ports of the range are in use (udp_lib_get_port)",
+                "the accept queue of the Unix listener is full (unix_stream_connect)",
                 (
-                    "a longer backlog of the server (`ss -lx` has it as Send-Q); for UDP a wider net.ipv4.ip_local_port_range",
-                    "there is a place in the queue, or a port",
+                    "a longer backlog of the server (`ss -lx` has it as Send-Q)",
+                    "there is a place in the queue",
                 ),
             ),
         ],
@@ -364,6 +393,24 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         ],
     ),
+    CallRow {
+        protocol: "udp",
+        ..failure(
+            "bind",
+            errno::EADDRINUSE,
+            Nothing,
+            &[
+                shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+                perhaps(
+                    "another UDP socket has the port",
+                    (
+                        "`ss -uanp sport = :PORT` names its process: stop it, or take another address or port (SO_REUSEPORT, in both programs, shares it)",
+                        "bind() gets the port",
+                    ),
+                ),
+            ],
+        )
+    },
     failure(
         "bind",
         errno::EADDRINUSE,
@@ -371,9 +418,17 @@ pub(crate) const CALLS: &[CallRow] = &[
         &[
             rule("P08", "bind() to port 0 found no port: the range is used up"),
             shown(
-                has_listener,
-                "another socket listens at the address",
-                ("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
+                conflicts_with_listener,
+                "SERVER listens at LISTENER",
+                ("stop SERVER, or take another port", "the address is free"),
+            ),
+            shown(
+                has_left_connections,
+                "no program listens at the port, but it still has connections, LEFT, and bind() without SO_REUSEADDR waits for the end of all",
+                (
+                    "in the program: SO_REUSEADDR before bind(), as servers have it (the former server needs it too)",
+                    "connections of the port do not prevent a restart",
+                ),
             ),
             perhaps(
                 "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
@@ -621,15 +676,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         )],
     ),
-    failure(
-        "send",
-        errno::EAGAIN,
-        PerSecond(0.5),
-        &[perhaps(
-            "no UDP port of the range is free",
-            ("a wider net.ipv4.ip_local_port_range, or one socket for many destinations", "there is a port"),
-        )],
-    ),
+    without_udp_port("send"),
     failure(
         "recv",
         errno::ECONNREFUSED,
@@ -773,11 +820,25 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
         text = filled(&text, "ADDRESS", &address.ip().to_string());
         text = filled(&text, "PORT", &address.port().to_string());
     }
-    if text.contains("LISTENER")
-        && let Some(listener) = elsewhere(snapshot, call)
-    {
+    let listener = if call.call == "bind" { conflicting(snapshot, call) } else { elsewhere(snapshot, call) };
+    if let Some(listener) = listener {
         text = filled(&text, "LISTENER", &listener.address.to_string());
         text = filled(&text, "SERVER", &acceptors(snapshot, listener));
+    }
+    if let Some(service) = left(snapshot, call) {
+        text = filled(&text, "LEFT", &states(&service.states));
+    }
+    if let Some((first, last)) = own_range(snapshot, call) {
+        text = filled(&text, "RANGE", &format!("{first}-{last}"));
+    }
+    if let Ok(connections) = snapshot.connections.seen() {
+        let holder = connections.udp_holder.as_ref();
+        let holder = holder.map_or_else(
+            || "their processes are not known".to_owned(),
+            |holder| format!("{holder} has {}", count(holder.sockets.into())),
+        );
+        text = filled(&text, "HELD", &counted(connections.held_udp.into(), "port"));
+        text = filled(&text, "HOLDER", &holder);
     }
     if call.processes <= 1 && call.owner.pid != 0 {
         text = filled(&text, "PID", &call.owner.pid.to_string());
@@ -998,6 +1059,58 @@ fn lacks_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         Some(false) if is_local && call.protocol == "tcp" => Judged::Yes,
         _ => Judged::No,
     }
+}
+
+/// Returns the ports that the sockets of a call may use, if these are fewer than those of the range (inet_sk_get_local_port_range).
+pub(crate) fn own_range(snapshot: &Snapshot, call: &FailedCall) -> Option<(u16, u16)> {
+    let (first, last) = call.range?;
+    let (low, high) = snapshot.ports.seen().map_or((1, u16::MAX), |ports| (ports.low, ports.high));
+    let within = |bound: u16, other: u16| if (low..=high).contains(&bound) { bound } else { other };
+    Some((within(first, low), within(last, high))).filter(|range| *range != (low, high))
+}
+
+fn has_own_range(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match own_range(snapshot, call) {
+        Some(_) if !call.before_search => Judged::Yes,
+        _ => Judged::No,
+    }
+}
+
+/// Returns whether UDP sockets have all ports of the range, or nearly: some may be closed since.
+fn are_udp_ports_held(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let (Ok(connections), Ok(ports)) = (snapshot.connections.seen(), snapshot.ports.seen()) else {
+        return Judged::Perhaps;
+    };
+    let wants_any = call.call != "bind" || address(call).is_some_and(|address| address.port() == 0);
+    let is_full = u64::from(connections.held_udp) * 100 >= u64::from(ports.usable()) * 95;
+    if wants_any && is_full { Judged::Yes } else { Judged::No }
+}
+
+/// Returns the listener that has the port and an address of a bind() (inet_rcv_saddr_equal).
+fn conflicting<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
+    let address = address(call).filter(|_| call.protocol == "tcp")?;
+    let overlaps = |own: IpAddr| {
+        let is_any = |ip: IpAddr, other: IpAddr| ip.is_unspecified() && (ip.is_ipv6() || other.is_ipv4());
+        own == address.ip() || is_any(own, address.ip()) || is_any(address.ip(), own)
+    };
+    let listeners = snapshot.listeners.seen().ok()?;
+    listeners
+        .iter()
+        .find(|listener| listener.address.port() == address.port() && overlaps(listener.address.ip()))
+}
+
+fn conflicts_with_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    if conflicting(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
+}
+
+/// Returns the connections of the port of a bind() at which nobody listens.
+fn left<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Service> {
+    let port = address(call).filter(|_| call.call == "bind" && call.protocol == "tcp")?.port();
+    snapshot.connections.seen().ok()?.left.iter().find(|left| left.port == port)
+}
+
+fn has_left_connections(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    if left(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
 
 fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {

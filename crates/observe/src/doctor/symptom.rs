@@ -378,7 +378,10 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
             failed.call == *call
                 && failed.errno == *errno
                 && process.is_none_or(|process| process == failed.owner.pid)
-                && address.as_ref().is_none_or(|address| failed.address.as_ref() == Some(address))
+                && address.as_ref().is_none_or(|address| {
+                    // Of operations of io_uring only the process is known.
+                    failed.address.as_ref().map_or(process.is_some(), |of| of == address)
+                })
         }
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,

@@ -1,5 +1,8 @@
 //! Phrases that several rules share.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 pub(crate) use fourtuple_record::measure::words::{counted, grouped as count};
 use fourtuple_record::snapshot::{Owner, Tuple};
 
@@ -49,6 +52,13 @@ pub(crate) fn process(owner: &Owner) -> String {
 /// Returns the process that made calls; many short processes with one name have the number 0, and no command may name one of them.
 pub(crate) fn caller(owner: &Owner, processes: u32) -> Owner {
     Owner { pid: if processes > 1 { 0 } else { owner.pid }, ..owner.clone() }
+}
+
+/// Returns sockets by state, the largest number first: `28,000 time-wait, 231 established`.
+pub(crate) fn states(states: &BTreeMap<String, u64>) -> String {
+    let mut states: Vec<(&String, &u64)> = states.iter().collect();
+    states.sort_by_key(|(_, sockets)| Reverse(*sockets));
+    states.iter().map(|(name, sockets)| format!("{} {name}", count(**sockets))).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns `10.0.0.9 → 10.1.2.3:443`.

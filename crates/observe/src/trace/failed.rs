@@ -81,6 +81,7 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
             format!("{name} {errno} {protocol} {address:?} {before_search} {namespace} {}", call.owner.name);
         let known = rows.entry((kind, process)).or_insert_with(|| FailedCall { failed: 0, ..call });
         known.failed += failed.calls;
+        known.range = known.range.filter(|range| Some(*range) == failed.range);
     }
     let calls: Vec<((String, u32), FailedCall)> = rows.into_iter().collect();
     let rows =
@@ -89,7 +90,8 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
         let of_row = || row.items.iter().map(|&index| &calls[index].1);
         let most = of_row().max_by_key(|call| call.failed).cloned().unwrap_or_default();
         let failed = of_row().map(|call| call.failed).sum();
-        FailedCall { processes: row.processes, failed, ..most }
+        let range = most.range.filter(|range| of_row().all(|call| call.range == Some(*range)));
+        FailedCall { processes: row.processes, failed, range, ..most }
     };
     let mut merged: Vec<FailedCall> = rows.into_iter().map(sum).collect();
     merged.sort_by(|a, b| {
@@ -118,6 +120,7 @@ fn row(failed: &Failed) -> FailedCall {
             && failure.progress() == Progress::BeforeSyn,
         failed: failed.calls,
         namespace: failure.namespace,
+        range: failed.range,
         causes: Vec::new(),
     }
 }

@@ -54,6 +54,7 @@ pub struct LocksProgress {
 /// A running trace of locks.
 #[derive(Debug)]
 pub struct LocksSession {
+    locks: Locks,
     waits: LockWaits,
     stacks: Stacks,
     /// The settings restrict the trace to some tasks.
@@ -113,6 +114,7 @@ impl Locks {
         let by_task = process.is_some() || name.is_some() || cgroup.is_some();
         let filter = LockFilter { tasks: TaskFilter { process, name, cgroup, network }, lock_sock };
         Ok(LocksSession {
+            locks: self.clone(),
             waits: LockWaits::attach_with_paths(&filter, paths).map_err(TraceError::Locks)?,
             stacks,
             by_task,
@@ -165,7 +167,7 @@ impl Session for LocksSession {
 }
 
 impl LocksSession {
-    /// Returns the waits of a trace without a filter since the previous window, by class. Returns the previous window again if it is
+    /// Returns the waits since the previous window, by class. Returns the previous window again if it is
     /// younger than [`MIN_INTERVAL`], or if another reading of all waits now would use more than `share` of a processor.
     pub(crate) fn window(&mut self, share: f64) -> Result<TracedLocks, TraceError> {
         let interval = self.window.read.elapsed();
@@ -176,7 +178,7 @@ impl LocksSession {
         let (sums, earlier) = self.since_window().map_err(TraceError::Locks)?;
         let seen = TracedLocks { interval_ns: interval.as_nanos() as u64, classes: by_class(sums.classes()) };
         if self.is_full().map_err(TraceError::Locks)? {
-            *self = Locks::default().attach_with(mem::take(&mut self.stacks), PATHS as u32)?;
+            *self = self.locks.clone().attach_with(mem::take(&mut self.stacks), PATHS as u32)?;
         } else {
             self.window.earlier = earlier;
         }

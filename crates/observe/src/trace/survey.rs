@@ -69,6 +69,8 @@ impl<S> Trace<S> {
 /// Running traces of connect(), accept() and lock waits. Each trace may be absent: a kernel or a host may permit one and refuse another.
 #[derive(Debug)]
 pub struct Survey {
+    /// Inode of the network namespace whose calls and waits the windows have.
+    namespace: u32,
     began: Instant,
     connect: Trace<<Connect as Instrument>::Session>,
     accept: Trace<<Accept as Instrument>::Session>,
@@ -76,8 +78,8 @@ pub struct Survey {
     failed: Trace<FailedSession>,
     /// The port searches and accept waits of traces that were replaced because a table was full.
     ended: (LogLinear, LogLinear),
-    /// Programs of 32 bits of a network namespace, and when they were looked for.
-    of_32_bits: Option<(Instant, u32, Vec<Owner>)>,
+    /// Programs of 32 bits, and when they were looked for.
+    of_32_bits: Option<(Instant, Vec<Owner>)>,
 }
 
 /// Durations of all events since the traces were attached, in all network namespaces.
@@ -94,7 +96,6 @@ pub struct SurveyTimes {
 pub struct Window {
     pub connects: Seen<Traced>,
     pub accepts: Seen<TracedAccepts>,
-    /// Lock waits, of the whole host.
     pub locks: Seen<TracedLocks>,
     pub failures: Seen<Failures>,
 }
@@ -103,15 +104,16 @@ impl Survey {
     /// Maximum time between two calls of [`Survey::poll`].
     pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Attaches all traces that this process may attach.
-    pub fn attach() -> Survey {
+    /// Attaches all traces that this process may attach. `namespace`: inode of the network namespace of the windows.
+    pub fn attach(namespace: u32) -> Survey {
         // First, because the other traces take seconds to load on a busy host.
         let failed = Trace::new(failures_of_all());
         Survey {
             failed,
             connect: Trace::new(connect()),
             accept: Trace::new(accept()),
-            locks: Trace::new(Locks::default().attach()),
+            locks: Trace::new(locks(namespace)),
+            namespace,
             ..Survey::absent("")
         }
     }
@@ -119,6 +121,7 @@ impl Survey {
     /// Returns a survey without a trace; `reason` says why.
     pub fn absent(reason: &str) -> Survey {
         Survey {
+            namespace: 0,
             began: Instant::now(),
             connect: Trace::absent(reason),
             accept: Trace::absent(reason),
@@ -158,17 +161,17 @@ impl Survey {
         let _ = self.locks.read(|locks| locks.poll(elapsed));
     }
 
-    /// Returns what the traces saw in a network namespace, by its inode, since the previous call. A trace whose table is full is
-    /// attached again. Lock waits are of an earlier time if reading them took long.
-    pub fn window(&mut self, namespace: u32) -> Window {
-        let is_known = |(at, of, _): &(Instant, u32, _)| *of == namespace && at.elapsed() < LOOK_INTERVAL;
-        let known = self.of_32_bits.take().filter(is_known);
-        let (at, _, of_32_bits) = known.unwrap_or_else(|| (Instant::now(), namespace, of_32_bits(namespace)));
-        self.of_32_bits = Some((at, namespace, of_32_bits.clone()));
+    /// Returns what the traces saw since the previous call. A trace whose table is full is attached again. Lock waits are of an earlier
+    /// time if reading them took long.
+    pub fn window(&mut self) -> Window {
+        let namespace = self.namespace;
+        let known = self.of_32_bits.take().filter(|(at, _)| at.elapsed() < LOOK_INTERVAL);
+        let (at, of_32_bits) = known.unwrap_or_else(|| (Instant::now(), of_32_bits(namespace)));
+        self.of_32_bits = Some((at, of_32_bits.clone()));
         self.failed.renew(failures_of_all);
         self.connect.renew(connect);
         self.accept.renew(accept);
-        self.locks.renew(|| Locks::default().attach());
+        self.locks.renew(|| locks(namespace));
         let (search, wait) = (&mut self.ended.0, &mut self.ended.1);
         let connects = self.connect.read(|connect| {
             let window = connect.window(namespace)?;
@@ -196,8 +199,9 @@ impl Survey {
         Window { connects, accepts, locks: self.locks.read(|locks| locks.window(SHARE)), failures }
     }
 
-    /// Detaches the traces and returns what they saw in a network namespace, by its inode.
-    pub fn finish(self, namespace: u32) -> Window {
+    /// Detaches the traces and returns what they saw.
+    pub fn finish(self) -> Window {
+        let namespace = self.namespace;
         let elapsed = self.began.elapsed();
         let connects = self.connect.session.and_then(|mut connect| seen(connect.window(namespace)));
         let accepts = self.accept.session.and_then(|mut accept| seen(accept.window(namespace)));
@@ -228,6 +232,10 @@ fn failures_of_all() -> Result<FailedSession, TraceError> {
 
 fn accept() -> Result<<Accept as Instrument>::Session, TraceError> {
     Accept::default().attach_beside(Err(COUNTED.to_owned()))
+}
+
+fn locks(namespace: u32) -> Result<<Locks as Instrument>::Session, TraceError> {
+    Locks { network: Some(namespace), ..Locks::default() }.attach()
 }
 
 fn seen<T>(result: Result<T, TraceError>) -> Seen<T> {

@@ -87,12 +87,15 @@ fn connections() -> Connections {
         held_tcp: 2,
         held_tcp_low_parity: 2,
         held_bound: 1,
+        held_udp: 0,
+        udp_holder: None,
         services: vec![Service {
             port: 80,
             states: states(&[("established", 500)]),
             closes_per_s: 0.1,
             workers: vec![owner(901, "nginx", 400), owner(902, "nginx", 100)],
         }],
+        left: Vec::new(),
         services_left_out: 3,
         self_connected: vec![SelfConnected {
             address: address("127.0.0.1:35432"),
@@ -208,6 +211,7 @@ pub(crate) fn failed_call() -> FailedCall {
         before_search: false,
         failed: 68,
         namespace: 4_026_531_840,
+        range: None,
         causes: Vec::new(),
     }
 }

@@ -10,6 +10,7 @@ use fourtuple_record::snapshot::{
 use crate::doctor::accepting;
 use crate::doctor::attribute::{Growth, left_behind, unknown_user, users};
 use crate::doctor::budget::{Budget, state};
+use crate::doctor::causes::{OWN_RANGE, own_range};
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::{
@@ -77,6 +78,14 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
             // The process that fails needs ports, not the process that has them.
             let full = Tuple { owners: vec![owner.clone()], ..full.clone() };
             more_ports(Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact).because_if(holder), snapshot, &full)
+        }
+        None if let Some((first, last)) = own_range(snapshot, call) => {
+            let fact = format!("the program permits its sockets the ports {first}-{last} only (IP_LOCAL_PORT_RANGE), and all of them are in use");
+            let (change, effect) = OWN_RANGE;
+            Draft::new(Severity::Critical, subject, verdict)
+                .explains(failed)
+                .because(fact)
+                .proper(Remedy::advice(change, effect))
         }
         None => Draft::new(Severity::Warning, subject, verdict)
             .explains(failed)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fourtuple_record::snapshot::{
     Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits, Owner, Part,
-    Process, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
+    Process, Service, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
     UdpSocketView, UdpSockets, UnixListener,
 };
 
@@ -301,6 +301,45 @@ fn a_listener_at_another_address_is_a_cause() {
     expect("[::]:80", "127.0.0.1:80", "possible: no socket listens");
     // Another host.
     expect("127.0.0.1:80", "10.0.0.3:80", "possible: no socket listens");
+}
+
+/// What has the port of a bind() that fails: a listener at any address that overlaps, connections of a former server, or something else.
+#[test]
+fn the_owner_of_a_port_is_a_cause() {
+    let of = |at: &str, other: Option<&str>| {
+        let mut snapshot = snapshot(&[], &[]);
+        let own = |at: &str| Listener { address: at.parse().unwrap(), ..listener(7, [0, 0, 100], 0, 0) };
+        snapshot.listeners = Part::Seen(other.map(own).into_iter().collect());
+        let left = Service {
+            port: 80,
+            states: BTreeMap::from([("time-wait".to_owned(), 40)]),
+            closes_per_s: 0.0,
+            workers: Vec::new(),
+        };
+        let is_served = other.is_some_and(|other| other.ends_with(":80"));
+        let left = if is_served { Vec::new() } else { vec![left] };
+        snapshot.connections = Part::Seen(Connections { left, ..Connections::default() });
+        let call = FailedCall {
+            call: "bind".to_owned(),
+            errno: "EADDRINUSE".to_owned(),
+            protocol: "tcp".to_owned(),
+            owner: owner(8, 1),
+            address: Some(at.to_owned()),
+            failed: 4,
+            ..FailedCall::default()
+        };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot
+    };
+    let expect = |at: &str, other: Option<&str>, wanted: &str| expect("X01", 0.0, &of(at, other), &[wanted]);
+    expect("0.0.0.0:80", Some("127.0.0.1:80"), "the cause here: server[7] listens at 127.0.0.1:80");
+    expect("127.0.0.1:80", Some("0.0.0.0:80"), "the cause here: server[7] listens at 0.0.0.0:80");
+    expect("[::]:80", Some("127.0.0.1:80"), "the cause here: server[7] listens at 127.0.0.1:80");
+    let left = "the cause here: no program listens at the port, but it still has connections, 40 time-wait";
+    expect("127.0.0.1:80", Some("127.0.0.1:81"), left);
+    expect("127.0.0.1:80", None, left);
+    expect("127.0.0.1:82", None, "possible: the port is taken");
+    expect("127.0.0.1:80", Some("127.0.0.2:80"), "possible: the port is taken");
 }
 
 #[test]

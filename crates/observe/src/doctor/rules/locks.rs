@@ -18,7 +18,7 @@ pub(super) const L01: Rule = Rule {
         "A lock of the network stack that several processors want makes all but one of them wait, spinning or asleep. The classes are \
          the classes of `fourtuple trace locks`: the listener and its accept queue, the tables of connections (ehash) and of local ports (bhash), \
          TIME_WAIT, the owner of a socket.",
-        "The rule compares the time of all waits of a class with the time of all processors during the interval. The tracepoints \
+        "The rule compares the time of all waits of a class, of the threads of the network namespace, with the time of all processors during the interval. The tracepoints \
          lock:contention_begin and lock:contention_end give the waits; in a virtual machine with paravirtualized spinlocks switched off \
          (virt_spin_lock), and for the first waiter of a queued spinlock, waits are missing, so that the true share is greater.",
         "What helps depends on the class: listener and accept queue: a listener for each worker (SO_REUSEPORT); bhash: a port range for \

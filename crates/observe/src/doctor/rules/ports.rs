@@ -1,6 +1,7 @@
 //! The budget of ports: the range, what is reserved and what is held.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::Severity;
@@ -9,7 +10,7 @@ use fourtuple_record::snapshot::{
 };
 
 use crate::doctor::attribute::{Growth, left_behind};
-use crate::doctor::budget::{Budget, is_relieved, state};
+use crate::doctor::budget::{Budget, is_relieved};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{
@@ -17,7 +18,7 @@ use crate::doctor::remedies::{
     more_sources, most_ports, node_port_server, printed, running_fix, wider_range,
 };
 use crate::doctor::rule::{Checked, Rule, Threshold};
-use crate::doctor::words::{count, counted, percent, process, tuple};
+use crate::doctor::words::{count, counted, percent, process, states, tuple};
 use fourtuple_record::errno;
 
 pub(super) const P01: Rule = Rule {
@@ -92,7 +93,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     });
     let mut draft = Draft::new(severity, subject, verdict)
         .because_if(narrow(snapshot, subject, budget))
-        .because(format!("sockets: {}", states(subject)))
+        .because(format!("sockets: {}", states(&subject.states)))
         .because_if(left_behind(snapshot, subject))
         .because_if(held)
         .because_if(
@@ -103,15 +104,14 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         draft =
             draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
     }
-    let destination = subject.destination.to_string();
-    let failed = |errno| {
-        let address = Some(destination.clone());
-        What::Calls { call: "connect", errno, process: None, address }
-    };
-    let draft = draft
-        .explains(failed(errno::EADDRNOTAVAIL))
-        .explains(failed(errno::EADDRINUSE))
-        .explains(What::Growth(subject.into()));
+    let processes = iter::once(None).chain(subject.owners.iter().map(|owner| Some(owner.pid)));
+    for process in processes {
+        for errno in [errno::EADDRNOTAVAIL, errno::EADDRINUSE] {
+            let address = Some(subject.destination.to_string());
+            draft = draft.explains(What::Calls { call: "connect", errno, process, address });
+        }
+    }
+    let draft = draft.explains(What::Growth(subject.into()));
     let draft = more_ports(draft, snapshot, subject);
     let draft = lasting_range(draft, snapshot, subject, budget);
     if subject.owners.is_empty() {
@@ -134,13 +134,6 @@ fn narrow(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Option<Strin
         let full = if would_do { "" } else { ", which this rate would use up too" };
         format!("the range is narrow: {range}, by default {default}{full}")
     })
-}
-
-/// Returns `28,000 time-wait, 231 established`.
-fn states(tuple: &Tuple) -> String {
-    let mut states: Vec<&str> = tuple.states.keys().map(String::as_str).collect();
-    states.sort_by_key(|name| std::cmp::Reverse(state(tuple, name)));
-    states.iter().map(|name| format!("{} {name}", count(state(tuple, name)))).collect::<Vec<_>>().join(", ")
 }
 
 pub(super) const P02: Rule = Rule {

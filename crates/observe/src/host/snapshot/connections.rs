@@ -39,10 +39,16 @@ pub(super) struct Pass {
     low: u16,
     range: Ports,
     held: Held,
+    /// Ports of the range that UDP sockets hold.
+    udp: Ports,
+    /// The UDP sockets on ports of the range.
+    udp_inodes: Vec<u32>,
     all: Sums,
     has_close_wait: bool,
     tuples: Table,
     services: Table,
+    /// Connections of ports outside of the range at which nobody listens, by port.
+    left: Table,
     /// Handshakes in progress, by the address and port of this side.
     pub(super) handshakes: HashMap<SocketAddr, u32>,
     sources: Sources,
@@ -72,10 +78,13 @@ impl Pass {
             low: ports.map_or(0, |ports| ports.low),
             range: Ports::default(),
             held: Held::default(),
+            udp: Ports::default(),
+            udp_inodes: Vec::new(),
             all: Sums::default(),
             has_close_wait: false,
             tuples: Table::default(),
             services: Table::default(),
+            left: Table::default(),
             handshakes: HashMap::new(),
             sources: Sources::default(),
             self_connected: Vec::new(),
@@ -118,8 +127,9 @@ impl Pass {
             self.self_connected.push((socket.local, socket.inode));
         }
         let in_range = self.range.contains(port).then_some(port & 1 == self.low & 1);
-        if in_range.is_some() {
-            self.sources.add(socket.local);
+        match in_range {
+            Some(_) => self.sources.add(socket.local),
+            None => self.left.add(Key::of_service(port), socket, None),
         }
         self.tuples.add(Key::of_tuple(socket.local.ip(), socket.remote), socket, in_range);
     }
@@ -146,6 +156,7 @@ impl Pass {
     ) -> Result<Connections, String> {
         self.tuples.add_processes(sockets);
         self.services.add_processes(sockets);
+        self.left.add_processes(sockets);
         self.hold_bound(sockets).map_err(failed)?;
         // The ports that UDP sockets hold are the only figure here that a kernel without udp_diag lacks.
         let held_udp_hidden = self.hold_udp().map_err(failed).err();
@@ -160,6 +171,8 @@ impl Pass {
         let self_connected = self_connected.collect();
         let (held_tcp, held_tcp_low_parity) = self.held.tcp.count(self.low);
         let (held_bound, _) = self.held.bound.count(self.low);
+        let (held_udp, _) = self.udp.count(self.low);
+        let udp_holder = self.udp_holder(sockets);
         let (held, held_left_out) = self.held.listed(sockets);
         let unanswered = mem::take(&mut self.unanswered).listed(sockets);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
@@ -189,8 +202,11 @@ impl Pass {
             held_tcp,
             held_tcp_low_parity,
             held_bound,
+            held_udp,
+            udp_holder,
             services_left_out: (self.services.sums.len() - services.len()) as u64,
             services,
+            left: list_services(&self.left, sockets),
             close_wait,
             unix_close_wait: Vec::new(),
             self_connected,
@@ -212,10 +228,30 @@ impl Pass {
         Ok(())
     }
 
-    /// Adds the UDP sockets without a peer.
+    /// Adds the UDP sockets.
     fn hold_udp(&mut self) -> io::Result<()> {
-        let udp = Query { transport: Transport::Udp, states: 1 << state::CLOSE, peer: None, ..self.query };
-        socket_census::each(&udp, |socket| self.hold("udp", socket))
+        let states = 1 << state::CLOSE | 1 << state::ESTABLISHED;
+        let udp = Query { transport: Transport::Udp, states, peer: None, ..self.query };
+        socket_census::each(&udp, |socket| {
+            if !self.range.contains(socket.local.port()) {
+                return;
+            }
+            self.udp.insert(socket.local.port());
+            self.udp_inodes.push(socket.inode);
+            if socket.state == state::CLOSE {
+                self.hold("udp", socket);
+            }
+        })
+    }
+
+    /// Returns the process that holds the most UDP sockets on ports of the range.
+    fn udp_holder(&self, sockets: &Sockets) -> Option<Owner> {
+        let mut holders: BTreeMap<u32, u32> = BTreeMap::new();
+        for pid in self.udp_inodes.iter().filter_map(|inode| sockets.holder(*inode)) {
+            *holders.entry(pid).or_default() += 1;
+        }
+        let (pid, number) = holders.into_iter().max_by_key(|(_, number)| *number)?;
+        sockets.owner(pid, number)
     }
 }
 

@@ -162,8 +162,12 @@ fn connects_after_a_full_range_count_as_retries() {
                     assert_eq!(Errno::of(&error), Some(Errno::EADDRNOTAVAIL));
                 };
                 (0..3).for_each(|_| fail());
-                option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
-                streams.push(dial(destination));
+                // The port is free only if no process that is being started holds a copy of the socket.
+                streams = starting::undisturbed(|| {
+                    option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
+                    streams.push(dial(destination));
+                    streams
+                });
                 fail();
                 streams
             };

@@ -98,7 +98,10 @@ fn kept_connections_of_nginx_become_even() {
             assert!(jain_of(&place, &workers) < 0.9, "{place}: the first workers have most connections");
             let flags = format!("fix accept --listen {place} --select rotate --json");
             let Some(fix) = attached(test, &flags) else { return };
-            until("all workers have equal shares", || jain_of(&place, &workers) > 0.9);
+            // On a busy host connections may come faster than their workers are moved, and be even by chance.
+            for _ in 0..3 {
+                until("all workers have equal shares", || jain_of(&place, &workers) > 0.9);
+            }
             let record = record_of(fix);
             let (results, rows) = (&record["results"], list(&record, "/results/listeners"));
             assert_eq!((rows.len(), &record["validity"]), (WORKERS, &serde_json::json!([])), "{record}");

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -137,7 +136,9 @@ fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<St
 
 /// As [`failed_calls`], of a process.
 fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
-    let flags = format!("trace {command} --pid {pid} --json");
+    // The listeners and connections of other tests would fill the tables.
+    let thread = Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap());
+    let flags = format!("trace {command} --pid {pid} --netns {}/ns/net --json", thread.display());
     let (mut child, _stderr) = attached(test, "tracing ", &mut fourtuple(&flags))?;
     work();
     child::interrupt(child.id()).unwrap();
@@ -145,18 +146,16 @@ fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> 
     child.stdout.take().expect("a pipe").read_to_string(&mut stdout).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{stdout}");
     let record: Value = serde_json::from_str(&stdout).unwrap();
-    let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
-    let calls = list(&record, "/results/calls/seen/calls").iter();
-    let own = calls.filter(|call| call["namespace"] == namespace);
+    let calls = list(&record, "/results/calls/seen/calls");
     // Of the process, not of the thread of the test.
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-    assert!(own.clone().all(|call| call["owner"]["name"] == comm.trim_end()), "{record:#}");
+    assert!(calls.iter().all(|call| call["owner"]["name"] == comm.trim_end()), "{record:#}");
     let line = |call: &Value| {
         let cause = call["causes"][0].as_str().unwrap_or_default();
         let address = call["address"].as_str().unwrap_or_default();
         format!("{} {} {address} {cause}", text(call, "call"), text(call, "errno"))
     };
-    Some(own.map(line).collect())
+    Some(calls.iter().map(line).collect())
 }
 
 fn connect(to: &str) -> Option<i32> {
@@ -479,15 +478,15 @@ fn a_flame_graph_is_one_file_with_samples() {
     let Some((mut child, mut stderr)) = attached(test, "tracing ", &mut fourtuple(&arguments)) else {
         return;
     };
+    // A pipe does not hold the record of a process with many tests.
+    let mut pipe = child.stdout.take().unwrap();
+    let record = thread::spawn(move || std::io::read_to_string(&mut pipe).unwrap());
     // This thread spins until the trace ends, so that the trace samples it even on a busy machine.
-    let code = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status.code();
-        }
+    while !record.is_finished() {
         std::hint::black_box((0..1_000_000_u64).fold(0, |sum, number| sum ^ std::hint::black_box(number)));
-    };
-    let (mut stdout, mut rest) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    }
+    let (stdout, code) = (record.join().unwrap(), child.wait().unwrap().code());
+    let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     let ended = Ended { code: code.unwrap(), stdout, stderr: rest };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");

@@ -68,6 +68,19 @@ const fn row(name: &'static str, noise: Noise, means: &'static str, next: &'stat
     CounterRow { name, noise, means, next }
 }
 
+const FORGOTTEN: &Next = &Next {
+    practice: "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
+               another client",
+    look: (
+        "ss -tnpoi state established",
+        "connections whose lastrcv is long ago: their clients may have forgotten them",
+    ),
+    cure: (
+        "in the server: keepalives (net.ipv4.tcp_keepalive_time, nginx `so_keepalive`) or an idle limit that is shorter than that of the NAT in front \
+         of it",
+        "the port is free when it is used again",
+    ),
+};
 const ACCEPT: &Next = &Next {
     practice: "a program that accepts too slowly or has stopped, or a burst that is longer than its backlog",
     look: ("ss -ltnp", "of each listener: Recv-Q connections wait, Send-Q is its backlog"),
@@ -517,6 +530,12 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
         PerSecond(1.0),
         "TCP Fast Open was refused or lost; the SYN was sent again without data",
         FAST_OPEN,
+    ),
+    row(
+        "TcpExt.TCPSYNChallenge",
+        OfOpens(1),
+        "a SYN came for a connection that is open here, and got an ACK (RFC 5961): the client resets the connection, and sends its SYN again after a second",
+        FORGOTTEN,
     ),
     row("Tcp.InErrs", PerSecond(1.0), "a TCP packet was malformed or had a wrong checksum", DAMAGED),
     row("Udp.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket", DATAGRAMS),

@@ -114,7 +114,7 @@ impl<'a> Account<'a> {
                 account.add(Symptom::Counter { name: row.name, counter }, counter.during);
             }
         }
-        account.subtract_calls(snapshot);
+        account.subtract_counted(snapshot);
         account.add_qdiscs(snapshot);
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
@@ -122,8 +122,11 @@ impl<'a> Account<'a> {
         account
     }
 
-    /// Subtracts from the counters what failed calls say too, also those that are no symptom.
-    fn subtract_calls(&mut self, snapshot: &Snapshot) {
+    /// Subtracts from the counters what failed calls and other counters say too, also those that are no symptom.
+    fn subtract_counted(&mut self, snapshot: &Snapshot) {
+        // tcp_validate_incoming counts the SYN in both.
+        let challenges = snapshot.counter("TcpExt.TCPSYNChallenge").map_or(0, |counter| counter.during);
+        self.explain("X01", &What::Counter("Tcp.InErrs"), challenges);
         for call in snapshot.failures.seen().map(|failures| failures.calls.as_slice()).unwrap_or_default() {
             let same = |row: &&(&str, &str, _, _)| (row.0, row.1) == (&*call.call, &*call.errno);
             for (_, _, counters, most) in COUNTED_TOO.iter().filter(same) {

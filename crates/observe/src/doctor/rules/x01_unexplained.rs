@@ -300,6 +300,19 @@ mod tests {
                 "unexplained: Tcp.AttemptFails grew by 220 in 2.0 s; explained by other symptoms: 80 of 300"
             ]
         );
+        // The kernel counts a SYN for an open connection in both, and does so all the time on a server with many clients.
+        let counters = |challenges, errors, opens| {
+            let counters =
+                [("TcpExt.TCPSYNChallenge", challenges), ("Tcp.InErrs", errors), ("Tcp.PassiveOpens", opens)];
+            found(&snapshot(Vec::new(), &counters))
+                .into_iter()
+                .map(|(verdict, _)| verdict)
+                .collect::<Vec<_>>()
+        };
+        let challenged = "unexplained: TcpExt.TCPSYNChallenge grew by 60 in 2.0 s";
+        assert_eq!(counters(60, 60, 60), [challenged]);
+        assert_eq!(counters(60, 60, 60_000), <[String; 0]>::default());
+        assert_eq!(counters(60, 100, 60), [challenged, "unexplained: Tcp.InErrs grew by 40 in 2.0 s"]);
         // Fewer than two a second are no symptom, and still what the counter counts.
         assert_eq!(of(3, 4), <[String; 0]>::default());
     }

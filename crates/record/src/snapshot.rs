@@ -662,6 +662,19 @@ pub struct Failures {
     /// Processes with a program of 32 bits at the end of the trace, the first of them: their calls are not seen. `sockets` is 0.
     #[serde(default)]
     pub processes_32_bit: Vec<Owner>,
+    /// Failed calls in the other network namespaces of the host, if this is the one of process 1: most first; bounded.
+    #[serde(default)]
+    pub elsewhere: Vec<FailedElsewhere>,
+}
+
+/// Failed calls in another network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FailedElsewhere {
+    /// A process of the namespace.
+    pub pid: u32,
+    /// Failed calls by call, errno, process and address, most first; bounded.
+    pub calls: Vec<FailedCall>,
 }
 
 impl Failures {

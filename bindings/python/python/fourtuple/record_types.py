@@ -1524,9 +1524,15 @@ class FailedCall(TypedDict):
     range: NotRequired[list[int] | None]
 
 
+class FailedElsewhere(TypedDict):
+    pid: int
+    calls: list[FailedCall]
+
+
 class Failures(TypedDict):
     calls: list[FailedCall]
     left_out: int
+    elsewhere: NotRequired[list[FailedElsewhere]]
     processes_32_bit: NotRequired[list[DoctorOwner]]
 
 

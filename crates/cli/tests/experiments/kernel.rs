@@ -2,13 +2,14 @@
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
 use std::thread;
 
 use crate::program::situation::{
     Daemon, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx,
     paste, traced, verdicts, wait_for,
 };
-use crate::program::{Room, list, number, until};
+use crate::program::{Room, binary, list, number, run, until};
 use crate::table::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
@@ -120,6 +121,41 @@ fn a_gateway_without_snat_ports_is_named() {
         );
         assert_eq!((before, after), (8, 0));
         assert!(!finds(&diagnose(&room), "N02"));
+    });
+}
+
+/// On a host with containers: `doctor` on the host, whose own network namespace is well.
+#[test]
+fn a_container_without_ports_is_named_on_its_host() {
+    in_namespace(|| {
+        let test = "kernel::a_container_without_ports_is_named_on_its_host";
+        if !has(test, &["unshare", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let thresholds = room.file("thresholds.toml", "P03 = 1\n");
+        let client = room.file(
+            "client.py",
+            "import socket, time\nserver = socket.create_server(('127.0.0.1', 4000), backlog=99)\nheld = []\nwhile True:\n  \
+             try: held.append(socket.create_connection(('127.0.0.1', 4000)))\n  except OSError: open('failed', 'w').close(); time.sleep(0.01)\n",
+        );
+        // A host is where process 1 is.
+        let script = format!(
+            "unshare -n sh -c 'ip link set lo up; sysctl -qw net.ipv4.ip_local_port_range=\"20000 20019\"; exec python3 {client}' & \
+             until [ -e failed ]; do sleep 0.1; done; {} doctor --for 1s --json --thresholds {thresholds}",
+            binary().display()
+        );
+        let mut host = Command::new("unshare");
+        let host = host.current_dir(room.path());
+        let ended = run(host.args(["-n", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", &script]));
+        let record = ended.json();
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let begin = "in another network namespace ";
+        let finding = first(&record, "X01", &[begin, " connect() of python3[", "failed with EADDRNOTAVAIL"]);
+        let command = do_now(finding);
+        assert!(command.contains("doctor --pid "), "{command}");
     });
 }
 

@@ -272,7 +272,8 @@ pub(crate) const CALLS: &[CallRow] = &[
                 ("accept the destination in the output chain", "the packets leave the host"),
             ),
             perhaps(
-                "there is no route to the address (`ip route get ADDRESS`)",
+                "there is no route to the address (`ip route get ADDRESS`), or none by the device (SO_BINDTODEVICE) or the mark of the socket \
+                 (`ip route get ADDRESS oif DEVICE mark MARK`)",
                 ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route"),
             ),
         ],
@@ -885,6 +886,14 @@ pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> 
     let Some(noise) = row_of(call).noise else { return false };
     // Netlink and packet sockets have errnos of their own meaning.
     call.protocol != "other" && noise.is_exceeded(snapshot, call.failed) && !is_fallback(snapshot, call)
+}
+
+/// Returns whether no healthy program has such a failure. Of another network namespace nothing else is known: an attempt with an address
+/// of a family that the namespace lacks ends before the search for a port.
+pub(crate) fn is_never_normal(snapshot: &Snapshot, call: &FailedCall) -> bool {
+    row_of(call).noise == Some(Noise::Nothing)
+        && !call.before_search
+        && is_failure_of_interest(snapshot, call)
 }
 
 /// Returns whether the process connects to another address of the same port instead, as programs do with the addresses of a name.

@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, Tuple, Ud
 use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
 use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
-use crate::doctor::causes::{Noise, is_failure_of_interest};
+use crate::doctor::causes::{Noise, is_failure_of_interest, is_never_normal};
 use crate::doctor::counters::COUNTERS;
 use crate::doctor::datagram::Counted;
 use crate::doctor::draft::{Subject, What};
@@ -42,6 +42,11 @@ pub(crate) enum Symptom<'a> {
     Growth {
         tuple: Subject,
         seconds: u64,
+    },
+    /// Calls in another network namespace; the first is the most frequent of those that count.
+    Elsewhere {
+        pid: u32,
+        calls: Vec<&'a FailedCall>,
     },
     /// Connections without an answer; `is_here`: the destination is this host.
     Unanswered {
@@ -106,6 +111,12 @@ impl<'a> Account<'a> {
         if let Ok(failures) = snapshot.failures.seen() {
             for call in failures.calls.iter().filter(|call| is_failure_of_interest(snapshot, call)) {
                 account.add(Symptom::Calls(call), call.failed);
+            }
+            for found in &failures.elsewhere {
+                let calls: Vec<&FailedCall> =
+                    found.calls.iter().filter(|call| is_never_normal(snapshot, call)).collect();
+                let amount = calls.iter().map(|call| call.failed).sum();
+                account.add(Symptom::Elsewhere { pid: found.pid, calls }, amount);
             }
         }
         for row in COUNTERS {
@@ -299,6 +310,13 @@ impl Item<'_> {
                 counted(rest, "connection"),
                 holders(owners)
             ),
+            Symptom::Elsewhere { calls, .. } => {
+                let most = calls.first().map(|call| failed_calls(call, call.failed)).unwrap_or_default();
+                let more = rest - calls.first().map_or(0, |call| call.failed);
+                let more =
+                    if more == 0 { String::new() } else { format!(", and {}", counted(more, "more call")) };
+                format!("in another network namespace {most}{more}")
+            }
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
             Symptom::Unanswered { found, .. } => {
                 let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
@@ -322,6 +340,7 @@ impl Item<'_> {
             Symptom::Qdisc { device, kind, .. } => format!("qdisc {device} {kind}"),
             Symptom::Drops { .. } => "drops of sockets".to_owned(),
             Symptom::Queue { .. } => "accept queue".to_owned(),
+            Symptom::Elsewhere { .. } => "calls in another network namespace".to_owned(),
             Symptom::Growth { .. } => "ports run out".to_owned(),
             Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
@@ -331,6 +350,7 @@ impl Item<'_> {
     fn process(&self) -> &str {
         match &self.symptom {
             Symptom::Calls(call) => &call.owner.name,
+            Symptom::Elsewhere { calls, .. } => calls.first().map_or("", |call| &call.owner.name),
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
@@ -351,6 +371,7 @@ impl Item<'_> {
             Symptom::Qdisc { device, kind, .. } => format!("drops of {kind} of {device}"),
             Symptom::Drops { cookie, .. } => format!("drops of socket {cookie:#x}"),
             Symptom::Queue { cookie, .. } => format!("queue of socket {cookie:#x}"),
+            Symptom::Elsewhere { pid, .. } => format!("network namespace of process {pid}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
         }

@@ -102,7 +102,7 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
     }
     let left_out = merged.iter().skip(MAX_ROWS).map(|call| call.failed).sum();
     merged.truncate(MAX_ROWS);
-    Failures { calls: merged, left_out, processes_32_bit: Vec::new() }
+    Failures { calls: merged, left_out, ..Failures::default() }
 }
 
 fn row(failed: &Failed) -> FailedCall {

@@ -1,13 +1,19 @@
 //! All traces at once, for the snapshot that `doctor` examines.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::failed_calls::Failed;
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_record::TraceTuple;
 use fourtuple_record::measure::LogLinear;
-use fourtuple_record::snapshot::{Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks};
+use fourtuple_record::snapshot::{
+    FailedElsewhere, Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks,
+};
+use fourtuple_syscalls::procfs;
 
 use crate::trace::accept::Accept;
 use crate::trace::blind_spots;
@@ -280,7 +286,44 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
 }
 
 fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failures {
-    account(failed.iter().filter(|failed| failed.failure.namespace == namespace), of_32_bits)
+    let of = |namespace| failed.iter().filter(move |failed| failed.failure.namespace == namespace);
+    let elsewhere =
+        if namespace_of(1) == Some(namespace) { elsewhere(namespace, failed) } else { Vec::new() };
+    Failures { elsewhere, ..account(of(namespace), of_32_bits) }
+}
+
+/// Returns the failed calls of other network namespaces of which a process is visible.
+fn elsewhere(namespace: u32, failed: &[Failed]) -> Vec<FailedElsewhere> {
+    let mut calls: BTreeMap<u32, u64> = BTreeMap::new();
+    for failed in failed.iter().filter(|failed| failed.failure.namespace != namespace) {
+        *calls.entry(failed.failure.namespace).or_default() += failed.calls;
+    }
+    if calls.is_empty() {
+        return Vec::new();
+    }
+    let mut processes: BTreeMap<u32, u32> = BTreeMap::new();
+    for pid in procfs::processes("/") {
+        if let Some(namespace) = namespace_of(pid) {
+            let first = processes.entry(namespace).or_insert(pid);
+            *first = pid.min(*first);
+        }
+    }
+    let mut most: Vec<(u64, u32)> = calls.into_iter().map(|(namespace, calls)| (calls, namespace)).collect();
+    most.sort_by_key(|of| Reverse(*of));
+    let seen = most.into_iter().filter_map(|(_, of)| Some((of, *processes.get(&of)?)));
+    seen.take(LISTED)
+        .map(|(of, pid)| {
+            let its = failed.iter().filter(|failed| failed.failure.namespace == of);
+            let mut calls = account(its, Vec::new()).calls;
+            calls.truncate(LISTED);
+            FailedElsewhere { pid, calls }
+        })
+        .collect()
+}
+
+/// Returns the network namespace of a process, by its inode.
+fn namespace_of(pid: u32) -> Option<u32> {
+    Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino() as u32)
 }
 
 /// Returns the programs of 32 bits of a network namespace.

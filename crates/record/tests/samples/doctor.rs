@@ -286,6 +286,7 @@ fn snapshot() -> Snapshot {
             calls: vec![failed_call()],
             left_out: 2,
             processes_32_bit: vec![owner(77, "game", 0)],
+            elsewhere: vec![FailedElsewhere { pid: 900, calls: vec![failed_call()] }],
         }),
     }
 }

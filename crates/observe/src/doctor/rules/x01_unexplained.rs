@@ -9,7 +9,7 @@ use crate::doctor::causes::{Judgement, enable_ipv6, judged};
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::rule::{Checked, Rule};
-use crate::doctor::symptom::{Account, Item, Symptom};
+use crate::doctor::symptom::{Account, Item, Symptom, failed_calls};
 use crate::doctor::words::{count, counted, process};
 
 pub(super) const RULE: Rule = Rule {
@@ -26,6 +26,9 @@ pub(super) const RULE: Rule = Rule {
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
          a healthy host.",
+        "On the host, in the network namespace of process 1, the account also has calls that fail in other namespaces, such as those of containers, if no \
+         healthy program has such a failure. Their cause is for `fourtuple doctor --pid PID` or `--container ID` to say: each diagnosis examines one \
+         namespace.",
         "The evidence has the causes that this errno of this call can have in the kernel, what the snapshot excludes, and what it shows. An \
          error of a non-blocking connect() counts when the program reads it by SO_ERROR. Operations of io_uring count without their address, if the tracepoint \
          io_uring_complete has them (6.18 has, 6.12 has not); calls of 32-bit programs are not seen, and while one runs, the rule without a finding counts as not checked.",
@@ -133,6 +136,12 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Unanswered { found, .. } if found.established => {
             unacknowledged(draft, found.destination.ip())
         }
+        Symptom::Elsewhere { pid, calls } => calls
+            .iter()
+            .skip(1)
+            .take(3)
+            .fold(draft, |draft, call| draft.because(failed_calls(call, call.failed)))
+            .now(Remedy::own(format!("doctor --pid {pid}"), "examines that namespace")),
         Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
             draft
         }
@@ -172,8 +181,8 @@ mod tests {
     use std::net::{IpAddr, Ipv6Addr};
 
     use fourtuple_record::snapshot::{
-        Connections, Counter, EphemeralPorts, FailedCall, Failures, LocalAddress, Owner, Part, Traced,
-        TracedConnects, Tuple,
+        Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, LocalAddress, Owner,
+        Part, Traced, TracedConnects, Tuple,
     };
 
     use super::*;
@@ -402,6 +411,29 @@ mod tests {
         let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
         let change = "`traceroute -T -p 80 10.0.0.2` shows where the packets end: start the host, or accept port 80 in the firewall there";
         assert_eq!(finding.proper[0].action, change);
+    }
+
+    #[test]
+    fn calls_of_other_namespaces_are_one_finding_each() {
+        let mut snapshot = snapshot(Vec::new(), &[]);
+        let none = failed("connect", "EADDRNOTAVAIL", "tcp", "10.0.0.2:80", 300);
+        let early = FailedCall { before_search: true, ..none.clone() };
+        let calls = vec![
+            early,
+            none,
+            failed("bind", "EADDRINUSE", "tcp", "0.0.0.0:80", 2),
+            failed("connect", "ECONNREFUSED", "tcp", "10.0.0.3:80", 900),
+        ];
+        let elsewhere =
+            vec![FailedElsewhere { pid: 7, calls }, FailedElsewhere { pid: 9, calls: Vec::new() }];
+        snapshot.failures = Part::Seen(Failures { elsewhere, ..Failures::default() });
+        let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
+        let expected = "unexplained: in another network namespace 300 connect() of pgbouncer[812] to 10.0.0.2:80 failed with EADDRNOTAVAIL, \
+                        and 2 more calls in 2.0 s";
+        assert_eq!(finding.verdict, expected);
+        assert_eq!(finding.evidence, ["2 bind() of pgbouncer[812] to 0.0.0.0:80 failed with EADDRINUSE"]);
+        assert!(finding.now[0].action.ends_with("doctor --pid 7"), "{:?}", finding.now);
+        assert_eq!(found(&snapshot).len(), 1);
     }
 
     #[test]

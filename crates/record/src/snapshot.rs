@@ -52,6 +52,9 @@ pub struct Snapshot {
     pub interval_ns: u64,
     /// Number of online processors of the host.
     pub processors: u32,
+    /// Number of other network namespaces of the host, which a diagnosis does not examine; 0 if this is not the one of process 1.
+    #[serde(default)]
+    pub other_namespaces: u32,
     /// Sysctls that could be read, by dotted name. Of `net.ipv6.conf.*.disable_ipv6` those that are not 0, with the names of devices as
     /// sysctl(8) writes them: `net.ipv6.conf.eth0/7.disable_ipv6`.
     pub sysctls: BTreeMap<String, String>,

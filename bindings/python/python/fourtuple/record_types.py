@@ -1561,6 +1561,7 @@ class DoctorSnapshot(TypedDict):
     accepts: DoctorSnapshotAcceptsSeen | DoctorHidden
     locks: DoctorSnapshotLocksSeen | DoctorHidden
     failures: DoctorSnapshotFailuresSeen | DoctorHidden
+    other_namespaces: NotRequired[int]
 
 
 class DoctorMoment(TypedDict):

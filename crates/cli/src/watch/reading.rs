@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
+use fourtuple_observe::host::namespace;
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
@@ -106,7 +107,10 @@ pub(crate) fn once(
         }
         let elapsed = began.elapsed();
         let window = survey.finish();
-        Ok((Snapshot { search, ..with_traces(reader.read(), window) }, elapsed))
+        let is_of_host = namespace::is_of_host(namespace.inode);
+        let other_namespaces = if is_of_host { namespace::others(namespace.inode).len() as u32 } else { 0 };
+        let snapshot = Snapshot { search, other_namespaces, ..with_traces(reader.read(), window) };
+        Ok((snapshot, elapsed))
     })
 }
 

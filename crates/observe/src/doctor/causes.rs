@@ -225,7 +225,8 @@ pub(crate) const CALLS: &[CallRow] = &[
             perhaps(
                 "the host is down, or a firewall drops the packets",
                 (
-                    "`traceroute -T -p PORT ADDRESS` shows where the packets end: start the host, or accept port PORT in the firewall there",
+                    "`traceroute -T -p PORT ADDRESS` shows where the packets end: start the host, or accept port PORT in the firewall there; Recv-Q above \
+                     Send-Q in `ss -ltn` of the host is a full queue",
                     "the SYN is answered",
                 ),
             ),
@@ -286,7 +287,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         &[
             rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
             perhaps(
-                "the accept queue of the Unix listener is full (unix_stream_connect)",
+                "the accept queue of the Unix listener was full for a moment (unix_stream_connect)",
                 (
                     "a longer backlog of the server (`ss -lx` has it as Send-Q)",
                     "there is a place in the queue",

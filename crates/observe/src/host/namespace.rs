@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use fourtuple_syscalls::procfs;
@@ -120,6 +121,32 @@ pub fn first_process(root: &Path, id: &str) -> Result<u32, NamespaceError> {
         }
         (None, _) => Err(NamespaceError::NoContainer(id.to_owned())),
     }
+}
+
+/// Returns the network namespace of a process, by its inode; `None`: the process has ended, or nobody may look.
+fn of(process: u32) -> Option<u32> {
+    Some(fs::metadata(format!("/proc/{process}/ns/net")).ok()?.ino() as u32)
+}
+
+/// Returns whether a network namespace, which is the one of this thread, is that of process 1. Where nobody may look at that: whether it is the
+/// initial one, which alone has some sysctls.
+pub fn is_of_host(namespace: u32) -> bool {
+    match of(1) {
+        Some(of) => of == namespace,
+        None => fs::exists("/proc/sys/net/ipv4/tcp_mem").unwrap_or(false),
+    }
+}
+
+/// Returns the other network namespaces of the processes that are visible, each with the lowest of their numbers.
+pub fn others(namespace: u32) -> BTreeMap<u32, u32> {
+    let mut processes = BTreeMap::new();
+    for process in procfs::processes("/") {
+        if let Some(other) = of(process).filter(|other| *other != namespace) {
+            let first = processes.entry(other).or_insert(process);
+            *first = process.min(*first);
+        }
+    }
+    processes
 }
 
 #[cfg(test)]

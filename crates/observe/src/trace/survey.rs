@@ -2,8 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use fourtuple_bpf::failed_calls::Failed;
@@ -13,8 +11,8 @@ use fourtuple_record::measure::LogLinear;
 use fourtuple_record::snapshot::{
     FailedElsewhere, Failures, Owner, Traced, TracedAccepts, TracedConnects, TracedLocks,
 };
-use fourtuple_syscalls::procfs;
 
+use crate::host::namespace;
 use crate::trace::accept::Accept;
 use crate::trace::blind_spots;
 use crate::trace::connect::Connect;
@@ -287,8 +285,7 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
 
 fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failures {
     let of = |namespace| failed.iter().filter(move |failed| failed.failure.namespace == namespace);
-    let elsewhere =
-        if namespace_of(1) == Some(namespace) { elsewhere(namespace, failed) } else { Vec::new() };
+    let elsewhere = if namespace::is_of_host(namespace) { elsewhere(namespace, failed) } else { Vec::new() };
     Failures { elsewhere, ..account(of(namespace), of_32_bits) }
 }
 
@@ -301,13 +298,7 @@ fn elsewhere(namespace: u32, failed: &[Failed]) -> Vec<FailedElsewhere> {
     if calls.is_empty() {
         return Vec::new();
     }
-    let mut processes: BTreeMap<u32, u32> = BTreeMap::new();
-    for pid in procfs::processes("/") {
-        if let Some(namespace) = namespace_of(pid) {
-            let first = processes.entry(namespace).or_insert(pid);
-            *first = pid.min(*first);
-        }
-    }
+    let processes = namespace::others(namespace);
     let mut most: Vec<(u64, u32)> = calls.into_iter().map(|(namespace, calls)| (calls, namespace)).collect();
     most.sort_by_key(|of| Reverse(*of));
     let seen = most.into_iter().filter_map(|(_, of)| Some((of, *processes.get(&of)?)));
@@ -319,11 +310,6 @@ fn elsewhere(namespace: u32, failed: &[Failed]) -> Vec<FailedElsewhere> {
             FailedElsewhere { pid, calls }
         })
         .collect()
-}
-
-/// Returns the network namespace of a process, by its inode.
-fn namespace_of(pid: u32) -> Option<u32> {
-    Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino() as u32)
 }
 
 /// Returns the programs of 32 bits of a network namespace.

@@ -226,6 +226,7 @@ fn snapshot() -> Snapshot {
     Snapshot {
         interval_ns: 2_000_000_000,
         processors: 2,
+        other_namespaces: 3,
         sysctls: BTreeMap::from([(range.into(), "32768 60999".into())]),
         configured: Part::Seen(vec![ConfiguredSysctl {
             file: "/etc/sysctl.conf".into(),

@@ -209,6 +209,10 @@ fn nothing(results: &DoctorResults) -> String {
     if !results.unchecked.is_empty() {
         text += &format!("; {} could not be checked", plural(results.unchecked.len() as u64, "rule"));
     }
+    if results.snapshot.other_namespaces > 0 {
+        let others = plural(results.snapshot.other_namespaces.into(), "other network namespace");
+        text += &format!("; not examined: {others} (--container, --pid)");
+    }
     text
 }
 

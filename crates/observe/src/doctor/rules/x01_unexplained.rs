@@ -158,8 +158,15 @@ fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
     );
     draft
         .because("possible: packets of full size do not arrive: the path has a smaller MTU, and the ICMP messages that say so are dropped")
+        .because(
+            "possible: the accept queue of the server is full: it has dropped the last ACK of the handshake, and drops the data",
+        )
         .because("possible: the host is down since, or a firewall has forgotten the connections")
         .proper(Remedy::advice(advice, "the data is acknowledged"))
+        .proper(Remedy::advice(
+            "on the server, `ss -ltn`: if Recv-Q is above Send-Q, workers that accept, or a longer backlog (`fourtuple doctor` there names them)",
+            "new connections have a place",
+        ))
 }
 
 /// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
@@ -409,7 +416,8 @@ mod tests {
             Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
         assert!(queue(&snapshot).starts_with("excluded by A01: "));
         let finding = diagnose(&snapshot, &Limits::default()).findings.pop().unwrap();
-        let change = "`traceroute -T -p 80 10.0.0.2` shows where the packets end: start the host, or accept port 80 in the firewall there";
+        let change = "`traceroute -T -p 80 10.0.0.2` shows where the packets end: start the host, or accept port 80 in the firewall there; \
+                      Recv-Q above Send-Q in `ss -ltn` of the host is a full queue";
         assert_eq!(finding.proper[0].action, change);
     }
 

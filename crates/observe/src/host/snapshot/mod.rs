@@ -186,6 +186,7 @@ impl Reader {
         }
         let snapshot = Snapshot {
             processors: processors(root),
+            other_namespaces: 0,
             interval_ns: interval.as_nanos() as u64,
             sysctls: SYSCTLS
                 .iter()

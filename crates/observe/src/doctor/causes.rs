@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Service, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Service, Snapshot, UnixListener};
 
-use crate::doctor::accepting::acceptors;
+use crate::doctor::accepting::{acceptors, holders};
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
@@ -98,6 +98,10 @@ const fn honest(call: &'static str, errno: &'static str, protocol: &'static str)
     CallRow { call, errno, protocol, noise: None, causes: &[] }
 }
 
+const fn of_unix(call: &'static str, errno: &'static str, noise: Noise, causes: &'static [Cause]) -> CallRow {
+    CallRow { protocol: "unix", ..failure(call, errno, noise, causes) }
+}
+
 const fn rule(id: &'static str, text: &'static str) -> Cause {
     Cause { text, when: When::Rule(id), cure: None }
 }
@@ -125,6 +129,13 @@ const fn without_udp_port(call: &'static str) -> CallRow {
     CallRow { protocol: "udp", ..failure(call, errno::EAGAIN, Nothing, causes) }
 }
 
+const NO_RIGHT: &str =
+    "no right to write to the socket file or to a directory of its path, or a security module";
+const SHOW_RIGHTS: Cure = (
+    "`namei -l PATH` shows the rights: the mode or group of the socket in the server (php-fpm: `listen.mode`, `listen.group`), or the \
+     group of the client",
+    "the call is permitted",
+);
 const NO_UDP_PORT: &str = "UDP sockets hold HELD of the range (udp_lib_get_port): HOLDER";
 const MORE_UDP_PORTS: Cure = (
     "a wider net.ipv4.ip_local_port_range; in the program: one socket for many destinations (sendto() without connect()), and close() of sockets \
@@ -139,11 +150,105 @@ pub(crate) const OWN_RANGE: Cure = (
 /// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
 /// ipv6(7), unix(7), and the functions that are named.
 pub(crate) const CALLS: &[CallRow] = &[
+    // Of unix sockets: rows below are about networks.
+    of_unix(
+        "bind",
+        errno::EINVAL,
+        PerSecond(2.0),
+        &[perhaps(
+            "the socket is bound already, or the path is longer than 107 bytes",
+            ("in the program: one bind() for each socket, and a shorter path", "the path is valid"),
+        )],
+    ),
+    of_unix(
+        "connect",
+        errno::EPERM,
+        Nothing,
+        &[perhaps(
+            "the datagram socket at the path is connected to another one, or a BPF program of the cgroup or a security module refuses",
+            (
+                "`ss -axp` shows to whom it is connected; `bpftool cgroup tree` and `ausearch -m avc` show what refuses",
+                "the call is permitted",
+            ),
+        )],
+    ),
+    of_unix("connect", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)]),
+    of_unix("bind", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)]),
+    of_unix(
+        "connect",
+        errno::ENOENT,
+        PerSecond(2.0),
+        &[perhaps(
+            "the server has not started, or has another path",
+            ("start the server, or give the client the path that `ss -lx` shows", "someone answers"),
+        )],
+    ),
+    of_unix(
+        "connect",
+        errno::ECONNREFUSED,
+        PerSecond(2.0),
+        &[
+            shown(
+                has_unix_listener,
+                "SERVER listens at the path now, and did not before",
+                ("nothing, if the server was only restarted", "it answers again"),
+            ),
+            perhaps(
+                "no program listens at the path: the socket file is of a server that has ended",
+                ("start the server", "someone answers"),
+            ),
+        ],
+    ),
+    of_unix(
+        "send",
+        errno::ECONNREFUSED,
+        PerSecond(2.0),
+        &[perhaps(
+            "no socket is at the path any more: its program has ended",
+            ("start the program again; the sender may need a new connect()", "someone receives"),
+        )],
+    ),
+    of_unix(
+        "send",
+        errno::EMSGSIZE,
+        PerSecond(2.0),
+        &[perhaps(
+            "the message is larger than the send buffer",
+            ("a greater SO_SNDBUF (net.core.wmem_max), or smaller messages", "the message fits"),
+        )],
+    ),
+    of_unix(
+        "send",
+        errno::EPERM,
+        PerSecond(0.5),
+        &[perhaps(
+            "the socket at the path is connected to another one, or a security module refuses",
+            ("`ss -axp` shows to whom it is connected", "its program can receive from others"),
+        )],
+    ),
+    of_unix(
+        "bind",
+        errno::EADDRINUSE,
+        Nothing,
+        &[
+            shown(
+                has_unix_listener,
+                "SERVER listens at the path",
+                ("stop SERVER, or take another path", "bind() makes the socket file"),
+            ),
+            // A datagram socket has its path, and does not listen.
+            perhaps(
+                "the file at the path is of a server that has ended, or of a datagram socket",
+                (
+                    "if `ss -axp` shows nobody at the path, `rm PATH`; in the program: unlink() before bind()",
+                    "bind() makes the socket file",
+                ),
+            ),
+        ],
+    ),
     // getaddrinfo(3) connects UDP sockets to sort addresses.
     honest("connect", errno::ENETUNREACH, "udp"),
     honest("connect", errno::EADDRNOTAVAIL, "udp"),
-    // Programs ask for services that need not be there, such as nscd.
-    honest("connect", errno::ENOENT, "unix"),
     failure(
         "connect",
         errno::EADDRNOTAVAIL,
@@ -222,6 +327,14 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::ETIMEDOUT,
         Nothing,
         &[
+            shown(
+                lacks_neighbours,
+                "the table of neighbours has no place for the address or for its router (net.ipv4.neigh.default.gc_thresh3)",
+                (
+                    "a greater net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)",
+                    "each host of the links has an entry",
+                ),
+            ),
             perhaps(
                 "the host is down, or a firewall drops the packets",
                 (
@@ -338,9 +451,9 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
             perhaps(
                 "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
-                 a security module, or no write permission for the Unix socket",
+                 or a security module",
                 (
-                    "SO_BROADCAST; `ip route del prohibit ADDRESS`; the rule of the firewall or of the security module (`ausearch -m avc`); `chmod` of the Unix socket",
+                    "SO_BROADCAST; `ip route del prohibit ADDRESS`; the rule of the firewall or of the security module (`ausearch -m avc`)",
                     "the call is permitted",
                 ),
             ),
@@ -446,7 +559,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EACCES,
         Nothing,
         &[perhaps(
-            "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, a security module, or a directory without permission",
+            "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, or a security module",
             (
                 "`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
                 "the port can be bound without root",
@@ -822,6 +935,13 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
         text = filled(&text, "ADDRESS", &address.ip().to_string());
         text = filled(&text, "PORT", &address.port().to_string());
     }
+    if let Some(path) = call.address.as_ref().filter(|_| call.protocol == "unix") {
+        text = filled(&text, "PATH", path);
+        text = filled(&text, "ADDRESS", path);
+        if let Some(listener) = unix_listener(snapshot, call) {
+            text = filled(&text, "SERVER", &holders(&listener.owners));
+        }
+    }
     let listener = if call.call == "bind" { conflicting(snapshot, call) } else { elsewhere(snapshot, call) };
     if let Some(listener) = listener {
         text = filled(&text, "LISTENER", &listener.address.to_string());
@@ -882,11 +1002,20 @@ impl Judgement {
     }
 }
 
+/// Parts of the paths of services that need not be there: libraries and daemons ask for them each time.
+const OPTIONAL: [&str; 8] =
+    ["/nscd/", "/dev/log", "/systemd/", "/dbus/", "/setrans/", "/.X11-unix/", "/avahi-daemon/", "/run/user/"];
+
 /// Returns whether the calls are more than noise.
 pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> bool {
     let Some(noise) = row_of(call).noise else { return false };
+    let path = call.address.as_deref().filter(|_| call.protocol == "unix").unwrap_or_default();
+    let is_optional = call.errno == errno::ENOENT && OPTIONAL.iter().any(|service| path.contains(service));
     // Netlink and packet sockets have errnos of their own meaning.
-    call.protocol != "other" && noise.is_exceeded(snapshot, call.failed) && !is_fallback(snapshot, call)
+    call.protocol != "other"
+        && !is_optional
+        && noise.is_exceeded(snapshot, call.failed)
+        && !is_fallback(snapshot, call)
 }
 
 /// Returns whether no healthy program has such a failure. Of another network namespace nothing else is known: an attempt with an address
@@ -1016,6 +1145,13 @@ fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     }
 }
 
+/// Returns whether the table of neighbours was full: not for which addresses.
+fn lacks_neighbours(snapshot: &Snapshot, _: &FailedCall) -> Judged {
+    let fulls = ["arp_cache", "ndisc_cache"].map(|table| snapshot.counter(&format!("{table}.table_fulls")));
+    let is_full = fulls.into_iter().flatten().any(|counter| counter.during > 0);
+    if is_full { Judged::Perhaps } else { Judged::No }
+}
+
 /// Returns whether a queueing discipline dropped packets.
 fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     let mut counters = snapshot.counters.seen().into_iter().flatten();
@@ -1109,6 +1245,16 @@ fn conflicting<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a List
         .find(|listener| listener.address.port() == address.port() && overlaps(listener.address.ip()))
 }
 
+/// Returns the unix listener at the path of a call.
+fn unix_listener<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a UnixListener> {
+    let path = call.address.as_ref()?;
+    snapshot.unix_listeners.seen().ok()?.iter().find(|listener| listener.path == *path)
+}
+
+fn has_unix_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    if unix_listener(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
+}
+
 fn conflicts_with_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if conflicting(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
@@ -1133,6 +1279,56 @@ fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_about_networks_are_not_for_unix_sockets() {
+        // Calls of unix sockets do not fail with them.
+        let absent = ["EADDRNOTAVAIL", "ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"];
+        let absent_of = [
+            ("connect", errno::EADDRINUSE),
+            ("connect", errno::ECONNRESET),
+            ("listen", errno::EADDRINUSE),
+            ("recv", errno::ECONNREFUSED),
+        ];
+        let of_network = |text: &str| {
+            let plain = |word: &str| word.trim_matches(|letter: char| !letter.is_alphanumeric()).to_owned();
+            let words = [
+                "port",
+                "PORT",
+                "ports",
+                "route",
+                "ICMP",
+                "MTU",
+                "firewall",
+                "IPv6",
+                "link-local",
+                "broadcast",
+            ];
+            text.split([' ', '=', '/']).any(|word| words.contains(&plain(word).as_str()))
+        };
+        let is_possible = |row: &&CallRow| {
+            !row.call.is_empty()
+                && !absent.contains(&row.errno)
+                && !absent_of.contains(&(row.call, row.errno))
+        };
+        let mut found = Vec::new();
+        for row in CALLS.iter().filter(is_possible) {
+            let call = FailedCall {
+                call: row.call.to_owned(),
+                errno: row.errno.to_owned(),
+                protocol: "unix".to_owned(),
+                ..FailedCall::default()
+            };
+            let causes = row_of(&call).causes.iter();
+            for cause in causes.filter(|cause| matches!(cause.when, When::Unknown)) {
+                let cure = cause.cure.map_or("", |(change, _)| change);
+                if of_network(cause.text) || of_network(cure) {
+                    found.push(format!("{} {}: {}", row.call, row.errno, cause.text));
+                }
+            }
+        }
+        assert_eq!(found, Vec::<String>::new());
+    }
 
     #[test]
     fn each_row_can_be_reached_and_names_rules() {

@@ -68,6 +68,15 @@ const fn row(name: &'static str, noise: Noise, means: &'static str, next: &'stat
     CounterRow { name, noise, means, next }
 }
 
+const NO_NEIGHBOUR: &str = "a packet to an address of a link was dropped: the table of neighbours had no place (neigh_alloc); counted for the whole host";
+const NEIGHBOURS: &Next = &Next {
+    practice: "more hosts on the links, pods and containers included, than net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)",
+    look: ("ip neighbour", "as many entries as gc_thresh3; those of other network namespaces count too"),
+    cure: (
+        "on the host `sysctl -w net.ipv4.neigh.default.gc_thresh1=4096 net.ipv4.neigh.default.gc_thresh2=8192 net.ipv4.neigh.default.gc_thresh3=16384`",
+        "each host of the links has an entry",
+    ),
+};
 const FORGOTTEN: &Next = &Next {
     practice: "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
                another client",
@@ -628,6 +637,8 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
     row("Ip6.FragFails", PerSecond(5.0), "a packet was larger than the MTU", MTU),
     row("IpExt.InCsumErrors", PerSecond(1.0), "an IP header had a wrong checksum", DAMAGED),
     row("IpExt.InTruncatedPkts", PerSecond(1.0), "a packet was shorter than its header says", DAMAGED),
+    row("arp_cache.table_fulls", Nothing, NO_NEIGHBOUR, NEIGHBOURS),
+    row("ndisc_cache.table_fulls", Nothing, NO_NEIGHBOUR, NEIGHBOURS),
     row(
         "softnet.dropped",
         Nothing,

@@ -303,6 +303,46 @@ fn a_listener_at_another_address_is_a_cause() {
     expect("127.0.0.1:80", "10.0.0.3:80", "possible: no socket listens");
 }
 
+/// Of a unix socket no firewall and no port is the cause, and a missing service matters unless each program asks for it.
+#[test]
+fn paths_have_causes_of_their_own() {
+    let of = |call: &str, errno: &str, path: &str, listener: bool| {
+        let mut snapshot = snapshot(&[], &[]);
+        let own =
+            UnixListener { path: path.to_owned(), owners: vec![owner(7, 1)], ..UnixListener::default() };
+        snapshot.unix_listeners = Part::Seen(if listener { vec![own] } else { Vec::new() });
+        let call = FailedCall {
+            call: call.to_owned(),
+            errno: errno.to_owned(),
+            protocol: "unix".to_owned(),
+            owner: owner(8, 1),
+            address: Some(path.to_owned()),
+            failed: 40,
+            ..FailedCall::default()
+        };
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot
+    };
+    let expect = |call: &str, errno: &str, path: &str, listener: bool, wanted: &[&str]| {
+        expect("X01", 0.0, &of(call, errno, path, listener), wanted);
+    };
+    let ended = "possible: no program listens at the path: the socket file is of a server that has ended";
+    expect("connect", "ECONNREFUSED", "/run/php.sock", false, &[ended]);
+    expect(
+        "connect",
+        "ENOENT",
+        "/run/php.sock",
+        false,
+        &["possible: the server has not started, or has another path"],
+    );
+    for service in ["/var/run/nscd/socket", "/dev/log", "/run/systemd/notify", "/run/user/0/bus"] {
+        expect("connect", "ENOENT", service, false, &[]);
+    }
+    expect("connect", "ECONNREFUSED", "/dev/log", false, &[ended]);
+    expect("bind", "EADDRINUSE", "/run/php.sock", true, &["the cause here: server[7] listens at the path"]);
+    expect("bind", "EADDRINUSE", "/run/php.sock", false, &["`rm /run/php.sock`"]);
+}
+
 /// What has the port of a bind() that fails: a listener at any address that overlaps, connections of a former server, or something else.
 #[test]
 fn the_owner_of_a_port_is_a_cause() {

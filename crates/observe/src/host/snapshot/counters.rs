@@ -31,6 +31,11 @@ pub fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
     // A kernel without IPv6 has no such file.
     parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), &mut now);
     parse_softnet(&text(root, "proc/thread-self/net/softnet_stat").unwrap_or_default(), &mut now);
+    // Only the initial network namespace has these files.
+    for table in ["arp_cache", "ndisc_cache"] {
+        let counters = text(root, &format!("proc/thread-self/net/stat/{table}")).unwrap_or_default();
+        parse_neighbours(table, &counters, &mut now);
+    }
     // Needs no right; a host that refuses netlink shows no sockets either.
     for (device, qdisc) in qdisc::all().unwrap_or_default() {
         let name = |what: &str| format!("qdisc.{device}.{}.{what}", qdisc.kind);
@@ -92,6 +97,17 @@ fn parse_softnet(text: &str, into: &mut Totals) {
             }
         }
     }
+}
+
+/// Adds from a line for each processor, in hexadecimal, the neighbours for which the table had no place (neigh_stat_seq_show). The tables
+/// belong to the whole host.
+fn parse_neighbours(table: &str, text: &str, into: &mut Totals) {
+    const FULL: &str = "table_fulls";
+    let mut lines = text.lines();
+    let column = lines.next().and_then(|names| names.split_whitespace().position(|name| name == FULL));
+    let Some(column) = column else { return };
+    let value = |line: &str| u64::from_str_radix(line.split_whitespace().nth(column)?, 16).ok();
+    into.insert(format!("{table}.{FULL}"), lines.filter_map(value).sum());
 }
 
 /// Drops of each socket, by cookie.
@@ -233,6 +249,13 @@ mod tests {
             (totals.remove("softnet.dropped"), totals.remove("softnet.flow_limit_count")),
             (Some(33), Some(1))
         );
+        parse_neighbours(
+            "arp_cache",
+            "entries  allocs table_fulls\n3 0000719a 0000000f\n3 1 00000001\n",
+            &mut totals,
+        );
+        parse_neighbours("ndisc_cache", "entries allocs\n3 1\n", &mut totals);
+        assert_eq!(totals.remove("arp_cache.table_fulls"), Some(16));
         assert_eq!((totals["TcpExt.B"], totals["Tcp.InSegs"], totals.len()), (2, 7, 4));
         assert_eq!(since(Some(&5), 7, false), Counter { total: 7, during: 2 });
         assert_eq!(since(None, 7, true), Counter { total: 7, during: 0 });

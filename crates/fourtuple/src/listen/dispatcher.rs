@@ -16,7 +16,6 @@ use fourtuple_syscalls::socket::{self, AcceptFailure};
 use fourtuple_syscalls::{Errno, message};
 
 use crate::listen::acceptor::AcceptWaker;
-use crate::listen::connection::OpenGuard;
 use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
@@ -44,20 +43,31 @@ const RANDOM_EVERY: u32 = 8;
 struct PendingConnection {
     connection: HandoffConnection,
     _held: Held,
-    /// Counts the connection as open in the seat of its last worker.
-    _guard: Option<OpenGuard>,
     fresh: bool,
 }
 
 impl PendingConnection {
-    /// `seat`: the seat of the worker that has kept the connection. Otherwise the connection counts as in transit.
-    fn new(mut connection: HandoffConnection, seat: Option<usize>, fresh: bool, seats: &Arc<Seats>) -> Self {
-        seats.hold(seat);
-        let guard = seat.map(|seat| OpenGuard::new(seats, seat));
-        if guard.is_some() {
-            connection.end_transit();
-        }
-        PendingConnection { connection, _held: Held { seats: Arc::clone(seats), seat }, _guard: guard, fresh }
+    fn accepted(socket: OwnedFd, seats: &Arc<Seats>) -> Self {
+        seats.add_held(None);
+        PendingConnection::of(HandoffConnection::of_dispatcher(socket), None, true, seats)
+    }
+
+    /// Holds a connection that was in transit.
+    fn returned(connection: HandoffConnection, fresh: bool, seats: &Arc<Seats>) -> Self {
+        seats.hold();
+        PendingConnection::of(connection, None, fresh, seats)
+    }
+
+    /// Counts a connection in transit that the dispatcher holds as an open one of the seat of the worker that has kept it.
+    fn kept(connection: HandoffConnection, seat: usize, seats: &Arc<Seats>) -> Self {
+        seats.add_held(Some(seat));
+        seats.sub_held(None);
+        PendingConnection::of(connection, Some(seat), false, seats)
+    }
+
+    fn of(mut connection: HandoffConnection, seat: Option<usize>, fresh: bool, seats: &Arc<Seats>) -> Self {
+        connection.leave_count();
+        PendingConnection { connection, _held: Held { seats: Arc::clone(seats), seat }, fresh }
     }
 }
 
@@ -70,7 +80,7 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.seats.let_go(self.seat);
+        self.seats.sub_held(self.seat);
     }
 }
 
@@ -382,8 +392,7 @@ impl Dispatcher {
             match self.channels().accept(self.listener.as_fd(), self.wanted_spare()) {
                 Ok(socket) => {
                     self.stats.accepts += 1;
-                    let connection = HandoffConnection::new(socket, self.seats());
-                    self.arrive(PendingConnection::new(connection, None, true, self.seats()))?;
+                    self.arrive(PendingConnection::accepted(socket, self.seats()))?;
                 }
                 Err(error) => match AcceptFailure::of(&error) {
                     AcceptFailure::Wait if Errno::of(&error) == Some(Errno::EINTR) => {}
@@ -486,7 +495,7 @@ impl Dispatcher {
     fn take_handoff(&mut self) -> Result<(), ListenError> {
         match self.channels().receive(|| self.group.0.handoff.take()) {
             Ok(Some(Arrival::Connection(connection))) => {
-                self.arrive(PendingConnection::new(connection, None, false, self.seats()))
+                self.arrive(PendingConnection::returned(connection, false, self.seats()))
             }
             Ok(Some(Arrival::Listener(_) | Arrival::Nudge) | None) => Ok(()),
             Err(error) if Errno::of(&error) == Some(Errno::EMFILE) => {
@@ -503,7 +512,13 @@ impl Dispatcher {
         let channels = self.channels();
         let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut room));
         let result = match received {
-            Ok((count, socket)) => self.handle_message(seat, &room[..count], socket),
+            Ok((count, socket)) => {
+                // Before anything else: the dispatcher may be killed.
+                if socket.is_some() {
+                    self.seats().hold();
+                }
+                self.handle_message(seat, &room[..count], socket)
+            }
             Err(error) if handoff::is_empty(&error) => Ok(()),
             Err(error) => match Errno::of(&error) {
                 // The kernel has closed the connection in the message; only a message with a connection fails with EMFILE.
@@ -539,9 +554,14 @@ impl Dispatcher {
             DONE | KEPT_AND_DONE => self.is_done(seat),
             _ => {}
         }
-        let connection = socket.and_then(|socket| HandoffConnection::read(rest, socket, self.seats()));
-        let Some(connection) = connection else { return Ok(()) };
-        self.watch(PendingConnection::new(connection, Some(seat), false, self.seats()))
+        let Some(socket) = socket else { return Ok(()) };
+        match HandoffConnection::read(rest, socket, self.seats()) {
+            Some(connection) => self.watch(PendingConnection::kept(connection, seat, self.seats())),
+            None => {
+                self.seats().let_go();
+                Ok(())
+            }
+        }
     }
 
     fn is_done(&mut self, seat: usize) {
@@ -566,7 +586,7 @@ impl Dispatcher {
                     let connection = HandoffConnection::read(rest, socket, self.seats());
                     returned.extend(
                         connection
-                            .map(|connection| PendingConnection::new(connection, None, fresh, self.seats())),
+                            .map(|connection| PendingConnection::returned(connection, fresh, self.seats())),
                     );
                 }
                 Ok((_, None)) => break,

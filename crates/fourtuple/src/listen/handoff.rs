@@ -36,16 +36,18 @@ pub(crate) struct HandoffConnection {
     born: Instant,
     mark: u64,
     carry: Vec<u8>,
-    in_transit: Option<InTransit>,
+    _in_transit: InTransit,
 }
 
-/// Counts a connection as in transit until it is dropped.
+/// Counts a connection as in transit until it is dropped; `None`: the dispatcher counts it.
 #[derive(Debug)]
-struct InTransit(Arc<Seats>);
+struct InTransit(Option<Arc<Seats>>);
 
 impl Drop for InTransit {
     fn drop(&mut self) {
-        self.0.sub_in_transit();
+        if let Some(seats) = &self.0 {
+            seats.sub_in_transit();
+        }
     }
 }
 
@@ -67,9 +69,15 @@ impl AsFd for HandoffConnection {
 }
 
 impl HandoffConnection {
-    /// Returns a connection that was just accepted.
+    /// Returns a connection that was just accepted, and counts as in transit.
     pub(crate) fn new(socket: OwnedFd, seats: &Arc<Seats>) -> HandoffConnection {
         seats.add_in_transit();
+        let _in_transit = InTransit(Some(Arc::clone(seats)));
+        HandoffConnection { _in_transit, ..HandoffConnection::of_dispatcher(socket) }
+    }
+
+    /// Returns a connection that was just accepted, and that the dispatcher counts.
+    pub(crate) fn of_dispatcher(socket: OwnedFd) -> HandoffConnection {
         HandoffConnection {
             socket,
             served: 0,
@@ -77,7 +85,7 @@ impl HandoffConnection {
             born: Instant::now(),
             mark: 0,
             carry: Vec::new(),
-            in_transit: Some(InTransit(Arc::clone(seats))),
+            _in_transit: InTransit(None),
         }
     }
 
@@ -87,14 +95,14 @@ impl HandoffConnection {
         send_counted(seats, to, &bytes, self.socket.as_fd())
     }
 
-    /// Stops counting the connection as in transit. The caller counts it as open in a seat.
-    pub(crate) fn end_transit(&mut self) {
-        self.in_transit = None;
+    /// Leaves the count of the connection to the dispatcher.
+    pub(crate) fn leave_count(&mut self) {
+        self._in_transit.0 = None;
     }
 
     /// Parses the bytes of a message after its kind.
     pub(crate) fn read(bytes: &[u8], socket: OwnedFd, seats: &Arc<Seats>) -> Option<HandoffConnection> {
-        let in_transit = Some(InTransit(Arc::clone(seats)));
+        let _in_transit = InTransit(Some(Arc::clone(seats)));
         let (served, rest) = bytes.split_first_chunk()?;
         let (draw, rest) = rest.split_first_chunk()?;
         let (age, rest) = rest.split_first_chunk()?;
@@ -107,7 +115,7 @@ impl HandoffConnection {
             born: now.checked_sub(age).unwrap_or(now),
             mark: u64::from_ne_bytes(*mark),
             carry: carry.to_vec(),
-            in_transit,
+            _in_transit,
         })
     }
 

@@ -25,8 +25,6 @@ pub(crate) enum Count {
     IdleClosed,
     Leaked,
     Open,
-    /// The share of `Open` that the dispatcher holds.
-    Held,
     Busy,
     /// 1 while the worker waits for a connection.
     Idle,
@@ -96,9 +94,12 @@ const IN_TRANSIT: usize = 1;
 const RETIRES: usize = 2;
 /// 1 while a dispatcher accepts.
 const DISPATCHES: usize = 3;
-/// The share of `IN_TRANSIT` that the dispatcher holds.
-const HELD: usize = 4;
-const GROUP_WORDS: usize = 5;
+const GROUP_WORDS: usize = 4;
+/// A connection that the dispatcher holds, in the high half of [`Count::Open`] and of [`IN_TRANSIT`]; the low half is the number of all. One
+/// operation changes both, so that a dispatcher that is killed leaves them in step.
+const HELD: u64 = 1 << 32;
+/// The low half.
+const NUMBER: u64 = HELD - 1;
 
 #[derive(Debug)]
 pub(crate) struct Seats {
@@ -161,7 +162,7 @@ impl Seats {
 
     /// Returns the connections of no worker: in a message between two workers, or held by the dispatcher.
     pub(crate) fn in_transit(&self) -> u64 {
-        self.group_word(IN_TRANSIT).load(Ordering::Acquire)
+        self.group_word(IN_TRANSIT).load(Ordering::Acquire) & NUMBER
     }
 
     pub(crate) fn add_in_transit(&self) {
@@ -172,35 +173,51 @@ impl Seats {
         self.group_word(IN_TRANSIT).fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Counts a connection as held by the dispatcher: an open connection of a seat, or one in transit.
-    pub(crate) fn hold(&self, seat: Option<usize>) {
-        self.held(seat).fetch_add(1, Ordering::Relaxed);
+    /// Counts a connection that the dispatcher holds: an open one of a seat, or one in transit.
+    pub(crate) fn add_held(&self, seat: Option<usize>) {
+        self.word_of(seat).fetch_add(HELD + 1, Ordering::AcqRel);
+    }
+
+    /// Ends [`Seats::add_held`].
+    pub(crate) fn sub_held(&self, seat: Option<usize>) {
+        self.word_of(seat).fetch_sub(HELD + 1, Ordering::AcqRel);
+    }
+
+    /// The dispatcher holds a connection that is already counted as in transit.
+    pub(crate) fn hold(&self) {
+        self.group_word(IN_TRANSIT).fetch_add(HELD, Ordering::AcqRel);
     }
 
     /// Ends [`Seats::hold`].
-    pub(crate) fn let_go(&self, seat: Option<usize>) {
-        self.held(seat).fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn let_go(&self) {
+        self.group_word(IN_TRANSIT).fetch_sub(HELD, Ordering::AcqRel);
     }
 
-    fn held(&self, seat: Option<usize>) -> &AtomicU64 {
-        seat.map_or_else(|| self.group_word(HELD), |seat| self.of(seat, Count::Held))
+    fn word_of(&self, seat: Option<usize>) -> &AtomicU64 {
+        seat.map_or_else(|| self.group_word(IN_TRANSIT), |seat| self.of(seat, Count::Open))
     }
 
-    /// Notes the death of the dispatcher's process: its connections are no longer counted.
+    /// Notes the death of the dispatcher's process: its connections are no longer counted. Of one that was in a call of sendmsg(2) or
+    /// recvmsg(2) nobody knows: it stays counted.
     pub(crate) fn dispatcher_died(&self) {
-        for seat in 0..self.count {
-            let held = self.held(Some(seat)).swap(0, Ordering::Relaxed);
-            self.of(seat, Count::Open).fetch_sub(held, Ordering::Relaxed);
+        for seat in (0..self.count).map(Some).chain([None]) {
+            let word = self.word_of(seat);
+            let held = word.load(Ordering::Acquire) / HELD;
+            word.fetch_sub(held * (HELD + 1), Ordering::AcqRel);
         }
-        let held = self.held(None).swap(0, Ordering::Relaxed);
-        self.group_word(IN_TRANSIT).fetch_sub(held, Ordering::AcqRel);
         self.set_dispatches(false);
     }
 
     /// Notes the death of a worker: only the connections that the dispatcher holds are still counted in its seat.
     pub(crate) fn worker_died(&self, seat: usize) {
-        self.set(seat, Count::Open, self.get(seat, Count::Held));
+        let held = self.get(seat, Count::Open) / HELD;
+        self.set(seat, Count::Open, held * (HELD + 1));
         self.free(seat);
+    }
+
+    /// Returns the number of open connections of a seat.
+    pub(crate) fn open(&self, seat: usize) -> u64 {
+        self.get(seat, Count::Open) & NUMBER
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -284,7 +301,7 @@ impl Seats {
             unwatched: self.get(seat, Count::Unwatched),
             idle_closed: self.get(seat, Count::IdleClosed),
             leaked: self.get(seat, Count::Leaked),
-            open: self.get(seat, Count::Open),
+            open: self.open(seat),
             busy: Duration::from_nanos(self.get(seat, Count::Busy)),
         }
     }
@@ -384,6 +401,45 @@ mod events {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The dispatcher is killed between any two of its operations.
+    #[test]
+    fn a_dead_dispatcher_leaves_the_connections_of_others() {
+        let open = |seats: &Seats| (seats.open(0), seats.open(1), seats.in_transit());
+        let operations: [fn(&Seats); 8] = [
+            // Accepted, and sent to a worker, which sends it back.
+            |seats| seats.add_held(None),
+            |seats| {
+                seats.add_in_transit();
+                seats.sub_held(None);
+            },
+            |seats| {
+                seats.sub_in_transit();
+                seats.add(1, Count::Open, 1);
+            },
+            |seats| {
+                seats.add_in_transit();
+                seats.subtract(1, Count::Open);
+                seats.hold();
+            },
+            // Kept.
+            |seats| seats.add_held(Some(1)),
+            |seats| seats.sub_held(None),
+            |seats| seats.sub_held(Some(1)),
+            |_| {},
+        ];
+        // What is left belongs to a message or to a worker.
+        let left = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)];
+        for (until, left) in left.into_iter().enumerate() {
+            let seats = Seats::new(2).unwrap();
+            seats.add(0, Count::Open, 1);
+            operations[..=until].iter().for_each(|operation| operation(&seats));
+            seats.dispatcher_died();
+            assert_eq!(open(&seats), left, "after {until}");
+            seats.worker_died(0);
+            assert_eq!(seats.open(0), 0);
+        }
+    }
 
     #[test]
     fn the_lowest_free_seat_is_taken() {

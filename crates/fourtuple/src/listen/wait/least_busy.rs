@@ -61,7 +61,7 @@ impl Chosen {
     fn wait(&mut self, seat: &Seat, slice: Duration) -> Result<Option<Connection>, ListenError> {
         let counters = self.program.seat(seat.number).map_err(refused)?;
         let seats = &seat.group.0.seats;
-        counters.set_open(seats.get(seat.number, Count::Open));
+        counters.set_open(seats.open(seat.number));
         counters.set_busy(self.pool.pending_events());
         let listener = self.pool.listener().as_fd();
         // An error of this call is ignored here; the reconciliation below reports it.

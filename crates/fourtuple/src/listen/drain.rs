@@ -28,6 +28,8 @@ use crate::listen::seats::Phase;
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The consecutive counts that must find no connection. A single count can miss a connection that moves between two counters.
 const EMPTY_COUNTS: u32 = 4;
+/// The time for which a message waits at most for a worker that has no connection.
+const STALE: Duration = Duration::from_secs(1);
 /// The time that handshakes get if the kernel cannot list them: a client has then retransmitted a lost segment.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -125,8 +127,9 @@ impl ListenerGroup {
         }
         let _unattended = self.stop_unattended()?;
         let (mut empty_counts, mut shut) = (0, self.is_drained());
+        let mut since = (0, begun);
         let remaining = loop {
-            let remaining = self.remaining(shut)?;
+            let remaining = self.remaining(shut, &mut since)?;
             empty_counts = if remaining.is_empty(begun.elapsed()) { empty_counts + 1 } else { 0 };
             if begun.elapsed() >= deadline {
                 break remaining;
@@ -193,11 +196,11 @@ impl ListenerGroup {
             path.leave();
         }
         self.wake_all();
-        let mut empty_counts = 0;
+        let (mut empty_counts, mut since) = (0, (0, begun));
         let open = loop {
             // Asked first: the last connections of a worker that has stopped are counted.
             let have_all_handed_over = seats.have_all_handed_over();
-            let open = self.open_connections();
+            let open = self.open_connections(&mut since);
             empty_counts = if have_all_handed_over && open == 0 { empty_counts + 1 } else { 0 };
             if begun.elapsed() >= deadline || empty_counts >= EMPTY_COUNTS {
                 break open;
@@ -227,10 +230,16 @@ impl ListenerGroup {
         }
     }
 
-    /// Counts the connections of workers, and those between two workers.
-    fn open_connections(&self) -> u64 {
+    /// Counts the connections of workers, and those between two workers. `since`: the previous number, and when it was first seen. Where no
+    /// worker has a connection, one that stays in transit is none: a dispatcher was killed before it had counted it.
+    fn open_connections(&self, since: &mut (u64, Instant)) -> u64 {
         let of_workers = self.stats().iter().fold(0_u64, |open, seat| open.wrapping_add(seat.open));
-        of_workers.wrapping_add(self.0.seats.in_transit())
+        let open = of_workers.wrapping_add(self.0.seats.in_transit());
+        if open != since.0 {
+            *since = (open, Instant::now());
+        }
+        let is_none = of_workers == 0 && self.0.seats.are_uncertain() && since.1.elapsed() >= STALE;
+        if is_none { 0 } else { open }
     }
 
     /// Returns whether a drain of the group has ended: acceptors return no further connection.
@@ -251,7 +260,7 @@ impl ListenerGroup {
     }
 
     /// Counts the remaining connections. `shut`: the unix listeners were shut down and their queues emptied.
-    fn remaining(&self, shut: bool) -> Result<Remaining, ListenError> {
+    fn remaining(&self, shut: bool, since: &mut (u64, Instant)) -> Result<Remaining, ListenError> {
         // Handshakes are counted first: one that completes meanwhile is then counted in the accept queue or as open.
         let handshakes = match self.endpoint().inet() {
             None => Some(0),
@@ -276,7 +285,7 @@ impl ListenerGroup {
                     .into(),
             };
         }
-        Ok(Remaining { open: self.open_connections(), queued, handshakes })
+        Ok(Remaining { open: self.open_connections(since), queued, handshakes })
     }
 
     /// Stops the listeners without an owner and puts them back for the next worker that joins. Returns them, so that their
@@ -394,5 +403,23 @@ impl ListenerGroup {
         let group = self.clone();
         let done = crate::blocking_thread::run(move || work(&group)).await;
         done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listen::{AcceptPolicy, ListenerGroupBuilder};
+
+    #[test]
+    fn a_connection_that_a_killed_dispatcher_did_not_count_is_none() {
+        let builder = ListenerGroupBuilder::at(([127, 0, 0, 1], 0)).policy(AcceptPolicy::Dispatcher);
+        let group = builder.open().unwrap();
+        // The dispatcher has read the message with the connection, and nothing more.
+        group.0.seats.add_in_transit();
+        let open = |deadline| group.hand_over(deadline).unwrap().open;
+        assert_eq!(open(STALE + Duration::from_millis(200)), 1, "a message of a group that lost nobody");
+        group.dispatcher_died();
+        assert_eq!(open(Duration::from_secs(60)), 0);
     }
 }

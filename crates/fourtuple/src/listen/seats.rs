@@ -94,7 +94,9 @@ const IN_TRANSIT: usize = 1;
 const RETIRES: usize = 2;
 /// 1 while a dispatcher accepts.
 const DISPATCHES: usize = 3;
-const GROUP_WORDS: usize = 4;
+/// Whether a dispatcher died.
+const LOST: usize = 4;
+const GROUP_WORDS: usize = 5;
 /// A connection that the dispatcher holds, in the high half of [`Count::Open`] and of [`IN_TRANSIT`]; the low half is the number of all. One
 /// operation changes both, so that a dispatcher that is killed leaves them in step.
 const HELD: u64 = 1 << 32;
@@ -205,7 +207,14 @@ impl Seats {
             let held = word.load(Ordering::Acquire) / HELD;
             word.fetch_sub(held * (HELD + 1), Ordering::AcqRel);
         }
+        self.group_word(LOST).store(1, Ordering::Release);
         self.set_dispatches(false);
+    }
+
+    /// Returns whether the connections in transit, which no dispatcher holds, may be none: a dispatcher died.
+    pub(crate) fn are_uncertain(&self) -> bool {
+        self.group_word(LOST).load(Ordering::Acquire) != 0
+            && self.group_word(IN_TRANSIT).load(Ordering::Acquire) < HELD
     }
 
     /// Notes the death of a worker: only the connections that the dispatcher holds are still counted in its seat.

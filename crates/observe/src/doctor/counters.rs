@@ -182,7 +182,8 @@ const BUSY_SOCKET: &Next = &Next {
     ),
 };
 const SEND: &Next = &Next {
-    practice: "a full queue of the device, a rule of the output chain, or a route that is gone",
+    practice: "a full queue of the device, a rule of the output chain, a route that is gone, or a full table of neighbours of the host (arp_cache, which \
+               `fourtuple doctor` sees there)",
     look: ("tc -s qdisc", "the device whose dropped grows"),
     cure: (
         "a longer queue (`ip link set dev DEVICE txqueuelen 10000`), or the route or rule that is missing (`ip route get ADDRESS`, `nft list ruleset`)",

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Process, Snapshot, UnixListener};
 
+use crate::doctor::attribute::is_own;
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::words::{count, counted, filled, process};
@@ -148,16 +149,30 @@ pub(crate) fn kept_waiting(snapshot: &Snapshot, listener: &Listener) -> u64 {
 pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     // A kernel that does not tell the drops of a listener has the sums only.
     let amount = if listener.drops.is_some() { drops(snapshot, listener) } else { u64::MAX };
-    let address = Some(listener.address.to_string());
-    draft
+    let draft = draft
         .explains_up_to(What::Counter("TcpExt.ListenOverflows"), amount)
         .explains_up_to(What::Counter("TcpExt.ListenDrops"), amount)
         .explains(What::Drops(listener.cookie))
         .explains(What::Queue(listener.cookie))
         .explains(What::Counter("TcpExt.TCPSynRetrans"))
         .explains(What::Unanswered(Some(listener.address)))
-        .explains(What::Counter("Tcp.AttemptFails"))
-        .explains(What::Calls { call: "connect", errno: errno::ETIMEDOUT, process: None, address })
+        .explains(What::Counter("Tcp.AttemptFails"));
+    let failures = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+    let to_it = failures.filter(|call| {
+        let to = call.address.as_ref().and_then(|address| address.parse().ok());
+        to.is_some_and(|to| serves(snapshot, listener, to))
+    });
+    to_it.fold(draft, |draft, call| {
+        let address = call.address.clone();
+        draft.explains(What::Calls { call: "connect", errno: errno::ETIMEDOUT, process: None, address })
+    })
+}
+
+/// Returns whether connections to an address of this host come to the listener.
+fn serves(snapshot: &Snapshot, listener: &Listener, to: SocketAddr) -> bool {
+    let own = listener.address.ip();
+    let is_any = own.is_unspecified() && (own.is_ipv6() || to.is_ipv4()) && is_own(snapshot, to.ip());
+    listener.address.port() == to.port() && (own == to.ip() || is_any)
 }
 
 /// Declares what a unix listener with a full queue explains: its queue, and the calls of connect() that failed.

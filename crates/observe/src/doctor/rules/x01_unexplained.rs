@@ -188,8 +188,8 @@ mod tests {
     use std::net::{IpAddr, Ipv6Addr};
 
     use fourtuple_record::snapshot::{
-        Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, LocalAddress, Owner,
-        Part, Traced, TracedConnects, Tuple,
+        Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
+        Owner, Part, Traced, TracedConnects, Tuple,
     };
 
     use super::*;
@@ -396,6 +396,32 @@ mod tests {
             ..Failures::default()
         });
         assert!(Account::of(&snapshot).items.iter().all(|item| matches!(item.symptom, Symptom::Calls(_))));
+    }
+
+    #[test]
+    fn a_listener_of_all_addresses_explains_calls_to_each() {
+        let address: IpAddr = "10.0.0.2".parse().unwrap();
+        let of = |to: &str| {
+            let mut snapshot = snapshot(vec![failed("connect", "ETIMEDOUT", "tcp", to, 9)], &[]);
+            snapshot.addresses =
+                Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
+            snapshot.listeners = Part::Seen(vec![Listener {
+                address: "0.0.0.0:80".parse().unwrap(),
+                interface: 0,
+                cookie: 7,
+                waiting: 17,
+                waiting_before: 17,
+                standing: 17,
+                given_up: 0,
+                waited_ns: 0,
+                backlog: 16,
+                handshakes: 0,
+                drops: Some(Counter { total: 9, during: 9 }),
+                owners: vec![Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 }],
+            }]);
+            found(&snapshot).len()
+        };
+        assert_eq!(["10.0.0.2:80", "10.0.0.9:80", "10.0.0.2:81", "[::1]:80"].map(of), [0, 1, 1, 1]);
     }
 
     #[test]

@@ -100,42 +100,17 @@ struct pt_regs___arguments {
 };
 #pragma clang attribute pop
 
-INLINE u64 second_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->si;
-	return registers->regs[1];
-}
+#define ARGUMENT(name, of_x86, number)                                                  \
+	INLINE u64 name(const struct pt_regs *context)                                  \
+	{                                                                               \
+		const struct pt_regs___arguments *registers = (const void *)context;    \
+		if (IS_THERE(registers->orig_ax))                                       \
+			return registers->of_x86;                                       \
+		return registers->regs[number];                                         \
+	}
 
-INLINE u64 third_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->dx;
-	return registers->regs[2];
-}
-
-INLINE u64 fourth_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->r10;
-	return registers->regs[3];
-}
-
-INLINE u64 fifth_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->r8;
-	return registers->regs[4];
-}
-
-INLINE u64 sixth_argument(const struct pt_regs *context)
-{
-	const struct pt_regs___arguments *registers = (const void *)context;
-	if (IS_THERE(registers->orig_ax))
-		return registers->r9;
-	return registers->regs[5];
-}
+ARGUMENT(second_argument, si, 1)
+ARGUMENT(third_argument, dx, 2)
+ARGUMENT(fourth_argument, r10, 3)
+ARGUMENT(fifth_argument, r8, 4)
+ARGUMENT(sixth_argument, r9, 5)

@@ -170,9 +170,13 @@ pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Li
 
 /// Returns whether connections to an address of this host come to the listener.
 fn serves(snapshot: &Snapshot, listener: &Listener, to: SocketAddr) -> bool {
-    let own = listener.address.ip();
-    let is_any = own.is_unspecified() && (own.is_ipv6() || to.is_ipv4()) && is_own(snapshot, to.ip());
-    listener.address.port() == to.port() && (own == to.ip() || is_any)
+    is_at(listener.address, to) && (!listener.address.ip().is_unspecified() || is_own(snapshot, to.ip()))
+}
+
+/// Returns whether a socket that is bound to `own` has the address and port `to`; `[::]` may have those of IPv4, too.
+pub(crate) fn is_at(own: SocketAddr, to: SocketAddr) -> bool {
+    let is_any = own.ip().is_unspecified() && (own.is_ipv6() || to.is_ipv4());
+    own.port() == to.port() && (is_any || own.ip().to_canonical() == to.ip().to_canonical())
 }
 
 /// Declares what a unix listener with a full queue explains: its queue, and the calls of connect() that failed.

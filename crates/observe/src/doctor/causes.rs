@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Service, Snapshot, UnixListener};
 
-use crate::doctor::accepting::{acceptors, holders};
+use crate::doctor::accepting::{acceptors, holders, is_at};
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
@@ -98,8 +98,9 @@ const fn honest(call: &'static str, errno: &'static str, protocol: &'static str)
     CallRow { call, errno, protocol, noise: None, causes: &[] }
 }
 
-const fn of_unix(call: &'static str, errno: &'static str, noise: Noise, causes: &'static [Cause]) -> CallRow {
-    CallRow { protocol: "unix", ..failure(call, errno, noise, causes) }
+/// A row of one protocol.
+const fn only(protocol: &'static str, row: CallRow) -> CallRow {
+    CallRow { protocol, ..row }
 }
 
 const fn rule(id: &'static str, text: &'static str) -> Cause {
@@ -126,7 +127,7 @@ const fn without_udp_port(call: &'static str) -> CallRow {
             perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
         ]
     };
-    CallRow { protocol: "udp", ..failure(call, errno::EAGAIN, Nothing, causes) }
+    only("udp", failure(call, errno::EAGAIN, Nothing, causes))
 }
 
 const NO_RIGHT: &str =
@@ -151,100 +152,124 @@ pub(crate) const OWN_RANGE: Cure = (
 /// ipv6(7), unix(7), and the functions that are named.
 pub(crate) const CALLS: &[CallRow] = &[
     // Of unix sockets: rows below are about networks.
-    of_unix(
-        "bind",
-        errno::EINVAL,
-        PerSecond(2.0),
-        &[perhaps(
-            "the socket is bound already, or the path is longer than 107 bytes",
-            ("in the program: one bind() for each socket, and a shorter path", "the path is valid"),
-        )],
+    only(
+        "unix",
+        failure(
+            "bind",
+            errno::EINVAL,
+            PerSecond(2.0),
+            &[perhaps(
+                "the socket is bound already, or the path is longer than 107 bytes",
+                ("in the program: one bind() for each socket, and a shorter path", "the path is valid"),
+            )],
+        ),
     ),
-    of_unix(
-        "connect",
-        errno::EPERM,
-        Nothing,
-        &[perhaps(
-            "the datagram socket at the path is connected to another one, or a BPF program of the cgroup or a security module refuses",
-            (
-                "`ss -axp` shows to whom it is connected; `bpftool cgroup tree` and `ausearch -m avc` show what refuses",
-                "the call is permitted",
-            ),
-        )],
-    ),
-    of_unix("connect", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)]),
-    of_unix("bind", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)]),
-    of_unix(
-        "connect",
-        errno::ENOENT,
-        PerSecond(2.0),
-        &[perhaps(
-            "the server has not started, or has another path",
-            ("start the server, or give the client the path that `ss -lx` shows", "someone answers"),
-        )],
-    ),
-    of_unix(
-        "connect",
-        errno::ECONNREFUSED,
-        PerSecond(2.0),
-        &[
-            shown(
-                has_unix_listener,
-                "SERVER listens at the path now, and did not before",
-                ("nothing, if the server was only restarted", "it answers again"),
-            ),
-            perhaps(
-                "no program listens at the path: the socket file is of a server that has ended",
-                ("start the server", "someone answers"),
-            ),
-        ],
-    ),
-    of_unix(
-        "send",
-        errno::ECONNREFUSED,
-        PerSecond(2.0),
-        &[perhaps(
-            "no socket is at the path any more: its program has ended",
-            ("start the program again; the sender may need a new connect()", "someone receives"),
-        )],
-    ),
-    of_unix(
-        "send",
-        errno::EMSGSIZE,
-        PerSecond(2.0),
-        &[perhaps(
-            "the message is larger than the send buffer",
-            ("a greater SO_SNDBUF (net.core.wmem_max), or smaller messages", "the message fits"),
-        )],
-    ),
-    of_unix(
-        "send",
-        errno::EPERM,
-        PerSecond(0.5),
-        &[perhaps(
-            "the socket at the path is connected to another one, or a security module refuses",
-            ("`ss -axp` shows to whom it is connected", "its program can receive from others"),
-        )],
-    ),
-    of_unix(
-        "bind",
-        errno::EADDRINUSE,
-        Nothing,
-        &[
-            shown(
-                has_unix_listener,
-                "SERVER listens at the path",
-                ("stop SERVER, or take another path", "bind() makes the socket file"),
-            ),
-            // A datagram socket has its path, and does not listen.
-            perhaps(
-                "the file at the path is of a server that has ended, or of a datagram socket",
+    only(
+        "unix",
+        failure(
+            "connect",
+            errno::EPERM,
+            Nothing,
+            &[perhaps(
+                "the datagram socket at the path is connected to another one, or a BPF program of the cgroup or a security module refuses",
                 (
-                    "if `ss -axp` shows nobody at the path, `rm PATH`; in the program: unlink() before bind()",
-                    "bind() makes the socket file",
+                    "`ss -axp` shows to whom it is connected; `bpftool cgroup tree` and `ausearch -m avc` show what refuses",
+                    "the call is permitted",
                 ),
-            ),
-        ],
+            )],
+        ),
+    ),
+    only("unix", failure("connect", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
+    only("unix", failure("bind", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
+    only(
+        "unix",
+        failure(
+            "connect",
+            errno::ENOENT,
+            PerSecond(2.0),
+            &[perhaps(
+                "the server has not started, or has another path",
+                ("start the server, or give the client the path that `ss -lx` shows", "someone answers"),
+            )],
+        ),
+    ),
+    only(
+        "unix",
+        failure(
+            "connect",
+            errno::ECONNREFUSED,
+            PerSecond(2.0),
+            &[
+                shown(
+                    has_unix_listener,
+                    "SERVER listens at the path now, and did not before",
+                    ("nothing, if the server was only restarted", "it answers again"),
+                ),
+                perhaps(
+                    "no program listens at the path: the socket file is of a server that has ended",
+                    ("start the server", "someone answers"),
+                ),
+            ],
+        ),
+    ),
+    only(
+        "unix",
+        failure(
+            "send",
+            errno::ECONNREFUSED,
+            PerSecond(2.0),
+            &[perhaps(
+                "no socket is at the path any more: its program has ended",
+                ("start the program again; the sender may need a new connect()", "someone receives"),
+            )],
+        ),
+    ),
+    only(
+        "unix",
+        failure(
+            "send",
+            errno::EMSGSIZE,
+            PerSecond(2.0),
+            &[perhaps(
+                "the message is larger than the send buffer",
+                ("a greater SO_SNDBUF (net.core.wmem_max), or smaller messages", "the message fits"),
+            )],
+        ),
+    ),
+    only(
+        "unix",
+        failure(
+            "send",
+            errno::EPERM,
+            PerSecond(0.5),
+            &[perhaps(
+                "the socket at the path is connected to another one, or a security module refuses",
+                ("`ss -axp` shows to whom it is connected", "its program can receive from others"),
+            )],
+        ),
+    ),
+    only(
+        "unix",
+        failure(
+            "bind",
+            errno::EADDRINUSE,
+            Nothing,
+            &[
+                shown(
+                    has_unix_listener,
+                    "SERVER listens at the path",
+                    ("stop SERVER, or take another path", "bind() makes the socket file"),
+                ),
+                // A datagram socket has its path, and does not listen.
+                perhaps(
+                    "the file at the path is of a server that has ended, or of a datagram socket",
+                    (
+                        "if `ss -axp` shows nobody at the path, `rm PATH`; in the program: unlink() before bind()",
+                        "bind() makes the socket file",
+                    ),
+                ),
+            ],
+        ),
     ),
     // getaddrinfo(3) connects UDP sockets to sort addresses.
     honest("connect", errno::ENETUNREACH, "udp"),
@@ -508,9 +533,9 @@ pub(crate) const CALLS: &[CallRow] = &[
             ),
         ],
     ),
-    CallRow {
-        protocol: "udp",
-        ..failure(
+    only(
+        "udp",
+        failure(
             "bind",
             errno::EADDRINUSE,
             Nothing,
@@ -524,8 +549,8 @@ pub(crate) const CALLS: &[CallRow] = &[
                     ),
                 ),
             ],
-        )
-    },
+        ),
+    ),
     failure(
         "bind",
         errno::EADDRINUSE,
@@ -1176,11 +1201,7 @@ fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
 fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
     let address = address(call)?;
     let listeners = snapshot.listeners.seen().ok()?;
-    let serves = |own: &SocketAddr| {
-        let is_any = own.ip().is_unspecified() && (own.is_ipv6() || address.is_ipv4());
-        own.port() == address.port() && (own.ip() == address.ip() || is_any)
-    };
-    Some(listeners.iter().any(|listener| serves(&listener.address)))
+    Some(listeners.iter().any(|listener| is_at(listener.address, address)))
 }
 
 /// Returns the listener at the port of a call, if none serves its address.
@@ -1198,9 +1219,7 @@ fn listens_elsewhere(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 }
 
 fn lacks_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
-    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
-    let is_local = address(call)
-        .is_some_and(|to| to.ip().is_loopback() || addresses.iter().any(|local| local.address == to.ip()));
+    let is_local = address(call).is_some_and(|to| is_own(snapshot, to.ip()));
     match listens(snapshot, call) {
         Some(false) if is_local && call.protocol == "tcp" => Judged::Yes,
         _ => Judged::No,
@@ -1235,14 +1254,8 @@ fn are_udp_ports_held(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 /// Returns the listener that has the port and an address of a bind() (inet_rcv_saddr_equal).
 fn conflicting<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
     let address = address(call).filter(|_| call.protocol == "tcp")?;
-    let overlaps = |own: IpAddr| {
-        let is_any = |ip: IpAddr, other: IpAddr| ip.is_unspecified() && (ip.is_ipv6() || other.is_ipv4());
-        own == address.ip() || is_any(own, address.ip()) || is_any(address.ip(), own)
-    };
-    let listeners = snapshot.listeners.seen().ok()?;
-    listeners
-        .iter()
-        .find(|listener| listener.address.port() == address.port() && overlaps(listener.address.ip()))
+    let overlaps = |own: SocketAddr| is_at(own, address) || is_at(address, own);
+    snapshot.listeners.seen().ok()?.iter().find(|listener| overlaps(listener.address))
 }
 
 /// Returns the unix listener at the path of a call.

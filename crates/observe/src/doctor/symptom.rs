@@ -4,7 +4,7 @@
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, Tuple, UdpSocketView, Unanswered};
 
-use crate::doctor::accepting::{acceptors, drops, holders, kept_waiting};
+use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting};
 use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
 use crate::doctor::causes::{Noise, is_failure_of_interest, is_never_normal};
@@ -412,11 +412,8 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
         (What::Unanswered(listener), Symptom::Unanswered { found, is_here }) if !found.established => {
             let to = found.destination;
-            listener.is_none_or(|at| {
-                // Another host may have a server at the port, too.
-                let is_at = at.ip().is_unspecified() || at.ip().to_canonical() == to.ip();
-                *is_here && is_at && at.port() == to.port()
-            })
+            // Another host may have a server at the port, too.
+            listener.is_none_or(|at| *is_here && is_at(at, to))
         }
         _ => false,
     }

@@ -75,6 +75,20 @@ fn listener(pid: u32, [waiting_before, waiting, backlog]: [u32; 3], handshakes: 
     }
 }
 
+/// Returns 40 calls of a process that failed.
+fn failed(call: &str, errno: &str, protocol: &str, address: &str) -> Part<Failures> {
+    let call = FailedCall {
+        call: call.to_owned(),
+        errno: errno.to_owned(),
+        protocol: protocol.to_owned(),
+        owner: owner(8, 1),
+        address: Some(address.to_owned()),
+        failed: 40,
+        ..FailedCall::default()
+    };
+    Part::Seen(Failures { calls: vec![call], ..Failures::default() })
+}
+
 fn with(mut snapshot: Snapshot, listeners: &[Listener]) -> Snapshot {
     snapshot.listeners = Part::Seen(listeners.to_vec());
     snapshot
@@ -281,16 +295,7 @@ fn a_listener_at_another_address_is_a_cause() {
         let mut snapshot = snapshot(&[], &[]);
         let own = Listener { address: address.parse().unwrap(), ..listener(7, [0, 0, 100], 0, 0) };
         snapshot.listeners = Part::Seen(vec![own]);
-        let call = FailedCall {
-            call: "connect".to_owned(),
-            errno: "ECONNREFUSED".to_owned(),
-            protocol: "tcp".to_owned(),
-            owner: owner(8, 1),
-            address: Some(to.to_owned()),
-            failed: 40,
-            ..FailedCall::default()
-        };
-        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot.failures = failed("connect", "ECONNREFUSED", "tcp", to);
         snapshot
     };
     let expect = |listener: &str, to: &str, wanted: &str| expect("X01", 0.0, &of(listener, to), &[wanted]);
@@ -311,16 +316,7 @@ fn paths_have_causes_of_their_own() {
         let own =
             UnixListener { path: path.to_owned(), owners: vec![owner(7, 1)], ..UnixListener::default() };
         snapshot.unix_listeners = Part::Seen(if listener { vec![own] } else { Vec::new() });
-        let call = FailedCall {
-            call: call.to_owned(),
-            errno: errno.to_owned(),
-            protocol: "unix".to_owned(),
-            owner: owner(8, 1),
-            address: Some(path.to_owned()),
-            failed: 40,
-            ..FailedCall::default()
-        };
-        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot.failures = failed(call, errno, "unix", path);
         snapshot
     };
     let expect = |call: &str, errno: &str, path: &str, listener: bool, wanted: &[&str]| {
@@ -359,16 +355,7 @@ fn the_owner_of_a_port_is_a_cause() {
         let is_served = other.is_some_and(|other| other.ends_with(":80"));
         let left = if is_served { Vec::new() } else { vec![left] };
         snapshot.connections = Part::Seen(Connections { left, ..Connections::default() });
-        let call = FailedCall {
-            call: "bind".to_owned(),
-            errno: "EADDRINUSE".to_owned(),
-            protocol: "tcp".to_owned(),
-            owner: owner(8, 1),
-            address: Some(at.to_owned()),
-            failed: 4,
-            ..FailedCall::default()
-        };
-        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        snapshot.failures = failed("bind", "EADDRINUSE", "tcp", at);
         snapshot
     };
     let expect = |at: &str, other: Option<&str>, wanted: &str| expect("X01", 0.0, &of(at, other), &[wanted]);

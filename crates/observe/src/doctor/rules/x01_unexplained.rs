@@ -15,7 +15,7 @@ use crate::doctor::words::{count, counted, process};
 pub(super) const RULE: Rule = Rule {
     id: "X01",
     title: "failures that no other rule explains",
-    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat and stat/nf_conntrack; drops of queueing disciplines (tc(8)); sock_diag(7); the tracepoint at the \
+    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat, stat/nf_conntrack, stat/arp_cache and stat/ndisc_cache; drops of queueing disciplines (tc(8)); sock_diag(7); the tracepoint at the \
              end of system calls (raw_syscalls:sys_exit)",
     threshold: None,
     explanation: &[

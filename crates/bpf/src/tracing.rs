@@ -7,7 +7,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::FdLink;
@@ -72,7 +72,7 @@ impl Times {
 /// Programs of one object. They are detached when this value is dropped or the process ends.
 pub(crate) struct Programs {
     name: &'static str,
-    btf: Arc<Btf>,
+    types: &'static Btf,
     object: Ebpf,
     links: Vec<FdLink>,
 }
@@ -89,16 +89,18 @@ impl Programs {
         object: &[u8],
         sizes: &[(&str, u32)],
     ) -> Result<Programs, BpfError> {
-        let btf = kernel_types()?;
-        let mut loader = EbpfLoader::new();
-        for (map, size) in sizes {
-            loader.map_max_entries(map, *size);
-        }
-        let object = loader
-            .btf(Some(btf.as_ref()))
-            .load(object)
-            .map_err(|error| failure(name, "bpf(BPF_MAP_CREATE)", &error))?;
-        Ok(Programs { name, btf, object, links: Vec::new() })
+        let Kernel { types, loader } = Kernel::get()?;
+        let loaded = if sizes.is_empty() {
+            loader.lock().unwrap_or_else(PoisonError::into_inner).load(object)
+        } else {
+            let mut own = EbpfLoader::new();
+            for (map, size) in sizes {
+                own.map_max_entries(map, *size);
+            }
+            own.btf(Some(types)).load(object)
+        };
+        let object = loaded.map_err(|error| failure(name, "bpf(BPF_MAP_CREATE)", &error))?;
+        Ok(Programs { name, types, object, links: Vec::new() })
     }
 
     /// Takes one of the maps out of the object, with its type. The caller must keep it until all programs are attached.
@@ -233,7 +235,7 @@ impl Programs {
 
     fn program(&mut self, program: &'static str) -> Result<(&'static str, &mut Program, &Btf), BpfError> {
         let found = self.object.program_mut(program).ok_or_else(|| no_program(self.name, program))?;
-        Ok((self.name, found, &self.btf))
+        Ok((self.name, found, self.types))
     }
 
     /// Loads one of the programs for perf events. The caller attaches it.
@@ -266,22 +268,34 @@ impl Programs {
     }
 }
 
-/// Returns the type information of the running kernel. It takes 14 MB of memory, so that all programs of this process share it, and it is
-/// freed with the last of them.
-fn kernel_types() -> Result<Arc<Btf>, BpfError> {
-    static SHARED: Mutex<Weak<Btf>> = Mutex::new(Weak::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(types) = shared.upgrade() {
-        return Ok(types);
+/// What loads the objects of this process, with the type information of the running kernel. Each parsing of that information takes 14 MB and some 50 ms,
+/// and [`EbpfLoader::new`] parses it too: all objects share one of each, which are kept until the process ends.
+struct Kernel {
+    types: &'static Btf,
+    loader: Mutex<EbpfLoader<'static>>,
+}
+
+impl Kernel {
+    /// An error is not kept: the next call tries again.
+    fn get() -> Result<&'static Kernel, BpfError> {
+        static SHARED: Mutex<Option<&'static Kernel>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = *shared {
+            return Ok(kernel);
+        }
+        let mut loader = EbpfLoader::new();
+        // Before the second parsing, so that there are never two copies.
+        loader.btf(None);
+        let types = Btf::from_sys_fs().map_err(|error| BpfError::Absent {
+            call: "open(/sys/kernel/btf/vmlinux)",
+            what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
+                   kernels of the large distributions have it",
+            source: io_error(&error).unwrap_or_else(|| io::Error::from(Errno::ENOENT)),
+        })?;
+        let types: &Btf = Box::leak(Box::new(types));
+        loader.btf(Some(types));
+        Ok(shared.insert(Box::leak(Box::new(Kernel { types, loader: Mutex::new(loader) }))))
     }
-    let types = Btf::from_sys_fs().map(Arc::new).map_err(|error| BpfError::Absent {
-        call: "open(/sys/kernel/btf/vmlinux)",
-        what: "type information (CONFIG_DEBUG_INFO_BTF); no tracing program can be fitted to it without, and the \
-               kernels of the large distributions have it",
-        source: io_error(&error).unwrap_or_else(|| io::Error::from(Errno::ENOENT)),
-    })?;
-    *shared = Arc::downgrade(&types);
-    Ok(types)
 }
 
 fn no_program(name: &'static str, program: &'static str) -> BpfError {

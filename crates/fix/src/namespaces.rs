@@ -74,11 +74,18 @@ impl Namespaces {
     /// Releases namespaces without a process in the cgroup, because an open file would keep them and their devices. Returns their
     /// cookies.
     pub(crate) fn release(&mut self, cgroup: &Path) -> Vec<u64> {
-        // Without a descriptor for the list of processes nothing is released.
-        let Ok(processes) = processes(cgroup) else { return Vec::new() };
-        let mut live: BTreeSet<u64> = inode("/proc/thread-self/ns/net").into_iter().collect();
-        live.extend(processes.iter().filter_map(|process| inode(&format!("/proc/{process}/ns/net"))));
-        self.seen.retain(|inode, _| live.contains(inode));
+        let mut without: BTreeSet<u64> = self.seen.keys().copied().collect();
+        let mut find = |path: &str| {
+            inode(path).inspect(|inode| _ = without.remove(inode));
+            without.is_empty()
+        };
+        // Most often there is one namespace, and the first process is in it.
+        if !find("/proc/thread-self/ns/net") {
+            // Without a descriptor for the list of processes nothing is released.
+            let Ok(processes) = processes(cgroup) else { return Vec::new() };
+            let _ = processes.iter().any(|process| find(&format!("/proc/{process}/ns/net")));
+        }
+        self.seen.retain(|inode, _| !without.contains(inode));
         let cookies: BTreeSet<u64> = self.seen.values().copied().collect();
         let gone: Vec<u64> = self.known.keys().copied().filter(|cookie| !cookies.contains(cookie)).collect();
         for cookie in &gone {

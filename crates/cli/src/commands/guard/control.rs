@@ -55,6 +55,8 @@ pub(super) struct Control {
     unsent: (Sender<Sending>, Receiver<Sending>),
     /// Whether the last accept(2) has failed, as with EMFILE.
     is_starved: bool,
+    /// Whether the last wait found no client.
+    is_quiet: bool,
 }
 
 /// A connection whose request is incomplete.
@@ -116,23 +118,27 @@ impl Control {
             sending: Vec::new(),
             unsent: mpsc::channel(),
             is_starved: false,
+            is_quiet: false,
         })
     }
 
     /// Waits until a client needs attention, a signal arrives or the time expires.
-    pub(super) fn wait(&self, time: Duration) {
+    pub(super) fn wait(&mut self, time: Duration) {
         if self.is_starved {
             // Without a descriptor for the next connection the listener would end each wait at once.
             thread::sleep(time);
             return;
         }
         // An error of epoll_wait(2) would be one of its arguments.
-        let _ = self.epoll.wait(&mut [Ready::NONE], Some(time));
+        self.is_quiet = self.epoll.wait(&mut [Ready::NONE], Some(time)).is_ok_and(|ready| ready.is_empty());
     }
 
     /// Returns the requests that have arrived. Never waits.
     pub(super) fn requests(&mut self) -> Vec<Request> {
         self.sending.extend(self.unsent.1.try_iter());
+        if self.is_quiet && self.sending.is_empty() && self.receiving.is_empty() {
+            return Vec::new();
+        }
         self.sending.retain_mut(|sending| !sending.send() && sending.since.elapsed() < PATIENCE);
         self.accept();
         let mut requests = Vec::new();

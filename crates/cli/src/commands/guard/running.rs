@@ -168,7 +168,7 @@ impl Running {
                 self.export(namespace, readings, &mut watcher);
             }
             let pause = POLL.min(watcher.watch().poll_interval());
-            match &self.control {
+            match &mut self.control {
                 Some(control) => control.wait(pause),
                 None => thread::sleep(pause),
             }

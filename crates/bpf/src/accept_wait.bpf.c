@@ -1,6 +1,7 @@
 /* Traces TCP connections from the handshake to accept(), and records which worker accepts each connection.
  *
- *   known     an iterator over the files of all tasks finds the listeners that are there when the trace begins
+ *   known     an iterator over the files of all tasks finds the listeners that are there when the trace begins, and one over the TCP
+ *             sockets of a namespace those of MPTCP
  *   queued    sk_data_ready of the listener, right after inet_sock_set_state SYN_RECV -> ESTABLISHED of the connection on the
  *             same processor; this order links the connection to its listener
  *   accepted  sys_exit of accept() or accept4(), or io_uring_complete: the socket is in the table of the task's files
@@ -607,6 +608,28 @@ struct task_file {
 
 static struct socket *(*const socket_of_file)(struct file *file) = (void *)162;
 
+/* Notes a listener that was there before the trace. */
+INLINE void known(struct totals *totals, const struct wanted *wanted, const struct sock *own)
+{
+	u64 cookie = socket_cookie(own);
+	u32 depth = own->sk_ack_backlog;
+	u32 backlog = own->sk_max_ack_backlog;
+	struct listener *listener;
+	/* Another descriptor of it may have been seen. */
+	if (map_lookup(&listeners, &cookie))
+		return;
+	/* Leave room for listeners that get connections. */
+	if (!depth && totals->seeded >= LISTENERS / 2)
+		return;
+	listener = listener_of(totals, wanted, own, cookie);
+	if (!listener)
+		return;
+	totals->seeded++;
+	take_drops(listener, own->sk_drops.counter, depth, backlog);
+	if (depth > listener->depth_max)
+		listener->depth_max = depth;
+}
+
 /* The tracing process reads this iterator once. Without it, a listener has no entry until it queues a connection, which a listener whose
  * queue is full never does. */
 SECTION("iter/task_file")
@@ -615,36 +638,44 @@ int seed(struct task_file *context)
 	struct file *file = context->file;
 	struct totals *totals = the_totals();
 	struct wanted *wanted = the_wanted();
-	struct listener *listener;
 	const struct socket *socket;
 	const struct sock *own;
-	u32 depth, backlog;
-	u64 cookie;
 	if (!file || !totals || !wanted)
 		return 0;
 	socket = socket_of_file(file);
 	if (!socket)
 		return 0;
 	own = socket->sk;
-	if (!own || own->__sk_common.skc_state != LISTEN || own->sk_protocol != TCP ||
+	if (!own || own->__sk_common.skc_state != LISTEN ||
 	    (own->__sk_common.skc_family != INET && own->__sk_common.skc_family != INET6))
 		return 0;
-	cookie = socket_cookie(own);
-	/* Another descriptor of it may have been seen. */
-	if (map_lookup(&listeners, &cookie))
+	if (own->sk_protocol == MPTCP)
+		ADD(totals->mptcp, 1);
+	if (own->sk_protocol == TCP)
+		known(totals, wanted, own);
+	return 0;
+}
+
+struct tcp_iteration {
+	void *meta;
+	void *socket;
+};
+
+static const struct sock *(*const tcp_socket_of)(void *socket) = (void *)137;
+
+/* The accept queue of MPTCP is that of a TCP socket without a file (`first` of struct mptcp_sock). */
+SECTION("iter/tcp")
+int seed_namespace(struct tcp_iteration *context)
+{
+	void *any = context->socket;
+	struct totals *totals = the_totals();
+	struct wanted *wanted = the_wanted();
+	const struct sock *own;
+	if (!any || !totals || !wanted)
 		return 0;
-	depth = own->sk_ack_backlog;
-	backlog = own->sk_max_ack_backlog;
-	/* Leave room for listeners that get connections. */
-	if (!depth && totals->seeded >= LISTENERS / 2)
-		return 0;
-	listener = listener_of(totals, wanted, own, cookie);
-	if (!listener)
-		return 0;
-	totals->seeded++;
-	take_drops(listener, own->sk_drops.counter, depth, backlog);
-	if (depth > listener->depth_max)
-		listener->depth_max = depth;
+	own = tcp_socket_of(any);
+	if (own && own->__sk_common.skc_state == LISTEN)
+		known(totals, wanted, own);
 	return 0;
 }
 

@@ -83,6 +83,7 @@ struct totals {
 	u64 unseen;
 	u64 other_tasks; /* accepted by tasks that the filter excludes */
 	u64 seeded;	 /* listeners that were there before the trace */
+	u64 mptcp;	 /* listeners of MPTCP among the files of all tasks */
 	struct histogram wait;
 	struct histogram handshake;
 };
@@ -122,7 +123,7 @@ LAYOUT(struct wanted, 72);
 LAYOUT(struct listener, 168 + 4 * COARSE + sizeof(struct histogram));
 LAYOUT(struct worker_key, 16);
 LAYOUT(struct worker, 96 + 4 * COARSE);
-LAYOUT(struct totals, 64 + 2 * sizeof(struct histogram));
+LAYOUT(struct totals, 72 + 2 * sizeof(struct histogram));
 LAYOUT(struct connection, 40);
 LAYOUT(struct fresh, 40);
 

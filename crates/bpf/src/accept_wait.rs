@@ -12,7 +12,9 @@ use aya::{Pod, include_bytes_aligned};
 use crate::call;
 use crate::error::BpfError;
 use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PORT, HAS_PROCESS, flag};
-use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
+use crate::tracing::{
+    self, COARSE, Passes, Programs, Times, address, address_bytes, thread_name, thread_name_bytes,
+};
 
 const NAME: &str = "accept_wait";
 
@@ -175,6 +177,8 @@ pub struct Totals {
     pub other_tasks: u64,
     /// Listeners that were there before the trace.
     pub seeded: u64,
+    /// Listeners of MPTCP on the host, whose queues [`AcceptWait::seed_namespace`] finds.
+    pub mptcp: u64,
     /// Times between the end of the handshake and the return of accept().
     pub wait: Times,
     /// Times between the SYN-ACK and its ACK.
@@ -187,7 +191,7 @@ const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size
 const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
 const _: () = assert!(mem::size_of::<WorkerKey>() == 16);
 const _: () = assert!(mem::size_of::<Worker>() == 96 + 4 * COARSE && mem::offset_of!(Worker, closed) == 72);
-const _: () = assert!(mem::size_of::<Totals>() == 64 + 2 * mem::size_of::<Times>());
+const _: () = assert!(mem::size_of::<Totals>() == 72 + 2 * mem::size_of::<Times>());
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Settings {}
@@ -290,6 +294,8 @@ pub struct AcceptWait {
     listeners: HashMap<MapData, u64, Listener>,
     workers: HashMap<MapData, WorkerKey, Worker>,
     look: OwnedFd,
+    /// The iterator over the TCP sockets of a namespace.
+    of_namespace: Option<Passes>,
     absent: Vec<&'static str>,
 }
 
@@ -312,6 +318,7 @@ impl AcceptWait {
             workers: programs.map("workers")?,
             look: programs.runnable("look")?,
             programs,
+            of_namespace: None,
             absent: Vec::new(),
         };
         for (program, tracepoint) in PERHAPS {
@@ -324,11 +331,25 @@ impl AcceptWait {
             wait.programs.attach(program, tracepoint)?;
         }
         // After the hooks, so that no listener is missed in between.
-        match wait.programs.run_iterator("seed", "task_file") {
+        match wait.programs.iterator("seed", "task_file").and_then(|passes| passes.run()) {
             Err(BpfError::Absent { .. } | BpfError::Refused { .. }) => wait.absent.push("iter/task_file"),
             other => other?,
         }
         Ok(wait)
+    }
+
+    /// Looks for the listeners of MPTCP in the network namespace of the calling thread. Their queues belong to sockets that no process has a
+    /// descriptor of.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`AcceptWait::attach`].
+    pub fn seed_namespace(&mut self) -> Result<(), BpfError> {
+        let passes = match self.of_namespace.take() {
+            Some(passes) => passes,
+            None => self.programs.iterator("seed_namespace", "tcp")?,
+        };
+        self.of_namespace.insert(passes).run()
     }
 
     /// Returns the tracepoints that this kernel lacks or has with other arguments. Without `io_uring_complete`, accepts through

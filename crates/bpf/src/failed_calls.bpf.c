@@ -16,7 +16,7 @@ enum call { SOCKET = 1, BIND, LISTEN_, CONNECT, ACCEPT, SEND, RECV, SO_ERROR_ };
 enum { OF_TCP = 1, OF_UDP = 2, OF_UNIX = 3, OF_OTHER = 4 };
 /* States of a failed connect(): it ended before a SYN was sent; after it; and its socket is still in SYN_SENT. */
 enum { BEFORE_SYN = 0, AFTER_SYN = 1, IN_SYN_SENT = 2 };
-enum { UNIX = 1, STREAM = 1, DATAGRAM = 2, MPTCP = 262 };
+enum { UNIX = 1, STREAM = 1, DATAGRAM = 2 };
 enum { INTERRUPTED = 4, TRY_AGAIN = 11, BAD_DESCRIPTOR = 9, IS_CONNECTED = 106, IN_PROGRESS = 114, NOW_IN_PROGRESS = 115,
        CANCELED = 125 };
 /* From here on errnos are of the kernel only, such as ERESTARTSYS. */

@@ -48,7 +48,7 @@ enum { ANY = 0, NOT_TWICE = 1 };
 enum { NO_WAKEUP = 1 };
 
 enum family { INET = 2, INET6 = 10 };
-enum protocol { TCP = 6, UDP = 17 };
+enum protocol { TCP = 6, UDP = 17, MPTCP = 262 };
 /* include/net/tcp_states.h */
 enum tcp_state {
 	ESTABLISHED = 1,

@@ -1,7 +1,7 @@
 //! The common part of the tracing programs: how they are loaded and attached, and how they count. The counterpart in C is
 //! `counting.h`.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
@@ -131,27 +131,18 @@ impl Programs {
         Ok(())
     }
 
-    /// Loads one of the programs as an iterator over objects of the kernel, which writes nothing, and runs it once.
-    pub(crate) fn run_iterator(
+    /// Loads one of the programs as an iterator over objects of the kernel, which writes nothing.
+    pub(crate) fn iterator(
         &mut self,
         program: &'static str,
         objects: &'static str,
-    ) -> Result<(), BpfError> {
+    ) -> Result<Passes, BpfError> {
         let (name, found, btf) = self.program(program)?;
         let found: &mut Iter = found.try_into().map_err(|_| no_program(name, program))?;
         found.load(objects, btf).map_err(|error| refusal(name, program, objects, error))?;
-        let link = found.attach().map_err(|error| failure(name, "bpf(BPF_LINK_CREATE)", &error))?;
-        let link = found.take_link(link).map_err(|error| failure(name, "bpf(BPF_LINK_CREATE)", &error))?;
-        let mut pass = link.into_file().map_err(|error| failure(name, "bpf(BPF_ITER_CREATE)", &error))?;
-        loop {
-            match pass.read(&mut [0; 64]) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                // EAGAIN: the kernel has looked at many objects without output and lets other tasks run (bpf_seq_read).
-                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR | Errno::EAGAIN)) => {}
-                Err(error) => return Err(BpfError::of("read() of a BPF iterator", error)),
-            }
-        }
+        let program = found.fd().map_err(|error| failure(name, LOAD, &error))?;
+        let link = call::link_iterator(program.as_fd());
+        Ok(Passes(link.map_err(|error| BpfError::of("bpf(BPF_LINK_CREATE)", error))?))
     }
 
     /// Loads one of the programs for `call::run`, without attaching it.
@@ -300,6 +291,26 @@ impl Kernel {
 
 fn no_program(name: &'static str, program: &'static str) -> BpfError {
     BpfError::Object { program: name, what: format!("no program {program} of the expected kind") }
+}
+
+/// An iterator that writes nothing.
+pub(crate) struct Passes(OwnedFd);
+
+impl Passes {
+    /// Runs the program for each object, in the calling thread's namespaces.
+    pub(crate) fn run(&self) -> Result<(), BpfError> {
+        let pass = call::iterate(self.0.as_fd());
+        let mut pass = File::from(pass.map_err(|error| BpfError::of("bpf(BPF_ITER_CREATE)", error))?);
+        loop {
+            match pass.read(&mut [0; 64]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                // EAGAIN: the kernel has looked at many objects without output and lets other tasks run (bpf_seq_read).
+                Err(error) if matches!(Errno::of(&error), Some(Errno::EINTR | Errno::EAGAIN)) => {}
+                Err(error) => return Err(BpfError::of("read() of a BPF iterator", error)),
+            }
+        }
+    }
 }
 
 /// Returns the reason why a program was not attached to a function. `may_trace`: this process has attached to a tracepoint.

@@ -233,12 +233,11 @@ fn mptcp_connections_stay_mptcp() {
         let Some(client) = client(test) else { return };
         // The connections take more than the share from which the way cgroup acts.
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + 199));
-        let is_on = fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+        if !fourtuple_testing::has_mptcp(test) {
+            return;
+        }
         let words = "multipath 4000 150";
         let bare = run(&mut bare(client, words));
-        if !is_on || bare.stdout == "absent\n" {
-            return fourtuple_testing::skip(test, "mptcp", "this kernel has no MPTCP, or it is off");
-        }
         let expected = "clients 150, servers 150, answered 150\n";
         assert_eq!((bare.code, bare.stdout.as_str()), (0, expected), "{bare:?}");
         for way in WAYS {

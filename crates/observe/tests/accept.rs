@@ -24,7 +24,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{message, option};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{StopOnDrop, in_namespace, listener, skip, starting};
+use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace, listener, skip, starting};
 use traced::{count, has_missed, own_network, traced, until_none_missed};
 
 /// Time after which a test fails.
@@ -118,6 +118,46 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
         assert!(overflows >= 3);
         assert_eq!((results.overflows, outcome.validity), (overflows, vec![]), "{results:?}");
         assert_eq!((only(&results).depth.max, only(&results).queued), (1, 0));
+    });
+}
+
+/// The queue of a listener of MPTCP belongs to a TCP socket without a file. Programs in Go listen so since 1.24.
+#[test]
+fn a_full_queue_of_mptcp_before_the_trace_overflows() {
+    let test = "a_full_queue_of_mptcp_before_the_trace_overflows";
+    in_namespace(|| {
+        if !python::is_installed(test) || !has_mptcp(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run("s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); s.bind(('127.0.5.7', 4000)); s.listen(0)");
+        let address: SocketAddr = "127.0.5.7:4000".parse().unwrap();
+        let _queued = TcpStream::connect(address).unwrap();
+        wait_for_queue(1);
+        let attempts = || {
+            let before = listen_overflows();
+            TcpStream::connect_timeout(&address, Duration::from_millis(50)).unwrap_err();
+            listen_overflows() - before
+        };
+        for network in [None, Some(own_network())] {
+            let trace =
+                Accept { network, address: Some(address.ip()), port: Some(4000), ..Accept::default() };
+            let Some((overflows, outcome)) = until_none_missed(|| traced(test, &trace, attempts)) else {
+                return;
+            };
+            assert!(overflows >= 1);
+            assert_eq!(outcome.results.overflows, overflows, "{network:?}: {:?}", outcome.results);
+            assert_eq!((only(&outcome.results).depth.max, only(&outcome.results).queued), (1, 0));
+        }
+        // Without MPTCP at the client accept() returns a TCP socket.
+        let trace = Accept { address: Some(address.ip()), ..Accept::default() };
+        python.run("s.accept()");
+        let mut again = || {
+            let _client = TcpStream::connect(address).unwrap();
+            python.run("s.accept()");
+        };
+        let Some((_, outcome)) = until_none_missed(|| traced(test, &trace, &mut again)) else { return };
+        assert_eq!(outcome.results.accepts, 1, "{:?}", outcome.results);
     });
 }
 

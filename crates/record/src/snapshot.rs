@@ -426,6 +426,9 @@ pub struct Listener {
     pub drops: Option<Counter>,
     /// Processes that hold the listener, with the number of their descriptors of it.
     pub owners: Vec<Owner>,
+    /// Whether it is a listener of MPTCP, as those of programs in Go are since 1.24. Absent in older records.
+    #[serde(default)]
+    pub mptcp: bool,
 }
 
 /// A listening unix socket. The kernel counts no drops: a connect() that finds the queue full waits, or fails with EAGAIN.

@@ -66,6 +66,8 @@ pub struct Member {
     pub inode: u32,
     /// Connections in the accept queue, or bytes in the receive queue of a UDP socket (idiag_rqueue).
     pub queue: u32,
+    /// Whether it is the queue of a listener of MPTCP.
+    pub mptcp: bool,
 }
 
 /// A filter for sockets; `None` matches all values.
@@ -114,11 +116,13 @@ pub fn each_listener(mut found: impl FnMut(Listener)) -> io::Result<()> {
 /// The errors of [`each`]. Without UDP in sock_diag only TCP sockets are found.
 pub fn each_member(mut found: impl FnMut(Member)) -> io::Result<()> {
     let mut each = |transport, states| {
-        Request::new(transport, states).send(|reply, _| {
+        let mut request = Request::new(transport, states);
+        request.extensions = INFO;
+        request.send(|reply, attributes| {
             let [low, high] = reply.id.cookie.map(u64::from);
             let local = SocketAddr::new(plain_address(reply), u16::from_be_bytes(reply.id.source_port));
-            let (inode, queue) = (reply.inode, reply.receive_queue);
-            found(Member { transport, local, cookie: high << 32 | low, inode, queue });
+            let (inode, queue, mptcp) = (reply.inode, reply.receive_queue, is_mptcp(attributes));
+            found(Member { transport, local, cookie: high << 32 | low, inode, queue, mptcp });
         })
     };
     each(Transport::Tcp, 1 << state::LISTEN)?;
@@ -435,6 +439,8 @@ pub struct Detail {
     pub limit: u32,
     /// Receive buffer and drops; `None`: the kernel does not tell.
     pub memory: Option<Memory>,
+    /// Whether it is the queue of a listener of MPTCP.
+    pub mptcp: bool,
 }
 
 /// The part of INET_DIAG_SKMEMINFO that concerns received packets.
@@ -465,10 +471,12 @@ pub fn each_udp_detail(found: impl FnMut(Detail)) -> io::Result<()> {
 }
 
 const INET_DIAG_SKMEMINFO: u16 = 7;
+/// INET_DIAG_INFO, without which the kernel does not tell the protocol above TCP.
+const INFO: u8 = 1 << 1;
 
 fn each_detail(transport: Transport, states: u32, mut found: impl FnMut(Detail)) -> io::Result<()> {
     let mut request = Request::new(transport, states);
-    request.extensions = 1 << (INET_DIAG_SKMEMINFO - 1);
+    request.extensions = 1 << (INET_DIAG_SKMEMINFO - 1) | INFO;
     request.send(|reply, attributes| found(detail(reply, attributes)))
 }
 
@@ -490,5 +498,15 @@ fn detail(reply: &Reply, attributes: &[u8]) -> Detail {
         queue: reply.receive_queue,
         limit: reply.send_queue,
         memory: number(1).zip(number(8)).map(|(receive_limit, drops)| Memory { receive_limit, drops }),
+        mptcp: is_mptcp(attributes),
     }
+}
+
+/// Returns whether the protocol above TCP (ULP) is MPTCP.
+fn is_mptcp(attributes: &[u8]) -> bool {
+    const INET_DIAG_ULP_INFO: u16 = 19;
+    const INET_ULP_INFO_NAME: u16 = 1;
+    let name = netlink::attribute(attributes, INET_DIAG_ULP_INFO)
+        .and_then(|above| netlink::attribute(above, INET_ULP_INFO_NAME));
+    name.is_some_and(|name| name.starts_with(b"mptcp\0"))
 }

@@ -134,6 +134,15 @@ pub fn cgroup_root() -> io::Result<PathBuf> {
     found.map(|fields| PathBuf::from(fields[1])).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// Returns whether the current network namespace has MPTCP, or reports a skipped test.
+pub fn has_mptcp(test: &str) -> bool {
+    let is_on = fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+    if !is_on {
+        skip(test, "mptcp", "this kernel has no MPTCP, or it is off");
+    }
+    is_on
+}
+
 /// Writes a sysctl of the current network namespace, by its dotted name.
 pub fn set_sysctl(name: &str, value: &str) {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));

@@ -1349,6 +1349,7 @@ class DoctorListener(TypedDict):
     handshakes: int
     drops: DoctorCounter | None
     owners: list[DoctorOwner]
+    mptcp: NotRequired[bool]
 
 
 class DoctorSnapshotListenersSeen(TypedDict):

@@ -17,7 +17,7 @@ use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{StopOnDrop, in_namespace};
+use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace};
 use serde_json::{Value, json};
 
 /// Time without an answer after which a worker counts as blocked.
@@ -35,11 +35,11 @@ os.setpgrp()
 
 def work(number):
     os.close(0)
-    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    s = socket.socket(family, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM, 262 if kind == "mptcp" else 0)
     if group:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     s.bind((address, port))
-    if kind == "tcp":
+    if kind != "udp":
         s.listen(128)
     print(os.getpid(), flush=True)
     while True:
@@ -541,6 +541,25 @@ fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
             assert!(ended.line().contains(words), "{flags}: {ended:?}");
         }
         record_of(fix);
+    });
+}
+
+/// The maps of the kernel take no sockets of MPTCP, with which programs in Go listen since 1.24.
+#[test]
+fn listeners_of_mptcp_are_refused_with_their_setting() {
+    in_namespace(|| {
+        let test = "fix_accept::listeners_of_mptcp_are_refused_with_their_setting";
+        if !has_mptcp(test) {
+            return;
+        }
+        let Some(server) = Server::start(test, "mptcp", "127.0.0.1:4114", 2, "group") else { return };
+        for target in ["--listen 127.0.0.1:4114".to_owned(), format!("--pid {}", server.child.id())] {
+            let ended = run(&mut fourtuple(&format!("fix accept {target} --select least-busy")));
+            assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+            for words in ["127.0.0.1:4114 (TCP, python", "is a listener of MPTCP", "GODEBUG=multipathtcp=0"] {
+                assert!(ended.line().contains(words), "{ended:?}");
+            }
+        }
     });
 }
 

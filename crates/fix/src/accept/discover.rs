@@ -11,9 +11,9 @@ use fourtuple_syscalls::sock_diag::{self, Member};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{netns, procfs, unix_diag};
 
-use crate::accept::group::Handle;
+use crate::accept::group::{Handle, transport_name};
 use crate::accept::{AcceptError, AcceptTarget};
-use crate::target::tree;
+use crate::target::{command, tree};
 
 /// The addresses of a server in a network namespace.
 pub(super) struct Scope {
@@ -80,7 +80,7 @@ impl Scope {
             AcceptTarget::Unix(_) | AcceptTarget::Process(_) => BTreeSet::new(),
         };
         let mut found = BTreeMap::new();
-        for Member { transport, local, cookie, inode, queue } in all {
+        for Member { transport, local, cookie, inode, queue, .. } in all {
             let is_wanted = addresses.contains(&(transport, local)) || own.contains(&inode);
             if transport == Transport::Tcp && is_wanted {
                 found.insert(
@@ -185,6 +185,19 @@ pub(super) fn handles_of(wanted: &BTreeMap<u32, u64>) -> BTreeMap<u32, Vec<Handl
         }
     }
     found
+}
+
+/// Returns `127.0.0.1:80 (TCP, nginx, process 7)`.
+pub(super) fn describe(member: &Member) -> String {
+    let handles = handles(&[*member]).remove(&member.inode).unwrap_or_default();
+    describe_with(member.transport, member.local, &handles)
+}
+
+/// Does the same for a socket with these handles.
+pub(super) fn describe_with(transport: Transport, local: SocketAddr, handles: &[Handle]) -> String {
+    let process = worker(handles);
+    let (transport, command) = (transport_name(transport).to_uppercase(), command(process));
+    format!("{local} ({transport}, {command}, process {process})")
 }
 
 /// Returns the process that waits for connections of a socket: the only holder, or the first holder with the socket in an epoll

@@ -15,7 +15,6 @@ use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Errno, netns, option};
 
 use crate::accept::{AcceptError, AcceptTarget, discover};
-use crate::target;
 
 /// A socket of a group.
 pub(super) struct Listener {
@@ -53,9 +52,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Returns `127.0.0.1:80 (TCP, nginx, process 7)`.
     pub(super) fn describe(&self) -> String {
-        let process = discover::worker(&self.handles);
-        let (transport, command) = (transport_name(self.transport).to_uppercase(), target::command(process));
-        format!("{} ({transport}, {command}, process {process})", self.local)
+        discover::describe_with(self.transport, self.local, &self.handles)
     }
 }
 

@@ -254,6 +254,12 @@ pub enum AcceptError {
         "cannot fix accept: nothing listens {0} (TCP), and no UDP socket is bound there, in the network namespace of {1}"
     )]
     Nothing(String, &'static str),
+    /// The listeners are of MPTCP.
+    #[error(
+        "cannot fix accept: {0} is a listener of MPTCP, and the maps of a selector take none (reuseport_array_update_check of the kernel); \
+         programs in Go listen with MPTCP since 1.24: start it again with GODEBUG=multipathtcp=0 in its environment"
+    )]
+    Mptcp(String),
     /// No unix socket listens there.
     #[error(
         "cannot fix accept: no unix socket that was bound to {0} listens in the network namespace of {1}"

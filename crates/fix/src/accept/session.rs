@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
             _heart: heart,
         };
         let candidates = session.candidates(&members).into_iter().collect::<Result<Vec<_>, _>>()?;
-        session.check(&candidates)?;
+        session.check(&candidates, &members)?;
         if let Err(error) = session.adopt(candidates) {
             session.detach()?;
             return Err(error);
@@ -179,9 +179,13 @@ impl<'a> Session<'a> {
     }
 
     /// Returns the reason to refuse the server, if any.
-    fn check(&self, candidates: &[Candidate]) -> Result<(), AcceptError> {
+    fn check(&self, candidates: &[Candidate], members: &[Member]) -> Result<(), AcceptError> {
         let Some(first) = candidates.first() else {
-            return Err(self.settings.target.nothing());
+            let mptcp = members.iter().find(|member| member.mptcp);
+            return Err(mptcp.map_or_else(
+                || self.settings.target.nothing(),
+                |member| AcceptError::Mptcp(discover::describe(member)),
+            ));
         };
         let Some(grouped) = candidates.iter().find(|candidate| candidate.found.group.is_some()) else {
             let command = target::command(discover::worker(&first.handles));

@@ -404,7 +404,11 @@ fn with_settings(
     // The default of most servers, or room for a burst that is eight times as long.
     let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
     let backlog = settings
-        .map_or_else(|| format!("listen(fd, {longer})"), |settings| with_number(settings.backlog, longer));
+        // Programs in Go have no setting: the library reads net.core.somaxconn.
+        .map_or_else(
+            || format!("listen(fd, {longer}), which in Go is net.core.somaxconn"),
+            |settings| with_number(settings.backlog, longer),
+        );
     let more = Remedy::advice(format!("{server}: {more}"), effect);
     let somaxconn = match snapshot.number("net.core.somaxconn") {
         Ok(most) if most >= longer => format!("net.core.somaxconn, {}, allows it", count(most)),
@@ -638,6 +642,7 @@ mod tests {
             };
             let owners = vec![owner.clone()];
             let listener = Listener {
+                mptcp: false,
                 address: ([127, 0, 0, 1], 4_020).into(),
                 interface: 0,
                 cookie: 1,

@@ -128,6 +128,11 @@ fn of(process: u32) -> Option<u32> {
     Some(fs::metadata(format!("/proc/{process}/ns/net")).ok()?.ino() as u32)
 }
 
+/// Returns the network namespace of this thread, by its inode.
+pub fn of_this_thread() -> Option<u32> {
+    Some(fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32)
+}
+
 /// Returns whether a network namespace, which is the one of this thread, is that of process 1. Where nobody may look at that: whether it is the
 /// initial one, which alone has some sysctls.
 pub fn is_of_host(namespace: u32) -> bool {

@@ -1,12 +1,14 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::host::namespace;
 use crate::host::snapshot::counter_totals;
 use fourtuple_bpf::accept_wait::{AcceptFilter, Listener, Totals, Worker, WorkerKey};
 use fourtuple_bpf::filter::TaskFilter;
@@ -16,7 +18,7 @@ use fourtuple_record::measure::words::counted;
 use fourtuple_record::measure::{LogLinear, balance};
 use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
-use fourtuple_syscalls::errno_name;
+use fourtuple_syscalls::{errno_name, netns};
 
 use crate::trace::blind_spots;
 use crate::trace::blind_spots::{Judgement, Losses, MISSED};
@@ -179,7 +181,10 @@ impl Accept {
             cgroup: self.cgroup,
             network: self.network,
         };
-        let wait = AcceptWait::attach(&filter).map_err(TraceError::Accept)?;
+        let mut wait = AcceptWait::attach(&filter).map_err(TraceError::Accept)?;
+        if wait.totals().map_err(TraceError::Accept)?.mptcp > 0 {
+            seed_mptcp(&mut wait, self.network);
+        }
         Ok(AcceptSession {
             wait,
             // Within the time of the trace, which therefore has seen all drops that these counters add.
@@ -194,6 +199,25 @@ impl Accept {
             port: self.port,
             tasks: self.tasks(),
         })
+    }
+}
+
+/// Maximum number of other network namespaces in which listeners of MPTCP are looked for.
+const MAX_NAMESPACES: usize = 256;
+
+/// Finds the listeners of MPTCP in a network namespace, or in all. Those that stay unseen until they queue a connection show in the counters
+/// of the namespace.
+fn seed_mptcp(wait: &mut AcceptWait, network: Option<u32>) {
+    let own = namespace::of_this_thread().unwrap_or(0);
+    let is_wanted = |other: u32| network.is_none_or(|network| network == other);
+    if is_wanted(own) {
+        let _ = wait.seed_namespace();
+    }
+    let others = namespace::others(own).into_iter().filter(|(other, _)| is_wanted(*other));
+    for (_, process) in others.take(MAX_NAMESPACES) {
+        if let Ok(file) = File::open(format!("/proc/{process}/ns/net")) {
+            let _ = netns::within(file.as_fd(), || wait.seed_namespace());
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
+use fourtuple_testing::{has_mptcp, in_namespace, listener, set_sysctl, starting};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| fourtuple_testing::connect(address)).collect()
@@ -694,6 +694,30 @@ fn b03_a_member_that_does_not_accept_is_named() {
         assert!(findings("B04").is_empty(), "the process is the younger one");
         assert_eq!(python.run(ACCEPT_ALL), waiting.to_string());
         assert!(findings("B03").is_empty());
+    });
+}
+
+/// Programs in Go listen so since 1.24.
+#[test]
+fn b03_no_selector_is_proposed_for_mptcp() {
+    with_python(|| {
+        if !has_mptcp("b03_no_selector_is_proposed_for_mptcp") {
+            return;
+        }
+        let mut pythons = [Python::start(), Python::start()];
+        let group =
+            GROUP.replacen("socket.socket()", "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", 1);
+        pythons.iter_mut().for_each(|python| drop(python.run(&group)));
+        let _clients = connect("127.0.0.1:4200".parse().unwrap(), 60);
+        pythons[0].run("while select.select([s], [], [], 0)[0]: held.append(s.accept()[0])");
+        let found = only(&findings("B03"), Severity::Warning, "is stuck");
+        let actions: Vec<&str> =
+            found.now.iter().chain(&found.proper).map(|advice| advice.action.as_str()).collect();
+        assert!(!actions.iter().any(|action| action.contains("fix accept")), "{actions:?}");
+        let without =
+            format!("python3[{}]: listen without MPTCP (in Go GODEBUG=multipathtcp=0", pythons[1].pid());
+        let is_named = |action: &&str| action.contains(without.trim_start_matches("python3"));
+        assert!(actions.iter().any(is_named), "{actions:?}");
     });
 }
 

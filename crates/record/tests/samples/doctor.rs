@@ -138,6 +138,7 @@ fn listener() -> Listener {
         handshakes: 2,
         drops: Some(COUNTER),
         owners: vec![owner(901, "nginx", 1), owner(902, "nginx", 1)],
+        mptcp: false,
     }
 }
 

@@ -230,7 +230,12 @@ fn groups(reading: &Reading, policy: &AcceptPolicy, mount: &Path, evidence: &mut
         };
         let mut is_included = false;
         for cgroup in cgroups(&member.owners) {
-            match included(&policy.scope, &cgroup, mount) {
+            let included = included(&policy.scope, &cgroup, mount);
+            let included = included.and_then(|target| match target {
+                Some(_) if member.mptcp => Err("no selector can choose a listener of MPTCP".to_owned()),
+                target => Ok(target),
+            });
+            match included {
                 Ok(target) => is_included |= target.is_some(),
                 Err(why) => {
                     let why = format!("{fact}; {why}");

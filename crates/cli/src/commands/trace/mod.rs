@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use fourtuple_observe::doctor::causes;
 use fourtuple_observe::host::cgroup;
+use fourtuple_observe::host::namespace;
 use fourtuple_observe::host::snapshot::{Reader, counter_totals};
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
 use fourtuple_record::snapshot::{Counter, Failures, Part, Snapshot};
@@ -260,7 +261,7 @@ struct Before {
 impl Before {
     /// Reads the namespace of the calling thread.
     fn read() -> Before {
-        Before { namespace: own_namespace(), counters: totals() }
+        Before { namespace: namespace::of_this_thread(), counters: totals() }
     }
 
     /// Adds the causes to the calls, as their namespaces are now.
@@ -294,10 +295,6 @@ impl Before {
 
 fn totals() -> BTreeMap<String, u64> {
     counter_totals(Path::new("/")).unwrap_or_default()
-}
-
-fn own_namespace() -> Option<u32> {
-    Some(fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32)
 }
 
 /// Returns the namespace of a process, if the process lives and still is in it.

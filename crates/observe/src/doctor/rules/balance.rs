@@ -4,7 +4,7 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot};
 
 use crate::doctor::accepting::{
-    acceptors, continued, during, explains_listener, groups, is_full, is_left_behind, stopped, time,
+    acceptors, continued, during, explains_listener, groups, holders, is_full, is_left_behind, stopped, time,
 };
 use crate::doctor::balance::{Skew, load, shares, skews};
 use crate::doctor::command::{Scope, quoted};
@@ -68,15 +68,27 @@ fn draft_b01(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
     let listeners = listeners.filter(|listener| Some(listener.address.port()) == skew.port);
     // `fix accept` needs a SO_REUSEPORT group.
     for group in groups(listeners) {
-        draft = draft.now(Remedy::own(
-            format!("fix accept --listen {} --select least-busy", group[0].address),
-            "gives each new connection to the least busy worker; connections that exist stay",
-        ));
+        let effect = "gives each new connection to the least busy worker; connections that exist stay";
+        draft = with_selector(draft, group[0], effect);
     }
     Some(draft.proper(Remedy::advice(
         "close connections after a number of requests (nginx: keepalive_requests, keepalive_time)",
         "connections are distributed again",
     )))
+}
+
+/// Adds the selector that chooses the listener of each new connection, or what it needs.
+fn with_selector(draft: Draft, listener: &Listener, effect: &'static str) -> Draft {
+    if listener.mptcp {
+        return draft.proper(Remedy::advice(
+            format!(
+                "{}: listen without MPTCP (in Go GODEBUG=multipathtcp=0 in the environment, then a restart)",
+                holders(&listener.owners)
+            ),
+            "`fourtuple fix accept` can choose the listener of each connection; no selector can choose one of MPTCP",
+        ));
+    }
+    draft.now(Remedy::own(format!("fix accept --listen {} --select least-busy", listener.address), effect))
 }
 
 pub(super) const B02: Rule = Rule {
@@ -224,11 +236,8 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
             "shows which of the workers accepts nothing",
         ));
     }
-    explains_listener(draft, snapshot, member)
-        .now(Remedy::own(
-            format!("fix accept --listen {} --select least-busy", member.address),
-            "gives new connections to listeners with short queues until it ends (Ctrl-C); those that wait already stay",
-        ))
+    let effect = "gives new connections to listeners with short queues until it ends (Ctrl-C); those that wait already stay";
+    with_selector(explains_listener(draft, snapshot, member), member, effect)
         .proper(Remedy::advice(
             format!(
                 "{}: restart it, which ends the connections that wait there; then no blocking work in the thread that accepts",

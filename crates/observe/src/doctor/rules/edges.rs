@@ -60,6 +60,7 @@ fn owner(pid: u32, sockets: u32) -> Owner {
 /// Returns a listener of the process with this number.
 fn listener(pid: u32, [waiting_before, waiting, backlog]: [u32; 3], handshakes: u32, drops: u64) -> Listener {
     Listener {
+        mptcp: false,
         address: "127.0.0.1:4000".parse().unwrap(),
         interface: 0,
         cookie: pid.into(),

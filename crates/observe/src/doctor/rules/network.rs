@@ -669,6 +669,7 @@ mod tests {
             ..Process::default()
         };
         let listener = |cookie, pid| Listener {
+            mptcp: false,
             address: "127.0.0.1:4000".parse().unwrap(),
             interface: 0,
             cookie,

@@ -406,6 +406,7 @@ mod tests {
             snapshot.addresses =
                 Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
             snapshot.listeners = Part::Seen(vec![Listener {
+                mptcp: false,
                 address: "0.0.0.0:80".parse().unwrap(),
                 interface: 0,
                 cookie: 7,

@@ -45,6 +45,7 @@ pub(super) fn read(
             handshakes: 0,
             drops: drops.map(|total| since(drops_before.as_ref(), total, is_first)),
             owners: sockets.owners(detail.inode),
+            mptcp: detail.mptcp,
         });
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;

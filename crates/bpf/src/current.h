@@ -59,6 +59,24 @@ INLINE int is_wait(int call)
 	return call == 22 || call == 441 || call == 73 || call == 72;
 }
 
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct mptcp_sock {
+	struct sock *first;
+};
+#pragma clang attribute pop
+
+/* Returns the TCP socket of a socket of MPTCP, which has the accept queue or is the first subflow; any other socket unchanged. */
+INLINE u64 below_mptcp(const struct sock *socket)
+{
+	const struct mptcp_sock *above = (const struct mptcp_sock *)socket;
+	struct sock *first = NULL;
+	u16 protocol = 0;
+	if (IS_THERE(above->first) && !READ(protocol, socket->sk_protocol) && protocol == MPTCP &&
+	    !READ(first, above->first) && first)
+		return (u64)first;
+	return (u64)socket;
+}
+
 /* Returns the socket of a descriptor of the current task, or 0. For a file that is no socket, the address matches no socket. */
 INLINE u64 socket_of(u32 descriptor)
 {
@@ -75,7 +93,7 @@ INLINE u64 socket_of(u32 descriptor)
 		return 0;
 	if (READ(found, file->private_data) || !found || READ(socket, found->sk))
 		return 0;
-	return (u64)socket;
+	return below_mptcp(socket);
 }
 
 INLINE int is_tcp(u64 id)

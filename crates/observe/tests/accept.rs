@@ -149,15 +149,19 @@ fn a_full_queue_of_mptcp_before_the_trace_overflows() {
             assert_eq!(outcome.results.overflows, overflows, "{network:?}: {:?}", outcome.results);
             assert_eq!((only(&outcome.results).depth.max, only(&outcome.results).queued), (1, 0));
         }
-        // Without MPTCP at the client accept() returns a TCP socket.
-        let trace = Accept { address: Some(address.ip()), ..Accept::default() };
         python.run("s.accept()");
-        let mut again = || {
-            let _client = TcpStream::connect(address).unwrap();
-            python.run("s.accept()");
-        };
-        let Some((_, outcome)) = until_none_missed(|| traced(test, &trace, &mut again)) else { return };
-        assert_eq!(outcome.results.accepts, 1, "{:?}", outcome.results);
+        // With MPTCP at the client accept() returns a socket of MPTCP, else one of TCP.
+        for protocol in [0, 262] {
+            let trace = Accept { address: Some(address.ip()), ..Accept::default() };
+            let accept = format!(
+                "c = socket.socket(socket.AF_INET, socket.SOCK_STREAM, {protocol}); c.connect(('127.0.5.7', 4000)); \
+                 a, _ = s.accept(); a.close()"
+            );
+            let run = || traced(test, &trace, || drop(python.run(&accept)));
+            let Some((_, outcome)) = until_none_missed(run) else { return };
+            let listener = only(&outcome.results);
+            assert_eq!((listener.queued, listener.accepts), (1, 1), "{protocol}: {:?}", outcome.results);
+        }
     });
 }
 

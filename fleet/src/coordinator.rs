@@ -15,8 +15,8 @@ use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
 use crate::overview::{HostReply, remark_early_end};
 use crate::protocol::{
-    AgentInfo, ClockEstimate, EXCHANGES, Envelope, Exchange, Plan, PlannedWorker, Reply, Request, Ticket,
-    agent_subject, is_token, mismatch, plan_subject,
+    AgentInfo, ClockEstimate, EXCHANGES, Envelope, Exchange, MAX_REQUEST, Plan, PlannedWorker, Reply,
+    Request, Ticket, agent_subject, is_token, mismatch, plan_subject,
 };
 use crate::request::LoadRequest;
 use crate::split;
@@ -460,6 +460,12 @@ impl<'a> Session<'a> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let ticket = Ticket { session: self.name.clone(), sequence };
         let envelope = serde_json::to_vec(&Envelope { ticket, request }).expect("a request has string keys");
+        if envelope.len() > MAX_REQUEST {
+            return Err(FleetError::Setting(format!(
+                "a request to an agent would have {} bytes: expected a body, or --requests, with which it has at most {MAX_REQUEST}",
+                envelope.len()
+            )));
+        }
         let subject = format!("{}.request", agent_subject(&self.agent.instance));
         let name = &self.agent.name;
         let no_answer = |reason: String| FleetError::NoAnswer(format!("{name}: {reason}"));

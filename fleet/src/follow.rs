@@ -70,6 +70,7 @@ impl Follow<'_> {
         let plan = self.plan;
         let mut merge = self.merge();
         let deadline = Duration::from_nanos(plan.deadline_ns);
+        let warm_up = Duration::from_nanos(plan.settings.warm_up_ns);
         let last_second = self.last_second();
         let mut readers = self.readers(&mut merge).await;
         let mut connected_since = Instant::now();
@@ -79,8 +80,8 @@ impl Follow<'_> {
         let mut asked_again = false;
         let mut is_resent = false;
         let mut heard = Instant::now();
-        // A worker that has sent nothing may be waiting for the start.
-        let mut unchanged = vec![(0, heard + lead(&plan.workers)); plan.workers.len()];
+        // A worker that has sent nothing may be waiting for the start, and has no seconds before the end of the warm-up.
+        let mut unchanged = vec![(0, heard + lead(&plan.workers) + warm_up); plan.workers.len()];
         progress(&self.progress(&merge, begun.elapsed(), true));
         while !merge.is_complete() {
             let connected = self.client.connection_state() == State::Connected;
@@ -126,6 +127,7 @@ impl Follow<'_> {
             if ended && asked_again && (!is_resent || now >= heard + PATIENCE) {
                 break;
             }
+            let elapsed = elapsed.saturating_sub(warm_up);
             self.lose_the_missing(&mut merge, elapsed, connected_for, last_second, &mut unchanged).await;
         }
         let interrupted = stopped.is_some();
@@ -156,8 +158,9 @@ impl Follow<'_> {
 
     /// Returns a sum without a message.
     fn merge(&self) -> Merge {
-        let Plan { run, workers, started_ns, .. } = self.plan;
-        Merge::new(run, workers.len() as u32, self.log.then_some(Duration::from_nanos(*started_ns)))
+        let Plan { run, workers, started_ns, settings, .. } = self.plan;
+        let zero = Duration::from_nanos(*started_ns) + Duration::from_nanos(settings.warm_up_ns);
+        Merge::new(run, workers.len() as u32, self.log.then_some(zero))
     }
 
     /// Adds the summaries of all workers without a loss. The end of a worker with a loss may come before or after it, which its
@@ -239,7 +242,7 @@ impl Follow<'_> {
         Some(length.div_ceil(1_000_000_000).saturating_sub(1))
     }
 
-    /// Declares workers lost. `unchanged`: for each worker the number of its intervals, and the time of the last change.
+    /// Declares workers lost. `elapsed`: from the end of the warm-up. `unchanged`: for each worker the number of its intervals, and the time of the last change.
     async fn lose_the_missing(
         &self,
         merge: &mut Merge,

@@ -1,11 +1,12 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use fourtuple_bench::load::{
-    Arrival, Close, EngineChoice, HttpRequest, Load, Scheme, TlsOptions, Trust, Workload,
+    Arrival, Close, EngineChoice, HttpRequest, Load, Order, RequestList, Scheme, TlsOptions, Trust, Workload,
 };
-use fourtuple_record::LoadSettings;
+use fourtuple_record::{LoadRequests, LoadSettings};
 use serde::{Deserialize, Serialize};
 
 /// The typed settings of a load in a request to an agent: the settings of the record, and the parts of an HTTP request that the
@@ -18,8 +19,22 @@ pub struct LoadRequest {
     pub headers: Vec<(String, String)>,
     /// Body of an HTTP request, in base64.
     pub body: String,
+    /// The requests of a list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<ListedRequest>,
     /// Whether https accepts every certificate.
     pub insecure: bool,
+}
+
+/// A request of a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ListedRequest {
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    pub headers: Vec<(String, String)>,
+    /// In base64.
+    pub body: String,
 }
 
 /// The reason why a load cannot be requested, or a request is not a load.
@@ -59,7 +74,14 @@ impl LoadRequest {
             Workload::Http(request) => (request.headers.clone(), STANDARD.encode(&request.body)),
             _ => (Vec::new(), String::new()),
         };
-        Ok(LoadRequest { settings: load.settings(&[], sources, anyway), headers, body, insecure })
+        let listed = |request: &HttpRequest| ListedRequest {
+            method: request.method.clone(),
+            path: request.path.clone(),
+            headers: request.headers.clone(),
+            body: STANDARD.encode(&request.body),
+        };
+        let requests = load.requests.iter().flat_map(|list| &list.requests).map(listed).collect();
+        Ok(LoadRequest { settings: load.settings(&[], sources, anyway), headers, body, requests, insecure })
     }
 
     /// Returns the load.
@@ -88,7 +110,8 @@ impl LoadRequest {
             },
             "udp" => Workload::Udp { request: size("request_bytes", settings.request_bytes)? },
             "http" => Workload::Http(HttpRequest {
-                method: settings.method.clone(),
+                // A list has methods of its own.
+                method: self.requests.first().map_or(&settings.method, |first| &first.method).clone(),
                 path: target.path().to_owned(),
                 authority: target.authority(),
                 headers: self.headers.clone(),
@@ -111,7 +134,14 @@ impl LoadRequest {
             "epoll" => EngineChoice::Epoll,
             other => return Err(invalid("engine", &other)),
         };
+        let requests = match (&settings.requests, &workload) {
+            (Some(list), Workload::Http(common)) => Some(Arc::new(self.list(list, common)?)),
+            (Some(list), _) => return Err(invalid("requests", &list.file)),
+            (None, _) => None,
+        };
         let mut load = Load::new(target, workload);
+        load.requests = requests;
+        load.warm_up = Duration::from_nanos(settings.warm_up_ns);
         load.resolve = match &settings.resolve {
             Some(given) => Some(given.parse().map_err(|_| invalid("resolve", given))?),
             None => None,
@@ -158,6 +188,30 @@ impl LoadRequest {
         load.check().map_err(|error| RequestError::Load(error.to_string()))?;
         Ok(load)
     }
+
+    /// Returns the list of requests. `common` has what all share.
+    fn list(&self, list: &LoadRequests, common: &HttpRequest) -> Result<RequestList, RequestError> {
+        let invalid = |field, value: &str| RequestError::Field { field, value: value.to_owned() };
+        let order = match list.order.as_str() {
+            "turn" => Order::Turn,
+            "random" => Order::Random,
+            other => return Err(invalid("order", other)),
+        };
+        if self.requests.is_empty() || self.requests.len() as u64 != list.count {
+            return Err(invalid("requests", &self.requests.len().to_string()));
+        }
+        let request = |listed: &ListedRequest| {
+            Ok(HttpRequest {
+                method: listed.method.clone(),
+                path: listed.path.clone(),
+                headers: listed.headers.clone(),
+                body: STANDARD.decode(&listed.body).map_err(|_| invalid("body", &listed.body))?,
+                ..common.clone()
+            })
+        };
+        let requests = self.requests.iter().map(request).collect::<Result<_, _>>()?;
+        Ok(RequestList { file: list.file.clone(), requests, order })
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +244,40 @@ mod tests {
         }
     }
 
+    fn listed(method: &str, body: &[u8]) -> HttpRequest {
+        let Workload::Http(common) = http().workload else { unreachable!() };
+        HttpRequest {
+            method: method.into(),
+            path: "/c".into(),
+            headers: Vec::new(),
+            body: body.into(),
+            ..common
+        }
+    }
+
+    #[test]
+    fn a_list_of_requests_is_checked() {
+        let list =
+            RequestList { file: "list".into(), requests: vec![listed("GET", b"")], order: Order::Turn };
+        let load = Load { streams: None, requests: Some(Arc::new(list)), ..http() };
+        let request = LoadRequest::new(&load, None, false).unwrap();
+        let with = |change: fn(&mut LoadRequest)| {
+            let mut request = request.clone();
+            change(&mut request);
+            request.load().unwrap_err().to_string()
+        };
+        assert!(with(|request| request.requests.clear()).contains("requests"));
+        assert!(with(|request| request.settings.requests.as_mut().unwrap().count = 2).contains("requests"));
+        assert!(
+            with(|request| request.settings.requests.as_mut().unwrap().order = "up".into()).contains("order")
+        );
+        assert!(
+            with(|request| request.requests[0].method = "GET / HTTP/1.1\r\nX".into()).contains("--method")
+        );
+        assert!(with(|request| request.requests[0].path = "c".into()).contains("path"));
+        assert!(with(|request| request.requests[0].body = "*".into()).contains("body"));
+    }
+
     #[test]
     fn a_load_survives_the_request() {
         let crr: fourtuple_bench::load::Target = "tcp://127.0.0.1:1".parse().unwrap();
@@ -204,6 +292,19 @@ mod tests {
                         protocols: Some(Vec::new()),
                         ..TlsOptions::default()
                     },
+                    ..http()
+                },
+                Some("127.0.0.0/30"),
+            ),
+            (
+                Load {
+                    streams: None,
+                    warm_up: Duration::from_millis(700),
+                    requests: Some(Arc::new(RequestList {
+                        file: "list.jsonl".into(),
+                        requests: vec![listed("PUT", b""), listed("POST", b"\x00\xff")],
+                        order: Order::Random,
+                    })),
                     ..http()
                 },
                 Some("127.0.0.0/30"),
@@ -257,7 +358,7 @@ mod tests {
         let crr = Load::new("tcp://127.0.0.1:1".parse().unwrap(), Workload::Crr { request: 1, response: 1 });
         let request = LoadRequest::new(&crr, None, false).unwrap();
         type Set = fn(&mut LoadSettings, u64);
-        let fields: [(&str, u64, Set); 11] = [
+        let fields: [(&str, u64, Set); 12] = [
             ("connections", 1_000_000, |settings, value| settings.connections = value),
             ("hold", 4_000_000, |settings, value| settings.hold = value),
             ("threads", 1024, |settings, value| settings.threads = value),
@@ -268,6 +369,7 @@ mod tests {
             ("pause", 31_622_400_999_999_999, |settings, value| settings.pause_ns = value),
             ("timeout", 31_622_400_999_999_999, |settings, value| settings.timeout_ns = value),
             ("for", 31_622_400_999_999_999, |settings, value| settings.for_ns = Some(value)),
+            ("warm-up", 31_622_400_999_999_999, |settings, value| settings.warm_up_ns = value),
             ("threshold", 31_622_400_999_999_999, |settings, value| settings.threshold_ns = Some(value)),
         ];
         for (flag, most, set) in fields {

@@ -228,6 +228,9 @@ impl LoadResults {
             ports: ports(parts),
             hold: hold(parts),
             addresses: addresses(parts),
+            requests: requests(parts),
+            tls: tls(parts),
+            warm_up: warm_up(parts),
             ..LoadResults::default()
         }
     }
@@ -272,6 +275,42 @@ fn addresses(parts: &[&LoadResults]) -> Vec<LoadAddress> {
         }
     }
     sums
+}
+
+/// Returns the responses to each request of the list, which all parts have in common.
+fn requests(parts: &[&LoadResults]) -> Vec<LoadRequestCount> {
+    let mut sums: Vec<LoadRequestCount> = Vec::new();
+    for (number, one) in parts.iter().flat_map(|part| part.requests.iter().enumerate()) {
+        match sums.get_mut(number) {
+            Some(sum) => sum.responses = sum.responses.saturating_add(one.responses),
+            None => sums.push(one.clone()),
+        }
+    }
+    sums
+}
+
+fn tls(parts: &[&LoadResults]) -> Vec<LoadTls> {
+    let mut sums: Vec<LoadTls> = Vec::new();
+    for one in parts.iter().flat_map(|part| &part.tls) {
+        let is_same =
+            |sum: &&mut LoadTls| LoadTls { connections: one.connections, ..(**sum).clone() } == *one;
+        match sums.iter_mut().find(is_same) {
+            Some(sum) => sum.connections = sum.connections.saturating_add(one.connections),
+            None => sums.push(one.clone()),
+        }
+    }
+    sums
+}
+
+fn warm_up(parts: &[&LoadResults]) -> Option<LoadWarmUp> {
+    let all: Vec<LoadWarmUp> = parts.iter().filter_map(|part| part.warm_up).collect();
+    let sum = |of: fn(&LoadWarmUp) -> u64| saturating(all.iter().map(of));
+    (!all.is_empty()).then(|| LoadWarmUp {
+        for_ns: all.iter().map(|one| one.for_ns).max().unwrap_or(0),
+        operations: sum(|one| one.operations),
+        connections: sum(|one| one.connections),
+        errors: sum(|one| one.errors),
+    })
 }
 
 /// Returns the sum of the port budgets. The earliest stall counts.

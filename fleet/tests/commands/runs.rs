@@ -1,6 +1,7 @@
 //! `fourtuple fleet` and `fourtuple agent` with a real nats-server: one result of several hosts, and faults.
 
 use std::fs;
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -167,6 +168,48 @@ fn thresholds_and_rows_are_those_of_the_merged_result() {
         let sum: u64 =
             rows.lines().skip(1).map(|row| row.split(',').nth(1).unwrap().parse::<u64>().unwrap()).sum();
         assert_eq!((sum, number(&record["results"], "operations")), (60, 60), "{rows}");
+    });
+}
+
+#[test]
+fn a_warm_up_and_a_list_of_requests_are_those_of_each_worker() {
+    in_namespace(|| {
+        let Some(local) =
+            LocalFleet::start("runs::a_warm_up_and_a_list_of_requests_are_those_of_each_worker")
+        else {
+            return;
+        };
+        let _agents = ["a", "b"].map(|name| local.agent(name, ""));
+        let _server = Process::start(fourtuple("serve http --listen 127.0.0.1:8080 --quiet"));
+        program::until("the server listens", || TcpStream::connect("127.0.0.1:8080").is_ok());
+        local.room.file("list", "{\"path\": \"/one\"}\n{\"path\": \"/two\", \"body\": \"x\"}\n");
+        let list = local.room.join("list");
+        let url = "http://127.0.0.1:8080/";
+        let load = format!("load {url} --rate 200/s --arrival even --for 2s --warm-up 2s --requests {list}");
+        let (_, record) = fleet(&format!("load --workers 2 --max-skew 2s -- {load}"));
+        assert_eq!(remarks_but_of_haste(&record), [""; 0], "{record:#}");
+        require_sums(&record);
+        let results = &record["results"];
+        let (operations, warm_up) = (number(results, "operations"), &results["warm_up"]);
+        // 400 are due in each half; a busy machine begins fewer.
+        assert!((1..=450).contains(&operations), "{record:#}");
+        assert_eq!(number(warm_up, "for_ns"), 2_000_000_000);
+        assert!((1..=450).contains(&number(warm_up, "operations")), "{record:#}");
+        let sent: Vec<(&str, u64)> = program::list(results, "/requests")
+            .iter()
+            .map(|request| (text(request, "path"), number(request, "responses")))
+            .collect();
+        let [("/one", one), ("/two", two)] = sent[..] else { panic!("{record:#}") };
+        // Each worker takes the requests in turn, from the first of its warm-up on.
+        assert!(one + two == operations && one.abs_diff(two) <= 2, "{record:#}");
+        assert!(
+            program::list(results, "/seconds").len() <= 3,
+            "those of the warm-up do not count: {record:#}"
+        );
+        local.room.file("list", &format!("{{\"body\": \"{}\"}}\n", "x".repeat(300_000)));
+        let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- {load}")));
+        assert_eq!(ended.code, 2, "{ended:?}");
+        assert!(ended.stderr.contains("at most 262144"), "{ended:?}");
     });
 }
 

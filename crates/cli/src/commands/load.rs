@@ -396,8 +396,6 @@ impl LoadFlags {
             ("expect", !is_fleet && !self.expect.is_empty()),
             ("csv", !is_fleet && self.csv.is_some()),
             ("ramp", self.ramp.is_some()),
-            ("warm-up", is_fleet && self.warm_up.is_some()),
-            ("requests", is_fleet && self.requests.is_some()),
             ("cert", is_fleet && self.cert.is_some()),
         ];
         match alone.into_iter().find(|(_, given)| *given) {

@@ -47,7 +47,7 @@ pub(crate) struct FleetLoadFlags {
     max_skew: Duration,
     /// Time until workers stop by themselves
     ///
-    /// From the start [default: --for plus --timeout plus 30s; without --for 10m]
+    /// From the start [default: --warm-up, --for and --timeout plus 30s; without --for 10m]
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     deadline: Option<Duration>,
     /// The command: load TARGET ...
@@ -81,13 +81,13 @@ impl FleetLoadFlags {
             return Err(refuse("expected --for or --operations".to_owned()).into());
         }
         let stop = stop::flag()?;
-        let length = load.length.map(|length| length + load.timeout + SLACK);
+        let length = load.length.map(|length| load.warm_up + length + load.timeout + SLACK);
         let host = output::host(&SYSCTLS, &[]);
         let deadline = self.deadline.or(length).unwrap_or(UNLIMITED);
         if deadline > MAX_RUN {
             let (given, most) = (format_time(deadline), format_time(MAX_RUN));
             return Err(UsageError(format!(
-                "a worker would stop {given} after the start: expected --for, --timeout and --deadline of at most {most} together"
+                "a worker would stop {given} after the start: expected --warm-up, --for, --timeout and --deadline of at most {most} together"
             ))
             .into());
         }

@@ -1,5 +1,7 @@
 //! The processes of tuples and sources whose sockets belong to no process.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{Owner, Part, Snapshot, Source, Tuple};
@@ -224,6 +226,61 @@ pub(crate) struct Growth {
     pub(crate) per_s: f64,
     /// Descriptors that the process has left, and its limit; `None`: not known or without a limit.
     pub(crate) descriptors: Option<(u64, u64)>,
+}
+
+/// The processes that connect to a destination, as a finding names them.
+#[derive(Clone, Debug)]
+pub(crate) struct Callers {
+    /// The process for commands: that with the most connections, or the parent of many.
+    pub(crate) owner: Owner,
+    /// Whether they are many with some connections each, such as the workers of php-fpm or the children of socat. No command about one of them
+    /// helps then.
+    pub(crate) are_many: bool,
+    name: String,
+}
+
+/// Number of processes of a name from which they count as many.
+const MANY: usize = 3;
+
+impl Callers {
+    /// `None`: no process is known.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Option<Callers> {
+        let first = tuple.owners.first()?;
+        let held: u32 = tuple.owners.iter().map(|owner| owner.sockets).sum();
+        let alike = || tuple.owners.iter().filter(|owner| owner.name == first.name && owner.pid != 0);
+        if first.pid == 0 || first.sockets * 2 >= held || alike().count() < MANY {
+            return Some(Callers { owner: first.clone(), are_many: false, name: process(first) });
+        }
+        // Of those whose parent was read, which are those with the most connections.
+        let roots = alike().filter_map(|owner| {
+            let process = process_of(snapshot, owner.pid)?;
+            let has_same_name = *process.parent_name.as_ref()? == first.name;
+            Some(if has_same_name { process.parent } else { process.pid })
+        });
+        let roots: BTreeSet<u32> = roots.collect();
+        Some(match roots.first() {
+            Some(root) if roots.len() == 1 => {
+                let owner = Owner { pid: *root, ..first.clone() };
+                Callers { name: format!("{} (with its children)", process(&owner)), owner, are_many: true }
+            }
+            _ => Callers {
+                owner: first.clone(),
+                are_many: true,
+                name: format!("{} (several processes)", first.name),
+            },
+        })
+    }
+
+    /// Returns their name, or that of the host.
+    pub(crate) fn name(snapshot: &Snapshot, tuple: &Tuple) -> String {
+        Callers::of(snapshot, tuple).map_or_else(|| "this host".to_owned(), |callers| callers.to_string())
+    }
+}
+
+impl fmt::Display for Callers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.name)
+    }
 }
 
 /// Connections that have been idle for less may be used again.

@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, LocalAddress, Owner, Part, RunningFix, Snapshot, Traced, TracedConnects, Tuple, merged,
 };
 
-use crate::doctor::attribute::Growth;
+use crate::doctor::attribute::{Callers, Growth};
 use crate::doctor::budget::{Budget, delay_s};
 use crate::doctor::command::{Content, Cure, Scope, Setting};
 use crate::doctor::draft::{Draft, Remedy};
@@ -52,12 +52,12 @@ fn wider_for(snapshot: &Snapshot, tuple: &Tuple, growth: Option<&Growth>) -> Opt
 
 /// Adds what ends a leak of connections: more ports only postpone the end.
 fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth) -> Draft {
-    let owner = tuple.owners.first();
-    let (name, of_process) = match owner {
-        Some(owner) if owner.pid == 0 => (process(owner), String::new()),
-        Some(owner) => (process(owner), format!(" | grep pid={},", owner.pid)),
-        None => ("the process".to_owned(), String::new()),
-    };
+    let callers = Callers::of(snapshot, tuple);
+    let name = callers.as_ref().map_or_else(|| "the process".to_owned(), Callers::to_string);
+    let are_many = callers.as_ref().is_some_and(|callers| callers.are_many);
+    let of_process = callers.filter(|callers| callers.owner.pid != 0 && !callers.are_many);
+    let of_process =
+        of_process.map_or(String::new(), |callers| format!(" | grep pid={},", callers.owner.pid));
     let to = quoted(tuple.destination);
     draft.evidence.insert(0, "more ports do not end a leak: they postpone the failure".to_owned());
     draft = draft
@@ -71,8 +71,12 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
             format!("frees the ports for {}", time(f64::from(tuple.in_use) / leak.per_s)),
         ));
     draft.now.extend(wider_for(snapshot, tuple, Some(leak)));
+    let pool = match are_many {
+        true => "each process has its own: fewer processes, or a pool for all of them (a proxy)",
+        false => "limit the size and the idle time of its pool",
+    };
     draft.proper(Remedy::advice(
-        format!("in {name}: close connections that are no longer needed, also on error paths; limit the size and the idle time of its pool"),
+        format!("in {name}: close connections that are no longer needed, also on error paths; {pool}"),
         "no timer of the kernel ends an open connection",
     ))
 }
@@ -100,7 +104,8 @@ pub(crate) fn keep_connections(tuple: &Tuple) -> Remedy {
 
 /// `fourtuple fix ports` with the other addresses of the host in the prefix of the tuple's source.
 pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
-    let owner = tuple.owners.first()?;
+    let callers = Callers::of(snapshot, tuple)?;
+    let owner = &callers.owner;
     let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
     // Short processes end before a fix finds them.
     if owner.pid == 0 {
@@ -115,8 +120,7 @@ pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy>
     let to = quoted(destination);
     let factor = others as u32 + 1;
     let effect = format!(
-        "new connections of {} to {destination} use {}: {factor} times the ports",
-        process(owner),
+        "new connections of {callers} to {destination} use {}: {factor} times the ports",
         counted(factor.into(), "source address")
     );
     let remedy = match tuple.fix.as_ref().filter(|fix| fix.guard) {
@@ -162,11 +166,11 @@ pub(crate) fn running_fix(tuple: &Tuple) -> Option<String> {
 }
 
 /// `fourtuple fix ports`, which draws free ports instead of the kernel's search.
-pub(crate) fn drawn_ports(tuple: &Tuple) -> Option<Remedy> {
+pub(crate) fn drawn_ports(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     if tuple.fix.is_some() {
         return None;
     }
-    Some(drawn_ports_to(tuple.owners.first()?, tuple.destination))
+    Some(drawn_ports_to(&Callers::of(snapshot, tuple)?.owner, tuple.destination))
 }
 
 /// Adds what makes the longest of the traced searches shorter: draws where free ports are there to be drawn.

@@ -13,7 +13,7 @@ use crate::namespace::{
 };
 use crate::scene::{
     apply, diagnosis, failed_call, findings, findings_in, known, now, owner, read, says, shows,
-    traced_connects, until,
+    traced_connects, until, with_python,
 };
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
@@ -23,6 +23,7 @@ use fourtuple_record::snapshot::{
 use fourtuple_record::{Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
+use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
 
 const SOL_IP: i32 = 0;
@@ -48,6 +49,47 @@ fn p01_a_full_range_is_named() {
         assert_eq!((&fix.action, &fix.proof), (&command, &Proof::Calculation));
         cured(&finding, RANGE);
         drop(half);
+    });
+}
+
+/// A command about one of the children would help with its connections only.
+#[test]
+fn p01_of_many_processes_the_parent_is_named() {
+    with_python(|| {
+        small_range("20000 20019");
+        let (_listener, _) = listener(NEAR, 100);
+        let mut parent = Python::start();
+        // With PR_SET_PDEATHSIG the children end with their parent.
+        parent.run(
+            "import ctypes, os, signal\n\
+             for _ in range(10):\n  \
+               if os.fork() == 0:\n    \
+                 ctypes.CDLL(None).prctl(1, 9)\n    \
+                 kept = [socket.create_connection(('10.0.0.1', 4000)) for _ in range(2)]\n    \
+                 while True: signal.pause()",
+        );
+        let mut snapshot = until("all connections", || {
+            let snapshot = now();
+            let owners = &snapshot.connections.seen().ok()?.tuples.first()?.owners;
+            (owners.iter().map(|owner| owner.sockets).sum::<u32>() == 20).then_some(snapshot)
+        });
+        let finding = the_finding(&snapshot, "P01");
+        let name = format!("[{}] (with its children)", parent.pid());
+        says(&finding, &[&format!("{name} has at most 2 connections in each$")]);
+        let fix = advice(&finding, "fourtuple fix ports");
+        assert!(fix.action.contains(&format!("--pid {} ", parent.pid())), "{fix:?}");
+        let idle = IdleTimes { median_ns: 42_000_000_000, longest_ns: 100_000_000_000 };
+        known(&mut snapshot.connections).tuples[0].idle = Some(idle);
+        let leak = the_finding(&snapshot, "P01");
+        says(&leak, &[&format!("{name} seems to leak connections")]);
+        assert!(leak.now[0].action.ends_with("dst 10.0.0.1:4000"), "{leak:#?}");
+        assert!(
+            leak.now[1].action.starts_with("restart ") && leak.now[1].action.ends_with(&name),
+            "{leak:#?}"
+        );
+        // Without their parent they are several.
+        known(&mut snapshot.processes).clear();
+        says(&the_finding(&snapshot, "P01"), &[" (several processes) seems to leak connections"]);
     });
 }
 

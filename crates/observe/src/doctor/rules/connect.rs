@@ -8,7 +8,7 @@ use fourtuple_record::snapshot::{
 };
 
 use crate::doctor::accepting;
-use crate::doctor::attribute::{Growth, left_behind, unknown_user, users};
+use crate::doctor::attribute::{Callers, Growth, left_behind, unknown_user, users};
 use crate::doctor::budget::{Budget, state};
 use crate::doctor::causes::{OWN_RANGE, own_range};
 use crate::doctor::command::Scope;
@@ -416,7 +416,7 @@ fn draft_p10(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64
         count(budget.total.into()),
         time(seconds)
     );
-    let owner = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
+    let owner = Callers::name(snapshot, subject);
     if budget.is_outrun() {
         verdict += &format!("; {owner} {}", budget.closed());
     } else {

@@ -9,7 +9,7 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, HeldPort, Owner, SelfConnected, Snapshot, Source, Tuple, merged,
 };
 
-use crate::doctor::attribute::{Growth, left_behind};
+use crate::doctor::attribute::{Callers, Growth, left_behind};
 use crate::doctor::budget::{Budget, is_relieved};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
@@ -66,16 +66,17 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         verdict += &format!(", {} of them in TIME_WAIT", percent(time_wait.into(), in_use.into()));
     }
     if budget.closes_per_s > 0.0 {
-        let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
-        verdict += &format!("; {closer} {}", budget.closed());
+        verdict += &format!("; {} {}", Callers::name(snapshot, subject), budget.closed());
     } else if let Some(leak) = Growth::of(snapshot, subject, budget).and_then(|growth| growth.leak()) {
-        let owner = subject.owners.first().map_or_else(|| "a process".to_owned(), process);
-        verdict += &format!("; {owner} {leak}");
-    } else if let Some(owner) = subject.owners.first() {
-        verdict += &match owner.sockets {
+        verdict += &format!("; {} {leak}", Callers::name(snapshot, subject));
+    } else if let Some(callers) = Callers::of(snapshot, subject) {
+        verdict += &match callers.owner.sockets {
             // Only a trace has seen the process.
-            0 => format!("; {} calls connect()", process(owner)),
-            sockets => format!("; {} has {} of the connections", process(owner), count(sockets.into())),
+            0 => format!("; {callers} calls connect()"),
+            sockets if callers.are_many => {
+                format!("; {callers} has at most {} in each", counted(sockets.into(), "connection"))
+            }
+            sockets => format!("; {callers} has {} of the connections", count(sockets.into())),
         };
     }
     // New connections have other sources.
@@ -200,7 +201,7 @@ fn draft_p02(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) ->
         Ok(ports) if ports.low & 1 == 1 => "odd",
         _ => "even",
     };
-    let caller = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
+    let caller = Callers::name(snapshot, subject);
     let verdict = format!(
         "{} uses {} of {} {parity} ports: each connect() of {caller} looks at up to {} before it finds a free one",
         tuple(subject),
@@ -221,7 +222,7 @@ fn draft_p02(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) ->
             time(LOOKUP_NS.1)
         ));
     draft = draft.because_if(running_fix(subject));
-    draft.now.extend(drawn_ports(subject));
+    draft.now.extend(drawn_ports(snapshot, subject));
     draft.now.extend(more_sources(snapshot, subject));
     draft.now.extend(wider_range(snapshot, Some(subject)));
     draft.proper.extend(printed(snapshot, subject));

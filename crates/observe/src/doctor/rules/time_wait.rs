@@ -5,7 +5,7 @@ use fourtuple_record::snapshot::{
     CloseWait, ConfiguredSysctl, Part, Process, Service, Snapshot, Tuple, UnixCloseWait,
 };
 
-use crate::doctor::attribute::{is_local, left_behind};
+use crate::doctor::attribute::{Callers, is_local, left_behind};
 use crate::doctor::budget::{Budget, RECENT_SECONDS, delay_s, is_relieved, reuse_delay_s};
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
@@ -429,7 +429,7 @@ fn t06(snapshot: &Snapshot, limit: f64) -> Checked {
 }
 
 fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
-    let closer = subject.owners.first().map_or_else(|| "this host".to_owned(), process);
+    let closer = Callers::name(snapshot, subject);
     let verdict = format!(
         "{closer} closes its connections to {} first{}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,

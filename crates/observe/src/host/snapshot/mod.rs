@@ -218,6 +218,9 @@ impl Reader {
     }
 }
 
+/// Number of the processes of a tuple that are read, to find the parent of many.
+const CALLERS: usize = 8;
+
 /// Returns the processes that hold listeners, accepted connections, sockets in CLOSE_WAIT, or UDP sockets of the snapshot.
 fn named(
     listeners: Option<&[Listener]>,
@@ -233,7 +236,8 @@ fn named(
     });
     // Of tuples that may run out of ports.
     let near = connections.into_iter().flat_map(|connections| &connections.tuples);
-    let near = near.filter(|tuple| tuple.idle.is_some()).filter_map(|tuple| tuple.owners.first());
+    let near = near.filter(|tuple| tuple.idle.is_some());
+    let near = near.flat_map(|tuple| tuple.owners.iter().take(CALLERS));
     let owners =
         near.chain(listeners).chain(workers.flat_map(|service| &service.workers)).chain(leaking).chain(udp);
     owners.map(|owner| owner.pid).collect()

@@ -46,6 +46,11 @@ fn workers_of(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Vec<
 /// Servers whose masters never accept.
 const PREFORK: [&str; 5] = ["apache2", "gunicorn", "httpd", "nginx", "php-fpm"];
 
+/// Returns whether a process is systemd, which holds the listeners of its .socket units for the services that accept from them.
+fn is_activator(owner: &Owner) -> bool {
+    owner.name == "systemd"
+}
+
 /// Returns the masters among the processes that hold a listener, and the others.
 fn masters_and_workers(
     snapshot: &Snapshot,
@@ -65,7 +70,8 @@ fn masters_and_workers(
         let accepting = workers.clone().any(|worker| has_accepted(worker.pid));
         // Of two processes that have accepted nothing, one may be a helper of the other.
         let least = usize::from(!PREFORK.iter().any(|name| master.name.starts_with(name)));
-        !has_accepted(master.pid) && (accepting || workers.nth(least).is_some())
+        let activates = is_activator(master) && !owners.iter().all(is_activator);
+        activates || !has_accepted(master.pid) && (accepting || workers.nth(least).is_some())
     };
     owners.iter().cloned().partition(|owner| is_master(&owner))
 }
@@ -73,10 +79,12 @@ fn masters_and_workers(
 /// Returns a sentence about the master of the processes that accept: the process to restart or to reload.
 fn master(snapshot: &Snapshot, owners: &[Owner], accepted: &[Owner]) -> Option<String> {
     let (masters, _) = masters_and_workers(snapshot, owners, accepted);
-    let master = process(masters.first()?);
-    Some(format!(
-        "{master} is the master of these processes: it has their settings, and does not accept itself"
-    ))
+    let first = masters.first()?;
+    let role = match is_activator(first) {
+        true => "has opened the listener (socket activation): the backlog is a setting of its .socket unit",
+        false => "is the master of these processes: it has their settings, and does not accept itself",
+    };
+    Some(format!("{} {role}", process(first)))
 }
 
 /// Returns a duration with a unit that suits it: `120 ms`, `10.0 s`.
@@ -294,7 +302,7 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
         );
     }
     let has_burst = drops(snapshot, listener) > 0 && !is_standing;
-    with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
+    with_settings(draft, snapshot, (&listener.owners, &workers), has_burst, listener.backlog)
 }
 
 /// Returns whether half of a queue was in use at both readings.
@@ -329,7 +337,7 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
     let has_burst = refused(snapshot, listener).next().is_some() && !is_standing;
-    with_settings(draft, snapshot, &workers, has_burst, listener.backlog)
+    with_settings(draft, snapshot, (&listener.owners, &workers), has_burst, listener.backlog)
 }
 
 /// Returns the processor time of the workers during the interval, in processors; `None`: that of one of them is not known.
@@ -382,7 +390,7 @@ pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
 fn with_settings(
     mut draft: Draft,
     snapshot: &Snapshot,
-    workers: &[Owner],
+    (owners, workers): (&[Owner], &[Owner]),
     has_burst: bool,
     backlog: u32,
 ) -> Draft {
@@ -403,7 +411,7 @@ fn with_settings(
     );
     // The default of most servers, or room for a burst that is eight times as long.
     let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
-    let backlog = settings
+    let backlog = Settings::of_listener(owners)
         // Programs in Go have no setting: the library reads net.core.somaxconn.
         .map_or_else(
             || format!("listen(fd, {longer}), which in Go is net.core.somaxconn"),
@@ -442,6 +450,13 @@ pub(crate) struct Settings {
     /// The setting for more accepts, or more connections, at a time.
     workers: &'static str,
 }
+
+/// The program that opens the listeners of others. Services such as systemd-resolved have their own.
+const SYSTEMD: Settings = Settings::new(
+    "systemd",
+    "`Backlog=N` of the .socket unit of systemd",
+    "`MaxConnections=N` of the .socket unit (with `Accept=yes`)",
+);
 
 /// From the documentation of each server. A name that starts with another one comes before it.
 const SETTINGS: [Settings; 22] = [
@@ -524,7 +539,16 @@ impl Settings {
 
     /// Returns the settings of a server that is known by the name of its process.
     pub(crate) fn of(process: &str) -> Option<Settings> {
+        if process == SYSTEMD.name {
+            return Some(SYSTEMD);
+        }
         SETTINGS.into_iter().find(|settings| process.starts_with(settings.name))
+    }
+
+    /// Returns the settings of the program that called listen().
+    pub(crate) fn of_listener(owners: &[Owner]) -> Option<Settings> {
+        let opener = owners.iter().find(|owner| is_activator(owner)).or(owners.first())?;
+        Settings::of(&opener.name)
     }
 }
 
@@ -551,7 +575,39 @@ mod tests {
             [masters, workers].map(|owners| owners.iter().map(|owner| owner.pid).collect::<Vec<_>>())
         };
         assert_eq!(judged("php-fpm8.2"), [vec![70], vec![71]]);
+        assert_eq!(judged("systemd"), [vec![], vec![70, 71]], "two of a user do not accept for each other");
         assert_eq!(judged("server"), [vec![], vec![70, 71]]);
+    }
+
+    /// Socket activation: process 1 holds the listener too, and neither accepts nor listens with the number of the service.
+    #[test]
+    fn of_a_socket_unit_the_service_accepts() {
+        let owner = |pid, name: &str| Owner { pid, name: name.to_owned(), sockets: 1 };
+        let owners = vec![owner(1, "systemd"), owner(70, "webapp")];
+        let process = |pid| Process { pid, parent: 1, cpu_ns: Some(0), ..Process::default() };
+        let snapshot = Snapshot {
+            processes: Part::Seen(vec![process(1), process(70)]),
+            interval_ns: 2_000_000_000,
+            processors: 2,
+            ..Snapshot::default()
+        };
+        let listener =
+            UnixListener { backlog: 8, waiting: 9, waiting_before: 9, owners, ..UnixListener::default() };
+        assert_eq!(unix_acceptors(&snapshot, &listener), "webapp[70]");
+        let draft = Draft::new(fourtuple_record::Severity::Critical, "socket", "full");
+        let draft = empty_unix(draft, &snapshot, &listener);
+        let words = draft.proper.iter().map(|remedy| match &remedy.action {
+            crate::doctor::draft::Action::Words(words) => words.clone(),
+            crate::doctor::draft::Action::Steps(_) => String::new(),
+        });
+        let words = words.collect::<Vec<_>>().join("\n");
+        assert!(words.contains("webapp[70]: `Backlog=511` of the .socket unit"), "{words}");
+        assert!(
+            draft.evidence[0].contains("1 worker used") && draft.evidence[1].contains("socket activation"),
+            "{:?}",
+            draft.evidence
+        );
+        assert!(Settings::of("systemd-resolve").is_none());
     }
 
     #[test]

@@ -391,7 +391,7 @@ fn draft_a04(
         doing(waiting.into(), "connection", "wait")
     );
     let wider = (somaxconn * 8).max(4096);
-    let settings = owners.first().and_then(|owner| Settings::of(&owner.name));
+    let settings = Settings::of_listener(owners);
     // Programs in Go have no setting: the library reads net.core.somaxconn.
     let backlog = settings.map_or_else(
         || "the argument of listen() (Go takes net.core.somaxconn)".to_owned(),

@@ -402,6 +402,7 @@ impl FixPortsSettings {
 /// The programs for connect() of a cgroup. They are detached when this value is dropped or the process ends.
 pub struct FixPorts {
     programs: Programs,
+    settings: Settings,
     namespaces: HashMap<MapData, u64, Namespace>,
     routes: HashMap<MapData, Destination, Route>,
     tuples: HashMap<MapData, FixTupleKey, FixTuple>,
@@ -425,7 +426,8 @@ impl FixPorts {
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN, [`BpfError::Absent`] on a kernel without BTF.
     pub fn load(settings: &FixPortsSettings) -> Result<FixPorts, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("fix_ports.o"))?;
-        programs.set("settings", settings.value())?;
+        let value = settings.value();
+        programs.set("settings", value)?;
         let mut sources: Array<MapData, [u8; 16]> = programs.map("sources")?;
         for (index, &source) in settings.sources.iter().take(SOURCES).enumerate() {
             let set = sources.set(index as u32, address_bytes(source), 0);
@@ -438,6 +440,7 @@ impl FixPorts {
             counts: programs.map("counts")?,
             requests: programs.map("requests")?,
             _sources: sources,
+            settings: value,
             programs,
         })
     }
@@ -459,6 +462,16 @@ impl FixPorts {
     /// As of [`FixPorts::attach`].
     pub fn verify(&mut self) -> Result<(), BpfError> {
         self.programs.load_for_cgroup(PROGRAMS[0]).map(drop)
+    }
+
+    /// Sets the share of the range up to which connects proceed unchanged.
+    ///
+    /// # Errors
+    ///
+    /// [`BpfError::Call`] if bpf(2) fails.
+    pub fn set_past(&mut self, past: f64) -> Result<(), BpfError> {
+        self.settings.past = (past * ONE) as u32;
+        self.programs.set("settings", self.settings)
     }
 
     /// Detaches the programs; the counters stay readable.

@@ -252,6 +252,41 @@ fn the_largest_need_comes_first() {
     });
 }
 
+/// The kernel's search passes over ports that are bound, for all destinations: a fix for one program takes them from others.
+#[test]
+fn programs_from_which_a_fix_takes_ports_are_fixed_too() {
+    in_namespace(|| {
+        let test = "guard::programs_from_which_a_fix_takes_ports_are_fixed_too";
+        let Some((_listener, address, first, mut client)) = scene(test, "guard-crowd-1") else { return };
+        let Some(second) = Cgroup::new("guard-crowd-2") else {
+            return skip(test, "cgroup", "no cgroup can be made");
+        };
+        let Some(mut other) = Client::start(&second) else {
+            return skip(test, "python3", "python3 does not start");
+        };
+        let (_listener, elsewhere) = fourtuple_testing::listener("127.0.0.2", 4096);
+        let policy = format!(
+            "quiet = \"2s\"\n[fix-ports]\ncgroups = [\"{}\", \"{}\"]\npast = \"10%\"\n",
+            name(&first),
+            name(&second)
+        );
+        let Some(guard) = Guard::start(test, Some(&policy), "") else { return };
+        assert_eq!(client.connect("127.0.0.1", address.port(), 44).0, 0);
+        assert_eq!(text(&guard.event("attach"), "target"), name(&first));
+        until("the programs are attached", || guard.links() == 2);
+        assert_eq!(client.connect("127.0.0.1", address.port(), 320).0, 0);
+        // 6% of the ports, of which the kernel's search finds some 80 now.
+        assert_eq!(other.connect("127.0.0.2", elsewhere.port(), 24).0, 0);
+        let attach = guard.event("attach");
+        assert_eq!(text(&attach, "target"), name(&second));
+        let words = "uses 24 of 400 ports, and fixes of other programs have bound 91% of the range";
+        assert!(text(&attach, "message").ends_with(words), "{attach}");
+        until("the programs are attached", || guard.links() == 4);
+        assert_eq!(other.connect("127.0.0.2", elsewhere.port(), 300).0, 0);
+        drop((client, other));
+    });
+}
+
 #[test]
 fn a_fix_without_effect_is_let_go() {
     in_namespace(|| {

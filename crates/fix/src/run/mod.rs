@@ -205,6 +205,7 @@ impl Fix {
     /// Attaches the programs, and returns when they are attached.
     fn start(cgroup: &ChildCgroup) -> Result<Fix, RunError> {
         let ports = Ports {
+            crowded: Arc::default(),
             cgroup: cgroup.0.clone(),
             past: PAST,
             source: None,

@@ -18,6 +18,11 @@ use super::watcher::Reading;
 const MEMORY: Duration = Duration::from_secs(600);
 /// Maximum number of destinations that are remembered.
 const MAX_REMEMBERED: usize = 10_000;
+/// Share of the ports that is in use, by a destination and by fixes of other programs together, from which a program needs a fix too: the kernel's
+/// search passes over ports that others have bound.
+const CROWDED: f64 = 0.75;
+/// Share of the ports that a program has in use at a destination from which such a crowd concerns it.
+const CONCERNED: f64 = 0.05;
 /// Jain's index of the connections of the workers below which a group is out of balance, as the threshold of B01.
 const JAIN: f64 = 0.7;
 
@@ -81,6 +86,9 @@ impl Evidence {
     }
 }
 
+/// The fixes that run, with the inodes of their network namespaces.
+pub(super) type Fixed = BTreeMap<PortsKey, u32>;
+
 /// The cgroups of processes; `None`: the process has ended.
 type Cgroups = BTreeMap<u32, Option<String>>;
 
@@ -101,14 +109,14 @@ impl Judge {
         &mut self,
         now: Duration,
         readings: &[Reading],
-        ports: Option<&PortsPolicy>,
+        (ports, fixed): (Option<&PortsPolicy>, &Fixed),
         accept: Option<&AcceptPolicy>,
         mount: &Path,
     ) -> Evidence {
         let mut evidence = Evidence::default();
         for reading in readings {
             if let Some(policy) = ports {
-                self.ports(now, reading, policy, mount, &mut evidence);
+                self.ports(now, reading, (policy, fixed), mount, &mut evidence);
             }
             if let Some(policy) = accept {
                 groups(reading, policy, mount, &mut evidence);
@@ -125,7 +133,7 @@ impl Judge {
         &mut self,
         now: Duration,
         reading: &Reading,
-        policy: &PortsPolicy,
+        (policy, fixed): (&PortsPolicy, &Fixed),
         mount: &Path,
         evidence: &mut Evidence,
     ) {
@@ -142,18 +150,46 @@ impl Judge {
         for shortage in &tuples {
             *by_destination.entry(shortage.tuple.destination).or_default() += shortage.budget.taken();
         }
-        for shortage in &tuples {
+        let own_share = |shortage: &Shortage<'_>| {
+            f64::from(shortage.budget.taken()) / f64::from(shortage.budget.total.max(1))
+        };
+        // The tuples whose ports a fix draws, with the share that they leave free.
+        let mut drawn: Vec<(usize, f64)> = Vec::new();
+        for (number, shortage) in tuples.iter().enumerate() {
+            let destination = policy.index_of(shortage.tuple.destination);
+            let held = sockets(&shortage.tuple.owners, &mut self.cgroups);
+            let mut keys = held
+                .keys()
+                .filter_map(|cgroup| policy.scope.find(cgroup))
+                .map(|target| PortsKey { cgroup: target.to_owned(), destination });
+            if keys.any(|key| fixed.get(&key) == Some(&reading.namespace)) {
+                drawn.push((number, (1.0 - own_share(shortage)).max(0.0)));
+            }
+        }
+        // Draws are at random, so that the shares that they leave multiply.
+        let bound_by_others = |than: usize| -> f64 {
+            let others = drawn.iter().filter(|(number, _)| *number != than);
+            1.0 - others.map(|(_, left)| left).product::<f64>()
+        };
+        for (number, shortage) in tuples.iter().enumerate() {
             let (tuple, budget) = (shortage.tuple, &shortage.budget);
             let share = |taken: u32| f64::from(taken) / f64::from(budget.total.max(1));
-            let is_past = share(budget.taken()) >= policy.past;
+            let own = own_share(shortage);
+            let bound = bound_by_others(number);
+            let is_crowded = own >= CONCERNED && own + bound >= policy.past.max(CROWDED);
+            let is_past = own >= policy.past || is_crowded;
             if !is_past && share(by_destination[&tuple.destination]) < policy.past / 2.0 {
                 continue;
             }
-            let fact = format!(
+            let mut fact = format!(
                 "{tuple} uses {} of {} ports",
                 count(budget.taken().into()),
                 count(budget.total.into())
             );
+            if is_crowded && bound > 0.0 {
+                fact +=
+                    &format!(", and fixes of other programs have bound {:.0}% of the range", bound * 100.0);
+            }
             let helps = budget.draws_pay() || policy.source.is_some();
             let held = sockets(&tuple.owners, &mut self.cgroups);
             for cgroup in self.cgroups(now, (reading.namespace, is_fresh), tuple, &held, mount) {

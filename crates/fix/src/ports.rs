@@ -592,6 +592,7 @@ mod tests {
 
     fn of_no_cgroup() -> Ports {
         Ports {
+            crowded: Arc::default(),
             cgroup: PathBuf::from("/nonexistent"),
             past: 0.25,
             source: None,

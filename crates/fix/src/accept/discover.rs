@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn member(transport: Transport, local: &str) -> Member {
-        Member { transport, local: local.parse().unwrap(), cookie: 1, inode: 1, queue: 0 }
+        Member { transport, local: local.parse().unwrap(), cookie: 1, inode: 1, queue: 0, mptcp: false }
     }
 
     #[test]

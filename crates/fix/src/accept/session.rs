@@ -686,6 +686,7 @@ mod tests {
     #[test]
     fn sockets_without_a_process_are_not_fresh() {
         let member = |cookie, port| Member {
+            mptcp: false,
             transport: Transport::Udp,
             local: SocketAddr::from(([127, 0, 0, 1], port)),
             cookie,

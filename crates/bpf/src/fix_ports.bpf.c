@@ -30,7 +30,9 @@ enum { ONE = 1 << 16, NEW_TUPLE_SAMPLES = 16, WINDOW = 64, RANDOM_PROBES = 32, R
 /* A port that is being bound counts as taken for connects of the same tuple by other threads for 2^28 to 2^29 ns (268 to 537 ms):
  * between bind and the end of the search no lookup finds the socket. */
 enum { CLAIM_BITS = 28 };
-enum flags { DRY_RUN = 1, HAS_DESTINATION = 2 };
+enum flags { DRY_RUN = 1, HAS_DESTINATION = 2, SPARES = 4 };
+/* With SPARES, draws leave each fourth port to programs without a fix: the kernel's search passes over bound ports, for all destinations. */
+enum { SPARED = 4 };
 /* struct route.state */
 enum route_state { REQUESTED = 0, KNOWN = 1, NONE = 2 };
 /* SOL_SOCKET, SO_REUSEADDR; BPF_F_CURRENT_NETNS. */
@@ -221,6 +223,7 @@ struct search {
 	u32 least;   /* the smallest share among the sources */
 	u32 best;    /* its place in the map of sources; beyond the map: the source of the route */
 	struct route *route;
+	u32 spares;
 };
 
 enum answer { FREE, TAKEN, WAITING };
@@ -430,6 +433,9 @@ INLINE long try_port(struct search *search, u32 port)
 	enum answer answer;
 	if (search->namespace->reserved[at / 64] & 1ULL << at % 64)
 		return 0;
+	/* From the first port on, whose parity the kernel's search tries first. */
+	if (search->spares && !((at - search->namespace->low) % SPARED))
+		return 0;
 	/* A socket that connects to itself. */
 	if (at == search->key.port && same_address(search->key.source, search->key.destination))
 		return 0;
@@ -603,6 +609,7 @@ NOINLINE u32 past_share(struct search *search, struct tuple *tuple, struct setti
 	u32 result;
 	struct tuple *other;
 	search->sources = wanted->sources;
+	search->spares = wanted->flags & SPARES;
 	if (search->namespace->sources && chooses_source(search, wanted)) {
 		tuple = sampled(search);
 		if (!tuple)

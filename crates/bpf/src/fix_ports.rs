@@ -26,6 +26,7 @@ const ONE: f64 = 65_536.0;
 const COUNTERS: usize = 26;
 const DRY_RUN: u32 = 1;
 const HAS_DESTINATION: u32 = 2;
+const SPARES: u32 = 4;
 const KNOWN: u32 = 1;
 const NONE: u32 = 2;
 
@@ -49,6 +50,8 @@ pub struct FixPortsSettings {
     pub past: f64,
     /// Whether to count only.
     pub dry_run: bool,
+    /// Whether draws leave each fourth port to programs without a fix.
+    pub spares: bool,
     /// Destinations to act on; `None` for all.
     pub destination: Option<DestinationFilter>,
     /// Additional source addresses, at most [`SOURCES`].
@@ -386,10 +389,11 @@ impl FixPortsSettings {
     fn value(&self) -> Settings {
         let (address, mask) = self.destination.map(|filter| filter.bits()).unwrap_or_default();
         let dry_run = if self.dry_run { DRY_RUN } else { 0 };
+        let spares = if self.spares { SPARES } else { 0 };
         let has_destination = if self.destination.is_some() { HAS_DESTINATION } else { 0 };
         Settings {
             past: (self.past * ONE) as u32,
-            flags: dry_run | has_destination,
+            flags: dry_run | has_destination | spares,
             sources: self.sources.len().min(SOURCES) as u32,
             port: self.destination.and_then(|filter| filter.port).unwrap_or(0),
             hole: 0,
@@ -402,7 +406,6 @@ impl FixPortsSettings {
 /// The programs for connect() of a cgroup. They are detached when this value is dropped or the process ends.
 pub struct FixPorts {
     programs: Programs,
-    settings: Settings,
     namespaces: HashMap<MapData, u64, Namespace>,
     routes: HashMap<MapData, Destination, Route>,
     tuples: HashMap<MapData, FixTupleKey, FixTuple>,
@@ -426,8 +429,7 @@ impl FixPorts {
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN, [`BpfError::Absent`] on a kernel without BTF.
     pub fn load(settings: &FixPortsSettings) -> Result<FixPorts, BpfError> {
         let mut programs = Programs::load(NAME, include_bytes_aligned!("fix_ports.o"))?;
-        let value = settings.value();
-        programs.set("settings", value)?;
+        programs.set("settings", settings.value())?;
         let mut sources: Array<MapData, [u8; 16]> = programs.map("sources")?;
         for (index, &source) in settings.sources.iter().take(SOURCES).enumerate() {
             let set = sources.set(index as u32, address_bytes(source), 0);
@@ -440,7 +442,6 @@ impl FixPorts {
             counts: programs.map("counts")?,
             requests: programs.map("requests")?,
             _sources: sources,
-            settings: value,
             programs,
         })
     }
@@ -462,16 +463,6 @@ impl FixPorts {
     /// As of [`FixPorts::attach`].
     pub fn verify(&mut self) -> Result<(), BpfError> {
         self.programs.load_for_cgroup(PROGRAMS[0]).map(drop)
-    }
-
-    /// Sets the share of the range up to which connects proceed unchanged.
-    ///
-    /// # Errors
-    ///
-    /// [`BpfError::Call`] if bpf(2) fails.
-    pub fn set_past(&mut self, past: f64) -> Result<(), BpfError> {
-        self.settings.past = (past * ONE) as u32;
-        self.programs.set("settings", self.settings)
     }
 
     /// Detaches the programs; the counters stay readable.

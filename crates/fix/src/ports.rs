@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub struct Ports {
     pub cgroup: PathBuf,
     /// Share of the port range, 0 to 1, up to which connects proceed unchanged.
     pub past: f64,
-    /// Set while other fixes bind ports in the network namespace, which the kernel's search passes over: then no connect proceeds unchanged.
-    pub crowded: Arc<AtomicBool>,
+    /// Whether draws leave a quarter of the ports to the kernel's search, which passes over bound ports: for programs without a fix.
+    pub spares: bool,
     /// Prefix with additional source addresses.
     pub source: Option<IpNet>,
     /// Destinations to act on; `None` for all.
@@ -161,7 +161,6 @@ impl Ports {
             let elapsed = start.elapsed();
             let remaining = self.time.map_or(self.pace.stop, |time| time.saturating_sub(elapsed));
             session.poll()?;
-            session.crowd(self.crowded.load(Ordering::Relaxed))?;
             if elapsed >= refreshed + REFRESH_INTERVAL {
                 refreshed = elapsed;
                 session.ask_again();
@@ -215,7 +214,6 @@ struct Session<'a> {
     rerouted: Rerouted,
     /// Of readings of the processes of the cgroup for namespaces that are new, and for those that are gone: with one for both, the
     /// second would leave nothing for the first.
-    is_crowded: bool,
     discovery: Budget,
     release: Budget,
     connects: u64,
@@ -272,6 +270,7 @@ impl<'a> Session<'a> {
         namespaces.note_sources(&sources);
         let mut fix = FixPorts::load(&FixPortsSettings {
             past: settings.past,
+            spares: settings.spares,
             dry_run: settings.dry_run,
             destination: settings.destination,
             sources: sources.clone(),
@@ -291,7 +290,6 @@ impl<'a> Session<'a> {
             rerouted: Rerouted::new(),
             discovery: Budget::of(SHARE),
             release: Budget::of(SHARE),
-            is_crowded: false,
             connects: 0,
         };
         // A busy destination is known before the first connect.
@@ -375,15 +373,6 @@ impl<'a> Session<'a> {
             if cookies.contains(&cookie) {
                 unless_full(self.fix.set_namespace(cookie, &namespace.ports))?;
             }
-        }
-        Ok(())
-    }
-
-    /// Lets all connects draw, or those past the share.
-    fn crowd(&mut self, is_crowded: bool) -> Result<(), FixError> {
-        if self.is_crowded != is_crowded {
-            self.is_crowded = is_crowded;
-            self.fix.set_past(if is_crowded { 0.0 } else { self.settings.past })?;
         }
         Ok(())
     }
@@ -592,7 +581,7 @@ mod tests {
 
     fn of_no_cgroup() -> Ports {
         Ports {
-            crowded: Arc::default(),
+            spares: false,
             cgroup: PathBuf::from("/nonexistent"),
             past: 0.25,
             source: None,

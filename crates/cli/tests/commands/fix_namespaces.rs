@@ -218,7 +218,7 @@ fn a_fix_without_threads_or_sockets_continues() {
             let Some(cgroup) = cgroup(test, name) else { return };
             let Some(mut client) = client(test, &cgroup) else { return };
             let ports = Ports {
-                crowded: std::sync::Arc::default(),
+                spares: false,
                 cgroup: cgroup.0.clone(),
                 past: 0.01,
                 source: None,

@@ -275,11 +275,11 @@ fn programs_from_which_a_fix_takes_ports_are_fixed_too() {
         assert_eq!(text(&guard.event("attach"), "target"), name(&first));
         until("the programs are attached", || guard.links() == 2);
         assert_eq!(client.connect("127.0.0.1", address.port(), 320).0, 0);
-        // 6% of the ports, of which the kernel's search finds some 80 now.
+        // 6% of the ports, of which the kernel's search finds a quarter at most.
         assert_eq!(other.connect("127.0.0.2", elsewhere.port(), 24).0, 0);
         let attach = guard.event("attach");
         assert_eq!(text(&attach, "target"), name(&second));
-        let words = "uses 24 of 400 ports, and fixes of other programs have bound 91% of the range";
+        let words = "uses 24 of 400 ports, and fixes of other programs have bound 75% of the range";
         assert!(text(&attach, "message").ends_with(words), "{attach}");
         until("the programs are attached", || guard.links() == 4);
         assert_eq!(other.connect("127.0.0.2", elsewhere.port(), 300).0, 0);

@@ -172,7 +172,7 @@ fn cgroup(files: &mut Files, is_requested: bool) -> Result<(), String> {
         return Ok(());
     }
     let directory = std::fs::File::open(&cgroup.0).map_err(|error| error.to_string())?;
-    let settings = FixPortsSettings { past: PAST, dry_run: false, destination: None, sources: Vec::new() };
+    let settings = FixPortsSettings { past: PAST, ..FixPortsSettings::default() };
     let attached = FixPorts::load(&settings).and_then(|mut fix| fix.attach(directory.as_fd()));
     attached.map_err(|error| error.to_string())
 }
@@ -205,7 +205,7 @@ impl Fix {
     /// Attaches the programs, and returns when they are attached.
     fn start(cgroup: &ChildCgroup) -> Result<Fix, RunError> {
         let ports = Ports {
-            crowded: Arc::default(),
+            spares: false,
             cgroup: cgroup.0.clone(),
             past: PAST,
             source: None,

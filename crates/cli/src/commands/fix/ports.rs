@@ -103,7 +103,7 @@ impl PortsFlags {
         let programs = self.target.resolve(!self.dry_run)?;
         let cgroup = programs.directory();
         let ports = Ports {
-            crowded: std::sync::Arc::default(),
+            spares: false,
             cgroup: cgroup.to_owned(),
             past: self.past,
             source: self.source,

@@ -18,9 +18,11 @@ use super::watcher::Reading;
 const MEMORY: Duration = Duration::from_secs(600);
 /// Maximum number of destinations that are remembered.
 const MAX_REMEMBERED: usize = 10_000;
-/// Share of the ports that is in use, by a destination and by fixes of other programs together, from which a program needs a fix too: the kernel's
-/// search passes over ports that others have bound.
+/// Share of the ports that is in use, by a destination and by the draws for other programs together, from which a program needs a fix too: the
+/// kernel's search passes over ports that others have bound.
 const CROWDED: f64 = 0.75;
+/// Share of the ports that draws may bind.
+const DRAWN: f64 = 0.75;
 /// Share of the ports that a program has in use at a destination from which such a crowd concerns it.
 const CONCERNED: f64 = 0.05;
 /// Jain's index of the connections of the workers below which a group is out of balance, as the threshold of B01.
@@ -99,6 +101,8 @@ type Callers = BTreeMap<String, Duration>;
 #[derive(Debug, Default)]
 pub(super) struct Judge {
     callers: BTreeMap<(u32, SocketAddr), Callers>,
+    /// The fixes of this guard, each with the time of the last reading at which it ran: its draws stay bound as long as their connections.
+    fixed: BTreeMap<(u32, PortsKey), Duration>,
     /// The cgroups of processes since the last new pass over the sockets. Repeated passes have the same processes.
     cgroups: Cgroups,
 }
@@ -114,9 +118,11 @@ impl Judge {
         mount: &Path,
     ) -> Evidence {
         let mut evidence = Evidence::default();
+        self.fixed.extend(fixed.iter().map(|(key, namespace)| ((*namespace, key.clone()), now)));
+        self.fixed.retain(|_, seen| now.saturating_sub(*seen) < MEMORY);
         for reading in readings {
             if let Some(policy) = ports {
-                self.ports(now, reading, (policy, fixed), mount, &mut evidence);
+                self.ports(now, reading, policy, mount, &mut evidence);
             }
             if let Some(policy) = accept {
                 groups(reading, policy, mount, &mut evidence);
@@ -133,7 +139,7 @@ impl Judge {
         &mut self,
         now: Duration,
         reading: &Reading,
-        (policy, fixed): (&PortsPolicy, &Fixed),
+        policy: &PortsPolicy,
         mount: &Path,
         evidence: &mut Evidence,
     ) {
@@ -162,14 +168,14 @@ impl Judge {
                 .keys()
                 .filter_map(|cgroup| policy.scope.find(cgroup))
                 .map(|target| PortsKey { cgroup: target.to_owned(), destination });
-            if keys.any(|key| fixed.get(&key) == Some(&reading.namespace)) {
+            if keys.any(|key| self.fixed.contains_key(&(reading.namespace, key))) {
                 drawn.push((number, (1.0 - own_share(shortage)).max(0.0)));
             }
         }
         // Draws are at random, so that the shares that they leave multiply.
         let bound_by_others = |than: usize| -> f64 {
             let others = drawn.iter().filter(|(number, _)| *number != than);
-            1.0 - others.map(|(_, left)| left).product::<f64>()
+            (1.0 - others.map(|(_, left)| left).product::<f64>()).min(DRAWN)
         };
         for (number, shortage) in tuples.iter().enumerate() {
             let (tuple, budget) = (shortage.tuple, &shortage.budget);

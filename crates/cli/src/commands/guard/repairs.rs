@@ -30,7 +30,6 @@ pub(super) struct PortsFix {
     pub(super) is_announced: bool,
     pub(super) began: Instant,
     stop: Arc<AtomicBool>,
-    crowded: Arc<AtomicBool>,
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<Result<(), FixError>>>,
     /// Draws and fallbacks when the effect was told last.
@@ -54,11 +53,10 @@ impl PortsFix {
         past: f64,
         reason: String,
     ) -> io::Result<PortsFix> {
-        let crowded: Arc<AtomicBool> = Arc::default();
         let ports = Ports {
             cgroup,
             past,
-            crowded: Arc::clone(&crowded),
+            spares: true,
             source,
             destination,
             time: None,
@@ -95,7 +93,6 @@ impl PortsFix {
             is_announced: false,
             began: Instant::now(),
             stop,
-            crowded,
             shared,
             thread: Some(thread),
             told: (0, 0),
@@ -132,11 +129,6 @@ impl PortsFix {
         self.effect
     }
 
-    /// Tells the fix whether others bind ports in its network namespace.
-    pub(super) fn crowd(&self, is_crowded: bool) {
-        self.crowded.store(is_crowded, Ordering::Relaxed);
-    }
-
     /// Asks the fix to end; [`PortsFix::end`] waits for it.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -167,7 +159,6 @@ impl PortsFix {
             is_announced: false,
             began: Instant::now(),
             stop: Arc::default(),
-            crowded: Arc::default(),
             shared: Arc::default(),
             thread: Some(thread::Builder::new().spawn(work).unwrap()),
             told: (0, 0),

@@ -50,15 +50,6 @@ impl Running {
                 }
             }
         }
-        self.crowd();
-    }
-
-    /// Tells each fix whether another one binds ports in its network namespace.
-    fn crowd(&self) {
-        for (key, (namespace, fix)) in &self.ports {
-            let is_crowded = self.ports.iter().any(|(other, (of, _))| other != key && of == namespace);
-            fix.crowd(is_crowded);
-        }
     }
 
     pub(super) fn begin_ports(&mut self, now: Duration, key: PortsKey, namespace: u32, reason: String) {

@@ -226,6 +226,7 @@ fn a_time_wait_that_is_cut_short_is_named() {
             return;
         };
         set_sysctl("net.ipv4.tcp_max_tw_buckets", "100");
+        fourtuple_testing::keep_time_wait();
         let skipped = |client: &mut Python, number: u64| {
             let begun = fourtuple_testing::accept_queue::tcp_counter("TCPTimeWaitOverflow");
             client.run(&format!("churn({number})"));

@@ -168,7 +168,9 @@ impl Judge {
                 .keys()
                 .filter_map(|cgroup| policy.scope.find(cgroup))
                 .map(|target| PortsKey { cgroup: target.to_owned(), destination });
-            if keys.any(|key| self.fixed.contains_key(&(reading.namespace, key))) {
+            // A guard that was killed may have left draws of which this one does not know.
+            let has_predecessor = now < MEMORY;
+            if keys.any(|key| has_predecessor || self.fixed.contains_key(&(reading.namespace, key))) {
                 drawn.push((number, (1.0 - own_share(shortage)).max(0.0)));
             }
         }

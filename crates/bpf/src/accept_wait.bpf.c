@@ -649,7 +649,8 @@ int seed(struct task_file *context)
 	if (!own || own->__sk_common.skc_state != LISTEN ||
 	    (own->__sk_common.skc_family != INET && own->__sk_common.skc_family != INET6))
 		return 0;
-	if (own->sk_protocol == MPTCP)
+	if (own->sk_protocol == MPTCP &&
+	    is_wanted_network(wanted->flags, wanted->network, own->__sk_common.skc_net.net->ns.inum))
 		ADD(totals->mptcp, 1);
 	if (own->sk_protocol == TCP)
 		known(totals, wanted, own);

@@ -83,7 +83,7 @@ struct totals {
 	u64 unseen;
 	u64 other_tasks; /* accepted by tasks that the filter excludes */
 	u64 seeded;	 /* listeners that were there before the trace */
-	u64 mptcp;	 /* listeners of MPTCP among the files of all tasks */
+	u64 mptcp;	 /* listeners of MPTCP in the selected namespaces */
 	struct histogram wait;
 	struct histogram handshake;
 };

@@ -177,7 +177,7 @@ pub struct Totals {
     pub other_tasks: u64,
     /// Listeners that were there before the trace.
     pub seeded: u64,
-    /// Listeners of MPTCP on the host, whose queues [`AcceptWait::seed_namespace`] finds.
+    /// Listeners of MPTCP in the selected namespaces, whose queues [`AcceptWait::seed_namespace`] finds.
     pub mptcp: u64,
     /// Times between the end of the handshake and the return of accept().
     pub wait: Times,
@@ -343,18 +343,27 @@ impl AcceptWait {
     ///
     /// # Errors
     ///
-    /// The errors of [`AcceptWait::attach`].
+    /// The errors of [`AcceptWait::attach`]. Without the iterator, `iter/tcp` is [`AcceptWait::absent`].
     pub fn seed_namespace(&mut self) -> Result<(), BpfError> {
         let passes = match self.of_namespace.take() {
-            Some(passes) => passes,
-            None => self.programs.iterator("seed_namespace", "tcp")?,
+            Some(passes) => Ok(passes),
+            None => self.programs.iterator("seed_namespace", "tcp"),
         };
-        self.of_namespace.insert(passes).run()
+        match passes {
+            Ok(passes) => self.of_namespace.insert(passes).run(),
+            Err(BpfError::Absent { .. } | BpfError::Refused { .. }) => {
+                if !self.absent.contains(&"iter/tcp") {
+                    self.absent.push("iter/tcp");
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the tracepoints that this kernel lacks or has with other arguments. Without `io_uring_complete`, accepts through
     /// io_uring are not seen; without `kfree_skb`, a dropped final ACK counts as two dropped SYNs. Without `iter/task_file`, a listener whose queue was full
-    /// before the trace is not seen.
+    /// before the trace is not seen; without `iter/tcp`, such a listener of MPTCP.
     pub fn absent(&self) -> &[&'static str] {
         &self.absent
     }

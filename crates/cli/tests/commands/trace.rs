@@ -258,6 +258,8 @@ fn calls_that_find_no_port_have_their_cause() {
         has_line(&lines, "connect EAGAIN 127.0.0.1:54", "no UDP port of the range was free");
         has_line(&lines, "send EAGAIN ", "no UDP port of the range was free");
         has_line(&lines, "bind EADDRINUSE 127.0.0.1:20000", "another UDP socket has the port");
+        // A process that is being started has a copy of the listener: `and 1 more`.
+        has_line(&lines, "bind EADDRINUSE 0.0.0.0:4000", &format!("[{}]", std::process::id()));
         has_line(&lines, "bind EADDRINUSE 0.0.0.0:4000", " listens at 127.0.0.1:4000");
         has_line(&lines, "connect EADDRNOTAVAIL 127.0.0.1:4000", "possible: all ports of the range");
         has_line(&lines, "connect EADDRNOTAVAIL 127.0.0.1:4001", "the ports 20000-20003 are in use");

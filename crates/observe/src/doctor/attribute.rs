@@ -299,7 +299,9 @@ impl Growth {
         let idle_s = Some(idle.median_ns as f64 / 1e9).filter(|idle_s| *idle_s >= MIN_IDLE_S);
         let mean = f64::from(tuple.in_use) / (idle.longest_ns as f64 / 1e9);
         let per_s = budget.growth_per_s.filter(|growth| *growth > 0.0).unwrap_or(mean);
-        let process = tuple.owners.first().and_then(|owner| process_of(snapshot, owner.pid));
+        // The limit of one of many processes says nothing of them all.
+        let callers = Callers::of(snapshot, tuple).filter(|callers| !callers.are_many);
+        let process = callers.and_then(|callers| process_of(snapshot, callers.owner.pid));
         let descriptors = process.and_then(|process| {
             let limit = process.descriptor_limit?;
             Some((limit.saturating_sub(process.descriptors.into()), limit))

@@ -21,7 +21,7 @@ const MAX_REMEMBERED: usize = 10_000;
 /// Share of the ports that is in use, by a destination and by the draws for other programs together, from which a program needs a fix too: the
 /// kernel's search passes over ports that others have bound.
 const CROWDED: f64 = 0.75;
-/// Share of the ports that draws may bind.
+/// Share of the ports that draws of guard may bind (SPARED of fix_ports.bpf.c).
 const DRAWN: f64 = 0.75;
 /// Share of the ports that a program has in use at a destination from which such a crowd concerns it.
 const CONCERNED: f64 = 0.05;
@@ -88,9 +88,6 @@ impl Evidence {
     }
 }
 
-/// The fixes that run, with the inodes of their network namespaces.
-pub(super) type Fixed = BTreeMap<PortsKey, u32>;
-
 /// The cgroups of processes; `None`: the process has ended.
 type Cgroups = BTreeMap<u32, Option<String>>;
 
@@ -108,18 +105,22 @@ pub(super) struct Judge {
 }
 
 impl Judge {
+    /// Notes the fixes that run, with the inodes of their network namespaces.
+    pub(super) fn note_fixes(&mut self, now: Duration, fixes: impl IntoIterator<Item = (u32, PortsKey)>) {
+        self.fixed.extend(fixes.into_iter().map(|fix| (fix, now)));
+        self.fixed.retain(|_, seen| now.saturating_sub(*seen) < MEMORY);
+    }
+
     /// `mount`: where the cgroups are.
     pub(super) fn evidence(
         &mut self,
         now: Duration,
         readings: &[Reading],
-        (ports, fixed): (Option<&PortsPolicy>, &Fixed),
+        ports: Option<&PortsPolicy>,
         accept: Option<&AcceptPolicy>,
         mount: &Path,
     ) -> Evidence {
         let mut evidence = Evidence::default();
-        self.fixed.extend(fixed.iter().map(|(key, namespace)| ((*namespace, key.clone()), now)));
-        self.fixed.retain(|_, seen| now.saturating_sub(*seen) < MEMORY);
         for reading in readings {
             if let Some(policy) = ports {
                 self.ports(now, reading, policy, mount, &mut evidence);
@@ -161,9 +162,10 @@ impl Judge {
         };
         // The tuples whose ports a fix draws, with the share that they leave free.
         let mut drawn: Vec<(usize, f64)> = Vec::new();
-        for (number, shortage) in tuples.iter().enumerate() {
+        let held: Vec<BTreeMap<String, u64>> =
+            tuples.iter().map(|shortage| sockets(&shortage.tuple.owners, &mut self.cgroups)).collect();
+        for (number, (shortage, held)) in tuples.iter().zip(&held).enumerate() {
             let destination = policy.index_of(shortage.tuple.destination);
-            let held = sockets(&shortage.tuple.owners, &mut self.cgroups);
             let mut keys = held
                 .keys()
                 .filter_map(|cgroup| policy.scope.find(cgroup))
@@ -179,7 +181,7 @@ impl Judge {
             let others = drawn.iter().filter(|(number, _)| *number != than);
             (1.0 - others.map(|(_, left)| left).product::<f64>()).min(DRAWN)
         };
-        for (number, shortage) in tuples.iter().enumerate() {
+        for (number, (shortage, held)) in tuples.iter().zip(&held).enumerate() {
             let (tuple, budget) = (shortage.tuple, &shortage.budget);
             let share = |taken: u32| f64::from(taken) / f64::from(budget.total.max(1));
             let own = own_share(shortage);
@@ -195,12 +197,10 @@ impl Judge {
                 count(budget.total.into())
             );
             if is_crowded && bound > 0.0 {
-                fact +=
-                    &format!(", and fixes of other programs have bound {:.0}% of the range", bound * 100.0);
+                fact += &format!(", and fixes may have bound {:.0}% of the range", bound * 100.0);
             }
             let helps = budget.draws_pay() || policy.source.is_some();
-            let held = sockets(&tuple.owners, &mut self.cgroups);
-            for cgroup in self.cgroups(now, (reading.namespace, is_fresh), tuple, &held, mount) {
+            for cgroup in self.cgroups(now, (reading.namespace, is_fresh), tuple, held, mount) {
                 let refuse = |target: &str, why: String| Refusal {
                     action: GuardAction::FixPorts,
                     target: target.to_owned(),

@@ -259,9 +259,8 @@ impl Running {
         let now = self.now();
         let ports = self.policy.ports.clone();
         let accept = self.policy.accept.clone();
-        let fixed = self.ports.iter().map(|(key, (namespace, _))| (key.clone(), *namespace)).collect();
-        let evidence =
-            self.judge.evidence(now, readings, (ports.as_ref(), &fixed), accept.as_ref(), &self.mount);
+        self.judge.note_fixes(now, self.ports.iter().map(|(key, (namespace, _))| (*namespace, key.clone())));
+        let evidence = self.judge.evidence(now, readings, ports.as_ref(), accept.as_ref(), &self.mount);
         self.notify(readings);
         if self.paused.is_some() {
             return;

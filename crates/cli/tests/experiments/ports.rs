@@ -97,11 +97,8 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     let command = "sysctl -w net.ipv4.tcp_tw_reuse=1";
     let sources = format!("fourtuple fix ports --pid {worker} --source 10.0.0.0/24 --to 10.0.0.2:{SERVER}");
     let now = actions(finding, "now");
-    // The closes of now would fill a second source in seconds, unless the host is so busy that the sources last.
-    if now[0] != sources {
-        assert_eq!(now[0], command, "{:#?}", verdicts(&record));
-        assert!(!now.contains(&sources), "{finding:#}");
-    }
+    // The rate of the run decides: the sysctl frees 200 ports a second, the sources have 213 a second.
+    assert!(now[0] == command || now[0] == sources, "{finding:#}");
     // It helps for as many connections as the source has ports.
     let Some(fix) = Fix::paste(test, &sources) else { return };
     assert_eq!(failed_requests(&url, 100), 0);

@@ -421,6 +421,12 @@ pub struct Listener {
     pub backlog: u32,
     /// Handshakes in progress (SYN_RECV) at this address and port; the listeners of a SO_REUSEPORT group have the same number.
     pub handshakes: u32,
+    /// Of these, handshakes whose SYN-ACK was sent again, because the last ACK has not come.
+    #[serde(default)]
+    pub handshakes_resent: u32,
+    /// One of the clients of these; `null`: there is none.
+    #[serde(default)]
+    pub resent_to: Option<IpAddr>,
     /// sk_drops of the listener: SYNs and last ACKs that it dropped, and packets that are not losses, such as SYNs sent again; `null`: the kernel
     /// does not tell.
     pub drops: Option<Counter>,
@@ -519,6 +525,10 @@ pub struct Process {
     /// The beginning of the command line (/proc/PID/cmdline); `null`: not visible, or no other process shares an address with this one.
     #[serde(default)]
     pub command_line: Option<String>,
+    /// Function of the kernel in which all threads of the process wait (/proc/PID/task/TID/wchan), such as `ep_poll`; `null`: they run or wait in
+    /// several ones, or no connection waits for the process.
+    #[serde(default)]
+    pub waits_in: Option<String>,
     /// Process group.
     pub group: u32,
     /// State as in /proc/PID/stat: `S` sleeps, `R` runs, `T` is stopped.
@@ -645,6 +655,12 @@ pub struct TracedConnects {
     pub search_p99_ns: u64,
     /// Calls from a port that was already bound.
     pub given_port: u64,
+    /// Handshakes that were completed.
+    #[serde(default)]
+    pub established: u64,
+    /// Connects that failed, or were closed by the program before an answer.
+    #[serde(default)]
+    pub failed: u64,
 }
 
 /// Waits for one class of locks.
@@ -728,6 +744,10 @@ pub struct FailedCall {
     /// all calls; a bound of 0 is the bound of net.ipv4.ip_local_port_range.
     #[serde(default)]
     pub range: Option<(u16, u16)>,
+    /// Calls to an address that failed with EACCES, EHOSTUNREACH, EINVAL or ENETUNREACH: the type of the route to the address (`unicast`, `local`,
+    /// `broadcast`, or `other`), or the errno with which the kernel refuses one; `null`: not asked.
+    #[serde(default)]
+    pub route: Option<String>,
     /// Causes that the errno has for this call: the cause if it is known, otherwise possible causes. Records of `trace connect` and `trace accept`
     /// have them; a record of `doctor` has findings instead.
     #[serde(default)]

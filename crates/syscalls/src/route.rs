@@ -86,19 +86,41 @@ pub fn is_local(destination: IpAddr) -> io::Result<bool> {
 /// The netlink socket cannot be opened.
 pub fn is_broadcast(destination: IpAddr) -> io::Result<bool> {
     let IpAddr::V4(v4) = destination.to_canonical() else { return Ok(false) };
-    let mut is_broadcast = v4.is_broadcast();
-    match look_up(v4.into(), None, |route| is_broadcast |= route.get(TYPE) == Some(&libc::RTN_BROADCAST)) {
-        Err(error) if !is_no_route(&error) => Err(error),
-        _ => Ok(is_broadcast),
+    match kind(v4.into()) {
+        Ok(kind) => Ok(kind == libc::RTN_BROADCAST),
+        Err(error) if is_no_route(&error) => Ok(v4.is_broadcast()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the type of the route to `destination` (RTN_UNICAST, RTN_LOCAL, RTN_BROADCAST), for packets of no particular source, mark or user.
+///
+/// # Errors
+///
+/// What connect(2) fails with, too: ENETUNREACH without a route; EACCES, EHOSTUNREACH and EINVAL if its type is `prohibit`, `unreachable` or
+/// `blackhole` (ip-route(8)). Or the netlink socket cannot be opened.
+pub fn kind(destination: IpAddr) -> io::Result<u8> {
+    let mut kind = None;
+    look_up(destination, None, |route| kind = kind.or_else(|| route.get(TYPE).copied()))?;
+    kind.ok_or_else(|| io::Error::from(Errno::ENOENT))
+}
+
+/// Returns the name that ip-route(8) has for a type: `unicast`, `local`, `broadcast`; `other` for further ones.
+pub fn name(kind: u8) -> &'static str {
+    match kind {
+        libc::RTN_UNICAST => "unicast",
+        libc::RTN_LOCAL => "local",
+        libc::RTN_BROADCAST => "broadcast",
+        _ => "other",
     }
 }
 
 /// Returns whether the table `local` has a route to `address`.
 pub(crate) fn has_local_route(address: IpAddr) -> io::Result<bool> {
-    let mut has_route = false;
-    match look_up(address, None, |route| has_route |= route.get(TYPE) == Some(&libc::RTN_LOCAL)) {
-        Err(error) if !is_no_route(&error) => Err(error),
-        _ => Ok(has_route),
+    match kind(address) {
+        Ok(kind) => Ok(kind == libc::RTN_LOCAL),
+        Err(error) if is_no_route(&error) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -1349,7 +1349,9 @@ class DoctorListener(TypedDict):
     handshakes: int
     drops: DoctorCounter | None
     owners: list[DoctorOwner]
+    handshakes_resent: NotRequired[int]
     mptcp: NotRequired[bool]
+    resent_to: NotRequired[str | None]
 
 
 class DoctorSnapshotListenersSeen(TypedDict):
@@ -1410,6 +1412,7 @@ class DoctorProcess(TypedDict):
     started_ns: int
     cpu_ns: int | None
     command_line: NotRequired[str | None]
+    waits_in: NotRequired[str | None]
 
 
 class DoctorSnapshotProcessesSeen(TypedDict):
@@ -1475,6 +1478,8 @@ class DoctorTracedConnects(TypedDict):
     search_mean_ns: int
     search_p99_ns: int
     given_port: int
+    established: NotRequired[int]
+    failed: NotRequired[int]
 
 
 class DoctorTraced(TypedDict):
@@ -1523,6 +1528,7 @@ class FailedCall(TypedDict):
     causes: NotRequired[list[str]]
     namespace: NotRequired[int]
     range: NotRequired[list[int] | None]
+    route: NotRequired[str | None]
 
 
 class FailedElsewhere(TypedDict):

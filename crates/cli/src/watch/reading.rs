@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
 use fourtuple_observe::host::namespace;
-use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_observe::host::snapshot::{Reader, add_routes};
 use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
@@ -71,7 +71,10 @@ fn attach(namespace: &Namespace, trace: bool) -> Survey {
 }
 
 fn with_traces(snapshot: Snapshot, window: Window) -> Snapshot {
-    let Window { connects, accepts, locks, failures } = window;
+    let Window { connects, accepts, locks, mut failures } = window;
+    if let Ok(failures) = &mut failures {
+        add_routes(&mut failures.calls);
+    }
     Snapshot {
         traced: connects.into(),
         accepts: accepts.into(),

@@ -9,7 +9,7 @@ use crate::program::situation::{
     Daemon, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx,
     paste, traced, verdicts, wait_for,
 };
-use crate::program::{Room, binary, list, number, run, until};
+use crate::program::{Room, binary, list, number, run, text, until};
 use crate::table::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
@@ -268,6 +268,99 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
         );
         assert_eq!(before, 4);
         assert!(!finds(&diagnose(&room), "X01"));
+    });
+}
+
+/// The first address of a name does not answer: a client that tries the second one 200 ms later closes the first socket, and no call fails.
+#[test]
+fn an_address_that_is_given_up_for_another_is_named() {
+    in_namespace(|| {
+        let test = "kernel::an_address_that_is_given_up_for_another_is_named";
+        if !has(test, &["nginx", "curl", "nft"]) {
+            return;
+        }
+        let room = Room::new();
+        let servers =
+            format!("server {{ listen 127.0.0.1:{SERVER}; listen [::1]:{SERVER}; return 200 ok; }}");
+        let _server = nginx(&room, "server", 0, None, &servers);
+        wait_for("127.0.0.1", SERVER);
+        paste(&format!(
+            "nft 'add table ip6 firewall; add chain ip6 firewall arrives {{ type filter hook input priority 0 ; }}; \
+             add rule ip6 firewall arrives tcp dport {SERVER} drop'"
+        ));
+        let resolve = format!("api.example:{SERVER}:[::1],127.0.0.1");
+        let url = format!("http://api.example:{SERVER}/");
+        let request =
+            || run(Command::new("curl").args(["-s", "-w", "%{time_connect}", "--resolve", &resolve, &url]));
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                request();
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let of_curl =
+            ["of connect() of curl", &format!("to [::1]:{SERVER} got no answer until the program closed")];
+        let finding = first(&record, "X01", &of_curl);
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains(&format!("it then uses 127.0.0.1:{SERVER}: ")), "{evidence}");
+        let cure = format!("accept port {SERVER} in the firewall there");
+        assert!(actions(finding, "proper")[0].contains(&cure), "{finding}");
+        paste("nft delete table ip6 firewall");
+        row(
+            finding,
+            "a firewall that drops the SYNs of one of two addresses",
+            "curl",
+            "each connection begins 200 ms later",
+            &cure,
+            "at once",
+        );
+        let after = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                request();
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
+    });
+}
+
+/// The same firewall from the side of the server: its SYN-ACKs are not answered, and no server is down.
+#[test]
+fn clients_that_answer_no_syn_ack_are_named() {
+    in_namespace(|| {
+        let test = "kernel::clients_that_answer_no_syn_ack_are_named";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        far.connect("far", 40);
+        let _server = nginx(
+            &room,
+            "server",
+            0,
+            None,
+            &format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}"),
+        );
+        wait_for("10.40.0.1", SERVER);
+        far.firewall("tcp flags & (syn|ack) == (syn|ack)");
+        let mut client = far.run(Python::start);
+        client.run(&format!(
+            "import time\nsockets = [socket.socket() for _ in range(20)]\n\
+             for it in sockets: it.setblocking(False); it.connect_ex(('10.40.0.1', {SERVER}))\ntime.sleep(1)"
+        ));
+        let record = diagnose(&room);
+        let finding = first(&record, "X01", &["TcpExt.TCPSynRetrans grew by "]);
+        assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
+        let evidence = finding["evidence"][0].to_string();
+        let expected = "the clients of 20 handshakes, such as 10.40.0.2, have not answered the SYN-ACK: 20 are in progress at 10.40.0.1:4000 of nginx[";
+        assert!(evidence.contains(expected), "{evidence}");
+        assert_eq!(do_now(finding), format!("ss -tno state syn-recv sport = :{SERVER}"));
     });
 }
 

@@ -8,7 +8,7 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, finds, has, nginx, of, paste, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, of, paste, verdicts, wait_for,
 };
 use crate::program::{Room, queues, text, until};
 use crate::table::row;
@@ -123,6 +123,72 @@ fn bursts_that_redis_drops_are_named() {
             &format!("{after} dropped"),
         );
         assert!(before > 0 && after == 0, "{before} {after}");
+    });
+}
+
+/// A job in the background, a debugger or a person has stopped it: more workers would be stopped, too.
+#[test]
+fn a_server_that_a_signal_has_stopped_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_server_that_a_signal_has_stopped_is_named", &["redis-server", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut client = client();
+        let server = redis(&room, 511);
+        paste(&format!("kill -STOP {}", server.pid()));
+        client.run("begin('127.0.0.1', 20)");
+        let record = diagnose(&room);
+        let finding = of(&record, "A07");
+        assert!(finding["evidence"].to_string().contains("is stopped by a signal (state T)"), "{finding:#}");
+        let before = queues(PROXY)[0];
+        let cure = do_now(finding);
+        assert_eq!(cure, format!("kill -CONT {}", server.pid()));
+        paste(&cure);
+        until("redis accepts", || queues(PROXY) == [0]);
+        row(
+            finding,
+            "a server that a signal has stopped",
+            "redis",
+            &format!("{before} connections wait"),
+            "kill -CONT PID",
+            "0 wait",
+        );
+        assert_eq!(before, 20);
+    });
+}
+
+/// A server that has ended left its listener to a program that it had started: clients are accepted by the kernel and never served.
+#[test]
+fn a_listener_that_a_child_has_inherited_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_listener_that_a_child_has_inherited_is_named", &["python3", "sleep"]) {
+            return;
+        }
+        let room = Room::new();
+        let mut server = Python::start();
+        let child = server.number(
+            "import os, subprocess\ns = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(8); os.set_inheritable(s.fileno(), True)\n\
+             print(subprocess.Popen(['sleep', '60'], close_fds=False, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid)",
+        );
+        drop(server);
+        let mut client = client();
+        client.run("begin('127.0.0.1', 20)");
+        let record = diagnose(&room);
+        let finding = first(&record, "A01", &["wait for sleep["]);
+        let cure = format!("kill {child}");
+        let advice = &actions(finding, "proper")[0];
+        assert!(advice.contains(&cure), "{advice}");
+        paste(&cure);
+        until("the listener is closed", || queues(PROXY).is_empty());
+        row(
+            finding,
+            "a listener that a program has inherited from a server that ended",
+            "sleep",
+            "9 connections wait for ever",
+            "kill PID",
+            "refused at once",
+        );
     });
 }
 

@@ -266,6 +266,62 @@ pub(crate) fn is_left_behind(snapshot: &Snapshot, member: &Listener, group: &[&L
     is_older && lags(member, group)
 }
 
+/// Whether processes that hold a listener could accept.
+enum Workers {
+    Running,
+    /// A signal has stopped all that accept: nothing else helps.
+    Stopped,
+}
+
+/// Adds what the processes that hold a listener do instead of accepting. `accepted`: those that hold accepted connections; `is_standing`:
+/// connections wait all the time.
+fn state_of(
+    draft: Draft,
+    snapshot: &Snapshot,
+    owners: &[Owner],
+    accepted: &[Owner],
+    is_standing: bool,
+) -> (Draft, Workers) {
+    let workers = workers_of(snapshot, owners, accepted);
+    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(snapshot, owners, accepted));
+    match stopped(snapshot, owners) {
+        Some(owner) if is_idle(snapshot, owners) => {
+            (continued(draft, owner, "it accepts again"), Workers::Stopped)
+        }
+        Some(owner) => (continued(draft, owner, "it accepts again"), Workers::Running),
+        None => (draft, Workers::Running),
+    }
+}
+
+/// Adds what helps a listener whose connections wait for accept() all the time, without a full queue.
+pub(crate) fn accept_sooner(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    let accepted = accepted(snapshot, listener);
+    let is_standing = kept_waiting(snapshot, listener) > 0;
+    let draft = match state_of(draft, snapshot, &listener.owners, accepted, is_standing) {
+        (draft, Workers::Stopped) => return draft,
+        (draft, Workers::Running) => draft,
+    };
+    let workers = workers_of(snapshot, &listener.owners, accepted);
+    let more = more_workers(&workers);
+    draft
+        .now(Remedy::own(
+            format!("trace accept --port {} --for 10s", listener.address.port()),
+            "shows the wait of each connection, and which worker accepts",
+        ))
+        .proper(Remedy::advice(
+            format!("{}: {more}; for a SO_REUSEPORT group `fourtuple fix accept`", holders(&workers)),
+            "a worker is free when a connection arrives",
+        ))
+}
+
+/// Returns the setting of a server for twice as many workers.
+fn more_workers(workers: &[Owner]) -> String {
+    workers.first().and_then(|owner| Settings::of(&owner.name)).map_or_else(
+        || "more workers, or no blocking work in the thread that calls accept()".to_owned(),
+        |settings| with_number(settings.workers, 2 * workers.len() as u64),
+    )
+}
+
 /// Adds what helps a listener whose accept queue is too short or is emptied too slowly.
 pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     let port = listener.address.port();
@@ -275,18 +331,11 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let is_cut = u64::from(listener.backlog) >= somaxconn;
     let readings = [listener.waiting_before, listener.waiting];
     let is_standing = kept_waiting(snapshot, listener) > 0 || is_filled(readings, listener.backlog);
-    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(
-        snapshot,
-        &listener.owners,
-        accepted(snapshot, listener),
-    ));
-    let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => continued(draft, owner, "it accepts again"),
-        None => draft,
-    };
-    if is_idle(snapshot, &listener.owners) {
-        return draft;
-    }
+    let mut draft =
+        match state_of(draft, snapshot, &listener.owners, accepted(snapshot, listener), is_standing) {
+            (draft, Workers::Stopped) => return draft,
+            (draft, Workers::Running) => draft,
+        };
     draft = draft.now(Remedy::own(
         format!("trace accept --port {port} --for 10s"),
         "shows how long connections wait, and which worker accepts how many",
@@ -317,18 +366,10 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
     // Clients that give up make room for others.
     let is_standing =
         listener.standing > 0 || is_filled([listener.waiting_before, listener.waiting], listener.backlog);
-    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(
-        snapshot,
-        &listener.owners,
-        &listener.workers,
-    ));
-    let mut draft = match stopped(snapshot, &listener.owners) {
-        Some(owner) => continued(draft, owner, "it accepts again"),
-        None => draft,
+    let mut draft = match state_of(draft, snapshot, &listener.owners, &listener.workers, is_standing) {
+        (draft, Workers::Stopped) => return draft,
+        (draft, Workers::Running) => draft,
     };
-    if is_idle(snapshot, &listener.owners) {
-        return draft;
-    }
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     if u64::from(listener.backlog) >= somaxconn {
         let longer = (somaxconn * 8).max(4096).to_string();
@@ -355,9 +396,34 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], is_standing: b
         // Workers that accept nothing although they have a processor wait for something else.
         let is_blocked =
             is_standing && stopped(snapshot, workers).is_none() && used < 0.1 * workers.len() as f64;
-        let blocked = if is_blocked { ": blocked (a database, a lock, a sleep), not overloaded" } else { "" };
-        draft.evidence.insert(0, format!("{number} used {used:.2} of {all}{blocked}"));
-        if let Some(worker) = workers.first().filter(|_| is_blocked) {
+        let waits_in = waits_in(snapshot, workers).filter(|_| is_blocked);
+        let waits_for_events = waits_in.is_some_and(|function| EVENTS.contains(&function));
+        let why = match waits_in {
+            _ if !is_blocked => String::new(),
+            Some(function) if waits_for_events => format!(
+                ", waiting for events ({function}), but not for this listener: at a limit of connections, or no server but a program that has inherited the \
+                 socket from one"
+            ),
+            Some(function) => format!(": blocked in {function}(), not overloaded"),
+            None => ": blocked (a database, a lock, a sleep), not overloaded".to_owned(),
+        };
+        draft.evidence.insert(0, format!("{number} used {used:.2} of {all}{why}"));
+        let idle = waits_in.is_some_and(|function| waits_for_events || IDLE.contains(&function));
+        if let [only] = workers
+            && idle
+            && Settings::of(&only.name).is_none()
+        {
+            let action = format!(
+                "if {} is not the server, but was started by it: `kill {}`; in the server SOCK_CLOEXEC for the listener",
+                process(only),
+                only.pid
+            );
+            draft = draft.proper(Remedy::advice(
+                action,
+                "the server can listen again, and clients are refused at once until then",
+            ));
+        }
+        if let Some(worker) = workers.first().filter(|_| is_blocked && !waits_for_events) {
             let line = format!("cat /proc/{}/stack", worker.pid);
             let effect =
                 "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";
@@ -365,6 +431,18 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], is_standing: b
         }
     }
     draft
+}
+
+/// Functions of the kernel in which threads wait for events of descriptors: epoll_wait(2), poll(2) and select(2), io_uring_enter(2).
+const EVENTS: [&str; 4] = ["ep_poll", "poll_schedule_timeout", "do_select", "io_cqring_wait"];
+/// Functions in which programs wait that serve nobody: sleep(3), wait(2), pause(2).
+const IDLE: [&str; 4] = ["hrtimer_nanosleep", "do_wait", "do_pause", "sigsuspend"];
+
+/// Returns the function of the kernel in which all of the processes wait.
+fn waits_in<'a>(snapshot: &'a Snapshot, workers: &[Owner]) -> Option<&'a str> {
+    let mut all = workers.iter().map(|worker| process_of(snapshot, worker.pid)?.waits_in.as_deref());
+    let first = all.next()??;
+    all.all(|other| other == Some(first)).then_some(first)
 }
 
 /// Returns whether a process is stopped and no worker runs beside it: at most a master, which does not accept. More workers or a longer queue
@@ -395,7 +473,6 @@ fn with_settings(
     backlog: u32,
 ) -> Draft {
     let server = holders(workers);
-    let settings = workers.first().and_then(|owner| Settings::of(&owner.name));
     // More processes share the processors that the others leave.
     let used = processors_used(snapshot, workers);
     let is_exhausted =
@@ -405,10 +482,7 @@ fn with_settings(
         true => "little: the processes use all processors, and requests have to become cheaper",
         false => "twice as many connections at a time; more if the queue stays full",
     };
-    let more = settings.map_or_else(
-        || "more workers, or no blocking work in the thread that calls accept()".to_owned(),
-        |settings| with_number(settings.workers, 2 * workers.len() as u64),
-    );
+    let more = more_workers(workers);
     // The default of most servers, or room for a burst that is eight times as long.
     let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
     let backlog = Settings::of_listener(owners)
@@ -709,6 +783,8 @@ mod tests {
                 waited_ns: 0,
                 backlog: 16,
                 handshakes: 0,
+                handshakes_resent: 0,
+                resent_to: None,
                 drops: Some(five),
                 owners,
             };

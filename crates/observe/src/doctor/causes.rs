@@ -181,6 +181,7 @@ pub(crate) const CALLS: &[CallRow] = &[
     ),
     only("unix", failure("connect", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
     only("unix", failure("bind", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
+    only("unix", failure("send", errno::EACCES, PerSecond(0.5), &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
     only(
         "unix",
         failure(
@@ -204,6 +205,14 @@ pub(crate) const CALLS: &[CallRow] = &[
                     has_unix_listener,
                     "SERVER listens at the path now, and did not before",
                     ("nothing, if the server was only restarted", "it answers again"),
+                ),
+                shown(
+                    is_abstract,
+                    "no program of this network namespace listens at the name: abstract names belong to a namespace, as ports do",
+                    (
+                        "start the server, or share its namespace (hostNetwork, `--network host`), or take a path, which a mount shares",
+                        "someone answers",
+                    ),
                 ),
                 perhaps(
                     "no program listens at the path: the socket file is of a server that has ended",
@@ -259,6 +268,11 @@ pub(crate) const CALLS: &[CallRow] = &[
                     has_unix_listener,
                     "SERVER listens at the path",
                     ("stop SERVER, or take another path", "bind() makes the socket file"),
+                ),
+                shown(
+                    is_abstract,
+                    "another socket of this network namespace has the name",
+                    ("`ss -axp` names its process: stop it, or take another name", "bind() gets the name"),
                 ),
                 // A datagram socket has its path, and does not listen.
                 perhaps(
@@ -380,6 +394,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         Nothing,
         &[
             shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
+            shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
             perhaps(
                 "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
                 (
@@ -410,11 +425,17 @@ pub(crate) const CALLS: &[CallRow] = &[
                 REJECTED,
                 ("accept the destination in the output chain", "the packets leave the host"),
             ),
-            perhaps(
-                "there is no route to the address (`ip route get ADDRESS`), or none by the device (SO_BINDTODEVICE) or the mark of the socket \
-                 (`ip route get ADDRESS oif DEVICE mark MARK`)",
-                ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route"),
+            shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
+            shown(
+                is_route_known,
+                "there is a route to ADDRESS, but none by the device (SO_BINDTODEVICE), the mark or the source of the socket, or a router answers that \
+                 it has none",
+                (
+                    "`ip route get ADDRESS oif DEVICE mark MARK` and `traceroute ADDRESS` show where there is none: a route there",
+                    "there is a route",
+                ),
             ),
+            shown(is_route_unknown, NO_ROUTE, ADD_ROUTE),
         ],
     ),
     without_udp_port("connect"),
@@ -458,6 +479,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
                 ("the address with its device, as in fe80::1%eth0", "the kernel knows the link"),
             ),
+            shown(is_route_refused, "the route to ADDRESS is of type `blackhole`", OTHER_ROUTE),
             perhaps(
                 "the socket listens, or its state does not allow connect()",
                 ("in the program: a new socket for each connect()", "its state allows connect()"),
@@ -474,14 +496,21 @@ pub(crate) const CALLS: &[CallRow] = &[
                 REJECTED,
                 ("accept the destination in the output chain", "the packets leave the host"),
             ),
+            shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
+            shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
             perhaps(
-                "a broadcast address without SO_BROADCAST, a route of type prohibit, a firewall that rejects as administratively prohibited (ICMPv6), \
-                 or a security module",
+                "a security module (SELinux, AppArmor, Landlock)",
                 (
-                    "SO_BROADCAST; `ip route del prohibit ADDRESS`; the rule of the firewall or of the security module (`ausearch -m avc`)",
+                    "permit it in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal",
                     "the call is permitted",
                 ),
             ),
+            shown(
+                is_answered,
+                "a router or firewall answers that it is prohibited (ICMPv6)",
+                ("accept ADDRESS in the firewall there (`traceroute ADDRESS`)", "the packets pass"),
+            ),
+            shown(is_route_unknown, PROHIBITED, OTHER_ROUTE),
         ],
     ),
     failure(
@@ -583,13 +612,23 @@ pub(crate) const CALLS: &[CallRow] = &[
         "bind",
         errno::EACCES,
         Nothing,
-        &[perhaps(
-            "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE, or a security module",
-            (
-                "`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
-                "the port can be bound without root",
+        &[
+            shown(
+                may_be_privileged,
+                "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE",
+                (
+                    "`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
+                    "the port can be bound without root",
+                ),
             ),
-        )],
+            perhaps(
+                "a security module (SELinux, AppArmor, Landlock)",
+                (
+                    "permit the port in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal (SELinux: `semanage port -l`)",
+                    "the port can be bound",
+                ),
+            ),
+        ],
     ),
     failure(
         "bind",
@@ -766,22 +805,44 @@ pub(crate) const CALLS: &[CallRow] = &[
         "send",
         errno::ENETUNREACH,
         PerSecond(1.0),
-        &[perhaps(
-            "there is no route to the address (`ip route get ADDRESS`)",
-            ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route"),
-        )],
+        &[
+            shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
+            perhaps(
+                "there is no route to the address, or none by the device, the mark or the source of the socket (`ip route get ADDRESS oif DEVICE mark MARK`)",
+                ADD_ROUTE,
+            ),
+        ],
+    ),
+    failure(
+        "send",
+        errno::EACCES,
+        PerSecond(0.5),
+        &[
+            shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
+            shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
+            perhaps(
+                "a broadcast address without SO_BROADCAST, a route of type `prohibit`, or a security module",
+                (
+                    "`ip route get ADDRESS` shows the type of the route; `ausearch -m avc` shows what a security module refused",
+                    "the packets leave the host",
+                ),
+            ),
+        ],
     ),
     failure(
         "send",
         errno::EHOSTUNREACH,
         PerSecond(1.0),
-        &[perhaps(
-            "no host answers for the address, or a router or firewall refuses it",
-            (
-                "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
-                "the host answers",
+        &[
+            shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
+            perhaps(
+                "no host answers for the address, or a router or firewall refuses it",
+                (
+                    "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
+                    "the host answers",
+                ),
             ),
-        )],
+        ],
     ),
     failure(
         "send",
@@ -970,7 +1031,9 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
     let listener = if call.call == "bind" { conflicting(snapshot, call) } else { elsewhere(snapshot, call) };
     if let Some(listener) = listener {
         text = filled(&text, "LISTENER", &listener.address.to_string());
-        text = filled(&text, "SERVER", &acceptors(snapshot, listener));
+        let server = acceptors(snapshot, listener);
+        let listens = if server.contains(" and ") { "SERVER listen" } else { "SERVER listens" };
+        text = filled(&text.replace("SERVER listens", listens), "SERVER", &server);
     }
     if let Some(service) = left(snapshot, call) {
         text = filled(&text, "LEFT", &states(&service.states));
@@ -1185,6 +1248,60 @@ fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     if has_drops { Judged::Yes } else { Judged::No }
 }
 
+const NO_ROUTE: &str = "there is no route to ADDRESS (`ip route get ADDRESS`)";
+const ADD_ROUTE: Cure = ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route");
+const PROHIBITED: &str = "the route to ADDRESS, or a rule before it, is of type `prohibit`";
+const OTHER_ROUTE: Cure = (
+    "`ip route get ADDRESS`, `ip route` and `ip rule` show the entry: delete it, or add a more specific route",
+    "the packets leave the host",
+);
+const BROADCAST: &str = "ADDRESS is a broadcast address, and the socket lacks SO_BROADCAST";
+const SET_BROADCAST: Cure =
+    ("in the program: SO_BROADCAST, or the address of a host if none else is meant", "the call is permitted");
+
+/// Returns whether the kernel refuses a route to the address with the errno of the call.
+fn is_route_refused(_: &Snapshot, call: &FailedCall) -> Judged {
+    if call.route.as_ref() == Some(&call.errno) { Judged::Yes } else { Judged::No }
+}
+
+/// Returns whether there is a route, at least for other sockets.
+fn is_route_known(_: &Snapshot, call: &FailedCall) -> Judged {
+    let is_known =
+        call.route.as_ref().is_some_and(|route| ["unicast", "local", "broadcast"].contains(&&**route));
+    if is_known { Judged::Perhaps } else { Judged::No }
+}
+
+/// Returns whether nobody has looked for a route, as for an address that is not known.
+fn is_route_unknown(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match (is_route_refused(snapshot, call), is_route_known(snapshot, call)) {
+        (Judged::No, Judged::No) => Judged::Perhaps,
+        _ => Judged::No,
+    }
+}
+
+fn is_to_broadcast(_: &Snapshot, call: &FailedCall) -> Judged {
+    if call.route.as_deref() == Some("broadcast") { Judged::Yes } else { Judged::No }
+}
+
+/// Returns whether another host can have answered: the call has sent something.
+fn is_answered(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match address(call) {
+        Some(SocketAddr::V6(to)) if !call.before_search && !is_own(snapshot, (*to.ip()).into()) => {
+            Judged::Perhaps
+        }
+        _ => Judged::No,
+    }
+}
+
+/// Returns whether the port of a bind() needs CAP_NET_BIND_SERVICE (inet_port_requires_bind_service).
+fn may_be_privileged(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let first = snapshot.number("net.ipv4.ip_unprivileged_port_start").unwrap_or(1_024);
+    match address(call) {
+        Some(address) if u64::from(address.port()) >= first => Judged::No,
+        _ => Judged::Perhaps,
+    }
+}
+
 /// Returns whether the call had not searched for a port yet.
 fn before_search(_: &Snapshot, call: &FailedCall) -> Judged {
     if call.before_search { Judged::Yes } else { Judged::No }
@@ -1268,6 +1385,11 @@ fn has_unix_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if unix_listener(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
 
+/// Returns whether the name of a unix socket is no path of the file system (unix(7)).
+fn is_abstract(_: &Snapshot, call: &FailedCall) -> Judged {
+    if call.address.as_ref().is_some_and(|name| name.starts_with('@')) { Judged::Yes } else { Judged::No }
+}
+
 fn conflicts_with_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if conflicting(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
@@ -1341,6 +1463,75 @@ mod tests {
             }
         }
         assert_eq!(found, Vec::<String>::new());
+    }
+
+    /// A lookup of the route and the port of bind() decide between causes that share an errno.
+    #[test]
+    fn what_is_known_of_a_call_decides_its_cause() {
+        let facts = |call: &str, errno: &str, protocol: &str, address: &str, route: Option<&str>| {
+            let call = FailedCall {
+                call: call.to_owned(),
+                errno: errno.to_owned(),
+                protocol: protocol.to_owned(),
+                address: Some(address.to_owned()),
+                before_search: true,
+                failed: 9,
+                route: route.map(str::to_owned),
+                ..FailedCall::default()
+            };
+            causes(&Snapshot::default(), &call).join("\n")
+        };
+        for (errno, route, cause) in [
+            (
+                "EACCES",
+                Some("EACCES"),
+                "the cause here: the route to 10.7.0.1, or a rule before it, is of type `prohibit`",
+            ),
+            (
+                "EACCES",
+                Some("broadcast"),
+                "the cause here: 10.7.0.1 is a broadcast address, and the socket lacks SO_BROADCAST",
+            ),
+            ("EACCES", Some("unicast"), "possible: a security module (SELinux, AppArmor, Landlock)"),
+            ("EINVAL", Some("EINVAL"), "the cause here: the route to 10.7.0.1 is of type `blackhole`"),
+            (
+                "EINVAL",
+                Some("unicast"),
+                "possible: the socket listens, or its state does not allow connect()",
+            ),
+            (
+                "EHOSTUNREACH",
+                Some("EHOSTUNREACH"),
+                "the cause here: the route to 10.7.0.1 is of type `unreachable`",
+            ),
+            (
+                "ENETUNREACH",
+                Some("ENETUNREACH"),
+                "the cause here: there is no route to 10.7.0.1 (`ip route get 10.7.0.1`)",
+            ),
+            ("ENETUNREACH", None, "possible: there is no route to 10.7.0.1 (`ip route get 10.7.0.1`)"),
+        ] {
+            assert_eq!(facts("connect", errno, "tcp", "10.7.0.1:80", route), cause, "{errno} {route:?}");
+        }
+        let known = facts("connect", "ENETUNREACH", "tcp", "10.7.0.1:80", Some("unicast"));
+        assert!(
+            known.starts_with("possible: there is a route to 10.7.0.1, but none by the device"),
+            "{known}"
+        );
+        let policy = "possible: a security module (SELinux, AppArmor, Landlock)";
+        assert_eq!(facts("bind", "EACCES", "tcp", "0.0.0.0:8088", None), policy);
+        let low = facts("bind", "EACCES", "tcp", "0.0.0.0:80", None);
+        assert!(
+            low.starts_with("possible: a port below net.ipv4.ip_unprivileged_port_start")
+                && low.ends_with(policy),
+            "{low}"
+        );
+        let name = facts("connect", "ECONNREFUSED", "unix", "@app", None);
+        assert!(
+            name.starts_with("the cause here: no program of this network namespace listens at the name"),
+            "{name}"
+        );
+        assert!(facts("connect", "ECONNREFUSED", "unix", "/run/app", None).contains("the socket file"));
     }
 
     #[test]

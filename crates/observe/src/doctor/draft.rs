@@ -112,6 +112,12 @@ impl Draft {
         self
     }
 
+    /// Adds the fact that is read first.
+    pub(crate) fn because_first(mut self, fact: impl Into<String>) -> Draft {
+        self.evidence.insert(0, fact.into());
+        self
+    }
+
     /// Adds a fact if it is known.
     pub(crate) fn because_if(self, fact: Option<String>) -> Draft {
         match fact {

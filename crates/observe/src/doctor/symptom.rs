@@ -1,8 +1,12 @@
 //! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
+use std::net::SocketAddr;
+
 use fourtuple_record::errno;
-use fourtuple_record::snapshot::{Counter, FailedCall, Owner, Snapshot, Tuple, UdpSocketView, Unanswered};
+use fourtuple_record::snapshot::{
+    Counter, FailedCall, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered,
+};
 
 use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting};
 use crate::doctor::attribute::is_own;
@@ -47,6 +51,12 @@ pub(crate) enum Symptom<'a> {
     Elsewhere {
         pid: u32,
         calls: Vec<&'a FailedCall>,
+    },
+    /// Connects to a destination that a program closes before an answer, each of them.
+    GivenUp {
+        connects: &'a TracedConnects,
+        /// The address of another family, at the same port, that answers the program.
+        instead: Option<SocketAddr>,
     },
     /// Connections without an answer; `is_here`: the destination is this host.
     Unanswered {
@@ -101,6 +111,9 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
     ("recv", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
 ];
 
+/// Connects without an answer that are a symptom: one SYN is lost now and then.
+const GIVEN_UP: u64 = 3;
+
 /// Time until the last port below which growth is a symptom. Connections that a program opens at its start grow, too.
 const SOON_S: f64 = 60.0;
 
@@ -130,6 +143,7 @@ impl<'a> Account<'a> {
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
         account.add_unanswered(snapshot);
+        account.add_given_up(snapshot);
         account
     }
 
@@ -255,6 +269,37 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Adds destinations that answer none of several connects, if the program gives them up before the kernel sends a SYN again, as with
+    /// a short time limit, or as programs do that try the addresses of a name at the same time (RFC 8305).
+    fn add_given_up(&mut self, snapshot: &'a Snapshot) {
+        let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
+        for given_up in connects.iter().filter(|of| of.failed >= GIVEN_UP && of.established == 0) {
+            let address = given_up.destination.to_string();
+            let is_said = self.items.iter().any(|item| match item.symptom {
+                Symptom::Unanswered { found, .. } => found.destination == given_up.destination,
+                _ => false,
+            });
+            let failures = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+            let has_errno = failures
+                .filter(|call| call.call == "connect")
+                .any(|call| call.address.as_ref() == Some(&address));
+            // Without the account of failed calls, a refusal cannot be told from no answer.
+            if is_said || has_errno || snapshot.failures.seen().is_err() {
+                continue;
+            }
+            let instead = connects.iter().find(|other| {
+                let (own, other_to) = (given_up.destination, other.destination);
+                other.owner.name == given_up.owner.name
+                    && other.established > 0
+                    && own.port() == other_to.port()
+                    && own.is_ipv4() != other_to.is_ipv4()
+            });
+            let instead = instead.map(|other| other.destination);
+            self.add(Symptom::GivenUp { connects: given_up, instead }, given_up.failed);
+            self.explain("X01", &What::Counter("Tcp.AttemptFails"), given_up.failed);
+        }
+    }
+
     fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
         if amount > 0 {
             self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
@@ -318,6 +363,12 @@ impl Item<'_> {
                 format!("in another network namespace {most}{more}")
             }
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
+            Symptom::GivenUp { connects, .. } => {
+                let owner = callers(&connects.owner, connects.processes);
+                let what = if rest == 1 { "connect()" } else { "calls of connect()" };
+                let what = format!("{} {what} of {owner} to {}", count(rest), connects.destination);
+                format!("{what} got no answer until the program closed the socket, and none succeeded")
+            }
             Symptom::Unanswered { found, .. } => {
                 let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
                 let (to, times) = (found.destination, counted(found.retransmits.into(), "time"));
@@ -344,6 +395,7 @@ impl Item<'_> {
             Symptom::Growth { .. } => "ports run out".to_owned(),
             Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
+            Symptom::GivenUp { .. } => "connect given up".to_owned(),
         }
     }
 
@@ -351,6 +403,7 @@ impl Item<'_> {
         match &self.symptom {
             Symptom::Calls(call) => &call.owner.name,
             Symptom::Elsewhere { calls, .. } => calls.first().map_or("", |call| &call.owner.name),
+            Symptom::GivenUp { connects, .. } => &connects.owner.name,
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
@@ -374,16 +427,22 @@ impl Item<'_> {
             Symptom::Elsewhere { pid, .. } => format!("network namespace of process {pid}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
+            Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
         }
+    }
+}
+
+/// Returns `curl[812]`, or `curl (7 processes)`.
+fn callers(owner: &Owner, processes: u32) -> String {
+    match processes {
+        0 | 1 => owner.to_string(),
+        several => format!("{} ({})", owner.name, counted(several.into(), "process")),
     }
 }
 
 /// Returns `320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL`.
 pub(crate) fn failed_calls(call: &FailedCall, number: u64) -> String {
-    let process = match call.processes {
-        0 | 1 => call.owner.to_string(),
-        several => format!("{} ({})", call.owner.name, counted(several.into(), "process")),
-    };
+    let process = callers(&call.owner, call.processes);
     let preposition = match call.call.as_str() {
         "connect" | "send" | "bind" => "to",
         "recv" => "from",

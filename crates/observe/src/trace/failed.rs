@@ -121,6 +121,7 @@ fn row(failed: &Failed) -> FailedCall {
         failed: failed.calls,
         namespace: failure.namespace,
         range: failed.range,
+        route: None,
         causes: Vec::new(),
     }
 }

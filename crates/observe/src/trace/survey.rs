@@ -280,6 +280,8 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
         search_mean_ns: tuple.mean_ns,
         search_p99_ns: tuple.p99_ns,
         given_port: tuple.given_port,
+        established: tuple.established,
+        failed: tuple.failed,
     })
 }
 

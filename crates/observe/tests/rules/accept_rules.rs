@@ -15,7 +15,7 @@ use crate::scene::{
 };
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{FailedCall, Failures, Listener, Part, Snapshot, TracedAccepts};
+use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Listener, Part, Snapshot, TracedAccepts};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
@@ -212,6 +212,16 @@ fn a03_drops_without_overflow_are_told_apart() {
         let found =
             only(&findings_in(&flooded, "A03"), Severity::Warning, "5 SYNs and ACKs were dropped in ");
         assert!(found.evidence[0].contains("ListenDrops 5, ListenOverflows 0"), "{:?}", found.evidence);
+        // SYN-ACKs without a route count elsewhere, too.
+        let no_route = Counter { total: 5, during: 5 };
+        known(&mut flooded.counters).insert("Ip.OutNoRoutes".to_owned(), no_route);
+        let found = diagnose(&flooded, &Limits::default()).findings;
+        let routes: Vec<_> = found.iter().filter(|finding| finding.verdict.contains("OutNoRoutes")).collect();
+        assert!(routes.is_empty(), "A03 explains it: {routes:?}");
+        let found =
+            only(&of(diagnose(&flooded, &Limits::default()), "A03"), Severity::Warning, "5 SYNs and ACKs");
+        assert!(found.evidence[0].starts_with("as many packets had no route, 5: "), "{:?}", found.evidence);
+        assert!(found.proper[0].action.starts_with("a route back to the clients"), "{:?}", found.proper);
         // An overflow of the accept queue has other rules.
         let (_full, address) = listener("127.0.0.2", 2);
         let _held = connect(address, 3);
@@ -322,7 +332,7 @@ fn a07_old_connections_in_a_queue_are_a_bound() {
         assert!(standing(&reading(2)) <= 5, "a new connection is not old");
         let verdict = format!("5 connections at {address} have waited at least ");
         let found = only(&findings_in(&snapshot, "A07"), Severity::Warning, &verdict);
-        assert!(found.evidence[0].starts_with("5 connections in the queue at the first reading, 5 at"));
+        shows(&found, &["^5 connections in the queue at the first reading, 5 at"]);
         // A trace that saw no accept() hides nothing, nor does one that saw short waits.
         for (accepts, wait_p99_ns) in [(0, None), (100, Some(1_000))] {
             snapshot.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
@@ -330,6 +340,49 @@ fn a07_old_connections_in_a_queue_are_a_bound() {
         }
         snapshot.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
         assert_eq!(findings_in(&snapshot, "A07").len(), 2);
+    });
+}
+
+/// What the processes do that should accept: the cure depends on it.
+#[test]
+fn a07_says_what_the_workers_wait_in() {
+    with_python(|| {
+        let mut server = Python::start();
+        server.run("s = socket.socket(); s.bind(('127.0.0.1', 4300)); s.listen(100)");
+        let _clients = connect("127.0.0.1:4300".parse().unwrap(), 5);
+        let mut seen = until("old", || {
+            let snapshot = snapshot(|| thread::sleep(Duration::from_millis(110)));
+            let listener = snapshot.listeners.seen().unwrap().first()?;
+            (listener.standing == 5).then_some(snapshot)
+        });
+        let process =
+            seen.processes.seen().unwrap().iter().find(|process| process.pid == server.pid()).unwrap();
+        assert!(process.waits_in.is_some(), "it reads a line: {process:?}");
+        let mut found = |name: &str, state, function: Option<&str>| {
+            let owners = &mut known(&mut seen.listeners)[0].owners;
+            owners.iter_mut().for_each(|owner| owner.name = name.to_owned());
+            for process in known(&mut seen.processes) {
+                (process.state, process.waits_in) = (state, function.map(str::to_owned));
+                process.cpu_ns = Some(0);
+            }
+            findings_in(&seen, "A07").remove(0)
+        };
+        let proper = |finding: &fourtuple_record::Finding| finding.proper[0].action.clone();
+        let stopped = found("redis-server", 'T', Some("do_signal_stop"));
+        assert_eq!(stopped.now[0].action, format!("kill -CONT {}", server.pid()));
+        assert!(!proper(&stopped).contains("slow commands"), "{stopped:?}");
+        let blocked = found("redis-server", 'S', Some("hrtimer_nanosleep"));
+        shows(&blocked, &[": blocked in hrtimer_nanosleep(), not overloaded$"]);
+        assert!(proper(&blocked).contains("fewer slow commands"), "{blocked:?}");
+        // A copy of the listener in a program that the server has started.
+        let inherited = found("sleep", 'S', Some("hrtimer_nanosleep"));
+        assert!(proper(&inherited).contains(&format!("`kill {}`", server.pid())), "{inherited:?}");
+        let paused = found("proxy", 'S', Some("ep_poll"));
+        shows(&paused, &["waiting for events (ep_poll), but not for this listener"]);
+        assert!(proper(&paused).contains("`kill "), "{paused:?}");
+        let unknown = found("proxy", 'S', None);
+        shows(&unknown, &[": blocked (a database, a lock, a sleep), not overloaded$"]);
+        assert!(!proper(&unknown).contains("kill"), "{unknown:?}");
     });
 }
 
@@ -345,7 +398,7 @@ fn a07_connections_given_up_in_the_queue_are_counted() {
         });
         let found = findings_in(&snapshot, "A07");
         let found = only(&found, Severity::Warning, &format!("3 connections at {address} have waited"));
-        assert!(found.evidence[1].starts_with("the peers of 3 of them have closed"), "{:?}", found.evidence);
+        shows(&found, &["^the peers of 3 of them have closed"]);
     });
 }
 

@@ -136,6 +136,8 @@ fn listener() -> Listener {
         waited_ns: 42_000_000_000,
         backlog: 511,
         handshakes: 2,
+        handshakes_resent: 1,
+        resent_to: Some([192, 0, 2, 7].into()),
         drops: Some(COUNTER),
         owners: vec![owner(901, "nginx", 1), owner(902, "nginx", 1)],
         mptcp: false,
@@ -175,6 +177,7 @@ fn process() -> Process {
         executable: Some("/usr/sbin/nginx (deleted)".to_owned()),
         cgroup: Some("/system.slice/nginx.service".to_owned()),
         command_line: Some("/usr/sbin/nginx -g daemon off;".to_owned()),
+        waits_in: Some("ep_poll".to_owned()),
         parent: 1,
         group: 812,
         state: 'S',
@@ -193,6 +196,8 @@ fn traced() -> Traced {
             search_mean_ns: 1_200_000,
             search_p99_ns: 4_600_000,
             given_port: 2,
+            established: 8,
+            failed: 1,
         }],
         search_p99_ns: Some(4_600_000),
         searches: 930,
@@ -213,6 +218,7 @@ pub(crate) fn failed_call() -> FailedCall {
         failed: 68,
         namespace: 4_026_531_840,
         range: None,
+        route: Some("unicast".to_owned()),
         causes: Vec::new(),
     }
 }

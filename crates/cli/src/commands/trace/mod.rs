@@ -12,9 +12,9 @@ use clap::{Args, Subcommand};
 use fourtuple_observe::doctor::causes;
 use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::namespace;
-use fourtuple_observe::host::snapshot::{Reader, counter_totals};
+use fourtuple_observe::host::snapshot::{Reader, add_routes, counter_totals};
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
-use fourtuple_record::snapshot::{Counter, Failures, Part, Snapshot};
+use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Part, Snapshot};
 use fourtuple_record::{Record, TraceHeat};
 use fourtuple_report::flame::{self, Caption};
 use fourtuple_report::terminal;
@@ -271,10 +271,12 @@ impl Before {
         for (at, namespace) in namespaces.into_iter().enumerate() {
             let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
             let snapshot = if Some(namespace) == self.namespace {
+                add_routes(own.iter_mut().map(|call| &mut **call));
                 self.now()
             } else {
-                let mut processes = own.iter().map(|call| call.owner.pid).filter(|_| at < NAMESPACES);
-                processes.find_map(|process| foreign(process, namespace)).unwrap_or_default()
+                let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
+                let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
+                processes.find_map(|process| foreign(process, namespace, &mut own)).unwrap_or_default()
             };
             for call in &mut own {
                 call.causes = causes(&snapshot, call);
@@ -297,10 +299,13 @@ fn totals() -> BTreeMap<String, u64> {
     counter_totals(Path::new("/")).unwrap_or_default()
 }
 
-/// Returns the namespace of a process, if the process lives and still is in it.
-fn foreign(process: u32, namespace: u32) -> Option<Snapshot> {
+/// Returns the namespace of a process, if the process lives and still is in it, and adds its routes to the calls.
+fn foreign(process: u32, namespace: u32, calls: &mut [&mut FailedCall]) -> Option<Snapshot> {
     let target = TargetFlags { pid: Some(process), netns: None, container: None }.open().ok()?;
-    let read = || Ok(Reader::new(Path::new("/")).read());
+    let read = || {
+        add_routes(calls.iter_mut().map(|call| &mut **call));
+        Ok(Reader::new(Path::new("/")).read())
+    };
     if target.inode == namespace { target.within(read).ok() } else { None }
 }
 

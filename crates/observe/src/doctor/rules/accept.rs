@@ -4,9 +4,9 @@ use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UnixListener};
 
 use crate::doctor::accepting::{
-    self, Settings, acceptors, drops, during, empty_faster, empty_unix, explains_listener, explains_unix,
-    flooded, handshakes_allowed, holders, is_full, kept_waiting, other_drops, refused, time, unix_acceptors,
-    up_to, with_number,
+    self, Settings, accept_sooner, acceptors, drops, during, empty_faster, empty_unix, explains_listener,
+    explains_unix, flooded, handshakes_allowed, holders, is_full, kept_waiting, other_drops, refused, time,
+    unix_acceptors, up_to, with_number,
 };
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::rule::{Checked, Rule, Threshold, joined};
@@ -290,6 +290,22 @@ fn a03(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     if !by_listener.is_empty() {
         draft = draft.because(by_listener.join(", "));
+    }
+    // inet_csk_route_req and inet6_csk_route_req count what they do not find.
+    let without_route = ["Ip.OutNoRoutes", "Ip6.OutNoRoutes"].map(|counter| during(snapshot, counter));
+    let no_route: u64 = without_route.iter().sum();
+    if no_route * 10 >= others * 9 {
+        let fact = format!("as many packets had no route, {}: the SYN-ACKs to the clients", count(no_route));
+        draft.evidence.insert(0, fact);
+        return Ok(vec![
+            draft
+                .explains_up_to(What::Counter("Ip.OutNoRoutes"), others)
+                .explains_up_to(What::Counter("Ip6.OutNoRoutes"), others)
+                .proper(Remedy::advice(
+                    "a route back to the clients: `ip route get ADDRESS` of one of them fails",
+                    "the SYN is answered",
+                )),
+        ]);
     }
     if let Ok(memory) = snapshot.memory.seen()
         && memory.limits_pages[1] > 0
@@ -685,19 +701,21 @@ fn measured(snapshot: &Snapshot, wait: u64, accepts: u64) -> Draft {
         format!("1% of {} waited {} or longer for accept()", counted(accepts, "connection"), time(wait));
     let longest =
         snapshot.listeners.seen().ok().and_then(|all| all.iter().max_by_key(|listener| listener.waiting));
-    let draft = match longest.filter(|listener| listener.waiting > 0) {
+    match longest.filter(|listener| listener.waiting > 0) {
         Some(listener) => {
-            advise(Draft::new(Severity::Warning, "accept wait", verdict), listener).because(format!(
+            let fact = format!(
                 "{} ({}) has the longest accept queue: {}",
                 listener.address,
                 acceptors(snapshot, listener),
                 counted(listener.waiting.into(), "connection")
-            ))
+            );
+            accept_sooner(Draft::new(Severity::Warning, "accept wait", verdict), snapshot, listener)
+                .because(fact)
         }
         None => Draft::new(Severity::Warning, "accept wait", verdict)
-            .now(Remedy::own("trace accept --for 10s", "shows the listener and the workers")),
-    };
-    draft.proper(unblocked())
+            .now(Remedy::own("trace accept --for 10s", "shows the listener and the workers"))
+            .proper(unblocked()),
+    }
 }
 
 fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
@@ -722,14 +740,7 @@ fn standing(snapshot: &Snapshot, listener: &Listener, old: u64) -> Draft {
             count(listener.given_up.into())
         ));
     }
-    advise(draft, listener).proper(unblocked()).explains(What::Queue(listener.cookie))
-}
-
-fn advise(draft: Draft, listener: &Listener) -> Draft {
-    draft.now(Remedy::own(
-        format!("trace accept --port {} --for 10s", listener.address.port()),
-        "shows the wait of each connection, and which worker accepts",
-    ))
+    accept_sooner(draft, snapshot, listener).explains(What::Queue(listener.cookie))
 }
 
 fn unblocked() -> Remedy {

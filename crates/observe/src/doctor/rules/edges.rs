@@ -71,6 +71,8 @@ fn listener(pid: u32, [waiting_before, waiting, backlog]: [u32; 3], handshakes: 
         waited_ns: 0,
         backlog,
         handshakes,
+        handshakes_resent: 0,
+        resent_to: None,
         drops: Some(Counter { total: drops, during: drops }),
         owners: vec![owner(pid, 1)],
     }
@@ -552,6 +554,8 @@ fn sockets_bound_first_at_their_limits() {
         search_mean_ns: 1,
         search_p99_ns: 1,
         given_port: 0,
+        established: 5,
+        failed: 0,
     };
     traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
     expect("P08", 20.0, &traced, &[]);

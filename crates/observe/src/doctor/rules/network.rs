@@ -680,6 +680,8 @@ mod tests {
             waited_ns: 0,
             backlog: 128,
             handshakes: 0,
+            handshakes_resent: 0,
+            resent_to: None,
             drops: None,
             owners: vec![Owner { pid, name: "server".to_owned(), sockets: 1 }],
         };

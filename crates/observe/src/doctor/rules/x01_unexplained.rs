@@ -1,11 +1,12 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::Severity;
 use fourtuple_record::errno;
-use fourtuple_record::snapshot::{FailedCall, Owner, Snapshot, Unanswered};
+use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot};
 
-use crate::doctor::accepting::time;
+use crate::doctor::accepting::{acceptors, time};
 use crate::doctor::causes::{Judgement, enable_ipv6, judged};
+use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::rule::{Checked, Rule};
@@ -88,14 +89,22 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let call = match &item.symptom {
         Symptom::Calls(call) => Some(*call),
         Symptom::Unanswered { found, .. } if !found.established => {
-            unanswered = would_time_out(found);
+            let owner = found.owner.clone().unwrap_or_default();
+            unanswered = timed_out(&owner, 1, found.destination, found.sockets.into());
+            Some(&unanswered)
+        }
+        Symptom::GivenUp { connects, .. } => {
+            unanswered =
+                timed_out(&connects.owner, connects.processes, connects.destination, connects.failed);
             Some(&unanswered)
         }
         _ => None,
     };
     let judgement = call.map(|call| judged(snapshot, call, checked));
     // No rule knows the fault, but the cause of the errno may be known.
-    let kind = if matches!(judgement, Some(Judgement::Shown(_))) { "" } else { "unexplained: " };
+    let half_open = half_open(snapshot, &item.symptom);
+    let is_known = half_open.is_some() || matches!(judgement, Some(Judgement::Shown(_)));
+    let kind = if is_known { "" } else { "unexplained: " };
     let during = match item.symptom {
         Symptom::Unanswered { .. } => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
@@ -117,6 +126,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         draft.now.extend(enable_ipv6(snapshot, call));
     }
     match &item.symptom {
+        Symptom::Counter { .. } if half_open.is_some() => match half_open {
+            Some(listener) => not_completed(draft, snapshot, listener),
+            None => draft,
+        },
         Symptom::Counter { name, counter } => {
             let draft = match COUNTERS.iter().find(|row| row.name == *name) {
                 Some(row) => row.explain(draft),
@@ -142,7 +155,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             .take(3)
             .fold(draft, |draft, call| draft.because(failed_calls(call, call.failed)))
             .now(Remedy::own(format!("doctor --pid {pid}"), "examines that namespace")),
-        Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
+        Symptom::GivenUp { instead: Some(instead), .. } => draft.because_first(format!(
+            "it then uses {instead}: each of its connections begins later, by the time that it waits first (200 ms in curl, 250 to 300 ms in others)"
+        )),
+        Symptom::GivenUp { .. } | Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
             draft
         }
     }
@@ -169,18 +185,53 @@ fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
         ))
 }
 
-/// Returns the call that fails if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
-fn would_time_out(found: &Unanswered) -> FailedCall {
+/// Returns the calls that fail if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
+fn timed_out(owner: &Owner, processes: u32, to: SocketAddr, failed: u64) -> FailedCall {
     FailedCall {
         call: "connect".to_owned(),
         errno: errno::ETIMEDOUT.to_owned(),
         protocol: "tcp".to_owned(),
-        owner: found.owner.clone().unwrap_or_default(),
-        processes: 1,
-        address: Some(found.destination.to_string()),
-        failed: found.sockets.into(),
+        owner: owner.clone(),
+        processes,
+        address: Some(to.to_string()),
+        failed,
         ..FailedCall::default()
     }
+}
+
+/// Returns the listener with most handshakes whose SYN-ACK was sent again, if that is why the counter of SYNs that are sent again grew: no
+/// connection of this host waits for an answer.
+fn half_open<'a>(snapshot: &'a Snapshot, symptom: &Symptom<'_>) -> Option<&'a Listener> {
+    let Symptom::Counter { name: "TcpExt.TCPSynRetrans", .. } = symptom else { return None };
+    let waiting = &snapshot.connections.seen().ok()?.states;
+    let listeners = snapshot.listeners.seen().ok()?.iter();
+    let most = listeners.max_by_key(|listener| listener.handshakes_resent)?;
+    (most.handshakes_resent > 0 && !waiting.contains_key("syn-sent")).then_some(most)
+}
+
+/// Says why handshakes are not completed.
+fn not_completed(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    let client = listener.resent_to.map_or_else(String::new, |client| format!(", such as {client},"));
+    draft
+        .because(format!(
+            "the clients of {}{client} have not answered the SYN-ACK: {} at {} of {}",
+            counted(listener.handshakes_resent.into(), "handshake"),
+            if listener.handshakes == 1 { "1 is in progress".to_owned() } else { format!("{} are in progress", count(listener.handshakes.into())) },
+            listener.address,
+            acceptors(snapshot, listener)
+        ))
+        .because("possible: a firewall, or a router that sees one direction only, drops the SYN-ACK or the last ACK")
+        .because("possible: the addresses are false (a scan or a SYN flood)")
+        .now(Remedy::other(
+            Scope::Namespace,
+            format!("ss -tno state syn-recv sport = :{}", listener.address.port()),
+            "the clients, and how often their SYN-ACK was sent",
+        ))
+        .proper(Remedy::advice(
+            "for clients that are known: `tcpdump` on both sides shows where the SYN-ACK ends; accept it in the firewall there, or let both \
+             directions take the same way",
+            "the handshake is completed",
+        ))
 }
 
 #[cfg(test)]
@@ -189,7 +240,7 @@ mod tests {
 
     use fourtuple_record::snapshot::{
         Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Traced, TracedConnects, Tuple,
+        Owner, Part, Traced, TracedConnects, Tuple, Unanswered,
     };
 
     use super::*;
@@ -372,6 +423,76 @@ mod tests {
         }
     }
 
+    /// Programs close sockets that get no answer, as curl does 200 ms after its first address.
+    #[test]
+    fn connects_that_are_given_up_are_a_symptom() {
+        let connects = |to: &str, failed, established| TracedConnects {
+            owner: Owner { pid: 0, name: "curl".to_owned(), sockets: 9 },
+            processes: 9,
+            destination: to.parse().unwrap(),
+            searches: 9,
+            search_mean_ns: 1,
+            search_p99_ns: 1,
+            given_port: 0,
+            established,
+            failed,
+        };
+        let of = |connects: Vec<TracedConnects>, calls| {
+            let mut snapshot = snapshot(calls, &[]);
+            snapshot.traced = Part::Seen(Traced { connects, ..Traced::default() });
+            found(&snapshot)
+        };
+        let first = || connects("[fd09::2]:8000", 9, 0);
+        let both = of(vec![first(), connects("10.9.0.2:8000", 0, 9)], Vec::new());
+        let [(verdict, evidence)] = &both[..] else { panic!("{both:?}") };
+        let expected = "unexplained: 9 calls of connect() of curl (9 processes) to [fd09::2]:8000 got no answer until the program closed the socket, \
+                        and none succeeded in 2.0 s";
+        assert_eq!(verdict, expected);
+        let instead = evidence.iter().find(|fact| fact.starts_with("it then uses 10.9.0.2:8000: "));
+        assert!(instead.is_some(), "{evidence:?}");
+        let alone = of(vec![first(), connects("10.9.0.2:443", 0, 9)], Vec::new());
+        assert!(alone.len() == 1 && !alone[0].1.iter().any(|fact| fact.contains("instead")), "{alone:?}");
+        // Now and then; a server that answers others; and calls with an error, which have their own symptom.
+        assert_eq!(of(vec![connects("[fd09::2]:8000", 2, 0)], Vec::new()), []);
+        assert_eq!(of(vec![connects("[fd09::2]:8000", 9, 1)], Vec::new()), []);
+        let refused = failed("connect", "ECONNREFUSED", "tcp", "[fd09::2]:8000", 3);
+        assert_eq!(of(vec![first()], vec![refused]), []);
+    }
+
+    /// On the server the counter means its SYN-ACKs: neither a server that is down nor a destination of this host.
+    #[test]
+    fn syn_acks_without_an_answer_are_of_a_listener() {
+        let mut snapshot = snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", 80)]);
+        let listener = Listener {
+            mptcp: false,
+            address: "10.9.0.1:8000".parse().unwrap(),
+            interface: 0,
+            cookie: 1,
+            waiting: 0,
+            waiting_before: 0,
+            standing: 0,
+            given_up: 0,
+            waited_ns: 0,
+            backlog: 511,
+            handshakes: 40,
+            handshakes_resent: 33,
+            resent_to: Some([10, 9, 0, 2].into()),
+            drops: None,
+            owners: vec![Owner { pid: 7, name: "server".to_owned(), sockets: 1 }],
+        };
+        snapshot.listeners = Part::Seen(vec![listener]);
+        snapshot.connections = Part::Seen(Connections::default());
+        let of = found(&snapshot);
+        let [(verdict, evidence)] = &of[..] else { panic!("{of:?}") };
+        assert_eq!(verdict, "TcpExt.TCPSynRetrans grew by 80 in 2.0 s");
+        let expected = "the clients of 33 handshakes, such as 10.9.0.2, have not answered the SYN-ACK: 40 are in progress at 10.9.0.1:8000 of server[7]";
+        assert_eq!(evidence[0], expected);
+        // A connection of this host waits too: the counter may be of its SYN.
+        let states = [("syn-sent".to_owned(), 1)].into();
+        snapshot.connections = Part::Seen(Connections { states, ..Connections::default() });
+        assert!(found(&snapshot)[0].0.starts_with("unexplained: TcpExt.TCPSynRetrans"));
+    }
+
     #[test]
     fn a_listener_explains_syns_to_this_host_only() {
         let destination = "10.0.0.2:80".parse().unwrap();
@@ -417,6 +538,8 @@ mod tests {
                 waited_ns: 0,
                 backlog: 16,
                 handshakes: 0,
+                handshakes_resent: 0,
+                resent_to: None,
                 drops: Some(Counter { total: 9, during: 9 }),
                 owners: vec![Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 }],
             }]);
@@ -551,6 +674,8 @@ mod tests {
                 search_mean_ns: 1,
                 search_p99_ns: 1,
                 given_port: 0,
+                established: 5,
+                failed: 0,
             }],
             ..Traced::default()
         });

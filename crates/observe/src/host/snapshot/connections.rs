@@ -15,6 +15,7 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
+use crate::host::snapshot::listeners::Handshakes;
 use crate::host::snapshot::processes::Sockets;
 use crate::host::snapshot::sums::{self, Fast, Key, Sums, Table};
 use crate::host::snapshot::{LISTED, close_wait, reason, running_fix, text};
@@ -50,7 +51,7 @@ pub(super) struct Pass {
     /// Connections of ports outside of the range at which nobody listens, by port.
     left: Table,
     /// Handshakes in progress, by the address and port of this side.
-    pub(super) handshakes: HashMap<SocketAddr, u32>,
+    pub(super) handshakes: HashMap<SocketAddr, Handshakes>,
     sources: Sources,
     /// Address and inode of sockets that are connected to themselves.
     self_connected: Vec<(SocketAddr, u32)>,
@@ -117,7 +118,12 @@ impl Pass {
         if listening.contains(port) {
             if SYN_RECV.contains(&socket.state) {
                 let local = SocketAddr::new(socket.local.ip().to_canonical(), port);
-                *self.handshakes.entry(local).or_default() += 1;
+                let its = self.handshakes.entry(local).or_default();
+                its.number += 1;
+                if socket.retransmits > 0 {
+                    its.resent += 1;
+                    its.resent_to = its.resent_to.or(Some(socket.remote.ip().to_canonical()));
+                }
             }
             self.services.add(Key::of_service(port), socket, None);
             return;

@@ -43,6 +43,8 @@ pub(super) fn read(
             waited_ns: 0,
             backlog: detail.limit,
             handshakes: 0,
+            handshakes_resent: 0,
+            resent_to: None,
             drops: drops.map(|total| since(drops_before.as_ref(), total, is_first)),
             owners: sockets.owners(detail.inode),
             mptcp: detail.mptcp,
@@ -120,14 +122,31 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// Fills in the handshakes in progress, which the census of connections counts by local address.
-pub(super) fn add_handshakes(listeners: &mut [Listener], handshakes: &HashMap<SocketAddr, u32>) {
-    let mut by_listener: HashMap<SocketAddr, u32> = HashMap::new();
-    for (address, number) in by_listener_address(listeners, handshakes) {
-        *by_listener.entry(address).or_default() += number;
+pub(super) fn add_handshakes(listeners: &mut [Listener], handshakes: &HashMap<SocketAddr, Handshakes>) {
+    let mut by_listener: HashMap<SocketAddr, Handshakes> = HashMap::new();
+    for (address, its) in by_listener_address(listeners, handshakes) {
+        let sum = by_listener.entry(address).or_default();
+        sum.number += its.number;
+        sum.resent += its.resent;
+        sum.resent_to = sum.resent_to.or(its.resent_to);
     }
     for listener in listeners {
-        listener.handshakes = by_listener.get(&listener.address).copied().unwrap_or(0);
+        let Handshakes { number, resent, resent_to } =
+            by_listener.get(&listener.address).copied().unwrap_or_default();
+        listener.handshakes = number;
+        listener.handshakes_resent = resent;
+        listener.resent_to = resent_to;
     }
+}
+
+/// Handshakes in progress.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Handshakes {
+    pub(super) number: u32,
+    /// Those whose SYN-ACK was sent again.
+    pub(super) resent: u32,
+    /// A client of these.
+    pub(super) resent_to: Option<IpAddr>,
 }
 
 /// Returns values of connections, which are by the address of this side, with the address of the listener that gets these connections: one

@@ -30,14 +30,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
-    ConfiguredSysctl, Connections, EphemeralPorts, Listener, LocalAddress, Owner, Part, Process, Snapshot,
-    TcpMemory, UdpSockets, UnixListener,
+    ConfiguredSysctl, Connections, EphemeralPorts, FailedCall, Listener, LocalAddress, Owner, Part, Process,
+    Snapshot, TcpMemory, UdpSockets, UnixListener,
 };
 use fourtuple_syscalls::{device, procfs, resource, route, sock_diag};
 
 use crate::host::snapshot::connections::Pass;
-use crate::host::snapshot::processes::{Sockets, Source};
+use crate::host::snapshot::processes::{Sockets, Source, Wanted};
 use crate::host::snapshot::sums::Plain;
 use crate::host::{processors, sysctl};
 
@@ -55,6 +56,7 @@ const SYSCTLS: &[&str] = &[
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
     "net.ipv4.ip_nonlocal_bind",
+    "net.ipv4.ip_unprivileged_port_start",
     "net.ipv4.tcp_abort_on_overflow",
     "net.ipv4.tcp_fin_timeout",
     "net.ipv4.tcp_max_orphans",
@@ -92,7 +94,7 @@ struct Census {
     sockets: Sockets,
     connections: Part<Connections>,
     /// Handshakes in progress, by the address and port of this side.
-    handshakes: HashMap<SocketAddr, u32>,
+    handshakes: HashMap<SocketAddr, listeners::Handshakes>,
     in_use: connections::Before,
     processes: Part<Vec<Process>>,
     unix: listeners::UnixConnections,
@@ -176,13 +178,19 @@ impl Reader {
         let udp = counters::read_udp(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let mut named =
             named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
+        let waiting = listeners.iter().flatten().filter(|listener| listener.waiting > 0);
+        let unix_waiting = unix_listeners.iter().flatten().filter(|listener| listener.waiting > 0);
+        let awaited = waiting.flat_map(|listener| &listener.owners);
+        let awaited = awaited.chain(unix_waiting.flat_map(|listener| &listener.owners));
+        let awaited = awaited.map(|owner| owner.pid).collect();
         let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
         let used = unix_listeners.iter().flatten().filter(used);
         named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
         let addresses = read_addresses();
         let lost_sources = lost_sources(&connections, &addresses).into();
         if census.began == now {
-            census.read_processes(root, &named, &sharing(listeners.as_deref().ok(), udp.as_ref().ok()));
+            let sharing = sharing(listeners.as_deref().ok(), udp.as_ref().ok());
+            census.read_processes(root, &Wanted { named, sharing, awaited });
         }
         let snapshot = Snapshot {
             processors: processors(root),
@@ -337,11 +345,10 @@ impl Census {
     }
 
     /// Reads the processes with sockets, as a part of this pass.
-    fn read_processes(&mut self, root: &Path, named: &BTreeSet<u32>, sharing: &BTreeSet<u32>) {
+    fn read_processes(&mut self, root: &Path, wanted: &Wanted) {
         let start = resource::thread_cpu_time();
         let (mut ticks, is_first) = (processes::Before::default(), self.since.is_zero());
-        let named = (named, sharing);
-        let processes = processes::read(root, &self.sockets, named, &self.ticks, is_first, &mut ticks);
+        let processes = processes::read(root, &self.sockets, wanted, &self.ticks, is_first, &mut ticks);
         self.processes = processes.into();
         self.ticks = ticks;
         self.used += resource::thread_cpu_time().saturating_sub(start);
@@ -472,6 +479,29 @@ fn read_addresses() -> Result<Vec<LocalAddress>, String> {
     Ok(addresses.into_iter().map(record).collect())
 }
 
+/// Maximum number of failed calls whose route is looked up.
+const ROUTES: usize = 32;
+
+/// Adds to calls that failed for want of a route what the calling thread's namespace has as a route to their address.
+pub fn add_routes<'a>(calls: impl IntoIterator<Item = &'a mut FailedCall>) {
+    const OF_ROUTES: [&str; 4] = [errno::EACCES, errno::EHOSTUNREACH, errno::EINVAL, errno::ENETUNREACH];
+    let is_sent = |call: &FailedCall| ["connect", "send"].contains(&&*call.call);
+    let calls = calls.into_iter().filter(|call| is_sent(call) && OF_ROUTES.contains(&&*call.errno));
+    for call in calls.take(ROUTES) {
+        let Some(Ok(to)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
+            continue;
+        };
+        // The route to a link-local address is by the device of the socket.
+        if matches!(to, SocketAddr::V6(to) if to.ip().is_unicast_link_local()) {
+            continue;
+        }
+        call.route = Some(match route::kind(to.ip().to_canonical()) {
+            Ok(kind) => route::name(kind).to_owned(),
+            Err(error) => reason(&error),
+        });
+    }
+}
+
 /// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
 /// program has closed do not count.
 fn lost_sources(
@@ -513,7 +543,7 @@ mod tests {
         let ways = (&mut Source::default(), &mut Plain::default());
         let mut census = Census::read(root, ways, None, None, now, None);
         let of_sockets = census.used;
-        census.read_processes(root, &BTreeSet::new(), &BTreeSet::new());
+        census.read_processes(root, &Wanted::default());
         assert!(census.used > of_sockets, "the processes are a part of the pass");
         census.used = Duration::from_millis(150);
         for (seconds, is_recent) in [(0, true), (1, true), (14, true), (16, false)] {

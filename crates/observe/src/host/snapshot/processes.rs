@@ -258,12 +258,22 @@ const READ: usize = 4096;
 /// A tick of /proc/PID/stat: USER_HZ is 100 on all architectures of Linux that programs see.
 const TICK_NS: u64 = 10_000_000;
 
-/// Reads the processes in `named`, and the processes of the namespace with sockets that have used the largest share of their descriptors.
-/// `sharing`: those of which the command line is read, because they share an address.
+/// The processes that a snapshot needs.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Those that hold sockets of interest.
+    pub(super) named: BTreeSet<u32>,
+    /// Of these, those that share an address: their command lines differ.
+    pub(super) sharing: BTreeSet<u32>,
+    /// Of these, those for which connections wait.
+    pub(super) awaited: BTreeSet<u32>,
+}
+
+/// Reads the processes that are wanted, and those of the namespace with sockets that have used the largest share of their descriptors.
 pub(super) fn read(
     root: &Path,
     sockets: &Sockets,
-    (named, sharing): (&BTreeSet<u32>, &BTreeSet<u32>),
+    Wanted { named, sharing, awaited }: &Wanted,
     before: &Before,
     is_first: bool,
     now: &mut Before,
@@ -281,6 +291,7 @@ pub(super) fn read(
         add_origin(root, process);
         process.command_line =
             sharing.contains(&process.pid).then(|| command_line(root, process.pid)).flatten();
+        process.waits_in = if awaited.contains(&process.pid) { waits_in(root, process.pid) } else { None };
     }
     if processes.is_empty() && !holders.is_empty() {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
@@ -347,6 +358,7 @@ fn process(
         executable: None,
         cgroup: None,
         command_line: None,
+        waits_in: None,
         group,
         state,
         started_ns: started * TICK_NS,
@@ -377,6 +389,21 @@ fn command_line(root: &Path, pid: u32) -> Option<String> {
         None => text,
     };
     (!cut.is_empty()).then_some(cut)
+}
+
+/// Returns the function of the kernel in which all threads of a process wait.
+fn waits_in(root: &Path, pid: u32) -> Option<String> {
+    const MAX_THREADS: usize = 64;
+    let threads = fs::read_dir(root.join(format!("proc/{pid}/task"))).ok()?;
+    let mut functions = BTreeSet::new();
+    for thread in threads.flatten().take(MAX_THREADS) {
+        let function = fs::read_to_string(thread.path().join("wchan")).ok()?;
+        // The compiler adds suffixes such as `.constprop.0` to parts of a function.
+        functions.insert(function.split('.').next().unwrap_or_default().to_owned());
+    }
+    // `0`: it runs, or the reader may not know.
+    let only = functions.pop_first().filter(|function| functions.is_empty() && function != "0")?;
+    (!only.is_empty()).then_some(only)
 }
 
 /// Returns the number of entries of /proc/PID/fd, and its inode. The directory has this number as its size since Linux 6.2; before, its size is 0.
@@ -461,6 +488,25 @@ mod tests {
         let Process { parent_name, executable, cgroup, .. } = process;
         let found = [parent_name, executable, cgroup].map(Option::unwrap);
         assert_eq!(found, ["systemd", "/usr/sbin/server (deleted)", "/system.slice/web.service"]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn threads_wait_in_one_function_or_in_several() {
+        let root = with_processes("wchan", &[(5, "server", 1, 1)]);
+        let waits = |functions: &[&str]| {
+            for (thread, function) in functions.iter().enumerate() {
+                let directory = root.join(format!("proc/5/task/{thread}"));
+                fs::create_dir_all(&directory).unwrap();
+                fs::write(directory.join("wchan"), function).unwrap();
+            }
+            waits_in(&root, 5)
+        };
+        assert_eq!(waits(&[]), None);
+        assert_eq!(waits(&["ep_poll"]).as_deref(), Some("ep_poll"));
+        assert_eq!(waits(&["poll_schedule_timeout.constprop.0"]).as_deref(), Some("poll_schedule_timeout"));
+        assert_eq!(waits(&["0"]), None, "it runs");
+        assert_eq!(waits(&["ep_poll", "futex_wait_queue"]), None);
         fs::remove_dir_all(root).unwrap();
     }
 

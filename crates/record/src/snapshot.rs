@@ -748,10 +748,27 @@ pub struct FailedCall {
     /// `broadcast`, or `other`), or the errno with which the kernel refuses one; `null`: not asked.
     #[serde(default)]
     pub route: Option<String>,
+    /// bind() that failed with EADDRINUSE: a socket that has the port; `null`: not looked for, or there is none any more.
+    #[serde(default)]
+    pub holder: Option<PortHolder>,
     /// Causes that the errno has for this call: the cause if it is known, otherwise possible causes. Records of `trace connect` and `trace accept`
     /// have them; a record of `doctor` has findings instead.
     #[serde(default)]
     pub causes: Vec<String>,
+}
+
+/// A socket that has a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PortHolder {
+    /// The process; `null`: not known, or there is none, as in TIME_WAIT.
+    pub owner: Option<Owner>,
+    /// Its address and port.
+    pub local: SocketAddr,
+    /// The address and port of its peer; `null`: it has none.
+    pub remote: Option<SocketAddr>,
+    /// The state of a TCP socket as ss(8) has it: `established`, `time-wait`; a UDP socket without a peer is in `close`.
+    pub state: String,
 }
 
 /// The ports that connect() may choose.

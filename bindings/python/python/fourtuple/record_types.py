@@ -1516,6 +1516,13 @@ class DoctorSnapshotLocksSeen(TypedDict):
     seen: DoctorTracedLocks
 
 
+class PortHolder(TypedDict):
+    owner: DoctorOwner | None
+    local: str
+    remote: str | None
+    state: str
+
+
 class FailedCall(TypedDict):
     call: Literal["socket", "bind", "listen", "connect", "accept", "send", "recv"]
     errno: str
@@ -1526,6 +1533,7 @@ class FailedCall(TypedDict):
     before_search: bool
     failed: int
     causes: NotRequired[list[str]]
+    holder: NotRequired[PortHolder | None]
     namespace: NotRequired[int]
     range: NotRequired[list[int] | None]
     route: NotRequired[str | None]

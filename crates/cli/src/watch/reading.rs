@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange, ProbeError};
 use fourtuple_observe::host::namespace;
-use fourtuple_observe::host::snapshot::{Reader, add_routes};
+use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot};
 use fourtuple_syscalls::netns;
@@ -62,7 +62,7 @@ impl Watch {
     /// Returns a snapshot with the events since the previous reading.
     pub(crate) fn read(&mut self) -> Snapshot {
         let window = self.survey.window();
-        Snapshot { search: self.search.clone(), ..with_traces(self.reader.read(), window) }
+        Snapshot { search: self.search.clone(), ..with_traces(&mut self.reader, window) }
     }
 }
 
@@ -70,10 +70,12 @@ fn attach(namespace: &Namespace, trace: bool) -> Survey {
     if trace { Survey::attach(namespace.inode) } else { Survey::absent("--no-trace") }
 }
 
-fn with_traces(snapshot: Snapshot, window: Window) -> Snapshot {
+/// Reads the namespace, and adds what was traced since the reading before.
+fn with_traces(reader: &mut Reader, window: Window) -> Snapshot {
+    let snapshot = reader.read();
     let Window { connects, accepts, locks, mut failures } = window;
     if let Ok(failures) = &mut failures {
-        add_routes(&mut failures.calls);
+        reader.look_up(&mut failures.calls);
     }
     Snapshot {
         traced: connects.into(),
@@ -112,7 +114,7 @@ pub(crate) fn once(
         let window = survey.finish();
         let is_of_host = namespace::is_of_host(namespace.inode);
         let other_namespaces = if is_of_host { namespace::others(namespace.inode).len() as u32 } else { 0 };
-        let snapshot = Snapshot { search, other_namespaces, ..with_traces(reader.read(), window) };
+        let snapshot = Snapshot { search, other_namespaces, ..with_traces(&mut reader, window) };
         Ok((snapshot, elapsed))
     })
 }

@@ -1,5 +1,6 @@
 //! Faults of listeners and of groups of sockets, as servers have them by their configuration.
 
+use std::process::Command;
 use std::thread;
 
 use fourtuple_testing::accept_queue::tcp_counter;
@@ -8,9 +9,10 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, of, paste, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, nginx_config, of, paste, set_range,
+    traced, verdicts, wait_for,
 };
-use crate::program::{Room, queues, text, until};
+use crate::program::{Room, queues, run, text, until};
 use crate::table::row;
 
 /// Calls for a client that opens connections.
@@ -123,6 +125,64 @@ fn bursts_that_redis_drops_are_named() {
             &format!("{after} dropped"),
         );
         assert!(before > 0 && after == 0, "{before} {after}");
+    });
+}
+
+/// A server with a port of the range: a connection of another program has it, because connect() chose it.
+#[test]
+fn a_connection_that_has_the_port_of_a_server_is_named() {
+    in_namespace(|| {
+        let test = "listeners::a_connection_that_has_the_port_of_a_server_is_named";
+        if !has(test, &["nginx", "python3"]) {
+            return;
+        }
+        // One port that connect() chooses first, and another one.
+        set_range(20_000, 20_001);
+        let room = Room::new();
+        let mut client = Python::start();
+        client.run(
+            "l = socket.socket(); l.bind(('127.0.0.1', 4000)); l.listen(5)\n\
+             def dial():\n  c = socket.socket(); c.connect(('127.0.0.1', 4000)); return c\nc = dial()",
+        );
+        let port = client.number("print(c.getsockname()[1])");
+        let servers = format!("server {{ listen 127.0.0.1:{port}; return 200 ok; }}");
+        let config = nginx_config(&room, "late", 0, &servers);
+        let start = || run(Command::new("nginx").args(["-c", &config])).code == 0;
+        let record = thread::scope(|scope| {
+            let diagnosis = scope.spawn(|| diagnose(&room));
+            while !diagnosis.is_finished() {
+                assert!(!start());
+            }
+            diagnosis.join().expect("a diagnosis")
+        });
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let finding = first(
+            &record,
+            "X01",
+            &["bind() of nginx", &format!("to 127.0.0.1:{port} failed with EADDRINUSE")],
+        );
+        let evidence = finding["evidence"][0].to_string();
+        let holder = format!(
+            "a connection of python3[{}], 127.0.0.1:{port} to 127.0.0.1:4000 (established), has the port",
+            client.pid()
+        );
+        assert!(evidence.contains(&holder), "{evidence}");
+        let cure = do_now(finding);
+        assert_eq!(cure, format!("sysctl -w net.ipv4.ip_local_reserved_ports={port}"));
+        paste(&cure);
+        client.run("c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\\1\\0\\0\\0\\0\\0\\0\\0'); c.close(); c = dial()");
+        let _server = nginx(&room, "server", 0, None, &servers);
+        wait_for("127.0.0.1", u16::try_from(port).expect("a port"));
+        row(
+            finding,
+            "a connection has the port of a server that starts, which is a port of the range",
+            "nginx",
+            "nginx does not start",
+            "sysctl -w net.ipv4.ip_local_reserved_ports=PORT",
+            "it starts once the connection has ended",
+        );
     });
 }
 

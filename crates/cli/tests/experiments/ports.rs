@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, envoy_proxy, failed_requests, finds,
-    first, has, nginx, paste, set_range, verdicts, wait_for,
+    first, has, nginx, paste, set_range, wait_for,
 };
 use crate::program::{Room, binary, children, fourtuple, queues, until};
 use crate::table::row;

@@ -2,13 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fourtuple_record::snapshot::{FailedCall, Listener, LocalAddress, Service, Snapshot, UnixListener};
+use fourtuple_record::snapshot::{
+    FailedCall, Listener, LocalAddress, PortHolder, Service, Snapshot, UnixListener,
+};
 
 use crate::doctor::accepting::{acceptors, holders, is_at};
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
-use crate::doctor::words::{count, counted, filled, states};
+use crate::doctor::remedies::reserved_too;
+use crate::doctor::words::{count, counted, filled, process, states};
 use fourtuple_record::errno;
 
 /// The events of a healthy host.
@@ -56,7 +59,7 @@ pub(crate) enum Judged {
 type Cure = (&'static str, &'static str);
 
 /// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, DISABLED for the sysctls that disable IPv6, and
-/// SERVER and LISTENER for a listener at the port, LEFT for the connections of the port, RANGE for IP_LOCAL_PORT_RANGE, and HELD and HOLDER
+/// SERVER and LISTENER for a listener at the port, TAKEN for another socket that has it, LEFT for the connections of the port, RANGE for IP_LOCAL_PORT_RANGE, and HELD and HOLDER
 /// for the ports of UDP sockets.
 #[derive(Debug)]
 pub(crate) struct Cause {
@@ -331,6 +334,14 @@ pub(crate) const CALLS: &[CallRow] = &[
         PerSecond(2.0),
         &[
             shown(
+                listens_at_device,
+                "SERVER listens at LISTENER by one device only (SO_BINDTODEVICE), and connections from this host arrive at lo",
+                (
+                    "in the server no SO_BINDTODEVICE (a device or VRF in its configuration), or another listener at 127.0.0.1 for this host",
+                    "someone answers",
+                ),
+            ),
+            shown(
                 listens_elsewhere,
                 "SERVER listens at LISTENER, not at ADDRESS",
                 (
@@ -570,6 +581,14 @@ pub(crate) const CALLS: &[CallRow] = &[
             Nothing,
             &[
                 shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+                shown(
+                    is_taken,
+                    "TAKEN",
+                    (
+                        "stop that process, or take another address or port (SO_REUSEPORT, in both programs, shares it)",
+                        "bind() gets the port",
+                    ),
+                ),
                 perhaps(
                     "another UDP socket has the port",
                     (
@@ -599,10 +618,18 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "connections of the port do not prevent a restart",
                 ),
             ),
+            shown(
+                is_taken,
+                "TAKEN, and no program listens at the port",
+                (
+                    "let the process end it; a port of the range has to be reserved, or connect() chooses it again (SO_REUSEADDR does not help)",
+                    "bind() gets the port",
+                ),
+            ),
             perhaps(
                 "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
                 (
-                    "`ss -tanp sport = :PORT` shows what has the port; SO_REUSEADDR before bind(); `sysctl -w net.ipv4.ip_local_reserved_ports=PORT` keeps the port free",
+                    "`ss -tanp sport = :PORT` shows what has the port; SO_REUSEADDR before bind()",
                     "bind() gets the port",
                 ),
             ),
@@ -993,8 +1020,11 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
         When::Rule(_) | When::RuleHere(_) | When::Unknown => Judged::Perhaps,
         When::Shown(judge) => judge(snapshot, call),
     };
-    let causes = row_of(call).causes;
-    let with = |wanted: Judged| causes.iter().filter(move |cause| judge(cause) == wanted);
+    // Of a bind() to port 0.
+    let names_port = call.call == "bind" && address(call).is_some_and(|address| address.port() != 0);
+    let is_possible = |cause: &&Cause| !(names_port && matches!(cause.when, When::Rule("P08")));
+    let causes = row_of(call).causes.iter().filter(is_possible);
+    let with = |wanted: Judged| causes.clone().filter(move |cause| judge(cause) == wanted);
     if let Some(cause) = with(Judged::Yes).next() {
         return Judgement::Shown(cause);
     }
@@ -1034,6 +1064,14 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
         let server = acceptors(snapshot, listener);
         let listens = if server.contains(" and ") { "SERVER listen" } else { "SERVER listens" };
         text = filled(&text.replace("SERVER listens", listens), "SERVER", &server);
+    }
+    if let Some(PortHolder { owner, local, remote, state }) = &call.holder {
+        let owner = owner.as_ref().map_or_else(|| "no process any more".to_owned(), process);
+        let what = match remote {
+            Some(remote) => format!("a connection of {owner}, {local} to {remote} ({state}), has the port"),
+            None => format!("a socket of {owner} at {local} has the port"),
+        };
+        text = filled(&text, "TAKEN", &what);
     }
     if let Some(service) = left(snapshot, call) {
         text = filled(&text, "LEFT", &states(&service.states));
@@ -1318,14 +1356,31 @@ fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
 fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
     let address = address(call)?;
     let listeners = snapshot.listeners.seen().ok()?;
-    Some(listeners.iter().any(|listener| is_at(listener.address, address)))
+    Some(listeners.iter().any(|listener| is_at(listener.address, address) && is_reached(listener, call)))
+}
+
+/// The index of the loopback device in each network namespace.
+const LOOPBACK: u32 = 1;
+
+/// Returns whether a listener that is bound to a device (SO_BINDTODEVICE) gets connections from this host, which arrive at `lo`.
+fn is_reached(listener: &Listener, call: &FailedCall) -> bool {
+    call.call != "connect" || [0, LOOPBACK].contains(&listener.interface)
 }
 
 /// Returns the listener at the port of a call, if none serves its address.
 fn elsewhere<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
     let port = address(call)?.port();
     let listeners = snapshot.listeners.seen().ok().filter(|_| listens(snapshot, call) == Some(false))?;
-    listeners.iter().find(|listener| listener.address.port() == port)
+    let at_port = || listeners.iter().filter(|listener| listener.address.port() == port);
+    at_port().find(|listener| is_reached(listener, call)).or(at_port().next())
+}
+
+/// Returns whether the listener at the port of a call is bound to a device.
+fn listens_at_device(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match elsewhere(snapshot, call) {
+        Some(listener) if !is_reached(listener, call) => lacks_listener(snapshot, call),
+        _ => Judged::No,
+    }
 }
 
 fn listens_elsewhere(snapshot: &Snapshot, call: &FailedCall) -> Judged {
@@ -1394,6 +1449,19 @@ fn conflicts_with_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if conflicting(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
 
+/// Returns whether a socket was found that has the port of a bind(), and that no listener explains. SO_REUSEADDR helps against TIME_WAIT.
+fn is_taken(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let is_open = call.holder.as_ref().is_some_and(|holder| holder.state != "time-wait");
+    if is_open && conflicting(snapshot, call).is_none() { Judged::Yes } else { Judged::No }
+}
+
+/// The command that keeps connect() from the port of a bind() that failed, if a connection has taken it from the range.
+pub(crate) fn reserve(snapshot: &Snapshot, call: &FailedCall) -> Option<Remedy> {
+    let address =
+        address(call).filter(|_| call.protocol == "tcp" && is_taken(snapshot, call) == Judged::Yes)?;
+    reserved_too(snapshot, address.port())
+}
+
 /// Returns the connections of the port of a bind() at which nobody listens.
 fn left<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Service> {
     let port = address(call).filter(|_| call.call == "bind" && call.protocol == "tcp")?.port();
@@ -1413,7 +1481,10 @@ fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_record::snapshot::{EphemeralPorts, Owner, Part};
+
     use super::*;
+    use crate::doctor::draft::Action;
 
     #[test]
     fn texts_about_networks_are_not_for_unix_sockets() {
@@ -1525,6 +1596,45 @@ mod tests {
             low.starts_with("possible: a port below net.ipv4.ip_unprivileged_port_start")
                 && low.ends_with(policy),
             "{low}"
+        );
+        let taken = |protocol: &str, remote: Option<&str>, state: &str| {
+            let holder = PortHolder {
+                owner: Some(Owner { pid: 7, name: "curl".to_owned(), sockets: 1 }),
+                local: "127.0.0.1:40000".parse().unwrap(),
+                remote: remote.map(|remote| remote.parse().unwrap()),
+                state: state.to_owned(),
+            };
+            let call = FailedCall {
+                call: "bind".to_owned(),
+                errno: errno::EADDRINUSE.to_owned(),
+                protocol: protocol.to_owned(),
+                address: Some("0.0.0.0:40000".to_owned()),
+                holder: Some(holder),
+                ..FailedCall::default()
+            };
+            let ports = EphemeralPorts { low: 32_768, high: 60_999, reserved: vec![(33_000, 33_001)] };
+            let snapshot = Snapshot { ports: Part::Seen(ports), ..Snapshot::default() };
+            let command = reserve(&snapshot, &call).map(|remedy| match remedy.action {
+                Action::Steps(steps) => format!("{steps:?}"),
+                Action::Words(words) => words,
+            });
+            (causes(&snapshot, &call).join("\n"), command)
+        };
+        let (fact, command) = taken("tcp", Some("127.0.0.1:9000"), "established");
+        let expected = "the cause here: a connection of curl[7], 127.0.0.1:40000 to 127.0.0.1:9000 (established), has the port, and no program listens at \
+                        the port";
+        assert_eq!(fact, expected);
+        // What is reserved stays so.
+        assert!(command.unwrap().contains("33000-33001,40000"));
+        let (fact, command) = taken("udp", None, "close");
+        assert_eq!(
+            (fact.as_str(), command),
+            ("the cause here: a socket of curl[7] at 127.0.0.1:40000 has the port", None)
+        );
+        let (fact, command) = taken("tcp", Some("127.0.0.1:9000"), "time-wait");
+        assert!(
+            fact.starts_with("possible: the port is taken: another listener") && command.is_none(),
+            "{fact}"
         );
         let name = facts("connect", "ECONNREFUSED", "unix", "@app", None);
         assert!(

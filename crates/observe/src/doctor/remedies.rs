@@ -293,6 +293,16 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     Some(Remedy::sysctls(settings, effect).provided(condition).tried(Cure::Range))
 }
 
+/// One more reserved port, which connect() then does not choose; `None` if the range does not have it, or it is reserved.
+pub(crate) fn reserved_too(snapshot: &Snapshot, port: u16) -> Option<Remedy> {
+    let ports = snapshot.ports.seen().ok().filter(|ports| ports.contains(port))?;
+    let mut reserved = ports.reserved.clone();
+    reserved.push((port, port));
+    let effect =
+        format!("connect() does not choose {port} any more; the connection of now keeps it until its end");
+    Some(Remedy::sysctl(RESERVED, blocks(&merged(reserved)), effect).unproven())
+}
+
 /// Well-known ports of servers at 1024 and above.
 const SERVERS: [(u16, &str); 20] = [
     (1433, "mssql"),

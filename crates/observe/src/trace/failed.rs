@@ -122,6 +122,7 @@ fn row(failed: &Failed) -> FailedCall {
         namespace: failure.namespace,
         range: failed.range,
         route: None,
+        holder: None,
         causes: Vec::new(),
     }
 }

@@ -219,6 +219,12 @@ pub(crate) fn failed_call() -> FailedCall {
         namespace: 4_026_531_840,
         range: None,
         route: Some("unicast".to_owned()),
+        holder: Some(PortHolder {
+            owner: Some(owner(77, "curl", 1)),
+            local: "127.0.0.1:40000".parse().unwrap(),
+            remote: Some("127.0.0.1:9000".parse().unwrap()),
+            state: "established".to_owned(),
+        }),
         causes: Vec::new(),
     }
 }

@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use fourtuple_observe::doctor::causes;
 use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::namespace;
-use fourtuple_observe::host::snapshot::{Reader, add_routes, counter_totals};
+use fourtuple_observe::host::snapshot::{Reader, counter_totals};
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
 use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Part, Snapshot};
 use fourtuple_record::{Record, TraceHeat};
@@ -271,8 +271,7 @@ impl Before {
         for (at, namespace) in namespaces.into_iter().enumerate() {
             let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
             let snapshot = if Some(namespace) == self.namespace {
-                add_routes(own.iter_mut().map(|call| &mut **call));
-                self.now()
+                self.now(&mut own)
             } else {
                 let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
                 let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
@@ -284,14 +283,14 @@ impl Before {
         }
     }
 
-    /// Returns the namespace of the calling thread, with the events since the start.
-    fn now(&self) -> Snapshot {
+    /// Returns the namespace of the calling thread, with the events since the start, and adds what it has at the addresses of the calls.
+    fn now(&self, calls: &mut [&mut FailedCall]) -> Snapshot {
         let since = |(name, total): (String, u64)| {
             let during = total.saturating_sub(self.counters.get(&name).copied().unwrap_or(0));
             (name, Counter { total, during })
         };
         let counters = totals().into_iter().map(since).collect();
-        Snapshot { counters: Part::Seen(counters), ..Reader::new(Path::new("/")).read() }
+        Snapshot { counters: Part::Seen(counters), ..read(calls) }
     }
 }
 
@@ -299,14 +298,17 @@ fn totals() -> BTreeMap<String, u64> {
     counter_totals(Path::new("/")).unwrap_or_default()
 }
 
-/// Returns the namespace of a process, if the process lives and still is in it, and adds its routes to the calls.
+fn read(calls: &mut [&mut FailedCall]) -> Snapshot {
+    let mut reader = Reader::new(Path::new("/"));
+    let snapshot = reader.read();
+    reader.look_up(calls.iter_mut().map(|call| &mut **call));
+    snapshot
+}
+
+/// Returns the namespace of a process, if the process lives and still is in it, and adds what it has at the addresses of the calls.
 fn foreign(process: u32, namespace: u32, calls: &mut [&mut FailedCall]) -> Option<Snapshot> {
     let target = TargetFlags { pid: Some(process), netns: None, container: None }.open().ok()?;
-    let read = || {
-        add_routes(calls.iter_mut().map(|call| &mut **call));
-        Ok(Reader::new(Path::new("/")).read())
-    };
-    if target.inode == namespace { target.within(read).ok() } else { None }
+    if target.inode == namespace { target.within(|| Ok(read(calls))).ok() } else { None }
 }
 
 #[cfg(test)]

@@ -301,6 +301,16 @@ fn a_listener_at_another_address_is_a_cause() {
         snapshot.failures = failed("connect", "ECONNREFUSED", "tcp", to);
         snapshot
     };
+    // SO_BINDTODEVICE: connections of this host arrive at lo, which is the first device of each namespace.
+    for (interface, wanted) in [
+        (1, "possible: no socket listens"),
+        (2, "the cause here: server[7] listens at 0.0.0.0:80 by one device only (SO_BINDTODEVICE)"),
+    ] {
+        let mut bound = of("0.0.0.0:80", "127.0.0.1:80");
+        let Part::Seen(listeners) = &mut bound.listeners else { panic!() };
+        listeners[0].interface = interface;
+        expect("X01", 0.0, &bound, &[wanted]);
+    }
     let expect = |listener: &str, to: &str, wanted: &str| expect("X01", 0.0, &of(listener, to), &[wanted]);
     expect("127.0.0.1:80", "[::1]:80", "the cause here: server[7] listens at 127.0.0.1:80, not at ::1");
     expect("0.0.0.0:80", "[::1]:80", "the cause here: server[7] listens at 0.0.0.0:80, not at ::1");

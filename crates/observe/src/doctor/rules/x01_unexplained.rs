@@ -5,7 +5,7 @@ use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot};
 
 use crate::doctor::accepting::{acceptors, time};
-use crate::doctor::causes::{Judgement, enable_ipv6, judged};
+use crate::doctor::causes::{Judgement, enable_ipv6, judged, reserve};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::draft::{Draft, Remedy};
@@ -124,6 +124,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         draft.evidence.extend(judgement.facts(snapshot, call));
         draft.proper.extend(judgement.cures(snapshot, call));
         draft.now.extend(enable_ipv6(snapshot, call));
+        draft.now.extend(reserve(snapshot, call));
     }
     match &item.symptom {
         Symptom::Counter { .. } if half_open.is_some() => match half_open {
@@ -221,7 +222,7 @@ fn not_completed(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draf
             acceptors(snapshot, listener)
         ))
         .because("possible: a firewall, or a router that sees one direction only, drops the SYN-ACK or the last ACK")
-        .because("possible: the addresses are false (a scan or a SYN flood)")
+        .because("possible: the addresses are false (a scan or a SYN flood), or the clients send nothing and the listener waits for data (TCP_DEFER_ACCEPT)")
         .now(Remedy::other(
             Scope::Namespace,
             format!("ss -tno state syn-recv sport = :{}", listener.address.port()),

@@ -11,6 +11,7 @@
 //! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
 //! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
 
+mod addresses;
 mod close_wait;
 mod connections;
 mod counters;
@@ -30,7 +31,6 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
     ConfiguredSysctl, Connections, EphemeralPorts, FailedCall, Listener, LocalAddress, Owner, Part, Process,
     Snapshot, TcpMemory, UdpSockets, UnixListener,
@@ -223,6 +223,13 @@ impl Reader {
         self.previous = Some((now, counted));
         self.census = Some(census);
         snapshot
+    }
+
+    /// Adds to calls that failed what the namespace has at their addresses: routes, and the sockets that hold a port. Processes are those
+    /// of the last reading.
+    pub fn look_up<'a>(&self, calls: impl IntoIterator<Item = &'a mut FailedCall>) {
+        let none = Sockets::default();
+        addresses::look_up(calls, self.census.as_ref().map_or(&none, |census| &census.sockets));
     }
 }
 
@@ -477,29 +484,6 @@ fn read_addresses() -> Result<Vec<LocalAddress>, String> {
         device: device::name(index).ok(),
     };
     Ok(addresses.into_iter().map(record).collect())
-}
-
-/// Maximum number of failed calls whose route is looked up.
-const ROUTES: usize = 32;
-
-/// Adds to calls that failed for want of a route what the calling thread's namespace has as a route to their address.
-pub fn add_routes<'a>(calls: impl IntoIterator<Item = &'a mut FailedCall>) {
-    const OF_ROUTES: [&str; 4] = [errno::EACCES, errno::EHOSTUNREACH, errno::EINVAL, errno::ENETUNREACH];
-    let is_sent = |call: &FailedCall| ["connect", "send"].contains(&&*call.call);
-    let calls = calls.into_iter().filter(|call| is_sent(call) && OF_ROUTES.contains(&&*call.errno));
-    for call in calls.take(ROUTES) {
-        let Some(Ok(to)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
-            continue;
-        };
-        // The route to a link-local address is by the device of the socket.
-        if matches!(to, SocketAddr::V6(to) if to.ip().is_unicast_link_local()) {
-            continue;
-        }
-        call.route = Some(match route::kind(to.ip().to_canonical()) {
-            Ok(kind) => route::name(kind).to_owned(),
-            Err(error) => reason(&error),
-        });
-    }
 }
 
 /// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the

@@ -38,6 +38,11 @@ const NAMES: [&str; STATES] = [
 ];
 const STATES: usize = 13;
 
+/// Returns the name of a TCP state.
+pub(super) fn name(state: u8) -> &'static str {
+    NAMES.get(usize::from(state)).copied().unwrap_or(NAMES[0])
+}
+
 /// Two addresses and a port: the tuple of connections whose source port is left open. A service has its port only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use crate::errno;
+
+/// The address of a default value.
+const NO_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// A part of a snapshot that may be impossible to read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -291,6 +294,25 @@ pub struct Tuple {
     pub owners: Vec<Owner>,
 }
 
+impl Default for Tuple {
+    fn default() -> Tuple {
+        Tuple {
+            source: NO_ADDRESS.ip(),
+            destination: NO_ADDRESS,
+            in_use: Default::default(),
+            low_parity: Default::default(),
+            states: Default::default(),
+            closes_per_s: Default::default(),
+            closed_last_s: Default::default(),
+            growth_per_s: Default::default(),
+            time_wait_plain: Default::default(),
+            idle: Default::default(),
+            fix: Default::default(),
+            owners: Default::default(),
+        }
+    }
+}
+
 /// A `fourtuple fix ports` that runs, or that of a `fourtuple guard`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -437,6 +459,28 @@ pub struct Listener {
     pub mptcp: bool,
 }
 
+impl Default for Listener {
+    fn default() -> Listener {
+        Listener {
+            address: NO_ADDRESS,
+            interface: Default::default(),
+            cookie: Default::default(),
+            waiting: Default::default(),
+            waiting_before: Default::default(),
+            standing: Default::default(),
+            given_up: Default::default(),
+            waited_ns: Default::default(),
+            backlog: Default::default(),
+            handshakes: Default::default(),
+            handshakes_resent: Default::default(),
+            resent_to: Default::default(),
+            drops: Default::default(),
+            owners: Default::default(),
+            mptcp: Default::default(),
+        }
+    }
+}
+
 /// A listening unix socket. The kernel counts no drops: a connect() that finds the queue full waits, or fails with EAGAIN.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "DoctorUnixListener"))]
@@ -497,6 +541,22 @@ pub struct UdpSocketView {
     pub user: u32,
     /// Processes that hold the socket.
     pub owners: Vec<Owner>,
+}
+
+impl Default for UdpSocketView {
+    fn default() -> UdpSocketView {
+        UdpSocketView {
+            local: NO_ADDRESS,
+            remote: Default::default(),
+            interface: Default::default(),
+            cookie: Default::default(),
+            queued_bytes: Default::default(),
+            limit_bytes: Default::default(),
+            drops: Default::default(),
+            user: Default::default(),
+            owners: Default::default(),
+        }
+    }
 }
 
 /// A process that has sockets in the namespace. The list has the holders of listeners, accepted connections and shared UDP ports, and
@@ -661,6 +721,22 @@ pub struct TracedConnects {
     /// Connects that failed, or were closed by the program before an answer.
     #[serde(default)]
     pub failed: u64,
+}
+
+impl Default for TracedConnects {
+    fn default() -> TracedConnects {
+        TracedConnects {
+            owner: Default::default(),
+            processes: Default::default(),
+            destination: NO_ADDRESS,
+            searches: Default::default(),
+            search_mean_ns: Default::default(),
+            search_p99_ns: Default::default(),
+            given_port: Default::default(),
+            established: Default::default(),
+            failed: Default::default(),
+        }
+    }
 }
 
 /// Waits for one class of locks.

@@ -772,21 +772,15 @@ mod tests {
             };
             let owners = vec![owner.clone()];
             let listener = Listener {
-                mptcp: false,
                 address: ([127, 0, 0, 1], 4_020).into(),
-                interface: 0,
                 cookie: 1,
                 waiting: standing,
                 waiting_before: standing,
                 standing,
-                given_up: 0,
-                waited_ns: 0,
                 backlog: 16,
-                handshakes: 0,
-                handshakes_resent: 0,
-                resent_to: None,
                 drops: Some(five),
                 owners,
+                ..Listener::default()
             };
             let draft = Draft::new(fourtuple_record::Severity::Warning, "drops", "drops");
             let draft = empty_faster(draft, &snapshot, &listener);

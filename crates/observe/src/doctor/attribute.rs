@@ -357,13 +357,8 @@ pub(super) mod tests {
             in_use: 100,
             low_parity: 50,
             states: BTreeMap::from([("time-wait".to_owned(), 100)]),
-            closes_per_s: 0.0,
-            closed_last_s: 0,
-            growth_per_s: 0.0,
-            time_wait_plain: None,
-            idle: None,
-            fix: None,
             owners,
+            ..Tuple::default()
         }
     }
 

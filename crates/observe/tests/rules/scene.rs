@@ -145,8 +145,6 @@ pub(crate) fn traced_connects(owner: Owner, destination: SocketAddr) -> TracedCo
         searches: 1_000,
         search_mean_ns: 2_300_000,
         search_p99_ns: 4_700_000,
-        given_port: 0,
-        established: 0,
-        failed: 0,
+        ..TracedConnects::default()
     }
 }

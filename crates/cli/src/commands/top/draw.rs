@@ -303,13 +303,9 @@ mod tests {
             in_use,
             low_parity: in_use / 2,
             states: BTreeMap::from([("time-wait".to_owned(), u64::from(in_use) / 2)]),
-            closes_per_s: 0.0,
-            closed_last_s: 0,
             growth_per_s,
-            time_wait_plain: None,
-            idle: None,
-            fix: None,
             owners: vec![Owner { pid: 812, name: "envoy".to_owned(), sockets: in_use / 2 }],
+            ..Tuple::default()
         }
     }
 

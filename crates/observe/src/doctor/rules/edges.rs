@@ -60,21 +60,15 @@ fn owner(pid: u32, sockets: u32) -> Owner {
 /// Returns a listener of the process with this number.
 fn listener(pid: u32, [waiting_before, waiting, backlog]: [u32; 3], handshakes: u32, drops: u64) -> Listener {
     Listener {
-        mptcp: false,
         address: "127.0.0.1:4000".parse().unwrap(),
-        interface: 0,
         cookie: pid.into(),
         waiting,
         waiting_before,
-        standing: 0,
-        given_up: 0,
-        waited_ns: 0,
         backlog,
         handshakes,
-        handshakes_resent: 0,
-        resent_to: None,
         drops: Some(Counter { total: drops, during: drops }),
         owners: vec![owner(pid, 1)],
+        ..Listener::default()
     }
 }
 
@@ -413,14 +407,11 @@ fn drops_of_udp_that_no_counter_has() {
         let mut snapshot = snapshot(&[], &[("Udp.InErrors", errors), ("Udp.RcvbufErrors", errors)]);
         let socket = UdpSocketView {
             local: "127.0.0.1:53".parse().unwrap(),
-            remote: None,
-            interface: 0,
             cookie: 1,
-            queued_bytes: 0,
             limit_bytes: Some(200),
             drops: Some(Counter { total: 9, during: 5 }),
-            user: 0,
             owners: vec![owner(7, 1)],
+            ..UdpSocketView::default()
         };
         snapshot.udp = Part::Seen(UdpSockets { total: 1, sockets: vec![socket], left_out: 0 });
         snapshot
@@ -457,15 +448,8 @@ fn tuple(established: u32, time_wait: u32) -> Tuple {
         source: [10, 0, 0, 1].into(),
         destination: "10.0.0.2:80".parse().unwrap(),
         in_use: established + time_wait,
-        low_parity: 0,
         states: states.map(|(name, sockets)| (name.to_owned(), sockets.into())).into(),
-        closes_per_s: 0.0,
-        closed_last_s: 0,
-        growth_per_s: 0.0,
-        time_wait_plain: None,
-        idle: None,
-        fix: None,
-        owners: Vec::new(),
+        ..Tuple::default()
     }
 }
 
@@ -563,9 +547,8 @@ fn sockets_bound_first_at_their_limits() {
         searches: 5,
         search_mean_ns: 1,
         search_p99_ns: 1,
-        given_port: 0,
         established: 5,
-        failed: 0,
+        ..TracedConnects::default()
     };
     traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
     expect("P08", 20.0, &traced, &[]);

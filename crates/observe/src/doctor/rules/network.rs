@@ -669,21 +669,11 @@ mod tests {
             ..Process::default()
         };
         let listener = |cookie, pid| Listener {
-            mptcp: false,
             address: "127.0.0.1:4000".parse().unwrap(),
-            interface: 0,
             cookie,
-            waiting: 0,
-            waiting_before: 0,
-            standing: 0,
-            given_up: 0,
-            waited_ns: 0,
             backlog: 128,
-            handshakes: 0,
-            handshakes_resent: 0,
-            resent_to: None,
-            drops: None,
             owners: vec![Owner { pid, name: "server".to_owned(), sockets: 1 }],
+            ..Listener::default()
         };
         let with = |parent, change: &dyn Fn(&mut [Process])| {
             let mut processes = vec![process(70, 1, 100), process(90, parent, 7_300)];

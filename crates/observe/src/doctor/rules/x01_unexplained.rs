@@ -434,9 +434,9 @@ mod tests {
             searches: 9,
             search_mean_ns: 1,
             search_p99_ns: 1,
-            given_port: 0,
             established,
             failed,
+            ..TracedConnects::default()
         };
         let of = |connects: Vec<TracedConnects>, calls| {
             let mut snapshot = snapshot(calls, &[]);
@@ -465,21 +465,14 @@ mod tests {
     fn syn_acks_without_an_answer_are_of_a_listener() {
         let mut snapshot = snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", 80)]);
         let listener = Listener {
-            mptcp: false,
             address: "10.9.0.1:8000".parse().unwrap(),
-            interface: 0,
             cookie: 1,
-            waiting: 0,
-            waiting_before: 0,
-            standing: 0,
-            given_up: 0,
-            waited_ns: 0,
             backlog: 511,
             handshakes: 40,
             handshakes_resent: 33,
             resent_to: Some([10, 9, 0, 2].into()),
-            drops: None,
             owners: vec![Owner { pid: 7, name: "server".to_owned(), sockets: 1 }],
+            ..Listener::default()
         };
         snapshot.listeners = Part::Seen(vec![listener]);
         snapshot.connections = Part::Seen(Connections::default());
@@ -528,21 +521,15 @@ mod tests {
             snapshot.addresses =
                 Part::Seen(vec![LocalAddress { address, prefix: 24, tentative: false, device: None }]);
             snapshot.listeners = Part::Seen(vec![Listener {
-                mptcp: false,
                 address: "0.0.0.0:80".parse().unwrap(),
-                interface: 0,
                 cookie: 7,
                 waiting: 17,
                 waiting_before: 17,
                 standing: 17,
-                given_up: 0,
-                waited_ns: 0,
                 backlog: 16,
-                handshakes: 0,
-                handshakes_resent: 0,
-                resent_to: None,
                 drops: Some(Counter { total: 9, during: 9 }),
                 owners: vec![Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 }],
+                ..Listener::default()
             }]);
             found(&snapshot).len()
         };
@@ -674,9 +661,8 @@ mod tests {
                 searches: 500,
                 search_mean_ns: 1,
                 search_p99_ns: 1,
-                given_port: 0,
                 established: 5,
-                failed: 0,
+                ..TracedConnects::default()
             }],
             ..Traced::default()
         });

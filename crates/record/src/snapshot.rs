@@ -457,6 +457,9 @@ pub struct Listener {
     /// Whether it is a listener of MPTCP, as those of programs in Go are since 1.24. Absent in older records.
     #[serde(default)]
     pub mptcp: bool,
+    /// Whether a listener of the unspecified IPv6 address refuses IPv4 (IPV6_V6ONLY).
+    #[serde(default)]
+    pub ipv6_only: bool,
 }
 
 impl Default for Listener {
@@ -477,6 +480,7 @@ impl Default for Listener {
             drops: Default::default(),
             owners: Default::default(),
             mptcp: Default::default(),
+            ipv6_only: Default::default(),
         }
     }
 }

@@ -355,11 +355,14 @@ pub(crate) fn entry(reply: &Reply) -> Entry {
     }
 }
 
+fn is_ipv6_only(attributes: &[u8]) -> bool {
+    netlink::attribute(attributes, INET_DIAG_SKV6ONLY).is_some_and(|value| value.first() == Some(&1))
+}
+
 fn listener(reply: &Reply, attributes: &[u8]) -> Listener {
     Listener {
         local: entry(reply).local,
-        ipv6_only: netlink::attribute(attributes, INET_DIAG_SKV6ONLY)
-            .is_some_and(|value| value.first() == Some(&1)),
+        ipv6_only: is_ipv6_only(attributes),
         waiting: reply.receive_queue,
         backlog: reply.send_queue,
     }
@@ -441,6 +444,8 @@ pub struct Detail {
     pub memory: Option<Memory>,
     /// Whether it is the queue of a listener of MPTCP.
     pub mptcp: bool,
+    /// For the unspecified IPv6 address: whether the socket excludes IPv4 (IPV6_V6ONLY).
+    pub ipv6_only: bool,
 }
 
 /// The part of INET_DIAG_SKMEMINFO that concerns received packets.
@@ -499,6 +504,7 @@ fn detail(reply: &Reply, attributes: &[u8]) -> Detail {
         limit: reply.send_queue,
         memory: number(1).zip(number(8)).map(|(receive_limit, drops)| Memory { receive_limit, drops }),
         mptcp: is_mptcp(attributes),
+        ipv6_only: is_ipv6_only(attributes),
     }
 }
 

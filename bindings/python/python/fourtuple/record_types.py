@@ -1350,6 +1350,7 @@ class DoctorListener(TypedDict):
     drops: DoctorCounter | None
     owners: list[DoctorOwner]
     handshakes_resent: NotRequired[int]
+    ipv6_only: NotRequired[bool]
     mptcp: NotRequired[bool]
     resent_to: NotRequired[str | None]
 

@@ -342,6 +342,14 @@ pub(crate) const CALLS: &[CallRow] = &[
                 ),
             ),
             shown(
+                listens_by_ipv6_only,
+                "SERVER listens at LISTENER for IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only; nginx: `ipv6only`)",
+                (
+                    "in the server also a listener at 0.0.0.0:PORT (nginx: `listen PORT;` beside `listen [::]:PORT;`)",
+                    "someone answers",
+                ),
+            ),
+            shown(
                 listens_elsewhere,
                 "SERVER listens at LISTENER, not at ADDRESS",
                 (
@@ -1362,9 +1370,15 @@ fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
 /// The index of the loopback device in each network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Returns whether a listener that is bound to a device (SO_BINDTODEVICE) gets connections from this host, which arrive at `lo`.
+/// Returns whether a listener at the address of a connect() gets connections from this host: they arrive at `lo`, which matters with
+/// SO_BINDTODEVICE.
 fn is_reached(listener: &Listener, call: &FailedCall) -> bool {
-    call.call != "connect" || [0, LOOPBACK].contains(&listener.interface)
+    let of_family = !listener.ipv6_only || address(call).is_none_or(|to| to.is_ipv6());
+    call.call != "connect" || is_at_loopback(listener) && of_family
+}
+
+fn is_at_loopback(listener: &Listener) -> bool {
+    [0, LOOPBACK].contains(&listener.interface)
 }
 
 /// Returns the listener at the port of a call, if none serves its address.
@@ -1372,13 +1386,13 @@ fn elsewhere<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listen
     let port = address(call)?.port();
     let listeners = snapshot.listeners.seen().ok().filter(|_| listens(snapshot, call) == Some(false))?;
     let at_port = || listeners.iter().filter(|listener| listener.address.port() == port);
-    at_port().find(|listener| is_reached(listener, call)).or(at_port().next())
+    at_port().find(|listener| is_at_loopback(listener)).or(at_port().next())
 }
 
 /// Returns whether the listener at the port of a call is bound to a device.
 fn listens_at_device(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     match elsewhere(snapshot, call) {
-        Some(listener) if !is_reached(listener, call) => lacks_listener(snapshot, call),
+        Some(listener) if !is_at_loopback(listener) => lacks_listener(snapshot, call),
         _ => Judged::No,
     }
 }
@@ -1387,6 +1401,16 @@ fn listens_elsewhere(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     match elsewhere(snapshot, call) {
         Some(_) => lacks_listener(snapshot, call),
         None => Judged::No,
+    }
+}
+
+/// Returns whether a listener of all addresses of IPv6 is at the port of a call to an IPv4 address.
+fn listens_by_ipv6_only(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    match elsewhere(snapshot, call).zip(address(call)) {
+        Some((listener, to)) if listener.ipv6_only && is_at(listener.address, to) => {
+            lacks_listener(snapshot, call)
+        }
+        _ => Judged::No,
     }
 }
 
@@ -1427,7 +1451,9 @@ fn are_udp_ports_held(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 fn conflicting<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
     let address = address(call).filter(|_| call.protocol == "tcp")?;
     let overlaps = |own: SocketAddr| is_at(own, address) || is_at(address, own);
-    snapshot.listeners.seen().ok()?.iter().find(|listener| overlaps(listener.address))
+    let is_other_family = |listener: &Listener| listener.ipv6_only && address.is_ipv4();
+    let mut listeners = snapshot.listeners.seen().ok()?.iter();
+    listeners.find(|listener| overlaps(listener.address) && !is_other_family(listener))
 }
 
 /// Returns the unix listener at the path of a call.

@@ -141,6 +141,7 @@ fn listener() -> Listener {
         drops: Some(COUNTER),
         owners: vec![owner(901, "nginx", 1), owner(902, "nginx", 1)],
         mptcp: false,
+        ipv6_only: false,
     }
 }
 

@@ -295,6 +295,16 @@ fn a_listener_at_another_address_is_a_cause() {
         snapshot.failures = failed("connect", "ECONNREFUSED", "tcp", to);
         snapshot
     };
+    for (to, wanted) in [
+        ("127.0.0.1:80", "the cause here: server[7] listens at [::]:80 for IPv6 only (IPV6_V6ONLY"),
+        ("[::1]:80", "possible: no socket listens"),
+        ("10.0.0.3:80", "possible: no socket listens"),
+    ] {
+        let mut bound = of("[::]:80", to);
+        let Part::Seen(listeners) = &mut bound.listeners else { panic!() };
+        listeners[0].ipv6_only = true;
+        expect("X01", 0.0, &bound, &[wanted]);
+    }
     // SO_BINDTODEVICE: connections of this host arrive at lo, which is the first device of each namespace.
     for (interface, wanted) in [
         (1, "possible: no socket listens"),
@@ -309,7 +319,7 @@ fn a_listener_at_another_address_is_a_cause() {
     expect("127.0.0.1:80", "[::1]:80", "the cause here: server[7] listens at 127.0.0.1:80, not at ::1");
     expect("0.0.0.0:80", "[::1]:80", "the cause here: server[7] listens at 0.0.0.0:80, not at ::1");
     expect("127.0.0.1:81", "[::1]:80", "the cause here: no socket listens at the address on this host");
-    // It may serve IPv4 too.
+    // It may serve IPv4 too, and have begun after the calls.
     expect("[::]:80", "127.0.0.1:80", "possible: no socket listens");
     // Another host.
     expect("127.0.0.1:80", "10.0.0.3:80", "possible: no socket listens");
@@ -365,6 +375,15 @@ fn the_owner_of_a_port_is_a_cause() {
         snapshot.failures = failed("bind", "EADDRINUSE", "tcp", at);
         snapshot
     };
+    // A listener of IPv6 has the port of IPv4 too, unless it excludes IPv4.
+    for (ipv6_only, wanted) in
+        [(false, "the cause here: server[7] listens at [::]:80"), (true, "possible: the port is taken")]
+    {
+        let mut both = of("0.0.0.0:80", Some("[::]:80"));
+        let Part::Seen(listeners) = &mut both.listeners else { panic!() };
+        listeners[0].ipv6_only = ipv6_only;
+        expect("X01", 0.0, &both, &[wanted]);
+    }
     let expect = |at: &str, other: Option<&str>, wanted: &str| expect("X01", 0.0, &of(at, other), &[wanted]);
     expect("0.0.0.0:80", Some("127.0.0.1:80"), "the cause here: server[7] listens at 127.0.0.1:80");
     expect("127.0.0.1:80", Some("0.0.0.0:80"), "the cause here: server[7] listens at 0.0.0.0:80");

@@ -48,6 +48,7 @@ pub(super) fn read(
             drops: drops.map(|total| since(drops_before.as_ref(), total, is_first)),
             owners: sockets.owners(detail.inode),
             mptcp: detail.mptcp,
+            ipv6_only: detail.ipv6_only,
         });
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;

@@ -330,6 +330,28 @@ impl Growth {
     }
 }
 
+/// Ports of a tuple whose connections wait for a peer that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Silent {
+    /// Connections in SYN_SENT whose SYN was sent again.
+    pub(crate) opening: u64,
+    /// Connections that this side has closed, and whose FIN nobody has acknowledged.
+    pub(crate) closing: u64,
+}
+
+impl Silent {
+    /// Returns the connections that wait, if they have most of the ports. Those of a peer that answers have left these states after a round
+    /// trip.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Option<Silent> {
+        let unanswered = &snapshot.connections.seen().ok()?.unanswered;
+        let mut resent =
+            unanswered.iter().filter(|of| !of.established && of.destination == tuple.destination);
+        let opening = resent.next().map_or(0, |of| u64::from(of.sockets)).min(state(tuple, "syn-sent"));
+        let closing = ["fin-wait-1", "closing", "last-ack"].map(|name| state(tuple, name)).iter().sum();
+        ((opening + closing) * 2 > u64::from(tuple.in_use)).then_some(Silent { opening, closing })
+    }
+}
+
 /// Returns whether the peer of a tuple is this host.
 pub(crate) fn is_local(snapshot: &Snapshot, tuple: &Tuple) -> bool {
     is_own(snapshot, tuple.destination.ip())

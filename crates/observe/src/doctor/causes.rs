@@ -3,14 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    FailedCall, Listener, LocalAddress, PortHolder, Service, Snapshot, UnixListener,
+    FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, UnixListener,
 };
 
 use crate::doctor::accepting::{acceptors, holders, is_at};
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
-use crate::doctor::remedies::reserved_too;
 use crate::doctor::words::{count, counted, filled, process, states};
 use fourtuple_record::errno;
 
@@ -1040,6 +1039,20 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
     Judgement::Open(with(Judged::Perhaps).collect(), excluded.collect())
 }
 
+/// Returns the calls that fail if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
+pub(crate) fn timed_out(owner: &Owner, processes: u32, to: SocketAddr, failed: u64) -> FailedCall {
+    FailedCall {
+        call: "connect".to_owned(),
+        errno: errno::ETIMEDOUT.to_owned(),
+        protocol: "tcp".to_owned(),
+        owner: owner.clone(),
+        processes,
+        address: Some(to.to_string()),
+        failed,
+        ..FailedCall::default()
+    }
+}
+
 fn is_there(snapshot: &Snapshot, call: &FailedCall) -> bool {
     let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
     processes.iter().any(|process| process.pid == call.owner.pid)
@@ -1476,16 +1489,9 @@ fn conflicts_with_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 }
 
 /// Returns whether a socket was found that has the port of a bind(), and that no listener explains. SO_REUSEADDR helps against TIME_WAIT.
-fn is_taken(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+pub(crate) fn is_taken(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     let is_open = call.holder.as_ref().is_some_and(|holder| holder.state != "time-wait");
     if is_open && conflicting(snapshot, call).is_none() { Judged::Yes } else { Judged::No }
-}
-
-/// The command that keeps connect() from the port of a bind() that failed, if a connection has taken it from the range.
-pub(crate) fn reserve(snapshot: &Snapshot, call: &FailedCall) -> Option<Remedy> {
-    let address =
-        address(call).filter(|_| call.protocol == "tcp" && is_taken(snapshot, call) == Judged::Yes)?;
-    reserved_too(snapshot, address.port())
 }
 
 /// Returns the connections of the port of a bind() at which nobody listens.
@@ -1511,6 +1517,7 @@ mod tests {
 
     use super::*;
     use crate::doctor::draft::Action;
+    use crate::doctor::remedies::reserve;
 
     #[test]
     fn texts_about_networks_are_not_for_unix_sockets() {

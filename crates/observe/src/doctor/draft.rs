@@ -154,6 +154,8 @@ pub(crate) enum What {
     Growth(Subject),
     /// SYNs that are not answered, to a listener of this host; `None`: to every destination.
     Unanswered(Option<SocketAddr>),
+    /// SYNs and data that a destination does not answer.
+    Silent(SocketAddr),
 }
 
 impl What {

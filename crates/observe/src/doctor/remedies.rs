@@ -3,11 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    EphemeralPorts, LocalAddress, Owner, Part, RunningFix, Snapshot, Traced, TracedConnects, Tuple, merged,
+    EphemeralPorts, FailedCall, LocalAddress, Owner, Part, RunningFix, Snapshot, Traced, TracedConnects,
+    Tuple, merged,
 };
 
-use crate::doctor::attribute::{Callers, Growth};
+use crate::doctor::attribute::{Callers, Growth, Silent};
 use crate::doctor::budget::{Budget, delay_s};
+use crate::doctor::causes::{Judged, is_taken, judged, timed_out};
 use crate::doctor::command::{Content, Cure, Scope, Setting};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::words::{caller, count, counted, process, rate, time};
@@ -25,6 +27,9 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     let growth = budget.and_then(|budget| Growth::of(snapshot, tuple, &budget));
     if let Some(growth) = growth.filter(|growth| growth.idle_s.is_some()) {
         return end_leak(draft, snapshot, tuple, &growth);
+    }
+    if let Some(silent) = Silent::of(snapshot, tuple) {
+        return end_silence(draft, snapshot, tuple, silent);
     }
     draft = draft.because_if(running_fix(tuple));
     // First what a file of sysctl.d(5) keeps.
@@ -79,6 +84,40 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
         format!("in {name}: close connections that are no longer needed, also on error paths; {pool}"),
         "no timer of the kernel ends an open connection",
     ))
+}
+
+/// Adds what frees ports whose connections wait for a peer that does not answer: more ports would wait, too.
+fn end_silence(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, silent: Silent) -> Draft {
+    let Silent { opening, closing } = silent;
+    let to = tuple.destination;
+    draft.evidence.insert(
+        0,
+        format!(
+            "more ports do not help: {} of them wait for an answer of {to}, and more would",
+            count(opening + closing)
+        ),
+    );
+    if closing > opening {
+        let effect = "what the program has closed and nobody answers ends after seconds, not minutes; that of now with its next retransmission";
+        return draft
+            .because("possible: the host is down, or a firewall drops the packets or has forgotten the connections")
+            .now(Remedy::sysctl("net.ipv4.tcp_orphan_retries", "3", effect).unproven());
+    }
+    let owner = Callers::of(snapshot, tuple).map(|callers| callers.owner).unwrap_or_default();
+    let call = timed_out(&owner, 1, to, opening + closing);
+    let judgement = judged(snapshot, &call, &[]);
+    draft.evidence.extend(judgement.facts(snapshot, &call));
+    draft.proper.extend(judgement.cures(snapshot, &call));
+    draft
+        .now(Remedy::other(
+            Scope::Namespace,
+            format!("ss -tnpo state syn-sent dst {}", quoted(to)),
+            "the connections, and when their SYN is sent again",
+        ))
+        .proper(Remedy::advice(
+            "in the program: a time limit for connect(), and fewer attempts at a time to a server that does not answer",
+            "a port is free when the attempt ends; the kernel tries for two minutes (net.ipv4.tcp_syn_retries)",
+        ))
 }
 
 /// Connections that carry more than one request.
@@ -293,8 +332,10 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     Some(Remedy::sysctls(settings, effect).provided(condition).tried(Cure::Range))
 }
 
-/// One more reserved port, which connect() then does not choose; `None` if the range does not have it, or it is reserved.
-pub(crate) fn reserved_too(snapshot: &Snapshot, port: u16) -> Option<Remedy> {
+/// The command that keeps connect() from the port of a bind() that failed, if a connection has taken it from the range.
+pub(crate) fn reserve(snapshot: &Snapshot, call: &FailedCall) -> Option<Remedy> {
+    let is_chosen = call.protocol == "tcp" && is_taken(snapshot, call) == Judged::Yes;
+    let port = call.address.as_ref().filter(|_| is_chosen)?.parse::<SocketAddr>().ok()?.port();
     let ports = snapshot.ports.seen().ok().filter(|ports| ports.contains(port))?;
     let mut reserved = ports.reserved.clone();
     reserved.push((port, port));
@@ -385,11 +426,12 @@ pub(crate) fn lasting_sysctls() -> Remedy {
     )
 }
 
-/// Adds the widest range as what lasts, unless a leak would fill it too, or it is what helps at once and has a lasting form.
+/// Adds the widest range as what lasts, unless a leak or a peer that does not answer would fill it too, or it is what helps at once and has a lasting form.
 pub(crate) fn lasting_range(draft: Draft, snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Draft {
     let is_leak = Growth::of(snapshot, tuple, budget).is_some_and(|growth| growth.idle_s.is_some());
+    let would_fill = is_leak || Silent::of(snapshot, tuple).is_some();
     let is_wider = draft.now.iter().any(|remedy| remedy.sets(RANGE));
-    if is_leak || is_wider { draft } else { draft.proper(lasting_sysctls()) }
+    if would_fill || is_wider { draft } else { draft.proper(lasting_sysctls()) }
 }
 
 /// `fourtuple fix --print` for a program that it knows.

@@ -469,6 +469,7 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
+        (What::Silent(destination), Symptom::Unanswered { found, .. }) => found.destination == *destination,
         (What::Unanswered(listener), Symptom::Unanswered { found, is_here }) if !found.established => {
             let to = found.destination;
             // Another host may have a server at the port, too.

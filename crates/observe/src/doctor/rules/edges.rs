@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fourtuple_record::snapshot::{
     Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits, Owner, Part,
     Process, Service, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
-    UdpSocketView, UdpSockets, UnixListener,
+    UdpSocketView, UdpSockets, Unanswered, UnixListener,
 };
 
 use crate::doctor::draft::{Action, Draft, Remedy};
@@ -393,6 +393,49 @@ fn the_owner_of_a_port_is_a_cause() {
     expect("127.0.0.1:80", None, left);
     expect("127.0.0.1:82", None, "possible: the port is taken");
     expect("127.0.0.1:80", Some("127.0.0.2:80"), "possible: the port is taken");
+}
+
+/// Ports whose connections wait for a peer that does not answer are no reason for more ports.
+#[test]
+fn ports_that_wait_for_a_silent_peer() {
+    let of = |name: &str, waiting: u32, resent: u32| {
+        let states =
+            [(name.to_owned(), u64::from(waiting)), ("established".to_owned(), u64::from(200 - waiting))];
+        let tuple = Tuple { in_use: 200, states: states.into(), ..tuple(200, 0) };
+        let unanswered = Unanswered {
+            destination: tuple.destination,
+            established: false,
+            sockets: resent,
+            retransmits: resent,
+            owner: None,
+        };
+        let unanswered = if resent > 0 { vec![unanswered] } else { Vec::new() };
+        let connections = Connections { tuples: vec![tuple], unanswered, ..Connections::default() };
+        let mut snapshot = snapshot(&[], &[]);
+        snapshot.connections = Part::Seen(connections);
+        snapshot.ports = Part::Seen(EphemeralPorts { low: 20_000, high: 20_199, reserved: Vec::new() });
+        snapshot
+    };
+    let silent = "more ports do not help: ";
+    let wider = "!net.ipv4.ip_local_port_range";
+    let cause = "possible: the host is down, or a firewall drops the packets";
+    expect("P01", 90.0, &of("syn-sent", 200, 150), &[silent, wider, cause, "a time limit for connect()"]);
+    expect(
+        "P01",
+        90.0,
+        &of("fin-wait-1", 120, 0),
+        &[silent, wider, "name: \"net.ipv4.tcp_orphan_retries\", value: \"3\""],
+    );
+    // SYNs that are on their way; and a few that are lost.
+    expect(
+        "P01",
+        90.0,
+        &of("syn-sent", 200, 0),
+        &["!more ports do not help", "net.ipv4.ip_local_port_range"],
+    );
+    expect("P01", 90.0, &of("syn-sent", 200, 100), &["!more ports do not help"]);
+    expect("P03", 1_000.0, &of("syn-sent", 200, 150), &[]);
+    expect("P03", 1_000.0, &of("syn-sent", 200, 0), &["the range 20000-20199 has 200 usable ports"]);
 }
 
 #[test]

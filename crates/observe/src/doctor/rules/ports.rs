@@ -9,7 +9,7 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, HeldPort, Owner, SelfConnected, Snapshot, Source, Tuple, merged,
 };
 
-use crate::doctor::attribute::{Callers, Growth, left_behind};
+use crate::doctor::attribute::{Callers, Growth, Silent, left_behind};
 use crate::doctor::budget::{Budget, is_relieved};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
@@ -112,7 +112,10 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
             draft = draft.explains(What::Calls { call: "connect", errno, process, address });
         }
     }
-    let draft = draft.explains(What::Growth(subject.into()));
+    let mut draft = draft.explains(What::Growth(subject.into()));
+    if Silent::of(snapshot, subject).is_some() {
+        draft = draft.explains(What::Silent(subject.destination));
+    }
     let draft = more_ports(draft, snapshot, subject);
     let draft = lasting_range(draft, snapshot, subject, budget);
     if subject.owners.is_empty() {
@@ -125,11 +128,12 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
 }
 
 /// Says that the range is narrow, less than half of the ports that the kernel's default has, and whether the default would do. That the
-/// range is narrow is not the cause of a leak.
+/// range is narrow is not the cause of a leak, nor of a peer that does not answer.
 fn narrow(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Option<String> {
     let range = snapshot.ports.seen().ok()?.range();
     let is_leak = Growth::of(snapshot, subject, budget).is_some_and(|growth| growth.idle_s.is_some());
-    (range < DEFAULT_PORTS / 2 && !is_leak).then(|| {
+    let is_silent = Silent::of(snapshot, subject).is_some();
+    (range < DEFAULT_PORTS / 2 && !is_leak && !is_silent).then(|| {
         let (range, default) = (counted(range.into(), "port"), count(DEFAULT_PORTS.into()));
         let would_do = is_lasting(snapshot, subject, 1, DEFAULT_PORTS);
         let full = if would_do { "" } else { ", which this rate would use up too" };
@@ -273,7 +277,8 @@ const DEFAULT_PORTS: u32 = 28_232;
 fn p03(snapshot: &Snapshot, limit: f64) -> Checked {
     let ports = snapshot.ports.seen()?;
     let mut largest: Option<(f64, &Tuple, Budget)> = None;
-    for tuple in snapshot.connections.seen()?.tuples.iter().filter(|tuple| !is_relieved(snapshot, tuple)) {
+    let matters = |tuple: &&Tuple| !is_relieved(snapshot, tuple) && Silent::of(snapshot, tuple).is_none();
+    for tuple in snapshot.connections.seen()?.tuples.iter().filter(matters) {
         let budget = Budget::of(snapshot, tuple)?;
         let plateau = if budget.is_outrun() { budget.plateau() } else { 0.0 };
         let demand = plateau.max(budget.taken().into());

@@ -1,14 +1,14 @@
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::errno;
-use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot};
 
 use crate::doctor::accepting::{acceptors, time};
-use crate::doctor::causes::{Judgement, enable_ipv6, judged, reserve};
+use crate::doctor::causes::{Judgement, enable_ipv6, judged, timed_out};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::draft::{Draft, Remedy};
+use crate::doctor::remedies::reserve;
 use crate::doctor::rule::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom, failed_calls};
 use crate::doctor::words::{count, counted, process};
@@ -184,20 +184,6 @@ fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
             "on the server, `ss -ltn`: if Recv-Q is above Send-Q, workers that accept, or a longer backlog (`fourtuple doctor` there names them)",
             "new connections have a place",
         ))
-}
-
-/// Returns the calls that fail if SYNs are not answered. Most programs give up before the kernel does, after two minutes (tcp_syn_retries).
-fn timed_out(owner: &Owner, processes: u32, to: SocketAddr, failed: u64) -> FailedCall {
-    FailedCall {
-        call: "connect".to_owned(),
-        errno: errno::ETIMEDOUT.to_owned(),
-        protocol: "tcp".to_owned(),
-        owner: owner.clone(),
-        processes,
-        address: Some(to.to_string()),
-        failed,
-        ..FailedCall::default()
-    }
 }
 
 /// Returns the listener with most handshakes whose SYN-ACK was sent again, if that is why the counter of SYNs that are sent again grew: no

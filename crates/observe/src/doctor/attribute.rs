@@ -330,25 +330,38 @@ impl Growth {
     }
 }
 
-/// Ports of a tuple whose connections wait for a peer that does not answer.
+/// Why most ports of a tuple stay in use, if more ports would stay so too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Silent {
-    /// Connections in SYN_SENT whose SYN was sent again.
-    pub(crate) opening: u64,
-    /// Connections that this side has closed, and whose FIN nobody has acknowledged.
-    pub(crate) closing: u64,
+pub(crate) enum Stuck {
+    /// SYN_SENT: the peer does not answer SYNs, which were sent again.
+    Opening,
+    /// FIN_WAIT_1, CLOSING, LAST_ACK: the peer does not answer the FIN of this side. One that answers ends these states in a round trip.
+    Closing,
+    /// FIN_WAIT_2: this side has closed, and the peer has not.
+    Peer,
+    /// CLOSE_WAIT: the peer has closed, and the program has not.
+    Program,
 }
 
-impl Silent {
-    /// Returns the connections that wait, if they have most of the ports. Those of a peer that answers have left these states after a round
-    /// trip.
-    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Option<Silent> {
+impl Stuck {
+    /// Returns the reason that most ports have, and how many have it.
+    pub(crate) fn of(snapshot: &Snapshot, tuple: &Tuple) -> Option<(Stuck, u64)> {
         let unanswered = &snapshot.connections.seen().ok()?.unanswered;
-        let mut resent =
-            unanswered.iter().filter(|of| !of.established && of.destination == tuple.destination);
-        let opening = resent.next().map_or(0, |of| u64::from(of.sockets)).min(state(tuple, "syn-sent"));
+        let resent = unanswered.iter().find(|of| !of.established && of.destination == tuple.destination);
+        let resent = resent.map_or(0, |of| u64::from(of.sockets));
         let closing = ["fin-wait-1", "closing", "last-ack"].map(|name| state(tuple, name)).iter().sum();
-        ((opening + closing) * 2 > u64::from(tuple.in_use)).then_some(Silent { opening, closing })
+        let reasons = [
+            (Stuck::Opening, state(tuple, "syn-sent").min(resent)),
+            (Stuck::Closing, closing),
+            (Stuck::Peer, state(tuple, "fin-wait-2")),
+            (Stuck::Program, state(tuple, "close-wait")),
+        ];
+        reasons.into_iter().find(|(_, sockets)| sockets * 2 > u64::from(tuple.in_use))
+    }
+
+    /// Returns whether the peer does not answer.
+    pub(crate) fn is_silent(self) -> bool {
+        matches!(self, Stuck::Opening | Stuck::Closing)
     }
 }
 

@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{
     Tuple, merged,
 };
 
-use crate::doctor::attribute::{Callers, Growth, Silent};
+use crate::doctor::attribute::{Callers, Growth, Stuck};
 use crate::doctor::budget::{Budget, delay_s};
 use crate::doctor::causes::{Judged, is_taken, judged, timed_out};
 use crate::doctor::command::{Content, Cure, Scope, Setting};
@@ -28,8 +28,8 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     if let Some(growth) = growth.filter(|growth| growth.idle_s.is_some()) {
         return end_leak(draft, snapshot, tuple, &growth);
     }
-    if let Some(silent) = Silent::of(snapshot, tuple) {
-        return end_silence(draft, snapshot, tuple, silent);
+    if let Some(stuck) = Stuck::of(snapshot, tuple) {
+        return free(draft, snapshot, tuple, stuck);
     }
     draft = draft.because_if(running_fix(tuple));
     // First what a file of sysctl.d(5) keeps.
@@ -86,38 +86,58 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
     ))
 }
 
-/// Adds what frees ports whose connections wait for a peer that does not answer: more ports would wait, too.
-fn end_silence(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, silent: Silent) -> Draft {
-    let Silent { opening, closing } = silent;
+/// Adds what frees ports that stay in use for another reason than their number.
+fn free(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, (stuck, sockets): (Stuck, u64)) -> Draft {
     let to = tuple.destination;
-    draft.evidence.insert(
-        0,
-        format!(
-            "more ports do not help: {} of them wait for an answer of {to}, and more would",
-            count(opening + closing)
-        ),
-    );
-    if closing > opening {
-        let effect = "what the program has closed and nobody answers ends after seconds, not minutes; that of now with its next retransmission";
-        return draft
-            .because("possible: the host is down, or a firewall drops the packets or has forgotten the connections")
-            .now(Remedy::sysctl("net.ipv4.tcp_orphan_retries", "3", effect).unproven());
-    }
-    let owner = Callers::of(snapshot, tuple).map(|callers| callers.owner).unwrap_or_default();
-    let call = timed_out(&owner, 1, to, opening + closing);
-    let judgement = judged(snapshot, &call, &[]);
-    draft.evidence.extend(judgement.facts(snapshot, &call));
-    draft.proper.extend(judgement.cures(snapshot, &call));
+    let callers = Callers::of(snapshot, tuple);
+    let name = callers.as_ref().map_or_else(|| "the process".to_owned(), Callers::to_string);
+    let why = match stuck {
+        Stuck::Opening | Stuck::Closing => format!("wait for an answer of {to}"),
+        Stuck::Peer => format!("wait until {to} closes its side, too (FIN_WAIT_2)"),
+        Stuck::Program => format!("wait for close() of {name}: the peer has closed (CLOSE_WAIT)"),
+    };
     draft
-        .now(Remedy::other(
-            Scope::Namespace,
-            format!("ss -tnpo state syn-sent dst {}", quoted(to)),
-            "the connections, and when their SYN is sent again",
-        ))
-        .proper(Remedy::advice(
-            "in the program: a time limit for connect(), and fewer attempts at a time to a server that does not answer",
-            "a port is free when the attempt ends; the kernel tries for two minutes (net.ipv4.tcp_syn_retries)",
-        ))
+        .evidence
+        .insert(0, format!("more ports do not help: {} of them {why}, and more would", count(sockets)));
+    let list = |state: &str, effect: &str| {
+        Remedy::other(Scope::Namespace, format!("ss -tnpo state {state} dst {}", quoted(to)), effect)
+    };
+    match stuck {
+        Stuck::Opening => {
+            let owner = callers.map(|callers| callers.owner).unwrap_or_default();
+            let call = timed_out(&owner, 1, to, sockets);
+            let judgement = judged(snapshot, &call, &[]);
+            draft.evidence.extend(judgement.facts(snapshot, &call));
+            draft.proper.extend(judgement.cures(snapshot, &call));
+            draft.now(list("syn-sent", "the connections, and when their SYN is sent again")).proper(Remedy::advice(
+                "in the program: a time limit for connect(), and fewer attempts at a time to a server that does not answer",
+                "a port is free when the attempt ends; the kernel tries for two minutes (net.ipv4.tcp_syn_retries)",
+            ))
+        }
+        Stuck::Closing => {
+            let effect = "what the program has closed and nobody answers ends after seconds, not minutes; that of now with its next retransmission";
+            draft
+                .because("possible: the host is down, or a firewall drops the packets or has forgotten the connections")
+                .now(Remedy::sysctl("net.ipv4.tcp_orphan_retries", "3", effect).unproven())
+        }
+        Stuck::Peer => {
+            let now = snapshot.number("net.ipv4.tcp_fin_timeout").unwrap_or(60);
+            let effect = format!("what the program has closed is free after 10 s, not {now}; that of now keeps its time");
+            let shorter = Remedy::sysctl("net.ipv4.tcp_fin_timeout", "10", effect).unproven();
+            draft.now.extend((now > 10).then_some(shorter));
+            draft.proper(Remedy::advice(
+                format!("in the server at {to}: close() when recv() returns 0; its sockets are in CLOSE_WAIT, and `fourtuple doctor` there names them (T07)"),
+                "both sides are closed, and the port is free after TIME_WAIT",
+            ))
+        }
+        Stuck::Program => draft
+            .now(list("close-wait", "the connections with their descriptors"))
+            .now(Remedy::advice(format!("restart {name}"), "frees the ports, until as many wait again"))
+            .proper(Remedy::advice(
+                format!("in {name}: close() when recv() returns 0 or fails, also of connections that wait in a pool"),
+                "no timer of the kernel ends a connection in CLOSE_WAIT",
+            )),
+    }
 }
 
 /// Connections that carry more than one request.
@@ -426,10 +446,10 @@ pub(crate) fn lasting_sysctls() -> Remedy {
     )
 }
 
-/// Adds the widest range as what lasts, unless a leak or a peer that does not answer would fill it too, or it is what helps at once and has a lasting form.
+/// Adds the widest range as what lasts, unless a leak or stuck connections would fill it too, or it is what helps at once and has a lasting form.
 pub(crate) fn lasting_range(draft: Draft, snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Draft {
     let is_leak = Growth::of(snapshot, tuple, budget).is_some_and(|growth| growth.idle_s.is_some());
-    let would_fill = is_leak || Silent::of(snapshot, tuple).is_some();
+    let would_fill = is_leak || Stuck::of(snapshot, tuple).is_some();
     let is_wider = draft.now.iter().any(|remedy| remedy.sets(RANGE));
     if would_fill || is_wider { draft } else { draft.proper(lasting_sysctls()) }
 }

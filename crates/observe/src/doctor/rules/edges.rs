@@ -395,9 +395,9 @@ fn the_owner_of_a_port_is_a_cause() {
     expect("127.0.0.1:80", Some("127.0.0.2:80"), "possible: the port is taken");
 }
 
-/// Ports whose connections wait for a peer that does not answer are no reason for more ports.
+/// Ports whose connections wait for the peer or for close() are no reason for more ports.
 #[test]
-fn ports_that_wait_for_a_silent_peer() {
+fn ports_that_are_stuck() {
     let of = |name: &str, waiting: u32, resent: u32| {
         let states =
             [(name.to_owned(), u64::from(waiting)), ("established".to_owned(), u64::from(200 - waiting))];
@@ -425,6 +425,18 @@ fn ports_that_wait_for_a_silent_peer() {
         90.0,
         &of("fin-wait-1", 120, 0),
         &[silent, wider, "name: \"net.ipv4.tcp_orphan_retries\", value: \"3\""],
+    );
+    expect(
+        "P01",
+        90.0,
+        &of("fin-wait-2", 120, 0),
+        &[silent, wider, "net.ipv4.tcp_fin_timeout", "its sockets are in CLOSE_WAIT"],
+    );
+    expect(
+        "P01",
+        90.0,
+        &of("close-wait", 120, 0),
+        &[silent, wider, "ss -tnpo state close-wait dst 10.0.0.2:80"],
     );
     // SYNs that are on their way; and a few that are lost.
     expect(

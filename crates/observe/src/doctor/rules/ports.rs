@@ -9,7 +9,7 @@ use fourtuple_record::snapshot::{
     EphemeralPorts, HeldPort, Owner, SelfConnected, Snapshot, Source, Tuple, merged,
 };
 
-use crate::doctor::attribute::{Callers, Growth, Silent, left_behind};
+use crate::doctor::attribute::{Callers, Growth, Stuck, left_behind};
 use crate::doctor::budget::{Budget, is_relieved};
 use crate::doctor::command::{Cure, Scope};
 use crate::doctor::draft::{Draft, Remedy, What};
@@ -41,7 +41,9 @@ pub(super) const P01: Rule = Rule {
          (tcpi_last_data_sent, tcpi_last_data_recv). More ports, and more descriptors, then only postpone the failure.",
         "What helps: connections that are used again; more source addresses (`fourtuple fix ports --source`); more addresses or ports of the \
          destination; a server that closes first; net.ipv4.tcp_tw_reuse = 1 on the client. A wider range helps by the ratio of the widths.",
-        "What does not help: net.ipv4.tcp_fin_timeout, which is the time in FIN_WAIT_2; a shorter search for a port, which finds no port that \
+        "Ports in SYN_SENT, FIN_WAIT_1 or LAST_ACK wait for a peer that does not answer, those in FIN_WAIT_2 and CLOSE_WAIT for a close(), \
+         there or here. Where most ports do, more ports would wait too, and the finding has what ends the wait.",
+        "What does not help: net.ipv4.tcp_fin_timeout, unless most ports are in FIN_WAIT_2; a shorter search for a port, which finds no port that \
          is not there; more processes or threads, which share the ports.",
     ],
     check: p01,
@@ -113,7 +115,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         }
     }
     let mut draft = draft.explains(What::Growth(subject.into()));
-    if Silent::of(snapshot, subject).is_some() {
+    if Stuck::of(snapshot, subject).is_some_and(|(stuck, _)| stuck.is_silent()) {
         draft = draft.explains(What::Silent(subject.destination));
     }
     let draft = more_ports(draft, snapshot, subject);
@@ -128,12 +130,12 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
 }
 
 /// Says that the range is narrow, less than half of the ports that the kernel's default has, and whether the default would do. That the
-/// range is narrow is not the cause of a leak, nor of a peer that does not answer.
+/// range is narrow is not the cause of a leak, nor of connections that are stuck.
 fn narrow(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Option<String> {
     let range = snapshot.ports.seen().ok()?.range();
     let is_leak = Growth::of(snapshot, subject, budget).is_some_and(|growth| growth.idle_s.is_some());
-    let is_silent = Silent::of(snapshot, subject).is_some();
-    (range < DEFAULT_PORTS / 2 && !is_leak && !is_silent).then(|| {
+    let is_stuck = Stuck::of(snapshot, subject).is_some();
+    (range < DEFAULT_PORTS / 2 && !is_leak && !is_stuck).then(|| {
         let (range, default) = (counted(range.into(), "port"), count(DEFAULT_PORTS.into()));
         let would_do = is_lasting(snapshot, subject, 1, DEFAULT_PORTS);
         let full = if would_do { "" } else { ", which this rate would use up too" };
@@ -277,7 +279,7 @@ const DEFAULT_PORTS: u32 = 28_232;
 fn p03(snapshot: &Snapshot, limit: f64) -> Checked {
     let ports = snapshot.ports.seen()?;
     let mut largest: Option<(f64, &Tuple, Budget)> = None;
-    let matters = |tuple: &&Tuple| !is_relieved(snapshot, tuple) && Silent::of(snapshot, tuple).is_none();
+    let matters = |tuple: &&Tuple| !is_relieved(snapshot, tuple) && Stuck::of(snapshot, tuple).is_none();
     for tuple in snapshot.connections.seen()?.tuples.iter().filter(matters) {
         let budget = Budget::of(snapshot, tuple)?;
         let plateau = if budget.is_outrun() { budget.plateau() } else { 0.0 };

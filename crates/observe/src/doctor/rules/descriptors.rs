@@ -63,6 +63,28 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
     let ceiling = process.descriptor_ceiling.map_or("unlimited".to_owned(), count);
     let mut draft = Draft::new(severity, Subject::Process(process.pid, process.name.clone()), verdict)
         .because(format!("the hard limit is {ceiling}"));
+    let connections = snapshot.connections.seen().ok();
+    let tuples = connections.into_iter().flat_map(|connections| &connections.tuples);
+    let of_process =
+        tuples.flat_map(|tuple| tuple.owners.iter().map(move |owner| (owner, tuple.destination)));
+    let most_of =
+        of_process.filter(|(owner, _)| owner.pid == process.pid).max_by_key(|(owner, _)| owner.sockets);
+    if let Some((owner, to)) = most_of.filter(|(owner, _)| u64::from(owner.sockets) * 2 > used) {
+        draft = draft.because(format!("{} of them are connections to {to}", count(owner.sockets.into())));
+    }
+    let unclosed = connections.into_iter().flat_map(|connections| &connections.close_wait);
+    let unclosed =
+        unclosed.filter(|leak| leak.owner.pid == process.pid && u64::from(leak.settled) * 2 > used);
+    for leak in unclosed {
+        let number = count(leak.settled.into());
+        draft = draft
+            .because_first(format!("{number} of them are connections that the peer has closed (CLOSE_WAIT): a higher limit postpones the end"))
+            .now(Remedy::advice(format!("restart {name}"), "frees the descriptors, until as many wait for close() again"))
+            .proper(Remedy::advice(
+                format!("in {name}: close() when recv() returns 0 or fails, also of connections that wait in a pool"),
+                "no timer of the kernel ends a connection in CLOSE_WAIT",
+            ));
+    }
     // prlimit() refuses a hard limit above fs.nr_open, with EPERM also for root.
     let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);
     let is_highest = highest <= most;

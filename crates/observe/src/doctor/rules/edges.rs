@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use fourtuple_record::snapshot::{
-    Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits, Owner, Part,
-    Process, Service, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects, TracedLocks, Tuple,
-    UdpSocketView, UdpSockets, Unanswered, UnixListener,
+    CloseWait, Connections, Conntrack, Counter, EphemeralPorts, FailedCall, Failures, Listener, LockWaits,
+    Owner, Part, Process, Service, Snapshot, Source, TcpMemory, Traced, TracedAccepts, TracedConnects,
+    TracedLocks, Tuple, UdpSocketView, UdpSockets, Unanswered, UnixListener,
 };
 
 use crate::doctor::draft::{Action, Draft, Remedy};
@@ -236,6 +236,29 @@ fn descriptors_at_their_limits() {
     expect("F01", 90.0, &of(99, Some(150), 1_000), &["Warning", "--nofile=150:\"", "LimitNOFILE=150"]);
     expect("F01", 90.0, &of(99, None, 300), &["--nofile=300:\"", "!fs.nr_open"]);
     expect("F01", 90.0, &of(99, None, 100), &["--nofile=4096:\"", "fs.nr_open"]);
+    // Sockets that the program does not close fill any limit.
+    let leaking = |settled| {
+        let leak = CloseWait {
+            owner: owner(7, 60),
+            remote: "10.0.0.2:80".parse().unwrap(),
+            oldest_ns: 6_000_000_000,
+            settled,
+            old: 0,
+        };
+        let mut snapshot = of(100, None, 1_000);
+        let tuples = vec![Tuple { owners: vec![owner(7, 60)], ..tuple(60, 0) }];
+        let connections = Connections { tuples, close_wait: vec![leak], ..Connections::default() };
+        snapshot.connections = Part::Seen(connections);
+        snapshot
+    };
+    let wanted = [
+        "a higher limit postpones the end",
+        "restart [7]",
+        "close() when recv() returns 0",
+        "60 of them are connections to 10.0.0.2:80",
+    ];
+    expect("F01", 90.0, &leaking(60), &wanted);
+    expect("F01", 90.0, &leaking(50), &["!postpones", "60 of them are connections to 10.0.0.2:80"]);
 }
 
 #[test]

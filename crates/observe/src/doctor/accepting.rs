@@ -268,6 +268,27 @@ pub(crate) fn is_left_behind(snapshot: &Snapshot, member: &Listener, group: &[&L
     is_older && lags(member, group)
 }
 
+/// How long connections wait in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    /// For moments.
+    Briefly,
+    /// Half of the queue or more is in use at both readings, perhaps by other connections.
+    Filled,
+    /// Some have waited for the whole interval.
+    Throughout,
+}
+
+impl Waiting {
+    fn of(kept: u64, is_filled: bool) -> Waiting {
+        match (kept, is_filled) {
+            (1.., _) => Waiting::Throughout,
+            (0, true) => Waiting::Filled,
+            (0, false) => Waiting::Briefly,
+        }
+    }
+}
+
 /// Whether processes that hold a listener could accept.
 enum Workers {
     Running,
@@ -275,17 +296,16 @@ enum Workers {
     Stopped,
 }
 
-/// Adds what the processes that hold a listener do instead of accepting. `accepted`: those that hold accepted connections; `is_standing`:
-/// connections wait all the time.
+/// Adds what the processes that hold a listener do instead of accepting. `accepted`: those that hold accepted connections.
 fn state_of(
     draft: Draft,
     snapshot: &Snapshot,
     owners: &[Owner],
     accepted: &[Owner],
-    is_standing: bool,
+    waiting: Waiting,
 ) -> (Draft, Workers) {
     let workers = workers_of(snapshot, owners, accepted);
-    let draft = busy(draft, snapshot, &workers, is_standing).because_if(master(snapshot, owners, accepted));
+    let draft = busy(draft, snapshot, &workers, waiting).because_if(master(snapshot, owners, accepted));
     match stopped(snapshot, owners) {
         Some(owner) if is_idle(snapshot, owners) => {
             (continued(draft, owner, "it accepts again"), Workers::Stopped)
@@ -298,8 +318,8 @@ fn state_of(
 /// Adds what helps a listener whose connections wait for accept() all the time, without a full queue.
 pub(crate) fn accept_sooner(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     let accepted = accepted(snapshot, listener);
-    let is_standing = kept_waiting(snapshot, listener) > 0;
-    let draft = match state_of(draft, snapshot, &listener.owners, accepted, is_standing) {
+    let waiting = Waiting::of(kept_waiting(snapshot, listener), false);
+    let draft = match state_of(draft, snapshot, &listener.owners, accepted, waiting) {
         (draft, Workers::Stopped) => return draft,
         (draft, Workers::Running) => draft,
     };
@@ -332,12 +352,11 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
     let somaxconn = snapshot.number("net.core.somaxconn").unwrap_or(u64::from(u32::MAX));
     let is_cut = u64::from(listener.backlog) >= somaxconn;
     let readings = [listener.waiting_before, listener.waiting];
-    let is_standing = kept_waiting(snapshot, listener) > 0 || is_filled(readings, listener.backlog);
-    let mut draft =
-        match state_of(draft, snapshot, &listener.owners, accepted(snapshot, listener), is_standing) {
-            (draft, Workers::Stopped) => return draft,
-            (draft, Workers::Running) => draft,
-        };
+    let waiting = Waiting::of(kept_waiting(snapshot, listener), is_filled(readings, listener.backlog));
+    let mut draft = match state_of(draft, snapshot, &listener.owners, accepted(snapshot, listener), waiting) {
+        (draft, Workers::Stopped) => return draft,
+        (draft, Workers::Running) => draft,
+    };
     draft = draft.now(Remedy::own(
         format!("trace accept --port {port} --for 10s"),
         "shows how long connections wait, and which worker accepts how many",
@@ -352,7 +371,7 @@ pub(crate) fn empty_faster(draft: Draft, snapshot: &Snapshot, listener: &Listene
             .unproven(),
         );
     }
-    let has_burst = drops(snapshot, listener) > 0 && !is_standing;
+    let has_burst = drops(snapshot, listener) > 0 && waiting == Waiting::Briefly;
     with_settings(draft, snapshot, (&listener.owners, &workers), has_burst, listener.backlog)
 }
 
@@ -366,9 +385,9 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
     let workers = workers_of(snapshot, &listener.owners, &listener.workers);
     let server = holders(&workers);
     // Clients that give up make room for others.
-    let is_standing =
-        listener.standing > 0 || is_filled([listener.waiting_before, listener.waiting], listener.backlog);
-    let mut draft = match state_of(draft, snapshot, &listener.owners, &listener.workers, is_standing) {
+    let is_filled = is_filled([listener.waiting_before, listener.waiting], listener.backlog);
+    let waiting = Waiting::of(listener.standing.into(), is_filled);
+    let mut draft = match state_of(draft, snapshot, &listener.owners, &listener.workers, waiting) {
         (draft, Workers::Stopped) => return draft,
         (draft, Workers::Running) => draft,
     };
@@ -379,7 +398,7 @@ pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListe
             format!("a longer queue for bursts, after a restart of {server}: listen() reads the limit");
         draft = draft.now(Remedy::sysctl("net.core.somaxconn", longer, effect).unproven());
     }
-    let has_burst = refused(snapshot, listener).next().is_some() && !is_standing;
+    let has_burst = refused(snapshot, listener).next().is_some() && waiting == Waiting::Briefly;
     with_settings(draft, snapshot, (&listener.owners, &workers), has_burst, listener.backlog)
 }
 
@@ -391,14 +410,17 @@ fn processors_used(snapshot: &Snapshot, workers: &[Owner]) -> Option<f64> {
 }
 
 /// Adds the number of the workers and their processor time, as the first fact.
-fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], is_standing: bool) -> Draft {
+fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiting) -> Draft {
     if let Some(used) = processors_used(snapshot, workers) {
         let number = counted(workers.len() as u64, "worker");
         let all = counted(snapshot.processors.max(1).into(), "processor");
         // Workers that accept nothing although they have a processor wait for something else.
-        let is_blocked =
-            is_standing && stopped(snapshot, workers).is_none() && used < 0.1 * workers.len() as f64;
-        let waits_in = waits_in(snapshot, workers).filter(|_| is_blocked);
+        let is_blocked = waiting != Waiting::Briefly
+            && stopped(snapshot, workers).is_none()
+            && used < 0.1 * workers.len() as f64;
+        // Where the queue is filled again and again, a worker may have looked at it a moment ago.
+        let is_left_alone = is_blocked && waiting == Waiting::Throughout;
+        let waits_in = waits_in(snapshot, workers).filter(|_| is_left_alone);
         let waits_for_events = waits_in.is_some_and(|function| EVENTS.contains(&function));
         let why = match waits_in {
             _ if !is_blocked => String::new(),

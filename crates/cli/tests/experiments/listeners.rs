@@ -429,7 +429,9 @@ fn requests_that_one_blocking_worker_delays_are_named() {
         client.run("going = False\nfor t in threads: t.join()");
         let finding = of(&record, "A07");
         assert!(
-            actions(finding, "proper").iter().any(|action| action.contains("more workers")),
+            actions(finding, "proper")
+                .iter()
+                .any(|action| action.contains("more `--workers` or `--threads`")),
             "{finding:#}"
         );
         server.end();

@@ -232,9 +232,34 @@ pub(crate) fn process_of(snapshot: &Snapshot, pid: u32) -> Option<&Process> {
     snapshot.processes.seen().ok()?.iter().find(|process| process.pid == pid)
 }
 
-/// Returns the first of the processes that a signal has stopped.
+/// What keeps all threads of a process from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Halt {
+    Signal,
+    Debugger,
+    /// The freezer of its cgroup.
+    Freezer,
+}
+
+impl Halt {
+    fn of(process: &Process) -> Option<Halt> {
+        // Of the freezer of cgroup version 2 (do_freezer_trap, which is inlined), and of version 1.
+        const FROZEN: [&str; 3] = ["get_signal", "do_freezer_trap", "__refrigerator"];
+        match process.state {
+            'T' => Some(Halt::Signal),
+            't' => Some(Halt::Debugger),
+            _ => process
+                .waits_in
+                .as_deref()
+                .filter(|function| FROZEN.contains(function))
+                .map(|_| Halt::Freezer),
+        }
+    }
+}
+
+/// Returns the first of the processes that are stopped.
 pub(crate) fn stopped<'a>(snapshot: &Snapshot, owners: &'a [Owner]) -> Option<&'a Owner> {
-    owners.iter().find(|owner| process_of(snapshot, owner.pid).is_some_and(|process| process.state == 'T'))
+    owners.iter().find(|owner| process_of(snapshot, owner.pid).and_then(Halt::of).is_some())
 }
 
 /// Returns the SO_REUSEPORT groups: the listeners of each address that has several.
@@ -308,9 +333,9 @@ fn state_of(
     let draft = busy(draft, snapshot, &workers, waiting).because_if(master(snapshot, owners, accepted));
     match stopped(snapshot, owners) {
         Some(owner) if is_idle(snapshot, owners) => {
-            (continued(draft, owner, "it accepts again"), Workers::Stopped)
+            (continued(draft, snapshot, owner, "it accepts again"), Workers::Stopped)
         }
-        Some(owner) => (continued(draft, owner, "it accepts again"), Workers::Running),
+        Some(owner) => (continued(draft, snapshot, owner, "it accepts again"), Workers::Running),
         None => (draft, Workers::Running),
     }
 }
@@ -477,14 +502,40 @@ fn is_idle(snapshot: &Snapshot, owners: &[Owner]) -> bool {
     all > 0 && owners.len() - all <= 1
 }
 
-/// Adds that a process is stopped, as the first fact, and the command that continues it. `again`: what it then does.
-pub(crate) fn continued(mut draft: Draft, owner: &Owner, again: &str) -> Draft {
-    draft.evidence.insert(0, format!("{} is stopped by a signal (state T)", process(owner)));
-    let command = Remedy::privileged(Scope::Process, format!("kill -CONT {}", owner.pid), again);
-    draft.now(command.undone_by(Scope::Process, format!("kill -STOP {}", owner.pid))).proper(Remedy::advice(
-        "find what stopped it (SIGSTOP of a person or a program, a debugger, or SIGTTIN and SIGTTOU of a job in the background)",
-        "it will stop again otherwise",
-    ))
+/// Adds that a process is stopped, as the first fact, and what continues it. `again`: what it then does.
+pub(crate) fn continued(draft: Draft, snapshot: &Snapshot, owner: &Owner, again: &str) -> Draft {
+    let (name, pid) = (process(owner), owner.pid);
+    let process = process_of(snapshot, pid);
+    match process.and_then(Halt::of) {
+        None | Some(Halt::Signal) => {
+            let command = Remedy::privileged(Scope::Process, format!("kill -CONT {pid}"), again);
+            draft
+                .because_first(format!("{name} is stopped by a signal (state T)"))
+                .now(command.undone_by(Scope::Process, format!("kill -STOP {pid}")))
+                .proper(Remedy::advice(
+                    "find what stopped it (SIGSTOP of a person or a program, a debugger, or SIGTTIN and SIGTTOU of a job in the background)",
+                    "it will stop again otherwise",
+                ))
+        }
+        Some(Halt::Debugger) => {
+            draft.because_first(format!("{name} is stopped by a debugger (state t)")).now(Remedy::advice(
+                format!(
+                    "let the debugger continue it or detach: `grep TracerPid /proc/{pid}/status` names it"
+                ),
+                again,
+            ))
+        }
+        Some(Halt::Freezer) => {
+            let cgroup = process.and_then(|process| process.cgroup.as_ref());
+            let cgroup = cgroup.map_or_else(String::new, |cgroup| format!(", {cgroup}"));
+            draft
+                .because_first(format!("{name} is frozen with its cgroup{cgroup}"))
+                .now(Remedy::advice(
+                    "`docker unpause`, `podman unpause` or `systemctl thaw`, with what froze it, or `echo 0 > cgroup.freeze` in the cgroup",
+                    again,
+                ))
+        }
+    }
 }
 
 /// Adds the settings of the server that empty an accept queue faster or make it longer, with their numbers. `has_burst`: the queue was full,

@@ -371,6 +371,16 @@ fn a07_says_what_the_workers_wait_in() {
         let stopped = found("redis-server", 'T', Some("do_signal_stop"));
         assert_eq!(stopped.now[0].action, format!("kill -CONT {}", server.pid()));
         assert!(!proper(&stopped).contains("slow commands"), "{stopped:?}");
+        let debugged = found("redis-server", 't', Some("ptrace_stop"));
+        shows(&debugged, &["is stopped by a debugger (state t)$"]);
+        assert!(debugged.now[0].action.contains("TracerPid") && debugged.proper.is_empty(), "{debugged:?}");
+        // As `docker pause` does it.
+        let frozen = found("redis-server", 'S', Some("get_signal"));
+        shows(&frozen, &["is frozen with its cgroup"]);
+        assert!(
+            frozen.now[0].action.starts_with("`docker unpause`") && frozen.proper.is_empty(),
+            "{frozen:?}"
+        );
         let blocked = found("redis-server", 'S', Some("hrtimer_nanosleep"));
         shows(&blocked, &[": blocked in hrtimer_nanosleep(), not overloaded$"]);
         assert!(proper(&blocked).contains("fewer slow commands"), "{blocked:?}");

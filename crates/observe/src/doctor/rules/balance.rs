@@ -223,7 +223,7 @@ fn draft_b03(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Dra
         count(member.backlog.into())
     ));
     if let Some(owner) = stopped {
-        draft = continued(draft, owner, "it accepts again");
+        draft = continued(draft, snapshot, owner, "it accepts again");
     } else if let [owner] = &member.owners[..] {
         draft = draft.now(Remedy::privileged(
             Scope::Process,

@@ -323,7 +323,7 @@ fn draft_u01(
         draft = draft.explains_up_to(What::Counter(counter), drops);
     }
     if let Some(owner) = stopped(snapshot, &socket.owners) {
-        draft = continued(draft, owner, "it reads again");
+        draft = continued(draft, snapshot, owner, "it reads again");
     }
     // The kernel doubles the number of SO_RCVBUF for its own overhead (sock_setsockopt); a socket that did not ask has the default as it is.
     let is_default = snapshot.number("net.core.rmem_default").is_ok_and(|default| default == limit);

@@ -1089,6 +1089,9 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
     if let Some(PortHolder { owner, local, remote, state }) = &call.holder {
         let owner = owner.as_ref().map_or_else(|| "no process any more".to_owned(), process);
         let what = match remote {
+            Some(remote) if call.protocol == "udp" => {
+                format!("a socket of {owner} at {local}, connected to {remote}, has the port")
+            }
             Some(remote) => format!("a connection of {owner}, {local} to {remote} ({state}), has the port"),
             None => format!("a socket of {owner} at {local} has the port"),
         };

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, paste, php_fpm, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, finds, first, has, nginx, paste, php_fpm,
+    verdicts, wait_for,
 };
 use crate::program::{Room, children, queues, stat, text, until};
 use crate::table::row;
@@ -135,13 +136,9 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         stop(server.pid());
         let mut streams = requests(17);
         let mut refused = Vec::new();
-        let record = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                refused.extend(attempt(PROXY, 1));
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            diagnosis.join().unwrap()
+        let record = diagnose_during(&room, || {
+            refused.extend(attempt(PROXY, 1));
+            std::thread::sleep(Duration::from_millis(10));
         });
         let before = answers(&mut streams);
         let finding = first(

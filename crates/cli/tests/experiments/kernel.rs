@@ -6,8 +6,8 @@ use std::process::Command;
 use std::thread;
 
 use crate::program::situation::{
-    Daemon, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has, nginx,
-    paste, traced, verdicts, wait_for,
+    Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_with, do_now, failed_requests, finds, first,
+    has, nginx, paste, traced, verdicts, wait_for,
 };
 use crate::program::{Room, binary, list, number, run, text, until};
 use crate::table::row;
@@ -292,13 +292,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
         let url = format!("http://api.example:{SERVER}/");
         let request =
             || run(Command::new("curl").args(["-s", "-w", "%{time_connect}", "--resolve", &resolve, &url]));
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                request();
-            }
-            diagnosis.join().expect("a diagnosis")
-        });
+        let record = diagnose_during(&room, || _ = request());
         if !traced(test, &record, "X01") {
             return;
         }
@@ -318,13 +312,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
             &cure,
             "at once",
         );
-        let after = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                request();
-            }
-            diagnosis.join().expect("a diagnosis")
-        });
+        let after = diagnose_during(&room, || _ = request());
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -355,19 +343,16 @@ fn clients_that_answer_no_syn_ack_are_named() {
              sockets.append(it)\nfor _ in range(40): dial(); time.sleep(0.05)"
         ));
         // The kernel sends SYN-ACKs again after 1 s, 2 s and 4 s: no second is without one while clients come. The queue keeps room (A05).
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                client.run("if len(sockets) < 200: dial()\ntime.sleep(0.01)");
-            }
-            diagnosis.join().expect("a diagnosis")
+        let record = diagnose_during(&room, || {
+            client.run("if len(sockets) < 200: dial()\ntime.sleep(0.01)");
         });
         let finding = first(&record, "X01", &["TcpExt.TCPSynRetrans grew by "]);
         assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
         let evidence = finding["evidence"][0].to_string();
         for part in [
-            " handshakes, such as 10.40.0.2, have not answered the SYN-ACK: ",
-            " are in progress at 10.40.0.1:4000 of nginx[",
+            "at 10.40.0.1:4000 of nginx[",
+            "] clients such as 10.40.0.2 have not answered the SYN-ACK: ",
+            " handshakes in progress",
         ] {
             assert!(evidence.contains(part), "{evidence}");
         }
@@ -393,13 +378,7 @@ fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
         wait_for("127.0.0.1", 4_020);
         let failed = || failed_requests("http://127.0.0.1:4020/", 100);
         let before = failed();
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                failed();
-            }
-            diagnosis.join().expect("a diagnosis")
-        });
+        let record = diagnose_during(&room, || _ = failed());
         if !traced(test, &record, "X01") {
             return;
         }

@@ -9,8 +9,8 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, do_now, finds, first, has, nginx, nginx_config, of, paste, set_range,
-    traced, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, finds, first, has, nginx, nginx_config, of,
+    paste, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{Room, queues, run, text, until};
 use crate::table::row;
@@ -46,13 +46,7 @@ fn client() -> Python {
 #[track_caller]
 fn diagnose_while(room: &Room, id: &str, mut repeated: impl FnMut()) -> Value {
     for _ in 0..10 {
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(room));
-            while !diagnosis.is_finished() {
-                repeated();
-            }
-            diagnosis.join().expect("a diagnosis")
-        });
+        let record = diagnose_during(room, &mut repeated);
         if finds(&record, id) {
             return record;
         }
@@ -148,12 +142,8 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         let servers = format!("server {{ listen 127.0.0.1:{port}; return 200 ok; }}");
         let config = nginx_config(&room, "late", 0, &servers);
         let start = || run(Command::new("nginx").args(["-c", &config])).code == 0;
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                assert!(!start());
-            }
-            diagnosis.join().expect("a diagnosis")
+        let record = diagnose_during(&room, || {
+            assert!(!start());
         });
         if !traced(test, &record, "X01") {
             return;

@@ -8,13 +8,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::chown;
 use std::process::{Child, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, do_now, envoy_proxy, failed_requests, finds,
-    first, has, nginx, paste, set_range, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy,
+    failed_requests, finds, first, has, nginx, paste, set_range, wait_for,
 };
 use crate::program::{Room, binary, children, fourtuple, queues, until};
 use crate::table::row;
@@ -51,12 +50,8 @@ fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
 
 /// Runs `doctor` while a client sends requests.
 fn diagnose_during_requests(room: &Room, url: &str) -> Value {
-    thread::scope(|scope| {
-        let diagnosis = scope.spawn(|| diagnose(room));
-        while !diagnosis.is_finished() {
-            failed_requests(url, 20);
-        }
-        diagnosis.join().unwrap()
+    diagnose_during(room, || {
+        failed_requests(url, 20);
     })
 }
 
@@ -402,12 +397,8 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         assert!(connects.starts_with("fourtuple: squid: ") && connects.contains(" connect"), "{said}");
         let way = "run --via bound";
         assert_eq!(remedy, format!("`{} {way}` covers sockets bound to port 0", binary().display()));
-        let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
-            while !diagnosis.is_finished() {
-                failed(20);
-            }
-            diagnosis.join().unwrap()
+        let record = diagnose_during(&room, || {
+            failed(20);
         });
         let finding = first(&record, "P08", &["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
         let cure = format!("{way} -- ");

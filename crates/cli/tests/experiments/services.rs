@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::ports::cgroup;
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, finds, first, has, text_of, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, finds, first, has, text_of, verdicts, wait_for,
 };
 use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
 use crate::table::row;
@@ -122,12 +122,8 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
          def burst():\n  while waits(): time.sleep(0.01)\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
     );
     until("Unbound answers", || client.run("print(ask())") == "True");
-    let record = thread::scope(|scope| {
-        let diagnosis = scope.spawn(|| diagnose(room));
-        while !diagnosis.is_finished() {
-            client.run("burst(); time.sleep(0.1)");
-        }
-        diagnosis.join().unwrap()
+    let record = diagnose_during(room, || {
+        client.run("burst(); time.sleep(0.1)");
     });
     let sockets = record["results"]["snapshot"]["udp"]["seen"]["sockets"].as_array().unwrap();
     let socket = sockets.iter().find(|socket| socket["local"] == "127.0.0.1:5300");

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{SocketAddrV4, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 
 use fourtuple_syscalls::{child, device};
 use fourtuple_testing::{set_sysctl, skip};
@@ -48,6 +49,17 @@ pub(crate) fn set_range(low: u16, high: u16) {
 /// Runs `doctor` in the namespace and returns its record. P03 has another threshold, because the ranges of tests are small on purpose.
 pub(crate) fn diagnose(room: &Room) -> Value {
     diagnose_with(room, "P03 = 1\n")
+}
+
+/// Runs `doctor` while the test does something again and again.
+pub(crate) fn diagnose_during(room: &Room, mut repeated: impl FnMut()) -> Value {
+    thread::scope(|scope| {
+        let diagnosis = scope.spawn(|| diagnose(room));
+        while !diagnosis.is_finished() {
+            repeated();
+        }
+        diagnosis.join().expect("a diagnosis")
+    })
 }
 
 /// Runs `doctor` with these thresholds.

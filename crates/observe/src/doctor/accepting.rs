@@ -178,9 +178,12 @@ pub(crate) fn explains_listener(draft: Draft, snapshot: &Snapshot, listener: &Li
 
 /// Returns whether connections to an address of this host come to the listener.
 fn serves(snapshot: &Snapshot, listener: &Listener, to: SocketAddr) -> bool {
-    let is_other_family = listener.ipv6_only && to.is_ipv4();
-    let is_any = listener.address.ip().is_unspecified();
-    !is_other_family && is_at(listener.address, to) && (!is_any || is_own(snapshot, to.ip()))
+    is_listener_at(listener, to) && (!listener.address.ip().is_unspecified() || is_own(snapshot, to.ip()))
+}
+
+/// Returns whether a listener has the address and port `to`, also among others.
+pub(crate) fn is_listener_at(listener: &Listener, to: SocketAddr) -> bool {
+    is_at(listener.address, to) && !(listener.ipv6_only && to.is_ipv4())
 }
 
 /// Returns whether a socket that is bound to `own` has the address and port `to`; `[::]` may have those of IPv4, too.

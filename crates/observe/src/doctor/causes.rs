@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{
     FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, UnixListener,
 };
 
-use crate::doctor::accepting::{acceptors, holders, is_at};
+use crate::doctor::accepting::{acceptors, holders, is_at, is_listener_at};
 use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
@@ -58,8 +58,8 @@ pub(crate) enum Judged {
 type Cure = (&'static str, &'static str);
 
 /// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, DISABLED for the sysctls that disable IPv6, and
-/// SERVER and LISTENER for a listener at the port, TAKEN for another socket that has it, LEFT for the connections of the port, RANGE for IP_LOCAL_PORT_RANGE, and HELD and HOLDER
-/// for the ports of UDP sockets.
+/// SERVER and LISTENER for a listener at the port, TAKEN for another socket that has it, LEFT for the connections of the port, RANGE for
+/// IP_LOCAL_PORT_RANGE, and HELD and HOLDER for the ports of UDP sockets.
 #[derive(Debug)]
 pub(crate) struct Cause {
     text: &'static str,
@@ -1328,8 +1328,10 @@ fn is_route_refused(_: &Snapshot, call: &FailedCall) -> Judged {
 
 /// Returns whether there is a route, at least for other sockets.
 fn is_route_known(_: &Snapshot, call: &FailedCall) -> Judged {
-    let is_known =
-        call.route.as_ref().is_some_and(|route| ["unicast", "local", "broadcast"].contains(&&**route));
+    let is_known = call
+        .route
+        .as_ref()
+        .is_some_and(|route| ["unicast", "local", "broadcast", "other"].contains(&&**route));
     if is_known { Judged::Perhaps } else { Judged::No }
 }
 
@@ -1380,19 +1382,14 @@ fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
 fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
     let address = address(call)?;
     let listeners = snapshot.listeners.seen().ok()?;
-    Some(listeners.iter().any(|listener| is_at(listener.address, address) && is_reached(listener, call)))
+    let is_reached = |listener: &Listener| call.call != "connect" || is_at_loopback(listener);
+    Some(listeners.iter().any(|listener| is_listener_at(listener, address) && is_reached(listener)))
 }
 
 /// The index of the loopback device in each network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Returns whether a listener at the address of a connect() gets connections from this host: they arrive at `lo`, which matters with
-/// SO_BINDTODEVICE.
-fn is_reached(listener: &Listener, call: &FailedCall) -> bool {
-    let of_family = !listener.ipv6_only || address(call).is_none_or(|to| to.is_ipv6());
-    call.call != "connect" || is_at_loopback(listener) && of_family
-}
-
+/// Returns whether a listener gets connections from this host: they arrive at `lo`, which matters with SO_BINDTODEVICE.
 fn is_at_loopback(listener: &Listener) -> bool {
     [0, LOOPBACK].contains(&listener.interface)
 }
@@ -1466,10 +1463,8 @@ fn are_udp_ports_held(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 /// Returns the listener that has the port and an address of a bind() (inet_rcv_saddr_equal).
 fn conflicting<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
     let address = address(call).filter(|_| call.protocol == "tcp")?;
-    let overlaps = |own: SocketAddr| is_at(own, address) || is_at(address, own);
-    let is_other_family = |listener: &Listener| listener.ipv6_only && address.is_ipv4();
-    let mut listeners = snapshot.listeners.seen().ok()?.iter();
-    listeners.find(|listener| overlaps(listener.address) && !is_other_family(listener))
+    let overlaps = |own: &&Listener| is_listener_at(own, address) || is_at(address, own.address);
+    snapshot.listeners.seen().ok()?.iter().find(overlaps)
 }
 
 /// Returns the unix listener at the path of a call.
@@ -1482,7 +1477,7 @@ fn has_unix_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if unix_listener(snapshot, call).is_some() { Judged::Yes } else { Judged::No }
 }
 
-/// Returns whether the name of a unix socket is no path of the file system (unix(7)).
+/// Returns whether the name of a unix socket is not a path of the file system (unix(7)).
 fn is_abstract(_: &Snapshot, call: &FailedCall) -> Judged {
     if call.address.as_ref().is_some_and(|name| name.starts_with('@')) { Judged::Yes } else { Judged::No }
 }

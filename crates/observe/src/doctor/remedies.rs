@@ -64,8 +64,8 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
     let of_process =
         of_process.map_or(String::new(), |callers| format!(" | grep pid={},", callers.owner.pid));
     let to = quoted(tuple.destination);
-    draft.evidence.insert(0, "more ports do not end a leak: they postpone the failure".to_owned());
     draft = draft
+        .because_first("more ports do not end a leak: they postpone the failure")
         .now(Remedy::other(
             Scope::Namespace,
             format!("ss -tnpoi state established dst {to}{of_process}"),
@@ -122,7 +122,9 @@ fn free(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, (stuck, sockets): 
         }
         Stuck::Peer => {
             let now = snapshot.number("net.ipv4.tcp_fin_timeout").unwrap_or(60);
-            let effect = format!("what the program has closed is free after 10 s, not {now}; that of now keeps its time");
+            let effect = format!(
+                "what the program has closed is free after 10 s, not {now}; that of now keeps its time"
+            );
             let shorter = Remedy::sysctl("net.ipv4.tcp_fin_timeout", "10", effect).unproven();
             draft.now.extend((now > 10).then_some(shorter));
             draft.proper(Remedy::advice(
@@ -133,11 +135,18 @@ fn free(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, (stuck, sockets): 
         Stuck::Program => draft
             .now(list("close-wait", "the connections with their descriptors"))
             .now(Remedy::advice(format!("restart {name}"), "frees the ports, until as many wait again"))
-            .proper(Remedy::advice(
-                format!("in {name}: close() when recv() returns 0 or fails, also of connections that wait in a pool"),
-                "no timer of the kernel ends a connection in CLOSE_WAIT",
-            )),
+            .proper(close_after_peer(&name)),
     }
+}
+
+/// The change in a program that does not close what its peers have closed.
+pub(crate) fn close_after_peer(program: &str) -> Remedy {
+    Remedy::advice(
+        format!(
+            "in {program}: close() when read() returns 0, also on error paths and for idle connections of a pool"
+        ),
+        "no timer of the kernel ends CLOSE_WAIT",
+    )
 }
 
 /// Connections that carry more than one request.

@@ -296,9 +296,9 @@ fn a03(snapshot: &Snapshot, limit: f64) -> Checked {
     let no_route: u64 = without_route.iter().sum();
     if no_route * 10 >= others * 9 {
         let fact = format!("as many packets had no route, {}: the SYN-ACKs to the clients", count(no_route));
-        draft.evidence.insert(0, fact);
         return Ok(vec![
             draft
+                .because_first(fact)
                 .explains_up_to(What::Counter("Ip.OutNoRoutes"), others)
                 .explains_up_to(What::Counter("Ip6.OutNoRoutes"), others)
                 .proper(Remedy::advice(

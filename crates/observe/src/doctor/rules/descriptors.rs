@@ -6,6 +6,7 @@ use fourtuple_record::snapshot::{Part, Process, Snapshot};
 use crate::doctor::accepting::{during, explains_listener, explains_unix, time};
 use crate::doctor::command::{Scope, Setting, Step};
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
+use crate::doctor::remedies::close_after_peer;
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, percent};
 use fourtuple_record::errno;
@@ -80,10 +81,7 @@ fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
         draft = draft
             .because_first(format!("{number} of them are connections that the peer has closed (CLOSE_WAIT): a higher limit postpones the end"))
             .now(Remedy::advice(format!("restart {name}"), "frees the descriptors, until as many wait for close() again"))
-            .proper(Remedy::advice(
-                format!("in {name}: close() when recv() returns 0 or fails, also of connections that wait in a pool"),
-                "no timer of the kernel ends a connection in CLOSE_WAIT",
-            ));
+            .proper(close_after_peer(&name));
     }
     // prlimit() refuses a hard limit above fs.nr_open, with EPERM also for root.
     let highest = snapshot.number("fs.nr_open").unwrap_or(u64::MAX);

@@ -254,7 +254,7 @@ fn descriptors_at_their_limits() {
     let wanted = [
         "a higher limit postpones the end",
         "restart [7]",
-        "close() when recv() returns 0",
+        "in [7]: close() when read() returns 0",
         "60 of them are connections to 10.0.0.2:80",
     ];
     expect("F01", 90.0, &leaking(60), &wanted);

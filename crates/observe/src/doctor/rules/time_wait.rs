@@ -9,7 +9,7 @@ use crate::doctor::attribute::{Callers, is_local, left_behind};
 use crate::doctor::budget::{Budget, RECENT_SECONDS, delay_s, is_relieved, reuse_delay_s};
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
-use crate::doctor::remedies::{keep_connections, print_name, printed, reuse};
+use crate::doctor::remedies::{close_after_peer, keep_connections, print_name, printed, reuse};
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{self, count, counted, doing, percent, process, rate, time, tuple};
 
@@ -599,14 +599,7 @@ fn draft_t07(leak: &CloseWait, is_leak: bool, limits: Option<&Process>) -> Draft
         ));
     }
     draft
-        .now(Remedy::other(
-            Scope::Namespace,
-            list,
-            "lists the connections, with the descriptors",
-        ))
+        .now(Remedy::other(Scope::Namespace, list, "lists the connections, with the descriptors"))
         .now(Remedy::advice("restart the process", "frees the sockets, their descriptors and ports"))
-        .proper(Remedy::advice(
-            "in the program: close() when read() returns 0, also on error paths and for idle connections of a pool",
-            "no timer of the kernel ends CLOSE_WAIT",
-        ))
+        .proper(close_after_peer("the program"))
 }

@@ -126,11 +126,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         draft.now.extend(enable_ipv6(snapshot, call));
         draft.now.extend(reserve(snapshot, call));
     }
+    if let Some(listener) = half_open {
+        return not_completed(draft, snapshot, listener);
+    }
     match &item.symptom {
-        Symptom::Counter { .. } if half_open.is_some() => match half_open {
-            Some(listener) => not_completed(draft, snapshot, listener),
-            None => draft,
-        },
         Symptom::Counter { name, counter } => {
             let draft = match COUNTERS.iter().find(|row| row.name == *name) {
                 Some(row) => row.explain(draft),
@@ -198,14 +197,14 @@ fn half_open<'a>(snapshot: &'a Snapshot, symptom: &Symptom<'_>) -> Option<&'a Li
 
 /// Says why handshakes are not completed.
 fn not_completed(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
-    let client = listener.resent_to.map_or_else(String::new, |client| format!(", such as {client},"));
+    let client = listener.resent_to.map_or_else(String::new, |client| format!(" such as {client}"));
     draft
         .because(format!(
-            "the clients of {}{client} have not answered the SYN-ACK: {} at {} of {}",
-            counted(listener.handshakes_resent.into(), "handshake"),
-            if listener.handshakes == 1 { "1 is in progress".to_owned() } else { format!("{} are in progress", count(listener.handshakes.into())) },
+            "at {} of {} clients{client} have not answered the SYN-ACK: {} of {} in progress",
             listener.address,
-            acceptors(snapshot, listener)
+            acceptors(snapshot, listener),
+            count(listener.handshakes_resent.into()),
+            counted(listener.handshakes.into(), "handshake")
         ))
         .because("possible: a firewall, or a router that sees one direction only, drops the SYN-ACK or the last ACK")
         .because("possible: the addresses are false (a scan or a SYN flood), or the clients send nothing and the listener waits for data (TCP_DEFER_ACCEPT)")
@@ -465,7 +464,7 @@ mod tests {
         let of = found(&snapshot);
         let [(verdict, evidence)] = &of[..] else { panic!("{of:?}") };
         assert_eq!(verdict, "TcpExt.TCPSynRetrans grew by 80 in 2.0 s");
-        let expected = "the clients of 33 handshakes, such as 10.9.0.2, have not answered the SYN-ACK: 40 are in progress at 10.9.0.1:8000 of server[7]";
+        let expected = "at 10.9.0.1:8000 of server[7] clients such as 10.9.0.2 have not answered the SYN-ACK: 33 of 40 handshakes in progress";
         assert_eq!(evidence[0], expected);
         // A connection of this host waits too: the counter may be of its SYN.
         let states = [("syn-sent".to_owned(), 1)].into();

@@ -16,7 +16,7 @@ use crate::doctor::words::{count, counted, process};
 pub(super) const RULE: Rule = Rule {
     id: "X01",
     title: "failures that no other rule explains",
-    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat, stat/nf_conntrack, stat/arp_cache and stat/ndisc_cache; drops of queueing disciplines (tc(8)); sock_diag(7); the tracepoint at the \
+    source: "counters of failures in /proc/net/netstat, snmp, snmp6, softnet_stat, stat/nf_conntrack, stat/arp_cache and stat/ndisc_cache; drops of queueing disciplines (tc(8)); sock_diag(7); rtnetlink(7) (RTM_GETROUTE); the tracepoint at the \
              end of system calls (raw_syscalls:sys_exit)",
     threshold: None,
     explanation: &[
@@ -25,8 +25,8 @@ pub(super) const RULE: Rule = Rule {
          queueing disciplines, connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another \
          rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
-         peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, and rates below the noise of \
-         a healthy host.",
+         peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
+         for it, and rates below the noise of a healthy host.",
         "On the host, in the network namespace of process 1, the account also has calls that fail in other namespaces, such as those of containers, if no \
          healthy program has such a failure. Their cause is for `fourtuple doctor --pid PID` or `--container ID` to say: each diagnosis examines one \
          namespace.",

@@ -25,7 +25,7 @@ var known struct {
 // stored result, except after Unproven.
 //
 // The release number of a kernel does not tell: 6.1.y has a backport of the option, but not the linear search of 6.8. The probe opens
-// 16 connections to its own listener on 127.0.0.1 and resets them, so that no TIME_WAIT socket remains.
+// up to 40 connections to its own listener on 127.0.0.1 and resets them, so that no TIME_WAIT socket remains.
 func Probe() (LocalPortRange, error) {
 	namespace, err := namespaceCookie()
 	if err != nil {
@@ -113,9 +113,10 @@ func probe() (LocalPortRange, error) {
 // searchesLinearly reports whether connections with IP_LOCAL_PORT_RANGE get ports of both parities.
 //
 // Each connection is reset before the next, so that a range of a few ports is enough. A search by parity takes all ports of one parity
-// first, and 16 connections do not exhaust them. A linear search misses one parity in 16 tries with a probability of 2^-15.
+// first, and a few connections do not exhaust them. A linear search misses one parity in 40 tries with a probability of 2^-39; with 16
+// tries, one of 32,768 processes takes it for a search by parity.
 func searchesLinearly() (bool, *ProbeError) {
-	const probes = 16
+	const probes = 40
 	listener, err := openTCP()
 	if err != nil {
 		return false, &ProbeError{Call: "socket", Err: err}
@@ -132,7 +133,7 @@ func searchesLinearly() (bool, *ProbeError) {
 		return false, &ProbeError{Call: "getsockname", Err: err}
 	}
 	var seen [2]bool
-	for i := 0; i < probes; i++ {
+	for i := 0; i < probes && !(seen[0] && seen[1]); i++ {
 		port, failed := probePort(destination)
 		if failed != nil {
 			return false, failed

@@ -231,7 +231,7 @@ fn a_missing_server_program_is_bad_usage() {
 
 #[test]
 fn a_slower_server_lowers_the_ratio() {
-    let slow = format!("fourtuple {SERVER} --service 5ms --spin");
+    let slow = format!("fourtuple {SERVER} --service 5ms");
     let flags = "--trials 2 --warmup 0 --for 5m --json";
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
     let Some(ended) = measure_with("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };

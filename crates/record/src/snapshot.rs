@@ -521,6 +521,21 @@ pub struct UdpSockets {
     pub sockets: Vec<UdpSocketView>,
     /// Number of such sockets that are not listed.
     pub left_out: u64,
+    /// DNS queries without an answer, by server; bounded.
+    #[serde(default)]
+    pub queries: Vec<UnansweredQueries>,
+}
+
+/// Connected UDP sockets to port 53 that have received nothing since they were created: a second ago, or at the reading before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct UnansweredQueries {
+    /// Address and port of the DNS server.
+    pub server: SocketAddr,
+    /// Number of sockets.
+    pub sockets: u32,
+    /// The process with most of the sockets; `null`: not known.
+    pub owner: Option<Owner>,
 }
 
 /// A UDP socket.

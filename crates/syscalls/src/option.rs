@@ -259,6 +259,12 @@ fn memory(socket: BorrowedFd<'_>) -> io::Result<[u32; 9]> {
     get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0; 9])
 }
 
+/// Returns whether this UDP socket has received a datagram since it was connected (SO_INCOMING_CPU: the kernel notes the processor of each
+/// datagram in `__udp_queue_rcv_skb`, if the socket has a peer).
+pub fn has_received(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get_int(socket, libc::SOL_SOCKET, libc::SO_INCOMING_CPU)? >= 0)
+}
+
 /// Sets IP_PKTINFO or IPV6_RECVPKTINFO: each message carries its destination address.
 pub fn set_packet_info(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     let (level, name) = by_family(socket, libc::IP_PKTINFO, libc::IPV6_RECVPKTINFO)?;

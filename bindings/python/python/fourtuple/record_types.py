@@ -1388,10 +1388,17 @@ class DoctorUdpSocketView(TypedDict):
     owners: list[DoctorOwner]
 
 
+class UnansweredQueries(TypedDict):
+    server: str
+    sockets: int
+    owner: DoctorOwner | None
+
+
 class DoctorUdpSockets(TypedDict):
     total: int
     sockets: list[DoctorUdpSocketView]
     left_out: int
+    queries: NotRequired[list[UnansweredQueries]]
 
 
 class DoctorSnapshotUdpSeen(TypedDict):

@@ -86,6 +86,9 @@ fn with_traces(reader: &mut Reader, window: Window) -> Snapshot {
     }
 }
 
+/// Time between the last look for DNS queries and the end: a resolver waits longer for an answer (glibc: 5 s).
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// Reads the namespace twice and traces in between. Returns the snapshot and the time between the readings, which is shorter than
 /// `time` if `stop` was set.
 pub(crate) fn once(
@@ -106,8 +109,12 @@ pub(crate) fn once(
         };
         reader.read();
         let began = Instant::now();
+        let mut look_at = time.checked_sub(LAST_LOOK).filter(|first| *first >= LAST_LOOK);
         while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
             survey.poll();
+            if look_at.take_if(|at| *at <= began.elapsed()).is_some() {
+                reader.look_for_queries();
+            }
             thread::sleep(Survey::POLL_INTERVAL.min(time.saturating_sub(began.elapsed())));
         }
         let elapsed = began.elapsed();

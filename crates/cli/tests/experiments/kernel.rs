@@ -1,13 +1,14 @@
 //! Faults of parts of the kernel that many programs share: connection tracking and SNAT, locks, and failures that no other rule explains.
 
+use std::fs;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::program::situation::{
-    Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_with, do_now, failed_requests, finds, first,
-    has, nginx, paste, traced, verdicts, wait_for,
+    Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_for, diagnose_with, do_now, failed_requests,
+    finds, first, has, nginx, paste, traced, unbound, verdicts, wait_for,
 };
 use crate::program::{Room, binary, list, number, run, text, until};
 use crate::table::row;
@@ -314,6 +315,74 @@ fn an_address_that_is_given_up_for_another_is_named() {
         );
         let after = diagnose_during(&room, || _ = request());
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
+    });
+}
+
+/// A firewall between a host and its DNS server: no call fails for 10 seconds, and no counter grows.
+#[test]
+fn dns_queries_without_an_answer_are_named() {
+    in_namespace(|| {
+        let test = "kernel::dns_queries_without_an_answer_are_named";
+        if !has(test, &["unbound", "getent", "unshare", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        far.connect("far", 40);
+        let server = far.run(|| unbound(&room, "10.40.0.2", 53, "64k"));
+        let resolv = room.file("resolv.conf", "nameserver 10.40.0.2\n");
+        let script = format!("mount --bind {resolv} /etc/resolv.conf && exec getent ahostsv4 a.example");
+        let look_up = || {
+            let mut command = Command::new("unshare");
+            command.args(["-m", "sh", "-c", &script]);
+            command
+        };
+        until("Unbound answers", || run(&mut look_up()).stdout.contains("10.0.0.1 "));
+        // A forwarder keeps sockets that have had their answers.
+        let mut idle = Python::start();
+        idle.run(
+            "query = bytes.fromhex('123401000001000000000000') + b'\\x01a\\x07example\\x00\\x00\\x01\\x00\\x01'\n\
+             u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('10.40.0.2', 53)); u.send(query); u.recv(512)",
+        );
+        far.firewall("udp dport 53");
+        let during = |what: &str| {
+            let mut waiting = look_up().stdout(Stdio::null()).spawn().expect("unshare");
+            let record = diagnose_for(&room, "2s", "P03 = 1\n");
+            assert!(!waiting.wait().expect("a child").success(), "{what}");
+            record
+        };
+        let record = during("a firewall drops the query");
+        let of_getent =
+            ["unexplained: 1 DNS query of getent[", "to 10.40.0.2:53 has had no answer for a second"];
+        let finding = first(&record, "X01", &of_getent);
+        assert_eq!(actions(finding, "now")[0], "dig +tries=1 +time=2 @10.40.0.2 -p 53 .");
+        let cure = "accept UDP port 53 in the firewall";
+        assert!(actions(finding, "proper")[0].starts_with(cure), "{finding}");
+        far.run(|| paste("nft delete table ip firewall"));
+        row(
+            finding,
+            "a firewall that drops the queries to the DNS server",
+            "getent",
+            "a name takes 10 s, and is not found",
+            cure,
+            "found at once",
+        );
+        until("Unbound answers", || run(&mut look_up()).stdout.contains("10.0.0.1 "));
+        assert!(!finds(&diagnose_for(&room, "2s", "P03 = 1\n"), "X01"));
+        drop(server);
+        // The server of this host, which does not read.
+        let mut server = Python::start();
+        device::add_address("lo", [10, 41, 0, 2].into(), 32).expect("an address");
+        fs::write(&resolv, "nameserver 10.41.0.2\n").expect("a file");
+        server.run("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('10.41.0.2', 53))");
+        let record = during("the server does not read");
+        let finding = first(&record, "X01", &["1 DNS query of getent[", "to 10.41.0.2:53"]);
+        let evidence = finding["evidence"].to_string();
+        let owner = format!("10.41.0.2:53 is a socket of python3[{}], whose queue holds", server.pid());
+        assert!(
+            evidence.contains(&owner) && !text(finding, "verdict").contains("unexplained"),
+            "{finding:#}"
+        );
     });
 }
 

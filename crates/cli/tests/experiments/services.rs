@@ -11,7 +11,8 @@ use std::time::Duration;
 use crate::ports::cgroup;
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, finds, first, has, text_of, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, finds, first, has, text_of, unbound, verdicts,
+    wait_for,
 };
 use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
 use crate::table::row;
@@ -99,17 +100,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
 
 /// Sends queries to Unbound while `doctor` reads, and returns the record and the drops of the socket.
 fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
-    let log = room.join("log");
-    let config = room.file(
-        "unbound.conf",
-        &format!(
-            "server:\n  interface: 127.0.0.1@5300\n  do-tcp: no\n  do-daemonize: no\n  num-threads: 1\n  so-rcvbuf: {buffer}\n  \
-             chroot: \"\"\n  username: \"\"\n  directory: \"{}\"\n  pidfile: \"\"\n  use-syslog: no\n  logfile: \"{log}\"\n  \
-             module-config: \"iterator\"\n  local-data: \"a.example. A 10.0.0.1\"\nremote-control:\n  control-enable: no\n",
-            room.path().display()
-        ),
-    );
-    let server = Daemon::start(None, &["unbound", "-c", &config]);
+    let server = unbound(room, "127.0.0.1", 5300, buffer);
     // A query for a.example, class IN, type A. A burst begins when Unbound has read the burst before. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
     // would fill the queue of the client.
     client.run(

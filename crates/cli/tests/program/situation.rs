@@ -64,8 +64,13 @@ pub(crate) fn diagnose_during(room: &Room, mut repeated: impl FnMut()) -> Value 
 
 /// Runs `doctor` with these thresholds.
 pub(crate) fn diagnose_with(room: &Room, thresholds: &str) -> Value {
+    diagnose_for(room, "500ms", thresholds)
+}
+
+/// Runs `doctor` with this time between its readings.
+pub(crate) fn diagnose_for(room: &Room, time: &str, thresholds: &str) -> Value {
     let thresholds = room.file("thresholds.toml", thresholds);
-    let flags = format!("doctor --for 500ms --json --thresholds {thresholds}");
+    let flags = format!("doctor --for {time} --json --thresholds {thresholds}");
     let ended = run(&mut fourtuple(&flags));
     assert!([0, 1].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
     let record = ended.json();
@@ -331,6 +336,21 @@ pub(crate) fn envoy_with(config: &str, port: u16, workers: usize) -> Daemon {
     let daemon = Daemon::start(None, &words);
     wait_for("127.0.0.1", port);
     daemon
+}
+
+/// Starts Unbound, which knows the address 10.0.0.1 of `a.example`, at a port.
+pub(crate) fn unbound(room: &Room, address: &str, port: u16, buffer: &str) -> Daemon {
+    let (log, directory) = (room.join("log"), room.path().display());
+    let config = room.file(
+        "unbound.conf",
+        &format!(
+            "server:\n  interface: {address}@{port}\n  access-control: 0.0.0.0/0 allow\n  do-tcp: no\n  do-daemonize: no\n  num-threads: 1\n  \
+             so-rcvbuf: {buffer}\n  chroot: \"\"\n  username: \"\"\n  directory: \"{directory}\"\n  pidfile: \"\"\n  use-syslog: no\n  \
+             logfile: \"{log}\"\n  module-config: \"iterator\"\n  local-data: \"a.example. A 10.0.0.1\"\nremote-control:\n  \
+             control-enable: no\n"
+        ),
+    );
+    Daemon::start(None, &["unbound", "-c", &config])
 }
 
 /// Waits until a server listens.

@@ -476,13 +476,16 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiti
             ));
         }
         if let Some(worker) = workers.first().filter(|_| is_blocked && !waits_for_events) {
-            let line = format!("cat /proc/{}/stack", worker.pid);
-            let effect =
-                "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";
-            draft = draft.now(Remedy::privileged(Scope::Process, line, effect));
+            draft = draft.now(in_kernel(worker));
         }
     }
     draft
+}
+
+/// Returns the command that shows what a process waits for.
+pub(crate) fn in_kernel(worker: &Owner) -> Remedy {
+    let effect = "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";
+    Remedy::privileged(Scope::Process, format!("cat /proc/{}/stack", worker.pid), effect)
 }
 
 /// Functions of the kernel in which threads wait for events of descriptors: epoll_wait(2), poll(2) and select(2), io_uring_enter(2).

@@ -152,7 +152,7 @@ pub(crate) enum What {
     Queue(u64),
     /// Ports that a tuple takes.
     Growth(Subject),
-    /// SYNs that are not answered, to a listener of this host; `None`: to every destination.
+    /// SYNs that are not answered, to a listener of this host; `None`: to every destination, and DNS queries.
     Unanswered(Option<SocketAddr>),
     /// SYNs and data that a destination does not answer.
     Silent(SocketAddr),

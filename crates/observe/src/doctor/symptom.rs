@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
-    Counter, FailedCall, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered,
+    Counter, FailedCall, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered, UnansweredQueries,
 };
 
 use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting};
@@ -63,6 +63,8 @@ pub(crate) enum Symptom<'a> {
         found: &'a Unanswered,
         is_here: bool,
     },
+    /// DNS queries without an answer.
+    Queries(&'a UnansweredQueries),
 }
 
 /// A symptom with its events, and what no finding explains.
@@ -144,6 +146,7 @@ impl<'a> Account<'a> {
         account.add_growth(snapshot);
         account.add_unanswered(snapshot);
         account.add_given_up(snapshot);
+        account.add_queries(snapshot);
         account
     }
 
@@ -300,6 +303,19 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Adds DNS queries that have waited for a second or more. A socket of the server that drops datagrams says more (U01).
+    fn add_queries(&mut self, snapshot: &'a Snapshot) {
+        let Ok(udp) = snapshot.udp.seen() else { return };
+        let drops = |server| {
+            let its = udp.sockets.iter().filter(|socket| is_at(socket.local, server));
+            its.filter_map(|socket| socket.drops).any(|drops| drops.during > 0)
+        };
+        let is_long = snapshot.interval_ns >= 1_000_000_000;
+        for queries in udp.queries.iter().filter(|queries| is_long && !drops(queries.server)) {
+            self.add(Symptom::Queries(queries), queries.sockets.into());
+        }
+    }
+
     fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
         if amount > 0 {
             self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
@@ -380,6 +396,12 @@ impl Item<'_> {
                 };
                 format!("{} of {owner} to {to} {what} sent again {times}", counted(rest, "connection"))
             }
+            Symptom::Queries(queries) => {
+                let owner = queries.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
+                let has = if rest == 1 { "has" } else { "have" };
+                let number = counted(rest, "DNS query");
+                format!("{number} of {owner} to {} {has} had no answer for a second or more", queries.server)
+            }
         }
     }
 
@@ -396,6 +418,7 @@ impl Item<'_> {
             Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
             Symptom::GivenUp { .. } => "connect given up".to_owned(),
+            Symptom::Queries(_) => "DNS unanswered".to_owned(),
         }
     }
 
@@ -406,6 +429,7 @@ impl Item<'_> {
             Symptom::GivenUp { connects, .. } => &connects.owner.name,
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
+            Symptom::Queries(queries) => queries.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
     }
@@ -428,6 +452,7 @@ impl Item<'_> {
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
             Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
+            Symptom::Queries(queries) => format!("{} {}", self.kind(), queries.server),
         }
     }
 }
@@ -469,6 +494,8 @@ fn includes(what: &What, symptom: &Symptom<'_>) -> bool {
         (What::Drops(cookie), Symptom::Drops { cookie: of, .. })
         | (What::Queue(cookie), Symptom::Queue { cookie: of, .. }) => cookie == of,
         (What::Growth(tuple), Symptom::Growth { tuple: growing, .. }) => tuple == growing,
+        // A full table of tracked connections drops the packets of UDP as well, and those of one socket to one server collide.
+        (What::Unanswered(None), Symptom::Queries(_)) => true,
         (What::Silent(destination), Symptom::Unanswered { found, .. }) => found.destination == *destination,
         (What::Unanswered(listener), Symptom::Unanswered { found, is_here }) if !found.established => {
             let to = found.destination;

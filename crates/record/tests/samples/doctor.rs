@@ -164,7 +164,9 @@ fn udp() -> UdpSockets {
         drops: None,
         ..socket.clone()
     };
-    UdpSockets { total: 40, sockets: vec![socket, connected], left_out: 0 }
+    let server = address("10.0.0.53:53");
+    let queries = vec![UnansweredQueries { server, sockets: 2, owner: Some(owner(812, "envoy", 2)) }];
+    UdpSockets { total: 40, sockets: vec![socket, connected], left_out: 0, queries }
 }
 
 fn process() -> Process {

@@ -510,7 +510,7 @@ fn drops_of_udp_that_no_counter_has() {
             owners: vec![owner(7, 1)],
             ..UdpSocketView::default()
         };
-        snapshot.udp = Part::Seen(UdpSockets { total: 1, sockets: vec![socket], left_out: 0 });
+        snapshot.udp = Part::Seen(UdpSockets { total: 1, sockets: vec![socket], ..UdpSockets::default() });
         snapshot
     };
     let unseen = ["dropped 5 datagrams", "all sockets: 5 drops", "2 of the drops are in no counter"];

@@ -1,9 +1,9 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Owner, Snapshot};
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView};
 
-use crate::doctor::accepting::{acceptors, time};
+use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, is_at, stopped, time};
 use crate::doctor::causes::{Judgement, enable_ipv6, judged, timed_out};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
@@ -21,7 +21,8 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, drops of sockets and of \
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, DNS queries of connected sockets that \
+         have waited for a second or more (SO_INCOMING_CPU: no datagram has arrived), drops of sockets and of \
          queueing disciplines, connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another \
          rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
@@ -103,10 +104,11 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let judgement = call.map(|call| judged(snapshot, call, checked));
     // No rule knows the fault, but the cause of the errno may be known.
     let half_open = half_open(snapshot, &item.symptom);
-    let is_known = half_open.is_some() || matches!(judgement, Some(Judgement::Shown(_)));
+    let unread = unread(snapshot, &item.symptom);
+    let is_known = half_open.is_some() || unread.is_some() || matches!(judgement, Some(Judgement::Shown(_)));
     let kind = if is_known { "" } else { "unexplained: " };
     let during = match item.symptom {
-        Symptom::Unanswered { .. } => String::new(),
+        Symptom::Unanswered { .. } | Symptom::Queries(_) => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
     };
     let verdict = format!("{kind}{}{during}", item.sentence());
@@ -149,6 +151,10 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Unanswered { found, .. } if found.established => {
             unacknowledged(draft, found.destination.ip())
         }
+        Symptom::Queries(queries) => match unread {
+            Some(socket) => not_read(draft, snapshot, socket),
+            None => without_answer(draft, queries.server),
+        },
         Symptom::Elsewhere { pid, calls } => calls
             .iter()
             .skip(1)
@@ -160,6 +166,50 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         )),
         Symptom::GivenUp { .. } | Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
             draft
+        }
+    }
+}
+
+/// Returns the UDP socket of this host that has queries to `server` in its queue.
+fn unread<'a>(snapshot: &'a Snapshot, symptom: &Symptom<'_>) -> Option<&'a UdpSocketView> {
+    let Symptom::Queries(queries) = symptom else { return None };
+    let sockets = snapshot.udp.seen().ok()?.sockets.iter();
+    sockets.filter(|socket| socket.queued_bytes > 0).find(|socket| is_at(socket.local, queries.server))
+}
+
+/// Says why a DNS server gives no answer.
+fn without_answer(draft: Draft, server: SocketAddr) -> Draft {
+    let by_hand = Remedy::other(
+        Scope::Namespace,
+        format!("dig +tries=1 +time=2 @{} -p {} .", server.ip(), server.port()),
+        "shows whether the server answers this host",
+    );
+    draft
+        .because("each name costs 5 s before connect() or fails: glibc waits 5 s for an answer and asks each server twice (`timeout:` and `attempts:` of resolv.conf(5))")
+        .because("possible: the server is down, or it does not answer queries from this source address")
+        .because("possible: a firewall on the way drops the queries or the answers, or has forgotten the UDP flow")
+        .because("possible: the server waits itself: a resolver whose own servers do not answer")
+        .now(by_hand)
+        .proper(Remedy::advice(
+            "accept UDP port 53 in the firewall, or name a server that answers first in /etc/resolv.conf; `options timeout:1 attempts:2` \
+             shortens the wait meanwhile",
+            "names are resolved",
+        ))
+}
+
+/// Says that the DNS server of this host does not read its queries.
+fn not_read(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft {
+    let draft = draft.because(format!(
+        "{} is a socket of {}, whose queue holds {} of queries that it has not read",
+        socket.local,
+        holders(&socket.owners),
+        counted(socket.queued_bytes, "byte"),
+    ));
+    match stopped(snapshot, &socket.owners) {
+        Some(owner) => continued(draft, snapshot, owner, "it answers again"),
+        None => {
+            let draft = draft.because("possible: its threads are busy, or wait for something else");
+            socket.owners.iter().take(1).map(in_kernel).fold(draft, Draft::now)
         }
     }
 }
@@ -226,7 +276,7 @@ mod tests {
 
     use fourtuple_record::snapshot::{
         Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Traced, TracedConnects, Tuple, Unanswered,
+        Owner, Part, Traced, TracedConnects, Tuple, UdpSockets, Unanswered, UnansweredQueries,
     };
 
     use super::*;
@@ -443,6 +493,28 @@ mod tests {
         assert_eq!(of(vec![connects("[fd09::2]:8000", 9, 1)], Vec::new()), []);
         let refused = failed("connect", "ECONNREFUSED", "tcp", "[fd09::2]:8000", 3);
         assert_eq!(of(vec![first()], vec![refused]), []);
+    }
+
+    #[test]
+    fn dns_queries_without_an_answer_are_a_symptom() {
+        let server: SocketAddr = "10.0.0.53:53".parse().unwrap();
+        let of = |sockets, drops, interval_ns| {
+            let owner = Some(Owner { pid: 7, name: "curl".to_owned(), sockets });
+            let at =
+                UdpSocketView { local: "0.0.0.0:53".parse().unwrap(), drops, ..UdpSocketView::default() };
+            let queries = vec![UnansweredQueries { server, sockets, owner }];
+            let udp = UdpSockets { total: 3, sockets: vec![at], queries, ..UdpSockets::default() };
+            found(&Snapshot { udp: Part::Seen(udp), interval_ns, ..snapshot(Vec::new(), &[]) })
+        };
+        let verdict = |sockets| of(sockets, None, 2_000_000_000)[0].0.clone();
+        let expected =
+            "unexplained: 1 DNS query of curl[7] to 10.0.0.53:53 has had no answer for a second or more";
+        assert_eq!(verdict(1), expected);
+        assert!(verdict(2).contains("2 DNS queries of curl[7] to 10.0.0.53:53 have had"), "{}", verdict(2));
+        // A server may need half a second; U01 explains queries that the server's socket drops.
+        assert_eq!(of(1, None, 500_000_000), []);
+        let drops = Some(Counter { total: 9, during: 9 });
+        assert!(!of(1, drops, 2_000_000_000).iter().any(|(verdict, _)| verdict.contains("DNS")));
     }
 
     /// On the server the counter means its SYN-ACKs: neither a server that is down nor a destination of this host.

@@ -1,13 +1,17 @@
 //! The counters of TCP, UDP and IP, and of queueing disciplines.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use fourtuple_record::snapshot::{Conntrack, Counter, Translated, UdpSocketView, UdpSockets};
-use fourtuple_syscalls::qdisc;
+use fourtuple_record::snapshot::{
+    Conntrack, Counter, Translated, UdpSocketView, UdpSockets, UnansweredQueries,
+};
+use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::sock_diag::{self, Detail};
+use fourtuple_syscalls::{option, procfs, qdisc};
 
 use crate::host::snapshot::processes::Sockets;
 use crate::host::snapshot::{LISTED, reason, text};
@@ -110,8 +114,32 @@ fn parse_neighbours(table: &str, text: &str, into: &mut Totals) {
     into.insert(format!("{table}.{FULL}"), lines.filter_map(value).sum());
 }
 
-/// Drops of each socket, by cookie.
-pub(super) type Before = HashMap<u64, u64>;
+/// What the next reading needs of UDP sockets.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// Drops of each socket, by cookie.
+    drops: HashMap<u64, u64>,
+    /// DNS queries without an answer that were found since the reading.
+    queries: Vec<UnansweredQueries>,
+}
+
+/// Looks for DNS queries without an answer after a reading, and remembers those that have begun since.
+pub(super) fn look_for_queries(sockets: &Sockets, since: &mut Before) {
+    let mut all = Vec::new();
+    // A kernel that lists no sockets has listed none to the reading either.
+    let _ = sock_diag::each_udp_detail(|detail| all.push(detail));
+    since.queries = unanswered_queries(sockets, &all, since);
+    for query in all.iter().filter(|detail| detail.remote.port() == DNS) {
+        since.drops.entry(query.cookie).or_insert(drops_of(query).unwrap_or(0));
+    }
+}
+
+fn drops_of(detail: &Detail) -> Option<u64> {
+    detail.memory.map(|memory| u64::from(memory.drops))
+}
+
+/// Port of DNS servers.
+const DNS: u16 = 53;
 
 pub(super) fn read_udp(
     sockets: &Sockets,
@@ -126,12 +154,15 @@ pub(super) fn read_udp(
         all.push(detail);
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;
-    let drops_of = |detail: &Detail| detail.memory.map(|memory| u64::from(memory.drops));
     let during = |detail: &Detail| {
-        drops_of(detail).map_or(0, |total| since(before.get(&detail.cookie), total, is_first).during)
+        drops_of(detail).map_or(0, |total| since(before.drops.get(&detail.cookie), total, is_first).during)
     };
     let total = all.len() as u64;
-    now.extend(all.iter().filter_map(|detail| Some((detail.cookie, drops_of(detail)?))));
+    now.drops.extend(all.iter().filter_map(|detail| Some((detail.cookie, drops_of(detail)?))));
+    let mut queries = unanswered_queries(sockets, &all, before);
+    let found = |queries: &[UnansweredQueries], server| queries.iter().any(|found| found.server == server);
+    let earlier: Vec<_> = before.queries.iter().filter(|earlier| !found(&queries, earlier.server)).collect();
+    queries.extend(earlier.into_iter().cloned());
     all.retain(|detail| detail.queue > 0 || drops_of(detail) > Some(0) || by_port[&detail.local.port()] > 1);
     let is_alone = |detail: &Detail| by_port[&detail.local.port()] == 1;
     all.sort_by_key(|detail| (Reverse(during(detail)), is_alone(detail), detail.local, detail.cookie));
@@ -144,11 +175,47 @@ pub(super) fn read_udp(
         cookie: detail.cookie,
         queued_bytes: detail.queue.into(),
         limit_bytes: detail.memory.map(|memory| memory.receive_limit.into()),
-        drops: drops_of(detail).map(|total| since(before.get(&detail.cookie), total, is_first)),
+        drops: drops_of(detail).map(|total| since(before.drops.get(&detail.cookie), total, is_first)),
         user: detail.user,
         owners: sockets.owners(detail.inode),
     };
-    Ok(UdpSockets { total, sockets: all.iter().map(view).collect(), left_out })
+    Ok(UdpSockets { total, sockets: all.iter().map(view).collect(), left_out, queries })
+}
+
+/// Returns the connected sockets to DNS servers that have waited since they were seen before. A socket that a forwarder keeps for its next
+/// query has received something, which sock_diag does not tell: a copy of the descriptor does. A process that may not be traced is left out.
+fn unanswered_queries(sockets: &Sockets, all: &[Detail], before: &Before) -> Vec<UnansweredQueries> {
+    /// Sockets that are looked at.
+    const MAX_LOOKED_AT: usize = 64;
+    /// Queries of a DNS server, which asks servers of the whole Internet, of which some are down at any time.
+    const MIN_OF_SERVER: u32 = 3;
+    let is_old = |detail: &&Detail| detail.remote.port() == DNS && before.drops.contains_key(&detail.cookie);
+    let mut opened: HashMap<u32, (Option<Pidfd>, HashMap<u32, i32>)> = HashMap::new();
+    let mut waiting: BTreeMap<(SocketAddr, u32), u32> = BTreeMap::new();
+    for detail in all.iter().filter(is_old).take(MAX_LOOKED_AT) {
+        let Some(pid) = sockets.holder(detail.inode) else { continue };
+        let (pidfd, descriptors) = opened.entry(pid).or_insert_with(|| {
+            let listed = procfs::sockets(sockets.root(), pid).into_iter().flatten();
+            (Pidfd::of_process(pid).ok(), listed.map(|(descriptor, inode)| (inode, descriptor)).collect())
+        });
+        let (Some(pidfd), Some(descriptor)) = (pidfd, descriptors.get(&detail.inode)) else { continue };
+        let copy = pidfd.duplicate(*descriptor);
+        if copy.and_then(|copy| option::has_received(copy.as_fd())).is_ok_and(|received| !received) {
+            *waiting.entry((detail.remote, pid)).or_default() += 1;
+        }
+    }
+    let servers = all.iter().filter(|detail| detail.local.port() == DNS);
+    let servers: HashSet<u32> = servers.flat_map(|detail| sockets.holders(detail.inode)).copied().collect();
+    waiting.retain(|(_, pid), number| *number >= MIN_OF_SERVER || !servers.contains(pid));
+    let mut queries: BTreeMap<SocketAddr, UnansweredQueries> = BTreeMap::new();
+    for ((server, pid), number) in waiting {
+        let found = queries.entry(server).or_insert(UnansweredQueries { server, sockets: 0, owner: None });
+        found.sockets += number;
+        if found.owner.as_ref().is_none_or(|owner| owner.sockets < number) {
+            found.owner = sockets.owner(pid, number).or(found.owner.take());
+        }
+    }
+    queries.into_values().collect()
 }
 
 /// Reads the table of nf_conntrack. A host without the module tracks nothing: its table is empty and has no limit.

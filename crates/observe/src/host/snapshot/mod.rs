@@ -225,6 +225,14 @@ impl Reader {
         snapshot
     }
 
+    /// Looks for DNS queries without an answer between two readings: one that began after the first reading, or that ends before the second,
+    /// is not in both. The next reading lists what this finds.
+    pub fn look_for_queries(&mut self) {
+        if let (Some((_, counted)), Some(census)) = (&mut self.previous, &self.census) {
+            counters::look_for_queries(&census.sockets, &mut counted.udp);
+        }
+    }
+
     /// Adds to calls that failed what the namespace has at their addresses: routes, and the sockets that hold a port. Processes are those
     /// of the last reading.
     pub fn look_up<'a>(&self, calls: impl IntoIterator<Item = &'a mut FailedCall>) {

@@ -336,6 +336,22 @@ INLINE struct connection *connection_of(const struct sock *socket, u64 id)
 	return NULL;
 }
 
+/* Returns whether the program closes a connection soon, and has read nothing from it: it has no use for the connection. A close with data
+ * unread, or with SO_LINGER of 0, goes to CLOSED at once, as a reset by the peer does, which has an error. */
+INLINE int turns_away(const struct sock *socket, const struct connection *connection)
+{
+	enum { SOON_NS = 1000000000 };
+	const struct tcp_sock *tcp = (const struct tcp_sock *)socket;
+	u32 copied = 0, next = 0;
+	u64 received = 0;
+	if (socket->sk_err || monotonic_ns() - connection->established_ns > SOON_NS)
+		return 0;
+	READ(copied, tcp->copied_seq);
+	READ(next, tcp->rcv_nxt);
+	READ(received, tcp->bytes_received);
+	return copied == next - (u32)received;
+}
+
 /* Counts a close by the program or by the peer. */
 INLINE void left(struct totals *totals, const struct sock *socket, int from, int to)
 {
@@ -374,6 +390,9 @@ INLINE void left(struct totals *totals, const struct sock *socket, int from, int
 		if (worker)
 			ADD(worker->open, -1);
 	}
+	if (from == ESTABLISHED && (to == FIN_WAIT1 || to == CLOSED) && marks & ACCEPTED &&
+	    turns_away(socket, connection))
+		ADD(listener->turned_away, 1);
 	if (from == ESTABLISHED && to == FIN_WAIT1 && marks & ACCEPTED) {
 		current_thread(wanted->namespace_device, wanted->namespace_inode, &key.thread, &key.process);
 		worker = worker_of(totals, &key);

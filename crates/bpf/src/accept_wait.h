@@ -38,6 +38,7 @@ struct listener {
 	u64 unseen;         /* accepted without a report of any hook */
 	u64 closed_by_peer;
 	u64 reset;
+	u64 turned_away; /* closed by this side in their first second, with nothing read */
 	u32 depth_max;
 	u32 backlog;
 	u32 network; /* inode of its namespace */
@@ -120,7 +121,7 @@ struct task {
 };
 
 LAYOUT(struct wanted, 72);
-LAYOUT(struct listener, 168 + 4 * COARSE + sizeof(struct histogram));
+LAYOUT(struct listener, 176 + 4 * COARSE + sizeof(struct histogram));
 LAYOUT(struct worker_key, 16);
 LAYOUT(struct worker, 96 + 4 * COARSE);
 LAYOUT(struct totals, 72 + 2 * sizeof(struct histogram));

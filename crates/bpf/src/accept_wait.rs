@@ -94,6 +94,8 @@ pub struct Listener {
     pub closed_by_peer: u64,
     /// Connections that ended with a reset.
     pub reset: u64,
+    /// Connections that this side closed in their first second, with nothing read from them.
+    pub turned_away: u64,
     /// The highest length of the accept queue after a new connection.
     pub depth_max: u32,
     /// The backlog of listen(), limited by net.core.somaxconn. The queue holds one connection more.
@@ -187,8 +189,8 @@ pub struct Totals {
 
 // The layouts must equal the layouts in accept_wait.h.
 const _: () = assert!(mem::size_of::<Settings>() == 72 && mem::offset_of!(Settings, name) == 32);
-const _: () = assert!(mem::size_of::<Listener>() == 168 + 4 * COARSE + mem::size_of::<Times>());
-const _: () = assert!(mem::offset_of!(Listener, port) == 128 && mem::offset_of!(Listener, handshakes) == 168);
+const _: () = assert!(mem::size_of::<Listener>() == 176 + 4 * COARSE + mem::size_of::<Times>());
+const _: () = assert!(mem::offset_of!(Listener, port) == 136 && mem::offset_of!(Listener, handshakes) == 176);
 const _: () = assert!(mem::size_of::<WorkerKey>() == 16);
 const _: () = assert!(mem::size_of::<Worker>() == 96 + 4 * COARSE && mem::offset_of!(Worker, closed) == 72);
 const _: () = assert!(mem::size_of::<Totals>() == 72 + 2 * mem::size_of::<Times>());

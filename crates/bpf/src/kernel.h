@@ -256,6 +256,9 @@ struct tcp_sock {
 	u32 packets_out;
 	u32 srtt_us;
 	u32 total_retrans;
+	u32 copied_seq;
+	u32 rcv_nxt;
+	u64 bytes_received;
 };
 
 struct sk_buff {

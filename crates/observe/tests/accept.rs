@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::{
     AcceptPolicy, Acceptor, Connection, Endpoint, ListenError, ListenerGroupBuilder, SeatStats,
 };
-use fourtuple_observe::trace::{Accept, Outcome};
+use fourtuple_observe::trace::{Accept, Outcome, Survey};
 use fourtuple_record::measure::balance;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::snapshot::{Owner, Part};
@@ -165,6 +165,59 @@ fn a_full_queue_of_mptcp_before_the_trace_overflows() {
             let listener = only(&outcome.results);
             assert_eq!((listener.queued, listener.accepts), (1, 1), "{protocol}: {:?}", outcome.results);
         }
+    });
+}
+
+/// A server that closes a connection at once, and unread, has no use for it. One that has read, a peer that resets, and a connection that is
+/// given up after a while do not count.
+#[test]
+fn connections_that_are_closed_unread_are_counted() {
+    let test = "connections_that_are_closed_unread_are_counted";
+    in_namespace(|| {
+        let mut survey = Survey::attach(own_network());
+        let (listener, address) = std_listener("127.0.5.9", 16);
+        let accepted = |data: &[u8]| {
+            let mut client = TcpStream::connect(address).unwrap();
+            client.write_all(data).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            if !data.is_empty() {
+                assert_eq!(server.peek(&mut [0; 8]).unwrap(), data.len());
+            }
+            (client, server)
+        };
+        let mut turned_away = |connections: &dyn Fn()| {
+            connections();
+            survey.window().accepts.map(|window| window.turned_away.iter().map(|of| of.closed).sum::<u64>())
+        };
+        let unread = || {
+            for data in [&b""[..], b"PING"] {
+                let (_client, server) = accepted(data);
+                drop(server);
+            }
+        };
+        if let Err(reason) = turned_away(&|| ()) {
+            return skip(test, "bpf", &reason);
+        }
+        // The kernel skips a program that an interrupt calls while it runs.
+        assert!((0..10).any(|_| turned_away(&unread) == Ok(2)), "{:?}", turned_away(&unread));
+        let others = turned_away(&|| {
+            let (_client, mut server) = accepted(b"PING");
+            assert_eq!(server.read(&mut [0; 2]).unwrap(), 2);
+            drop(server);
+            for data in [&b""[..], b"PING"] {
+                let (client, server) = accepted(data);
+                option::set_reset_on_close(client.as_fd()).unwrap();
+                drop(client);
+                drop(server);
+                let (client, server) = accepted(data);
+                drop(client);
+                drop(server);
+            }
+            let (_client, server) = accepted(b"");
+            thread::sleep(Duration::from_millis(1100));
+            drop(server);
+        });
+        assert_eq!(others, Ok(0));
     });
 }
 

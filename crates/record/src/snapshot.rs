@@ -704,6 +704,21 @@ pub struct TracedAccepts {
     pub accepts: u64,
     /// 99th percentile of the time from the end of the handshake to accept(); `null`: none was seen.
     pub wait_p99_ns: Option<u64>,
+    /// Listeners whose programs close connections soon, without having read from them; bounded.
+    #[serde(default)]
+    pub turned_away: Vec<TurnedAway>,
+}
+
+/// Connections of a listener that a program accepted and closed within a second, with nothing read from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TurnedAway {
+    /// Cookie of the listener.
+    pub listener: u64,
+    /// Connections accepted.
+    pub accepts: u64,
+    /// Connections closed in this way; some may have been accepted before.
+    pub closed: u64,
 }
 
 /// Waits for locks of the network stack that a trace saw, on the whole host.

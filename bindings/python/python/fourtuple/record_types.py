@@ -1501,9 +1501,16 @@ class DoctorSnapshotTracedSeen(TypedDict):
     seen: DoctorTraced
 
 
+class TurnedAway(TypedDict):
+    listener: int
+    accepts: int
+    closed: int
+
+
 class DoctorTracedAccepts(TypedDict):
     accepts: int
     wait_p99_ns: int | None
+    turned_away: NotRequired[list[TurnedAway]]
 
 
 class DoctorSnapshotAcceptsSeen(TypedDict):

@@ -345,8 +345,17 @@ fn dns_queries_without_an_answer_are_named() {
              u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('10.40.0.2', 53)); u.send(query); u.recv(512)",
         );
         far.firewall("udp dport 53");
+        let queries = || {
+            let sockets = fs::read_to_string("/proc/thread-self/net/udp").expect("procfs");
+            sockets
+                .lines()
+                .filter(|line| line.split_whitespace().nth(2).is_some_and(|to| to.ends_with(":0035")))
+                .count()
+        };
         let during = |what: &str| {
             let mut waiting = look_up().stdout(Stdio::null()).spawn().expect("unshare");
+            // Beside that of the forwarder.
+            until("getent has sent its query", || queries() == 2);
             let record = diagnose_for(&room, "2s", "P03 = 1\n");
             assert!(!waiting.wait().expect("a child").success(), "{what}");
             record
@@ -402,7 +411,7 @@ fn clients_that_answer_no_syn_ack_are_named() {
             "server",
             0,
             None,
-            &format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}"),
+            &format!("server {{ listen 10.40.0.1:{SERVER} backlog=4096; return 200 ok; }}"),
         );
         wait_for("10.40.0.1", SERVER);
         far.firewall("tcp flags & (syn|ack) == (syn|ack)");
@@ -411,9 +420,9 @@ fn clients_that_answer_no_syn_ack_are_named() {
             "import time\nsockets = []\ndef dial():\n  it = socket.socket(); it.setblocking(False); it.connect_ex(('10.40.0.1', {SERVER}))\n  \
              sockets.append(it)\nfor _ in range(40): dial(); time.sleep(0.05)"
         ));
-        // The kernel sends SYN-ACKs again after 1 s, 2 s and 4 s: no second is without one while clients come. The queue keeps room (A05).
+        // The kernel sends SYN-ACKs again after 1 s, 3 s and 7 s: no second is without one while clients come. The queue keeps room (A05).
         let record = diagnose_during(&room, || {
-            client.run("if len(sockets) < 200: dial()\ntime.sleep(0.01)");
+            client.run("dial()\ntime.sleep(0.05)");
         });
         let finding = first(&record, "X01", &["TcpExt.TCPSynRetrans grew by "]);
         assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");

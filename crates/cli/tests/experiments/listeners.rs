@@ -55,8 +55,8 @@ fn diagnose_while(room: &Room, id: &str, mut repeated: impl FnMut()) -> Value {
     panic!("never a finding of {id}");
 }
 
-fn redis(room: &Room, backlog: u32) -> Daemon {
-    let backlog = backlog.to_string();
+fn redis(room: &Room, setting: &str, number: u32) -> Daemon {
+    let (setting, number) = (format!("--{setting}"), number.to_string());
     let room = room.path().to_str().expect("UTF-8");
     let words = [
         "redis-server",
@@ -68,8 +68,8 @@ fn redis(room: &Room, backlog: u32) -> Daemon {
         "",
         "--dir",
         room,
-        "--tcp-backlog",
-        &backlog,
+        &setting,
+        &number,
     ];
     let server = Daemon::start(None, &words);
     wait_for("127.0.0.1", PROXY);
@@ -95,7 +95,7 @@ fn bursts_that_redis_drops_are_named() {
         let room = Room::new();
         let mut client = client();
         client.run(BURST);
-        let server = redis(&room, 16);
+        let server = redis(&room, "tcp-backlog", 16);
         let drops = |client: &mut Python| {
             let begun = tcp_counter("ListenDrops");
             client.run("burst(60)");
@@ -108,7 +108,7 @@ fn bursts_that_redis_drops_are_named() {
         let finding = of(&record, "A02");
         assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
         server.end();
-        let _server = redis(&room, 511);
+        let _server = redis(&room, "tcp-backlog", 511);
         let after = drops(&mut client);
         row(
             finding,
@@ -119,6 +119,52 @@ fn bursts_that_redis_drops_are_named() {
             &format!("{after} dropped"),
         );
         assert!(before > 0 && after == 0, "{before} {after}");
+    });
+}
+
+/// A server at its limit accepts and closes: connect() succeeds, and no queue and no counter of failures grows.
+#[test]
+fn a_server_that_turns_connections_away_is_named() {
+    in_namespace(|| {
+        let test = "listeners::a_server_that_turns_connections_away_is_named";
+        if !has(test, &["redis-server", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let server = redis(&room, "maxclients", 10);
+        let mut client = Python::start();
+        client.run(
+            "def ask(s):\n  try: s.sendall(b'PING\\r\\n'); return s.recv(100) == b'+PONG\\r\\n'\n  except OSError: return False\n\
+             def dial(): return socket.create_connection(('127.0.0.1', 4020))\n\
+             def fill():\n  global pool\n  pool = [dial() for _ in range(10)]; return [ask(s) for s in pool]\n\
+             def once():\n  with dial() as s: return ask(s)\n\
+             fill()",
+        );
+        let served = |client: &mut Python| client.number("print(sum(once() for _ in range(20)))");
+        let before = 20 - served(&mut client);
+        let record = diagnose_during(&room, || _ = served(&mut client));
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let name = format!("redis-server[{}] closed ", server.pid());
+        let finding = first(&record, "X01", &[&name, "at 127.0.0.1:4020 without having read from them"]);
+        assert!(finding["evidence"].to_string().contains("10 connections are open there now"), "{finding:#}");
+        assert!(actions(finding, "proper")[0].contains(": maxclients, if its log names"), "{finding:#}");
+        server.end();
+        let _server = redis(&room, "maxclients", 1000);
+        client.run("fill()");
+        let after = 20 - served(&mut client);
+        row(
+            finding,
+            "10 connections are open, `maxclients 10`",
+            "redis",
+            &format!("{before} of 20 connections get no answer"),
+            "maxclients 1000",
+            &format!("{after} get none"),
+        );
+        assert_eq!((before, after), (20, 0));
+        let after = diagnose_during(&room, || _ = served(&mut client));
+        assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
 
@@ -185,7 +231,7 @@ fn a_server_that_a_signal_has_stopped_is_named() {
         }
         let room = Room::new();
         let mut client = client();
-        let server = redis(&room, 511);
+        let server = redis(&room, "tcp-backlog", 511);
         paste(&format!("kill -STOP {}", server.pid()));
         client.run("begin('127.0.0.1', 20)");
         let record = diagnose(&room);
@@ -251,7 +297,7 @@ fn a_backlog_that_somaxconn_cuts_is_named() {
         set_sysctl("net.core.somaxconn", "16");
         let room = Room::new();
         let mut client = client();
-        let mut server = redis(&room, 511);
+        let mut server = redis(&room, "tcp-backlog", 511);
         let waiting = |server: &Daemon, client: &mut Python| {
             crate::accept::stop(server.pid());
             client.run("made = begin('127.0.0.1', 40)\ntime.sleep(0.2)");
@@ -264,7 +310,7 @@ fn a_backlog_that_somaxconn_cuts_is_named() {
         paste(&command);
         server.end();
         client.run("for s in held: s.close()\nheld.clear()");
-        server = redis(&room, 511);
+        server = redis(&room, "tcp-backlog", 511);
         let after = waiting(&server, &mut client);
         row(
             finding,

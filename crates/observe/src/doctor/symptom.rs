@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
-    Counter, FailedCall, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered, UnansweredQueries,
+    Counter, FailedCall, Listener, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered,
+    UnansweredQueries,
 };
 
 use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting};
@@ -65,6 +66,11 @@ pub(crate) enum Symptom<'a> {
     },
     /// DNS queries without an answer.
     Queries(&'a UnansweredQueries),
+    /// Connections that a server closes without having read from them.
+    TurnedAway {
+        listener: &'a Listener,
+        accepts: u64,
+    },
 }
 
 /// A symptom with its events, and what no finding explains.
@@ -116,6 +122,9 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
 /// Connects without an answer that are a symptom: one SYN is lost now and then.
 const GIVEN_UP: u64 = 3;
 
+/// Connections closed unread that are a symptom.
+const TURNED_AWAY: u64 = 5;
+
 /// Time until the last port below which growth is a symptom. Connections that a program opens at its start grow, too.
 const SOON_S: f64 = 60.0;
 
@@ -147,6 +156,7 @@ impl<'a> Account<'a> {
         account.add_unanswered(snapshot);
         account.add_given_up(snapshot);
         account.add_queries(snapshot);
+        account.add_turned_away(snapshot);
         account
     }
 
@@ -316,6 +326,20 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Adds listeners whose programs close connections unread. A few are of scanners and of clients that a list excludes.
+    fn add_turned_away(&mut self, snapshot: &'a Snapshot) {
+        let (Ok(traced), Ok(listeners)) = (snapshot.accepts.seen(), snapshot.listeners.seen()) else {
+            return;
+        };
+        for of in
+            traced.turned_away.iter().filter(|of| of.closed >= TURNED_AWAY && of.closed * 10 >= of.accepts)
+        {
+            if let Some(listener) = listeners.iter().find(|listener| listener.cookie == of.listener) {
+                self.add(Symptom::TurnedAway { listener, accepts: of.accepts }, of.closed);
+            }
+        }
+    }
+
     fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
         if amount > 0 {
             self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
@@ -396,6 +420,11 @@ impl Item<'_> {
                 };
                 format!("{} of {owner} to {to} {what} sent again {times}", counted(rest, "connection"))
             }
+            Symptom::TurnedAway { listener, accepts } => {
+                let all = counted((*accepts).max(rest), "connection");
+                let (owners, at) = (holders(&listener.owners), listener.address);
+                format!("{owners} closed {} of {all} at {at} without having read from them", count(rest))
+            }
             Symptom::Queries(queries) => {
                 let owner = queries.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
                 let has = if rest == 1 { "has" } else { "have" };
@@ -419,6 +448,7 @@ impl Item<'_> {
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
             Symptom::GivenUp { .. } => "connect given up".to_owned(),
             Symptom::Queries(_) => "DNS unanswered".to_owned(),
+            Symptom::TurnedAway { .. } => "connections turned away".to_owned(),
         }
     }
 
@@ -429,6 +459,7 @@ impl Item<'_> {
             Symptom::GivenUp { connects, .. } => &connects.owner.name,
             Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
+            Symptom::TurnedAway { listener, .. } => listener.owners.first().map_or("", |owner| &owner.name),
             Symptom::Queries(queries) => queries.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
@@ -453,6 +484,7 @@ impl Item<'_> {
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
             Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
             Symptom::Queries(queries) => format!("{} {}", self.kind(), queries.server),
+            Symptom::TurnedAway { listener, .. } => format!("closes unread of socket {:#x}", listener.cookie),
         }
     }
 }

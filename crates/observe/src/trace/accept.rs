@@ -16,7 +16,7 @@ use fourtuple_bpf::tracing::COARSE_BITS;
 use fourtuple_bpf::{AcceptWait, BpfError};
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::measure::{LogLinear, balance};
-use fourtuple_record::snapshot::Part;
+use fourtuple_record::snapshot::{Part, TracedAccepts, TurnedAway};
 use fourtuple_record::{Depth, Remark, TraceAcceptResults, TraceListener, TraceWorker, WaitStep};
 use fourtuple_syscalls::{errno_name, netns};
 
@@ -82,7 +82,8 @@ pub struct AcceptSession {
     /// Drops in the network namespace of the calling thread when the trace began; `None`: the kernel does not tell.
     before: Option<Drops>,
     /// The waits of each listener at the end of the previous window, by its cookie.
-    earlier: HashMap<u64, LogLinear>,
+    /// Waits and connections turned away at the previous window, by cookie of the listener.
+    earlier: HashMap<u64, (LogLinear, u64)>,
     /// Failed calls, or why they are not counted.
     failed: Result<FailedSession, String>,
     /// The queues of unix listeners, or why they are not read.
@@ -280,28 +281,45 @@ impl Session for AcceptSession {
     }
 }
 
+/// Maximum number of listeners that a window lists.
+const MAX_TURNED_AWAY: usize = 20;
+
 impl AcceptSession {
     /// Returns the waits of all accepted connections.
     pub(crate) fn times(&self) -> Result<LogLinear, TraceError> {
         Ok(times(&self.wait.totals().map_err(TraceError::Accept)?.wait))
     }
 
-    /// Returns the waits of the accepts of a network namespace since the previous window. `None`: there was none.
-    pub(crate) fn window(&mut self, namespace: u32) -> Result<Option<LogLinear>, TraceError> {
+    /// Returns the accepts of a network namespace since the previous window.
+    pub(crate) fn window(&mut self, namespace: u32) -> Result<TracedAccepts, TraceError> {
         self.wait.look().map_err(TraceError::Accept)?;
         let listeners = self.wait.listeners().map_err(TraceError::Accept)?;
-        let mut window = Vec::new();
+        let (mut window, mut turned_away) = (Vec::new(), Vec::new());
         let mut now = HashMap::new();
         for (cookie, listener) in listeners {
-            let waits = times(&listener.wait);
-            let since = self.earlier.get(&cookie).map_or_else(|| waits.clone(), |before| waits.since(before));
-            if listener.network == namespace && since.count() > 0 {
-                window.push(since);
+            let sums = (times(&listener.wait), listener.turned_away);
+            let before = self.earlier.get(&cookie);
+            let waits = before.map_or_else(|| sums.0.clone(), |(waits, _)| sums.0.since(waits));
+            let closed = sums.1 - before.map_or(0, |(_, closed)| *closed);
+            if listener.network == namespace {
+                if closed > 0 {
+                    turned_away.push(TurnedAway { listener: cookie, accepts: waits.count(), closed });
+                }
+                if waits.count() > 0 {
+                    window.push(waits);
+                }
             }
-            now.insert(cookie, waits);
+            now.insert(cookie, sums);
         }
         self.earlier = now;
-        Ok(merged(window))
+        turned_away.sort_by_key(|of| (Reverse(of.closed), of.listener));
+        turned_away.truncate(MAX_TURNED_AWAY);
+        let waits = merged(window);
+        Ok(TracedAccepts {
+            accepts: waits.as_ref().map_or(0, LogLinear::count),
+            wait_p99_ns: waits.map(|times| times.quantile(0.99)),
+            turned_away,
+        })
     }
 
     /// Returns whether accepts were not counted, because the table of listeners is full.

@@ -191,7 +191,7 @@ impl Survey {
                 wait.merge(&accept.times()?);
                 *accept = self::accept()?;
             }
-            Ok(accepted(window))
+            Ok(window)
         });
         let failures = self.failed.read(|session| {
             let window = session.window()?;
@@ -213,7 +213,7 @@ impl Survey {
         let failed = self.failed.session.and_then(|mut session| seen(session.window()));
         Window {
             connects: connects.map(traced),
-            accepts: accepts.map(accepted),
+            accepts,
             locks: locks.map(|locks| TracedLocks {
                 interval_ns: locks.results.elapsed_ns,
                 classes: by_class(locks.results.classes),
@@ -253,13 +253,6 @@ fn traced((mut tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Trace
         search_p99_ns: searches.map(|times| times.quantile(0.99)),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
-    }
-}
-
-fn accepted(waits: Option<LogLinear>) -> TracedAccepts {
-    TracedAccepts {
-        accepts: waits.as_ref().map_or(0, LogLinear::count),
-        wait_p99_ns: waits.map(|times| times.quantile(0.99)),
     }
 }
 

@@ -335,10 +335,14 @@ fn a07_old_connections_in_a_queue_are_a_bound() {
         shows(&found, &["^5 connections in the queue at the first reading, 5 at"]);
         // A trace that saw no accept() hides nothing, nor does one that saw short waits.
         for (accepts, wait_p99_ns) in [(0, None), (100, Some(1_000))] {
-            snapshot.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            snapshot.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns, ..TracedAccepts::default() });
             only(&findings_in(&snapshot, "A07"), Severity::Warning, &verdict);
         }
-        snapshot.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
+        snapshot.accepts = Part::Seen(TracedAccepts {
+            accepts: 100,
+            wait_p99_ns: Some(200_000_000),
+            ..TracedAccepts::default()
+        });
         assert_eq!(findings_in(&snapshot, "A07").len(), 2);
     });
 }
@@ -417,7 +421,8 @@ fn a07_a_traced_wait_is_compared_with_the_threshold() {
     in_namespace(|| {
         let mut snapshot = snapshot(|| ());
         let mut of_wait = |wait| {
-            snapshot.accepts = Part::Seen(TracedAccepts { accepts: 12_000, wait_p99_ns: wait });
+            snapshot.accepts =
+                Part::Seen(TracedAccepts { accepts: 12_000, wait_p99_ns: wait, ..TracedAccepts::default() });
             findings_in(&snapshot, "A07")
         };
         assert!(of_wait(None).is_empty());
@@ -435,7 +440,7 @@ fn a07_a_trace_hides_no_standing_queue() {
         let _clients = connect(address, 80);
         let mut seen = snapshot(|| thread::sleep(Duration::from_millis(110)));
         let mut traced = |accepts, wait_p99_ns| {
-            seen.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns });
+            seen.accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns, ..TracedAccepts::default() });
             findings_in(&seen, "A07")
         };
         let words = format!("80 connections at {address} have waited at least ");

@@ -297,7 +297,11 @@ fn snapshot() -> Snapshot {
         }]),
         lost_sources: Part::Seen(vec![address("10.0.0.77:0").ip()]),
         traced: Part::Seen(traced()),
-        accepts: Part::Seen(TracedAccepts { accepts: 840, wait_p99_ns: Some(31_000_000) }),
+        accepts: Part::Seen(TracedAccepts {
+            accepts: 840,
+            wait_p99_ns: Some(31_000_000),
+            turned_away: vec![TurnedAway { listener: 77, accepts: 40, closed: 12 }],
+        }),
         locks: Part::Seen(locks()),
         failures: Part::Seen(Failures {
             calls: vec![failed_call()],

@@ -190,7 +190,11 @@ fn syn_queues_at_their_limits() {
 #[test]
 fn the_longest_queue_of_a_long_wait_has_connections() {
     let mut waits = with(snapshot(&[], &[]), &[listener(7, [0, 0, 8], 0, 0)]);
-    waits.accepts = Part::Seen(TracedAccepts { accepts: 100, wait_p99_ns: Some(200_000_000) });
+    waits.accepts = Part::Seen(TracedAccepts {
+        accepts: 100,
+        wait_p99_ns: Some(200_000_000),
+        ..TracedAccepts::default()
+    });
     expect("A07", 200.0, &waits, &["1% of 100 connections waited 200 ms or longer", "!longest accept queue"]);
     expect("A07", 201.0, &waits, &[]);
     waits.listeners = Part::Seen(vec![listener(7, [0, 2, 8], 0, 0)]);

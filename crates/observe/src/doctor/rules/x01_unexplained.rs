@@ -11,7 +11,7 @@ use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::remedies::reserve;
 use crate::doctor::rule::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom, failed_calls};
-use crate::doctor::words::{count, counted, process};
+use crate::doctor::words::{count, counted, doing, process};
 
 pub(super) const RULE: Rule = Rule {
     id: "X01",
@@ -21,7 +21,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, DNS queries of connected sockets that \
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, connections that a server closes in their first second without having read from them, DNS queries of connected sockets that \
          have waited for a second or more (SO_INCOMING_CPU: no datagram has arrived), drops of sockets and of \
          queueing disciplines, connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another \
          rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
@@ -151,6 +151,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Unanswered { found, .. } if found.established => {
             unacknowledged(draft, found.destination.ip())
         }
+        Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
         Symptom::Queries(queries) => match unread {
             Some(socket) => not_read(draft, snapshot, socket),
             None => without_answer(draft, queries.server),
@@ -168,6 +169,49 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             draft
         }
     }
+}
+
+/// Settings that limit the connections of servers which close what exceeds them.
+const LIMITS: &[(&str, &str)] = &[
+    ("redis-server", "maxclients"),
+    ("valkey-server", "maxclients"),
+    ("mysqld", "max_connections and max_user_connections"),
+    ("mariadbd", "max_connections and max_user_connections"),
+    ("nginx", "worker_connections"),
+    ("sshd", "MaxStartups"),
+    ("mongod", "net.maxIncomingConnections"),
+    ("vsftpd", "max_clients and max_per_ip"),
+    ("xinetd", "instances, per_source and cps"),
+    ("haproxy", "`tcp-request connection reject`"),
+];
+
+/// Says why a server closes connections unread.
+fn turned_away(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
+    let connections = snapshot.connections.seen().ok();
+    let mut services = connections.into_iter().flat_map(|connections| &connections.services);
+    let service = services.find(|service| service.port == listener.address.port());
+    let open = service.and_then(|service| service.states.get("established")).copied().unwrap_or(0);
+    let limit = LIMITS.iter().find(|(name, _)| listener.owners.iter().any(|owner| owner.name == *name));
+    let setting =
+        limit.map_or_else(|| "its setting for this".to_owned(), |(_, setting)| (*setting).to_owned());
+    draft
+        .because(format!(
+            "each was closed in its first second; {} open there now",
+            doing(open, "connection", "are")
+        ))
+        .because(
+            "possible: the server is at a limit of its connections, and says so to the clients or in its log",
+        )
+        .because(
+            "possible: it refuses the addresses of the clients, or only the server speaks in this protocol",
+        )
+        .proper(Remedy::advice(
+            format!(
+                "{}: {setting}, if its log names a limit; else fewer connections of the clients (a pool)",
+                holders(&listener.owners)
+            ),
+            "connections are served",
+        ))
 }
 
 /// Returns the UDP socket of this host that has queries to `server` in its queue.
@@ -276,7 +320,8 @@ mod tests {
 
     use fourtuple_record::snapshot::{
         Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Traced, TracedConnects, Tuple, UdpSockets, Unanswered, UnansweredQueries,
+        Owner, Part, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets, Unanswered,
+        UnansweredQueries,
     };
 
     use super::*;
@@ -493,6 +538,29 @@ mod tests {
         assert_eq!(of(vec![connects("[fd09::2]:8000", 9, 1)], Vec::new()), []);
         let refused = failed("connect", "ECONNREFUSED", "tcp", "[fd09::2]:8000", 3);
         assert_eq!(of(vec![first()], vec![refused]), []);
+    }
+
+    #[test]
+    fn connections_that_are_turned_away_are_a_symptom() {
+        let of = |name: &str, accepts, closed| {
+            let owner = Owner { pid: 7, name: name.to_owned(), sockets: 1 };
+            let address = "0.0.0.0:22".parse().unwrap();
+            let listener = Listener { address, cookie: 9, owners: vec![owner], ..Listener::default() };
+            let turned_away = vec![TurnedAway { listener: 9, accepts, closed }];
+            let accepts = Part::Seen(TracedAccepts { accepts, wait_p99_ns: None, turned_away });
+            let seen =
+                Snapshot { listeners: Part::Seen(vec![listener]), accepts, ..snapshot(Vec::new(), &[]) };
+            let findings = diagnose(&seen, &Limits::default()).findings;
+            findings.into_iter().find(|finding| finding.id == "X01")
+        };
+        let found = of("sshd", 30, 12).unwrap();
+        let expected = "unexplained: sshd[7] closed 12 of 30 connections at 0.0.0.0:22 without having read from them in 2.0 s";
+        assert_eq!(found.verdict, expected);
+        assert!(found.proper[0].action.starts_with("sshd[7]: MaxStartups, if its log"), "{:?}", found.proper);
+        let other = of("own", 30, 12).unwrap();
+        assert!(other.proper[0].action.starts_with("own[7]: its setting for this"), "{:?}", other.proper);
+        // A scanner now and then, and few of many.
+        assert!(of("sshd", 4, 4).is_none() && of("sshd", 300, 29).is_none());
     }
 
     #[test]

@@ -122,6 +122,8 @@ Found = list[tuple[tuple[int, int, int], SocketAddress]]
 
 def interleaved(found: Found) -> Found:
     """Returns the addresses with the families in turn, beginning with the first one (RFC 8305, section 4)."""
+    if len(found) < 2:
+        return found
     first = [entry for entry in found if entry[0][0] == found[0][0][0]]
     others = [entry for entry in found if entry[0][0] != found[0][0][0]]
     pairs = itertools.zip_longest(first, others)

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use fourtuple_record::snapshot::{Snapshot, UdpSocketView, UdpSockets};
 
-use crate::doctor::accepting::during;
+use crate::doctor::accepting::{during, is_at};
+use crate::doctor::attribute::is_own;
 
 /// Ports on which programs share multicast or broadcast by SO_REUSEADDR: DHCP, SSDP, WS-Discovery, mDNS, LLMNR.
 const SHARED: [u16; 6] = [67, 68, 1900, 3702, 5353, 5355];
@@ -23,6 +24,12 @@ pub(crate) fn groups(udp: &UdpSockets) -> Vec<Vec<&UdpSocketView>> {
         groups.entry((socket.local, socket.interface)).or_default().push(socket);
     }
     groups.into_values().filter(|group| group.len() > 1).collect()
+}
+
+/// Returns the listed sockets to which this host delivers datagrams for an address. For an address of another host there are none.
+pub(crate) fn sockets_at(snapshot: &Snapshot, address: SocketAddr) -> impl Iterator<Item = &UdpSocketView> {
+    let udp = snapshot.udp.seen().ok().filter(|_| is_own(snapshot, address.ip()));
+    udp.into_iter().flat_map(|udp| &udp.sockets).filter(move |socket| is_at(socket.local, address))
 }
 
 /// Events of both IP versions during the interval.

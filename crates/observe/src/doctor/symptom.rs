@@ -14,7 +14,7 @@ use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
 use crate::doctor::causes::{Noise, is_failure_of_interest, is_never_normal};
 use crate::doctor::counters::COUNTERS;
-use crate::doctor::datagram::Counted;
+use crate::doctor::datagram::{Counted, sockets_at};
 use crate::doctor::draft::{Subject, What};
 use crate::doctor::words::{count, counted};
 
@@ -317,8 +317,7 @@ impl<'a> Account<'a> {
     fn add_queries(&mut self, snapshot: &'a Snapshot) {
         let Ok(udp) = snapshot.udp.seen() else { return };
         let drops = |server| {
-            let its = udp.sockets.iter().filter(|socket| is_at(socket.local, server));
-            its.filter_map(|socket| socket.drops).any(|drops| drops.during > 0)
+            sockets_at(snapshot, server).filter_map(|socket| socket.drops).any(|drops| drops.during > 0)
         };
         let is_long = snapshot.interval_ns >= 1_000_000_000;
         for queries in udp.queries.iter().filter(|queries| is_long && !drops(queries.server)) {

@@ -3,10 +3,11 @@ use std::net::{IpAddr, SocketAddr};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView};
 
-use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, is_at, stopped, time};
+use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, stopped, time};
 use crate::doctor::causes::{Judgement, enable_ipv6, judged, timed_out};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
+use crate::doctor::datagram::sockets_at;
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::remedies::reserve;
 use crate::doctor::rule::{Checked, Rule};
@@ -217,8 +218,7 @@ fn turned_away(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft 
 /// Returns the UDP socket of this host that has queries to `server` in its queue.
 fn unread<'a>(snapshot: &'a Snapshot, symptom: &Symptom<'_>) -> Option<&'a UdpSocketView> {
     let Symptom::Queries(queries) = symptom else { return None };
-    let sockets = snapshot.udp.seen().ok()?.sockets.iter();
-    sockets.filter(|socket| socket.queued_bytes > 0).find(|socket| is_at(socket.local, queries.server))
+    sockets_at(snapshot, queries.server).find(|socket| socket.queued_bytes > 0)
 }
 
 /// Says why a DNS server gives no answer.
@@ -565,8 +565,8 @@ mod tests {
 
     #[test]
     fn dns_queries_without_an_answer_are_a_symptom() {
-        let server: SocketAddr = "10.0.0.53:53".parse().unwrap();
-        let of = |sockets, drops, interval_ns| {
+        let of = |server: &str, sockets, drops, interval_ns| {
+            let server = server.parse().unwrap();
             let owner = Some(Owner { pid: 7, name: "curl".to_owned(), sockets });
             let at =
                 UdpSocketView { local: "0.0.0.0:53".parse().unwrap(), drops, ..UdpSocketView::default() };
@@ -574,15 +574,18 @@ mod tests {
             let udp = UdpSockets { total: 3, sockets: vec![at], queries, ..UdpSockets::default() };
             found(&Snapshot { udp: Part::Seen(udp), interval_ns, ..snapshot(Vec::new(), &[]) })
         };
-        let verdict = |sockets| of(sockets, None, 2_000_000_000)[0].0.clone();
         let expected =
             "unexplained: 1 DNS query of curl[7] to 10.0.0.53:53 has had no answer for a second or more";
+        let verdict = |sockets| of("10.0.0.53:53", sockets, None, 2_000_000_000)[0].0.clone();
         assert_eq!(verdict(1), expected);
         assert!(verdict(2).contains("2 DNS queries of curl[7] to 10.0.0.53:53 have had"), "{}", verdict(2));
         // A server may need half a second; U01 explains queries that the server's socket drops.
-        assert_eq!(of(1, None, 500_000_000), []);
+        assert_eq!(of("10.0.0.53:53", 1, None, 500_000_000), []);
         let drops = Some(Counter { total: 9, during: 9 });
-        assert!(!of(1, drops, 2_000_000_000).iter().any(|(verdict, _)| verdict.contains("DNS")));
+        let is_named =
+            |server| of(server, 1, drops, 2_000_000_000).iter().any(|(verdict, _)| verdict.contains("DNS"));
+        // The socket at all addresses is that of a server of this host only.
+        assert!(!is_named("127.0.0.1:53") && is_named("10.0.0.53:53"));
     }
 
     /// On the server the counter means its SYN-ACKs: neither a server that is down nor a destination of this host.

@@ -196,7 +196,8 @@ fn connections_that_are_closed_unread_are_counted() {
             }
         };
         if let Err(reason) = turned_away(&|| ()) {
-            return skip(test, "bpf", &reason);
+            let need = if reason.contains("sk_data_ready") { "sk_data_ready" } else { "bpf" };
+            return skip(test, need, &reason);
         }
         // The kernel skips a program that an interrupt calls while it runs.
         assert!((0..10).any(|_| turned_away(&unread) == Ok(2)), "{:?}", turned_away(&unread));

@@ -154,7 +154,7 @@ fn a_server_that_turns_connections_away_is_named() {
             evidence.contains("; 10 connections are") || evidence.contains("; 11 connections are"),
             "{evidence}"
         );
-        assert!(actions(finding, "proper")[0].contains(": maxclients, if its log names"), "{finding:#}");
+        assert!(actions(finding, "proper")[0].contains(": `maxclients`, if its log names"), "{finding:#}");
         server.end();
         let _server = redis(&room, "maxclients", 1000);
         client.run("fill()");

@@ -687,6 +687,26 @@ const SETTINGS: [Settings; 22] = [
     ),
 ];
 
+/// The settings that limit the connections of servers which close what exceeds them, by the start of their name.
+const LIMITS: [(&str, &str); 10] = [
+    ("haproxy", "`tcp-request connection reject`"),
+    ("mariadbd", "`max_connections` and `max_user_connections`"),
+    ("mongod", "`net.maxIncomingConnections`"),
+    ("mysqld", "`max_connections` and `max_user_connections`"),
+    ("nginx", "`worker_connections`"),
+    ("redis", "`maxclients`"),
+    ("sshd", "`MaxStartups`"),
+    ("valkey", "`maxclients`"),
+    ("vsftpd", "`max_clients` and `max_per_ip`"),
+    ("xinetd", "`instances`, `per_source` and `cps`"),
+];
+
+/// Returns the setting that limits the connections of a server.
+pub(crate) fn limit_of(owners: &[Owner]) -> Option<&'static str> {
+    let is_named = |name| owners.iter().any(|owner| owner.name.starts_with(name));
+    LIMITS.iter().find(|(name, _)| is_named(*name)).map(|(_, setting)| *setting)
+}
+
 impl Settings {
     const fn new(name: &'static str, backlog: &'static str, workers: &'static str) -> Settings {
         Settings { name, backlog, workers }

@@ -3,7 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView};
 
-use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, stopped, time};
+use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, limit_of, stopped, time};
 use crate::doctor::causes::{Judgement, enable_ipv6, judged, timed_out};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
@@ -172,29 +172,13 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     }
 }
 
-/// Settings that limit the connections of servers which close what exceeds them.
-const LIMITS: &[(&str, &str)] = &[
-    ("redis-server", "maxclients"),
-    ("valkey-server", "maxclients"),
-    ("mysqld", "max_connections and max_user_connections"),
-    ("mariadbd", "max_connections and max_user_connections"),
-    ("nginx", "worker_connections"),
-    ("sshd", "MaxStartups"),
-    ("mongod", "net.maxIncomingConnections"),
-    ("vsftpd", "max_clients and max_per_ip"),
-    ("xinetd", "instances, per_source and cps"),
-    ("haproxy", "`tcp-request connection reject`"),
-];
-
 /// Says why a server closes connections unread.
 fn turned_away(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draft {
     let connections = snapshot.connections.seen().ok();
     let mut services = connections.into_iter().flat_map(|connections| &connections.services);
     let service = services.find(|service| service.port == listener.address.port());
     let open = service.and_then(|service| service.states.get("established")).copied().unwrap_or(0);
-    let limit = LIMITS.iter().find(|(name, _)| listener.owners.iter().any(|owner| owner.name == *name));
-    let setting =
-        limit.map_or_else(|| "its setting for this".to_owned(), |(_, setting)| (*setting).to_owned());
+    let setting = limit_of(&listener.owners).unwrap_or("its setting for this");
     draft
         .because(format!(
             "each was closed in its first second; {} open there now",
@@ -556,7 +540,11 @@ mod tests {
         let found = of("sshd", 30, 12).unwrap();
         let expected = "unexplained: sshd[7] closed 12 of 30 connections at 0.0.0.0:22 without having read from them in 2.0 s";
         assert_eq!(found.verdict, expected);
-        assert!(found.proper[0].action.starts_with("sshd[7]: MaxStartups, if its log"), "{:?}", found.proper);
+        assert!(
+            found.proper[0].action.starts_with("sshd[7]: `MaxStartups`, if its log"),
+            "{:?}",
+            found.proper
+        );
         let other = of("own", 30, 12).unwrap();
         assert!(other.proper[0].action.starts_with("own[7]: its setting for this"), "{:?}", other.proper);
         // A scanner now and then, and few of many.

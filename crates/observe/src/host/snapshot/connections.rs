@@ -358,12 +358,7 @@ impl Waiting {
         found.sort_by_key(|(key, sums)| (Reverse(sums.sockets), *key));
         found.truncate(LISTED);
         let listed = found.into_iter().map(|((destination, established), sums)| {
-            let mut holders = BTreeMap::<u32, u32>::new();
-            for holder in sums.inodes.iter().filter_map(|inode| sockets.holder(*inode)) {
-                *holders.entry(holder).or_default() += 1;
-            }
-            let most = holders.into_iter().max_by_key(|&(pid, number)| (number, Reverse(pid)));
-            let owner = most.and_then(|(pid, number)| sockets.owner(pid, number));
+            let owner = sockets.owner_of_most(&sums.inodes);
             let Resent { sockets, retransmits, .. } = sums;
             Unanswered { destination, established, sockets, retransmits, owner }
         });

@@ -188,10 +188,10 @@ fn unanswered_queries(sockets: &Sockets, all: &[Detail], before: &Before) -> Vec
     /// Sockets that are looked at.
     const MAX_LOOKED_AT: usize = 64;
     /// Queries of a DNS server, which asks servers of the whole Internet, of which some are down at any time.
-    const MIN_OF_SERVER: u32 = 3;
+    const MIN_OF_SERVER: usize = 3;
     let is_old = |detail: &&Detail| detail.remote.port() == DNS && before.drops.contains_key(&detail.cookie);
     let mut opened: HashMap<u32, (Option<Pidfd>, HashMap<u32, i32>)> = HashMap::new();
-    let mut waiting: BTreeMap<(SocketAddr, u32), u32> = BTreeMap::new();
+    let mut waiting: BTreeMap<SocketAddr, Vec<u32>> = BTreeMap::new();
     for detail in all.iter().filter(is_old).take(MAX_LOOKED_AT) {
         let Some(pid) = sockets.holder(detail.inode) else { continue };
         let (pidfd, descriptors) = opened.entry(pid).or_insert_with(|| {
@@ -201,21 +201,19 @@ fn unanswered_queries(sockets: &Sockets, all: &[Detail], before: &Before) -> Vec
         let (Some(pidfd), Some(descriptor)) = (pidfd, descriptors.get(&detail.inode)) else { continue };
         let copy = pidfd.duplicate(*descriptor);
         if copy.and_then(|copy| option::has_received(copy.as_fd())).is_ok_and(|received| !received) {
-            *waiting.entry((detail.remote, pid)).or_default() += 1;
+            waiting.entry(detail.remote).or_default().push(detail.inode);
         }
     }
     let servers = all.iter().filter(|detail| detail.local.port() == DNS);
     let servers: HashSet<u32> = servers.flat_map(|detail| sockets.holders(detail.inode)).copied().collect();
-    waiting.retain(|(_, pid), number| *number >= MIN_OF_SERVER || !servers.contains(pid));
-    let mut queries: BTreeMap<SocketAddr, UnansweredQueries> = BTreeMap::new();
-    for ((server, pid), number) in waiting {
-        let found = queries.entry(server).or_insert(UnansweredQueries { server, sockets: 0, owner: None });
-        found.sockets += number;
-        if found.owner.as_ref().is_none_or(|owner| owner.sockets < number) {
-            found.owner = sockets.owner(pid, number).or(found.owner.take());
-        }
-    }
-    queries.into_values().collect()
+    let is_of_server = |inode: &u32| sockets.holder(*inode).is_some_and(|pid| servers.contains(&pid));
+    waiting.retain(|_, inodes| inodes.len() >= MIN_OF_SERVER || !inodes.iter().all(is_of_server));
+    let queries = |(server, inodes): (SocketAddr, Vec<u32>)| UnansweredQueries {
+        server,
+        sockets: inodes.len() as u32,
+        owner: sockets.owner_of_most(&inodes),
+    };
+    waiting.into_iter().map(queries).collect()
 }
 
 /// Reads the table of nf_conntrack. A host without the module tracks nothing: its table is empty and has no limit.

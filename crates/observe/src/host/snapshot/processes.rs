@@ -1,7 +1,7 @@
 //! The processes that hold sockets.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -157,6 +157,16 @@ impl Sockets {
     /// Returns a process with a number of sockets, or `None` if it has ended: no advice may name it.
     pub(super) fn owner(&self, pid: u32, sockets: u32) -> Option<Owner> {
         Some(Owner { pid, name: name(&self.root, pid)?, sockets })
+    }
+
+    /// Returns the process with most of these sockets.
+    pub(super) fn owner_of_most(&self, inodes: &[u32]) -> Option<Owner> {
+        let mut held = BTreeMap::<u32, u32>::new();
+        for holder in inodes.iter().filter_map(|inode| self.holder(*inode)) {
+            *held.entry(holder).or_default() += 1;
+        }
+        let (pid, number) = held.into_iter().max_by_key(|&(pid, number)| (number, Reverse(pid)))?;
+        self.owner(pid, number)
     }
 
     /// Returns the processes that hold a socket, each with this socket.

@@ -229,12 +229,23 @@ fn a_missing_server_program_is_bad_usage() {
     );
 }
 
+/// Compares loads until no trial is dropped for a second without an answer: on a busy machine a process may wait that long for a processor.
+fn undisturbed(test: &str, command: &mut Command) -> Option<Ended> {
+    for _ in 0..4 {
+        let ended = measure_with(test, command)?;
+        if ended.code != 3 || !ended.stdout.contains("nothing was answered") {
+            return Some(ended);
+        }
+    }
+    measure_with(test, command)
+}
+
 #[test]
 fn a_slower_server_lowers_the_ratio() {
     let slow = format!("fourtuple {SERVER} --service 5ms");
     let flags = "--trials 2 --warmup 0 --for 5m --json";
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
-    let Some(ended) = measure_with("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };
+    let Some(ended) = undisturbed("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let record = ended.json();
     require_valid(&record);
@@ -267,7 +278,7 @@ fn unix_udp_and_foreign_servers_are_awaited() {
     ] {
         let mut command = compare_loads("--trials 1 --warmup 0 --json", &server, None, load, load);
         let test = "compare::unix_udp_and_foreign_servers_are_awaited";
-        let Some(ended) = measure_with(test, &mut command) else { return };
+        let Some(ended) = undisturbed(test, &mut command) else { return };
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{server}: {ended:?}");
         assert_eq!(number(&ended.json()["results"], "pairs"), 1);
     }
@@ -277,7 +288,7 @@ fn unix_udp_and_foreign_servers_are_awaited() {
 fn pin_separates_client_and_server() {
     let mut command = compare_loads("--trials 1 --warmup 0 --pin --json", SERVER, None, LOAD, LOAD);
     let test = "compare::pin_separates_client_and_server";
-    let Some(ended) = measure_with(test, &mut command) else { return };
+    let Some(ended) = undisturbed(test, &mut command) else { return };
     if ended.stderr.contains("may use one CPU only") {
         return fourtuple_testing::skip(test, "cpus", ended.line());
     }
@@ -344,7 +355,9 @@ fn loads_without_server_share_the_namespace() {
     let mut server = Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
     assert!(server.until("listened", |_| Path::new(&path).exists()), "{:?}", server.end());
     let load = format!("load unix:{path} --operations 100 --close-every 1");
-    let ended = run(&mut compare("--trials 1 --warmup 0 --metric p999 --json", &load, &load));
+    let mut command = compare("--trials 1 --warmup 0 --metric p999 --json", &load, &load);
+    let test = "compare::loads_without_server_share_the_namespace";
+    let Some(ended) = undisturbed(test, &mut command) else { return };
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let record = ended.json();
     require_valid(&record);

@@ -25,7 +25,7 @@ const BACKLOG: i32 = 16;
 const CONNECTIONS: usize = 16;
 /// The maximum number of bytes of a request.
 const MAX_REQUEST: usize = 64 << 10;
-/// The time in which a client must send its request, and then read the answer.
+/// The time in which a client must send its request, and then each time read more of the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a client asks for, as JSON: `{"do":"pause","for_ns":null}`.
@@ -71,6 +71,7 @@ struct Receiving {
 #[derive(Debug)]
 struct Sending {
     stream: UnixStream,
+    /// When the client has last made room for more.
     since: Instant,
     rest: Vec<u8>,
 }
@@ -229,7 +230,10 @@ impl Sending {
     fn send(&mut self) -> bool {
         while !self.rest.is_empty() {
             match self.stream.write(&self.rest) {
-                Ok(count) => drop(self.rest.drain(..count)),
+                Ok(count) => {
+                    self.since = Instant::now();
+                    drop(self.rest.drain(..count));
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
             }

@@ -247,6 +247,9 @@ pub struct Unanswered {
     pub sockets: u32,
     /// How many times their SYNs or their oldest data were sent again, all together.
     pub retransmits: u32,
+    /// Those in SYN_SENT whose last SYN did not leave this host.
+    #[serde(default)]
+    pub unsent: u32,
     /// The process with most of the sockets; `null`: not known.
     pub owner: Option<Owner>,
 }

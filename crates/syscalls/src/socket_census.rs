@@ -52,6 +52,8 @@ pub struct Info {
     pub idle: Duration,
     /// Whether both sides use TCP timestamps. Before the handshake is over: not.
     pub timestamps: bool,
+    /// Segments that were sent again and are on their way (tcpi_retrans). One that did not leave this host is not among them.
+    pub resent: u32,
 }
 
 /// The timer of retransmissions (idiag_timer).
@@ -62,6 +64,8 @@ const INET_DIAG_INFO: u16 = 2;
 /// Offset of tcpi_options in struct tcp_info, and TCPI_OPT_TIMESTAMPS.
 const OPTIONS: usize = 5;
 const TIMESTAMPS: u8 = 1;
+/// Offset of tcpi_retrans.
+const RETRANS: usize = 36;
 /// Offset of tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds.
 const LAST: usize = 44;
 
@@ -93,6 +97,7 @@ fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
             silent: Duration::from_millis(received.min(acknowledged).into()),
             idle: Duration::from_millis(received.min(sent).into()),
             timestamps: info[OPTIONS] & TIMESTAMPS != 0,
+            resent: u32::from_ne_bytes(*info[RETRANS..].first_chunk()?),
         })
     });
     let Reply { inode, user, .. } = *reply;

@@ -1299,6 +1299,7 @@ class Unanswered(TypedDict):
     sockets: int
     retransmits: int
     owner: DoctorOwner | None
+    unsent: NotRequired[int]
 
 
 class DoctorConnections(TypedDict):

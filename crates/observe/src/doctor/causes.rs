@@ -392,6 +392,17 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "each host of the links has an entry",
                 ),
             ),
+            shown(
+                is_dropped_on_the_way_out,
+                "a firewall rule of this host drops the SYNs (output chain: `nft list ruleset`, `iptables-save`): they do not leave it",
+                ("accept the destination in the output chain", "the packets leave the host"),
+            ),
+            shown(
+                is_dropped_on_the_way_in,
+                "SERVER listens at LISTENER on this host and has got none of the SYNs: a firewall rule (input chain: `nft list ruleset`, \
+                 `iptables-save`) or a BPF program of this host drops them",
+                ("accept port PORT in the input chain", "the SYN is answered"),
+            ),
             perhaps(
                 "the host is down, or a firewall drops the packets",
                 (
@@ -1079,7 +1090,10 @@ fn of_call(text: &str, snapshot: &Snapshot, call: &FailedCall) -> String {
             text = filled(&text, "SERVER", &holders(&listener.owners));
         }
     }
-    let listener = if call.call == "bind" { conflicting(snapshot, call) } else { elsewhere(snapshot, call) };
+    let listener = match &*call.call {
+        "bind" => conflicting(snapshot, call),
+        _ => serving(snapshot, call).or_else(|| elsewhere(snapshot, call)),
+    };
     if let Some(listener) = listener {
         text = filled(&text, "LISTENER", &listener.address.to_string());
         let server = acceptors(snapshot, listener);
@@ -1302,6 +1316,38 @@ fn lacks_neighbours(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     if is_full { Judged::Perhaps } else { Judged::No }
 }
 
+/// Returns whether the SYNs that were sent again did not leave the host. A rule that drops packets of the output chain fails with EPERM,
+/// which connect() does not return.
+fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    let all =
+        snapshot.connections.seen().map(|connections| connections.unanswered.as_slice()).unwrap_or_default();
+    let mut syns = all.iter().filter(|of| !of.established && Some(of.destination) == address(call));
+    match syns.next() {
+        Some(of) if of.unsent * 2 <= of.sockets => Judged::No,
+        // A full queue of a device, or a full table of neighbours, fails in the same way.
+        Some(_) if has_full_queue(snapshot, call) == Judged::Yes => Judged::Perhaps,
+        Some(_) if lacks_neighbours(snapshot, call) != Judged::No => Judged::Perhaps,
+        Some(_) => Judged::Yes,
+        None => Judged::No,
+    }
+}
+
+/// Returns whether the listener of this host to which the SYNs go has neither dropped nor answered one.
+fn is_dropped_on_the_way_in(snapshot: &Snapshot, call: &FailedCall) -> Judged {
+    const DROPS: [&str; 4] =
+        ["TcpExt.ListenDrops", "TcpExt.TCPMD5NotFound", "TcpExt.TCPMD5Failure", "conntrack.drop"];
+    let is_local =
+        snapshot.counters.seen().is_ok() && address(call).is_some_and(|to| is_own(snapshot, to.ip()));
+    let is_counted = DROPS.iter().any(|name| snapshot.counter(name).is_ok_and(|counter| counter.during > 0));
+    match serving(snapshot, call) {
+        Some(listener) if is_local && !is_counted => {
+            let is_reached = listener.handshakes > 0 || listener.drops.is_some_and(|drops| drops.during > 0);
+            if is_reached { Judged::No } else { Judged::Yes }
+        }
+        _ => Judged::No,
+    }
+}
+
 /// Returns whether a queueing discipline dropped packets.
 fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     let mut counters = snapshot.counters.seen().into_iter().flatten();
@@ -1380,10 +1426,21 @@ fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
 
 /// Returns whether a listener of this host serves the address; `None`: not known.
 fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
+    let is_known = address(call).is_some() && snapshot.listeners.seen().is_ok();
+    is_known.then(|| serving(snapshot, call).is_some())
+}
+
+/// Returns a listener of this host that serves the address of a call.
+fn serving<'a>(snapshot: &'a Snapshot, call: &FailedCall) -> Option<&'a Listener> {
     let address = address(call)?;
-    let listeners = snapshot.listeners.seen().ok()?;
-    let is_reached = |listener: &Listener| call.call != "connect" || is_at_loopback(listener);
-    Some(listeners.iter().any(|listener| is_listener_at(listener, address) && is_reached(listener)))
+    let is_reached = |listener: &&Listener| call.call != "connect" || is_at_loopback(listener);
+    snapshot
+        .listeners
+        .seen()
+        .ok()?
+        .iter()
+        .filter(is_reached)
+        .find(|listener| is_listener_at(listener, address))
 }
 
 /// The index of the loopback device in each network namespace.
@@ -1511,7 +1568,7 @@ fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 
 #[cfg(test)]
 mod tests {
-    use fourtuple_record::snapshot::{EphemeralPorts, Owner, Part};
+    use fourtuple_record::snapshot::{Connections, Counter, EphemeralPorts, Owner, Part, Unanswered};
 
     use super::*;
     use crate::doctor::draft::Action;
@@ -1565,6 +1622,63 @@ mod tests {
             }
         }
         assert_eq!(found, Vec::<String>::new());
+    }
+
+    /// SYNs that do not leave, and SYNs that do not arrive: connect() says the same of both, and of a host that is down.
+    #[test]
+    fn a_firewall_of_this_host_is_recognised() {
+        let to: SocketAddr = "10.0.0.2:80".parse().unwrap();
+        let of = |unsent: u32, handshakes: u32, counters: &[(&str, u64)]| {
+            let unanswered = Unanswered {
+                destination: to,
+                established: false,
+                sockets: 4,
+                retransmits: 9,
+                unsent,
+                owner: None,
+            };
+            let counter =
+                |(name, during): &(&str, u64)| ((*name).to_owned(), Counter { total: 9, during: *during });
+            Snapshot {
+                connections: Part::Seen(Connections {
+                    unanswered: vec![unanswered],
+                    ..Connections::default()
+                }),
+                counters: Part::Seen(counters.iter().map(counter).collect()),
+                listeners: Part::Seen(vec![Listener {
+                    address: to,
+                    handshakes,
+                    owners: vec![Owner { pid: 7, name: "server".to_owned(), sockets: 1 }],
+                    ..Listener::default()
+                }]),
+                ..Snapshot::default()
+            }
+        };
+        let here = |mut snapshot: Snapshot| {
+            let own = LocalAddress { address: to.ip(), prefix: 24, tentative: false, device: None };
+            snapshot.addresses = Part::Seen(vec![own]);
+            snapshot
+        };
+        let first =
+            |snapshot: Snapshot| causes(&snapshot, &timed_out(&Owner::default(), 1, to, 4))[0].clone();
+        let down = "possible: the host is down";
+        let out = "the cause here: a firewall rule of this host drops the SYNs (output chain";
+        let inward =
+            "the cause here: server[7] listens at 10.0.0.2:80 on this host and has got none of the SYNs";
+        for (snapshot, wanted) in [
+            (of(0, 0, &[]), down),
+            (of(2, 0, &[]), down),
+            (of(3, 0, &[]), out),
+            (of(3, 0, &[("qdisc.tbf.eth0.drops", 9)]), "possible: a firewall rule of this host"),
+            (here(of(3, 0, &[])), out),
+            (here(of(0, 0, &[])), inward),
+            (here(of(0, 1, &[])), down),
+            (here(of(0, 0, &[("TcpExt.ListenDrops", 1)])), down),
+            (here(of(0, 0, &[("TcpExt.TCPMD5NotFound", 1)])), down),
+        ] {
+            let cause = first(snapshot);
+            assert!(cause.starts_with(wanted), "{cause}, not {wanted}");
+        }
     }
 
     /// A lookup of the route and the port of bind() decide between causes that share an errno.

@@ -276,6 +276,10 @@ impl<'a> Account<'a> {
             if !is_said {
                 self.add(symptom, amount);
             }
+            if found.unsent > 0 {
+                let again = snapshot.counter("TcpExt.TCPSynRetrans").map_or(0, |counter| counter.during);
+                self.explain("X01", &What::Counter("TcpExt.TCPRetransFail"), again);
+            }
             for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
             }

@@ -106,6 +106,7 @@ fn connections() -> Connections {
             established: false,
             sockets: 3,
             retransmits: 7,
+            unsent: 1,
             owner: Some(owner(815, "crawler", 3)),
         }],
         unix_close_wait: vec![UnixCloseWait {

@@ -434,6 +434,7 @@ fn ports_that_are_stuck() {
             established: false,
             sockets: resent,
             retransmits: resent,
+            unsent: 0,
             owner: None,
         };
         let unanswered = if resent > 0 { vec![unanswered] } else { Vec::new() };

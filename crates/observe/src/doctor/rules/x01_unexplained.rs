@@ -455,7 +455,14 @@ mod tests {
         let unanswered = |sockets, retransmits, owner| {
             let destination = "10.0.0.2:80".parse().unwrap();
             Connections {
-                unanswered: vec![Unanswered { destination, established: false, sockets, retransmits, owner }],
+                unanswered: vec![Unanswered {
+                    destination,
+                    established: false,
+                    sockets,
+                    retransmits,
+                    unsent: 0,
+                    owner,
+                }],
                 ..Connections::default()
             }
         };
@@ -606,8 +613,14 @@ mod tests {
     #[test]
     fn a_listener_explains_syns_to_this_host_only() {
         let destination = "10.0.0.2:80".parse().unwrap();
-        let unanswered =
-            vec![Unanswered { destination, established: false, sockets: 2, retransmits: 2, owner: None }];
+        let unanswered = vec![Unanswered {
+            destination,
+            established: false,
+            sockets: 2,
+            retransmits: 2,
+            unsent: 0,
+            owner: None,
+        }];
         // Another error of the same destination is another symptom.
         let mut snapshot = snapshot(vec![failed("connect", "ECONNREFUSED", "tcp", "10.0.0.2:80", 9)], &[]);
         snapshot.connections = Part::Seen(Connections { unanswered, ..Connections::default() });

@@ -180,7 +180,8 @@ impl Pass {
         let (held_udp, _) = self.udp.count(self.low);
         let udp_holder = self.udp_holder(sockets);
         let (held, held_left_out) = self.held.listed(sockets);
-        let unanswered = mem::take(&mut self.unanswered).listed(sockets);
+        let mut unanswered = mem::take(&mut self.unanswered).listed(sockets);
+        count_unsent(&mut unanswered, &self.query).map_err(failed)?;
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
         let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
         if let Some(plain) = plain {
@@ -360,10 +361,25 @@ impl Waiting {
         let listed = found.into_iter().map(|((destination, established), sums)| {
             let owner = sockets.owner_of_most(&sums.inodes);
             let Resent { sockets, retransmits, .. } = sums;
-            Unanswered { destination, established, sockets, retransmits, owner }
+            Unanswered { destination, established, sockets, retransmits, unsent: 0, owner }
         });
         listed.collect()
     }
+}
+
+/// Counts the sockets whose SYN was sent again and did not leave this host: none is on its way (tcp_retransmit_skb).
+fn count_unsent(unanswered: &mut [Unanswered], query: &Query) -> io::Result<()> {
+    if unanswered.iter().all(|of| of.established) {
+        return Ok(());
+    }
+    let query = Query { states: 1 << state::SYN_SENT, times: true, ..*query };
+    socket_census::each(&query, |socket| {
+        let is_unsent = socket.retransmits > 0 && socket.info.is_some_and(|info| info.resent == 0);
+        let mut of = unanswered.iter_mut().filter(|of| is_unsent && !of.established);
+        if let Some(of) = of.find(|of| of.destination == socket.remote) {
+            of.unsent += 1;
+        }
+    })
 }
 
 /// A bit for each port.

@@ -144,7 +144,9 @@ fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> 
     child::interrupt(child.id()).unwrap();
     let mut stdout = String::new();
     child.stdout.take().expect("a pipe").read_to_string(&mut stdout).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{stdout}");
+    // The kernel counts events of the whole host that no program saw: one is more than a hundredth of those of this process.
+    let expected = if stdout.contains(r#""id":"events-lost""#) { 3 } else { 0 };
+    assert_eq!(child.wait().unwrap().code(), Some(expected), "{stdout}");
     let record: Value = serde_json::from_str(&stdout).unwrap();
     let calls = list(&record, "/results/calls/seen/calls");
     // Of the process, not of the thread of the test.

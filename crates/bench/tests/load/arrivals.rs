@@ -1,7 +1,8 @@
 //! Tests of arrival processes and latencies: open loops, thresholds, seconds, logs.
 
+use std::fmt::Debug;
 use std::iter;
-use std::ops::RangeInclusive;
+use std::ops::{RangeBounds, RangeFrom, RangeInclusive};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -19,25 +20,30 @@ const HTTP: &str = "http://127.0.0.1:4000/";
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// Runs `load` against a server that does not respond from 1.2 s to 1.6 s after its own start, which precedes the run. A run of fewer
-/// than `least` operations, whose client had no processor for most of the time, is repeated, ten times at most.
-fn through_a_stall(load: &Load, least: u64) -> Option<RunOutcome> {
+/// Runs a load until the number of operations is an expected one, 20 times at most: on a loaded host the end may pass while a thread that
+/// has operations to start waits for a CPU. `None` after a skip.
+#[track_caller]
+fn until_expected(
+    expected: &(impl RangeBounds<u64> + Debug),
+    once: impl FnMut() -> Option<RunOutcome>,
+) -> Option<RunOutcome> {
+    let is_expected = |ran: &RunOutcome| expected.contains(&ran.results.operations);
+    let mut runs = iter::repeat_with(once).take(20);
+    let found = runs.find(|ran| ran.as_ref().is_none_or(is_expected));
+    found.unwrap_or_else(|| panic!("none of 20 runs has {expected:?} operations"))
+}
+
+/// Runs `load` against a server that does not respond from 1.2 s to 1.6 s after its own start, which precedes the run.
+#[track_caller]
+fn through_a_stall(load: &Load, expected: &RangeFrom<u64>) -> Option<RunOutcome> {
     let mut server = serve(Protocol::Http { body: 10 });
     server.stall = Some(Stall { at: 1200 * MILLISECOND, length: 400 * MILLISECOND });
-    let once = || {
+    until_expected(expected, || {
         let running = server.start().unwrap();
         let ran = run("arrivals::stall", load);
         stop(running);
         ran
-    };
-    let mut ran = once()?;
-    for _ in 0..9 {
-        if ran.results.operations >= least {
-            break;
-        }
-        ran = once()?;
-    }
-    Some(ran)
+    })
 }
 
 #[test]
@@ -48,7 +54,7 @@ fn an_open_loop_shows_a_stall_that_a_closed_one_hides() {
             (open.arrival, open.connections, open.length) =
                 (Arrival::Poisson(2000.0), 64, Some(2800 * MILLISECOND));
             open.threshold = Some(100 * MILLISECOND);
-            let Some(ran) = through_a_stall(&open, 4_000) else { continue };
+            let Some(ran) = through_a_stall(&open, &(4_000..)) else { continue };
             let total = ran.results.latency_ns.total;
             assert!(total.p999 >= 100_000_000 && total.max >= 150_000_000, "{total:?}");
             // Operations that were intended in the first half of the stall are slow: about 400 of them.
@@ -62,7 +68,7 @@ fn an_open_loop_shows_a_stall_that_a_closed_one_hides() {
             let mut closed = open.clone();
             closed.arrival = Arrival::Closed;
             (closed.connections, closed.pause) = (4, MILLISECOND);
-            let ran = through_a_stall(&closed, 1_000).unwrap();
+            let ran = through_a_stall(&closed, &(1_000..)).unwrap();
             let total = ran.results.latency_ns.total;
             assert!(total.max >= 150_000_000, "{total:?}");
             // The stall delays one operation of each connection; other load on the host may delay a few more.
@@ -72,20 +78,15 @@ fn an_open_loop_shows_a_stall_that_a_closed_one_hides() {
     });
 }
 
-/// Runs the load on a server until the number of operations is the expected one, 20 times at most: on a loaded host the end may
-/// pass while a thread that has operations to start waits for a CPU. `None` after a skip.
+/// Runs the load on a server until the number of operations is the expected one.
 #[track_caller]
 fn on_time(test: &str, load: &Load, expected: &RangeInclusive<u64>) -> Option<RunOutcome> {
-    let once = || {
+    until_expected(expected, || {
         let running = serve(Protocol::Http { body: 10 }).start().unwrap();
         let ran = run(test, load)?;
         assert_eq!(stop(running).requests, ran.results.operations);
         Some(ran)
-    };
-    let is_expected = |ran: &RunOutcome| expected.contains(&ran.results.operations);
-    let mut runs = iter::repeat_with(once).take(20);
-    let found = runs.find(|ran| ran.as_ref().is_none_or(is_expected));
-    found.unwrap_or_else(|| panic!("none of 20 runs has {expected:?} operations: {load:#?}"))
+    })
 }
 
 #[test]

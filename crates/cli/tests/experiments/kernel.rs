@@ -51,12 +51,7 @@ impl Beside {
 
     /// Drops what arrives there and matches.
     fn firewall(&self, packets: &str) {
-        self.run(|| {
-            paste(&format!(
-                "nft 'add table ip firewall; add chain ip firewall arrives {{ type filter hook input priority 0 ; }}; \
-                 add rule ip firewall arrives {packets} drop'"
-            ));
-        });
+        self.run(|| drop_packets("input", packets));
     }
 
     /// Connects the namespaces, and starts nginx at 10.40.0.2:[`SERVER`] in the other one.
@@ -161,6 +156,25 @@ fn a_container_without_ports_is_named_on_its_host() {
     });
 }
 
+/// Drops what matches in a chain of the namespace, until `nft delete table ip firewall`.
+fn drop_packets(chain: &str, packets: &str) {
+    paste(&format!(
+        "nft 'add table ip firewall; add chain ip firewall it {{ type filter hook {chain} priority 0 ; }}; \
+         add rule ip firewall it {packets} drop'"
+    ));
+}
+
+/// A client that opens four connections, until a SYN of each was sent again, and counts those without an answer.
+fn dialler() -> Python {
+    let mut client = Python::start();
+    client.run(&format!(
+        "import errno, time\ndef dial(to):\n  global sockets, server\n  sockets, server = [socket.socket() for _ in range(4)], (to, {SERVER})\n  \
+         for it in sockets: it.setblocking(False); it.connect_ex(server)\n  time.sleep(1.5)\n\
+         def waiting(): return sum(it.connect_ex(server) != errno.EISCONN for it in sockets)"
+    ));
+    client
+}
+
 /// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
 #[test]
 fn a_server_that_answers_no_syn_is_named() {
@@ -173,13 +187,8 @@ fn a_server_that_answers_no_syn_is_named() {
         let far = Beside::new();
         let _server = far.serve(&room);
         far.firewall(&format!("tcp dport {SERVER}"));
-        let mut client = Python::start();
-        client.run(&format!(
-            "import time\ndef dial():\n  sockets = [socket.socket() for _ in range(4)]\n  \
-             for it in sockets: it.setblocking(False); it.connect_ex(('10.40.0.2', {SERVER}))\n  return sockets\n\
-             def waiting():\n  return sum(it.connect_ex(('10.40.0.2', {SERVER})) != errno.EISCONN for it in sockets)\n\
-             import errno\nsockets = dial()\ntime.sleep(1.5)"
-        ));
+        let mut client = dialler();
+        client.run("dial('10.40.0.2')");
         let before = client.number("print(waiting())");
         let record = diagnose(&room);
         let finding = first(
@@ -225,12 +234,7 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
         let server = nginx(&room, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
-        let mut client = Python::start();
-        client.run(&format!(
-            "import errno, time\ndef dial(to):\n  sockets = [socket.socket() for _ in range(4)]\n  \
-             for it in sockets: it.setblocking(False); it.connect_ex((to, {SERVER}))\n  time.sleep(1.5)\n  return sockets\n\
-             def waiting(to):\n  return sum(it.connect_ex((to, {SERVER})) != errno.EISCONN for it in sockets)"
-        ));
+        let mut client = dialler();
         let nginx = format!("nginx[{}]", server.pid());
         for (chain, to, cause, cure) in [
             (
@@ -246,12 +250,9 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
                 format!("accept port {SERVER} in the input chain"),
             ),
         ] {
-            paste(&format!(
-                "nft 'add table ip own; add chain ip own it {{ type filter hook {chain} priority 0 ; }}; \
-                 add rule ip own it ip daddr {to} tcp dport {SERVER} drop'"
-            ));
-            client.run(&format!("sockets = dial('{to}')"));
-            let before = client.number(&format!("print(waiting('{to}'))"));
+            drop_packets(chain, &format!("ip daddr {to} tcp dport {SERVER}"));
+            client.run(&format!("dial('{to}')"));
+            let before = client.number("print(waiting())");
             let record = diagnose(&room);
             let calls = format!("4 connections of python3[{}] to {to}:{SERVER} get no answer", client.pid());
             let finding = first(&record, "X01", &[&calls]);
@@ -261,8 +262,8 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
             assert!(actions(finding, "proper")[0].contains(&cure), "{finding}");
             let of_x01 = verdicts(&record).iter().filter(|verdict| verdict.starts_with("X01")).count();
             assert_eq!(of_x01, 1, "no counter beside it: {:#?}", verdicts(&record));
-            paste("nft delete table ip own");
-            until("all are connected", || client.number(&format!("print(waiting('{to}'))")) == 0);
+            paste("nft delete table ip firewall");
+            until("all are connected", || client.number("print(waiting())") == 0);
             row(
                 finding,
                 &format!("a rule of this host's own {chain} chain that drops the SYNs of four connections"),

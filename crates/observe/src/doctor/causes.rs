@@ -361,11 +361,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "no socket listens at the address on this host",
                 ("start the server, or give the client the address that `ss -ltn` shows", "someone answers"),
             ),
-            shown(
-                is_rejected_here,
-                REJECTED,
-                ("accept the destination in the output chain", "the packets leave the host"),
-            ),
+            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
             perhaps(
                 "no socket listens at the address, or a firewall resets connections to it",
                 (
@@ -395,7 +391,7 @@ pub(crate) const CALLS: &[CallRow] = &[
             shown(
                 is_dropped_on_the_way_out,
                 "a firewall rule of this host drops the SYNs (output chain: `nft list ruleset`, `iptables-save`): they do not leave it",
-                ("accept the destination in the output chain", "the packets leave the host"),
+                ACCEPT_OUTPUT,
             ),
             shown(
                 is_dropped_on_the_way_in,
@@ -449,11 +445,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                 "the host has no IPv6 address, and hence no route",
                 (OWN_IPV6, "connect() has a source address and a route"),
             ),
-            shown(
-                is_rejected_here,
-                REJECTED,
-                ("accept the destination in the output chain", "the packets leave the host"),
-            ),
+            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
             shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
             shown(
                 is_route_known,
@@ -520,11 +512,7 @@ pub(crate) const CALLS: &[CallRow] = &[
         errno::EACCES,
         Nothing,
         &[
-            shown(
-                is_rejected_here,
-                REJECTED,
-                ("accept the destination in the output chain", "the packets leave the host"),
-            ),
+            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
             shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
             shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
             perhaps(
@@ -1293,6 +1281,8 @@ fn is_tentative_itself(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if addresses.iter().any(is_it) { Judged::Yes } else { Judged::No }
 }
 
+const ACCEPT_OUTPUT: Cure = ("accept the destination in the output chain", "the packets leave the host");
+
 /// Returns whether this host answered the calls itself with ICMP, after their SYN. A neighbour that does not answer raises the same counters,
 /// with EHOSTUNREACH; a refusal may be a RST at the same time.
 fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
@@ -1322,14 +1312,12 @@ fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     let all =
         snapshot.connections.seen().map(|connections| connections.unanswered.as_slice()).unwrap_or_default();
     let mut syns = all.iter().filter(|of| !of.established && Some(of.destination) == address(call));
-    match syns.next() {
-        Some(of) if of.unsent * 2 <= of.sockets => Judged::No,
-        // A full queue of a device, or a full table of neighbours, fails in the same way.
-        Some(_) if has_full_queue(snapshot, call) == Judged::Yes => Judged::Perhaps,
-        Some(_) if lacks_neighbours(snapshot, call) != Judged::No => Judged::Perhaps,
-        Some(_) => Judged::Yes,
-        None => Judged::No,
+    if syns.next().is_none_or(|of| of.unsent * 2 <= of.sockets) {
+        return Judged::No;
     }
+    // A full queue of a device, or a full table of neighbours, fails in the same way.
+    let others = [has_full_queue, lacks_neighbours].map(|judge| judge(snapshot, call));
+    if others == [Judged::No; 2] { Judged::Yes } else { Judged::Perhaps }
 }
 
 /// Returns whether the listeners of this host to which the SYNs go have neither answered one nor a reason to drop one. A SYN that is sent
@@ -1337,7 +1325,6 @@ fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 fn is_dropped_on_the_way_in(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     const DROPS: [&str; 4] =
         ["TcpExt.ListenDrops", "TcpExt.TCPMD5NotFound", "TcpExt.TCPMD5Failure", "conntrack.drop"];
-    let is_own = address(call).is_some_and(|to| is_own(snapshot, to.ip()));
     let is_counted = DROPS.iter().any(|name| snapshot.counter(name).is_ok_and(|counter| counter.total > 0));
     let is_reached = |listener: &Listener| {
         listener.handshakes > 0
@@ -1345,7 +1332,7 @@ fn is_dropped_on_the_way_in(snapshot: &Snapshot, call: &FailedCall) -> Judged {
             || listener.drops.is_some_and(|drops| drops.total > 0)
     };
     let mut listeners = serving(snapshot, call).peekable();
-    if is_own
+    if is_here(snapshot, call)
         && snapshot.counters.seen().is_ok()
         && !is_counted
         && listeners.peek().is_some()
@@ -1433,6 +1420,11 @@ fn is_link_local(_: &Snapshot, call: &FailedCall) -> Judged {
     }
 }
 
+/// Returns whether the address of a call is one of this host.
+fn is_here(snapshot: &Snapshot, call: &FailedCall) -> bool {
+    address(call).is_some_and(|to| is_own(snapshot, to.ip()))
+}
+
 /// Returns whether a listener of this host serves the address; `None`: not known.
 fn listens(snapshot: &Snapshot, call: &FailedCall) -> Option<bool> {
     let is_known = address(call).is_some() && snapshot.listeners.seen().is_ok();
@@ -1490,9 +1482,8 @@ fn listens_by_ipv6_only(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 }
 
 fn lacks_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
-    let is_local = address(call).is_some_and(|to| is_own(snapshot, to.ip()));
     match listens(snapshot, call) {
-        Some(false) if is_local && call.protocol == "tcp" => Judged::Yes,
+        Some(false) if is_here(snapshot, call) && call.protocol == "tcp" => Judged::Yes,
         _ => Judged::No,
     }
 }

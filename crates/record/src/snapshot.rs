@@ -234,22 +234,28 @@ pub struct Connections {
     pub unanswered: Vec<Unanswered>,
 }
 
-/// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older. Or sockets in ESTABLISHED whose oldest data was sent
-/// again at least three times.
+/// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older. Or connections whose oldest data was sent again at
+/// least three times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unanswered {
-    /// Remote address and port.
+    /// Remote address and port; with `service` those of one of the clients.
     pub destination: SocketAddr,
-    /// Whether they are in ESTABLISHED.
+    /// The local port of a server whose data is not acknowledged; `null`: this host is the client.
+    #[serde(default)]
+    pub service: Option<u16>,
+    /// Whether the handshakes are over.
     pub established: bool,
     /// Number of sockets.
     pub sockets: u32,
     /// How many times their SYNs or their oldest data were sent again, all together.
     pub retransmits: u32,
-    /// Those in SYN_SENT whose last SYN did not leave this host.
+    /// Those whose SYN or data did not leave this host when it was last sent.
     #[serde(default)]
     pub unsent: u32,
+    /// Those that have sent data of which the peer has never acknowledged any.
+    #[serde(default)]
+    pub none_acknowledged: u32,
     /// The process with most of the sockets; `null`: not known.
     pub owner: Option<Owner>,
 }

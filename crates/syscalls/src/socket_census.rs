@@ -33,7 +33,8 @@ pub struct Socket {
     pub remote: SocketAddr,
     /// Time until the timer of the socket expires, if one is active. In TIME_WAIT: until the state ends.
     pub expires: Option<Duration>,
-    /// How many times the oldest segment without an answer, such as a SYN, was sent again.
+    /// How many times the oldest segment without an answer, such as a SYN, was sent again. Or how many probes of a window in succession had
+    /// no answer: a peer that does not read answers them.
     pub retransmits: u8,
     /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
     pub inode: u32,
@@ -52,20 +53,30 @@ pub struct Info {
     pub idle: Duration,
     /// Whether both sides use TCP timestamps. Before the handshake is over: not.
     pub timestamps: bool,
-    /// Segments that were sent again and are on their way (tcpi_retrans). One that did not leave this host is not among them.
-    pub resent: u32,
+    /// Bytes that the peer has acknowledged; the SYN of a client is one (tcpi_bytes_acked).
+    pub acknowledged: u64,
+    /// Bytes that were sent, again and for the first time (tcpi_bytes_sent).
+    pub sent: u64,
+    /// Whether the last attempt to send did not leave this host, after [`Socket::retransmits`] others.
+    pub unsent: bool,
 }
 
-/// The timer of retransmissions (idiag_timer).
+/// The timers of retransmissions and of window probes (idiag_timer). With that of keepalives the peer has no data to answer.
 const RETRANSMISSION: u8 = 1;
+const PROBE: u8 = 4;
 /// Extension bit of a request: TCP_INFO (INET_DIAG_INFO is attribute 2; the bit is one less).
 const WITH_INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 const INET_DIAG_INFO: u16 = 2;
 /// Offset of tcpi_options in struct tcp_info, and TCPI_OPT_TIMESTAMPS.
 const OPTIONS: usize = 5;
 const TIMESTAMPS: u8 = 1;
-/// Offset of tcpi_retrans.
+/// Offsets of tcpi_unacked and tcpi_retrans.
+const UNACKED: usize = 24;
 const RETRANS: usize = 36;
+/// Offsets of tcpi_bytes_acked, tcpi_bytes_sent and tcpi_snd_wnd (Linux 5.4).
+const BYTES_ACKED: usize = 120;
+const BYTES_SENT: usize = 200;
+const SND_WND: usize = 228;
 /// Offset of tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds.
 const LAST: usize = 44;
 
@@ -88,20 +99,23 @@ pub fn each(query: &Query, mut found: impl FnMut(&Socket)) -> io::Result<()> {
 
 fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
     let Entry { state, local, remote, expires } = sock_diag::entry(reply);
-    let info = netlink::attribute(attributes, INET_DIAG_INFO);
-    let info = info.and_then(|info| {
-        let times = info.get(LAST..)?.first_chunk::<16>()?;
-        let [sent, _, received, acknowledged] = [0, 4, 8, 12]
-            .map(|at| u32::from_ne_bytes([times[at], times[at + 1], times[at + 2], times[at + 3]]));
+    let retransmits = if [RETRANSMISSION, PROBE].contains(&reply.timer) { reply.retransmits } else { 0 };
+    let info = netlink::attribute(attributes, INET_DIAG_INFO).and_then(|info| {
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+        let (sent, received, acknowledged) = (u32_at(LAST)?, u32_at(LAST + 8)?, u32_at(LAST + 12)?);
+        // What tcp_retransmit_skb cannot send is not counted as on its way. What has not left at all waits for the timer of window probes,
+        // though the window is open (tcp_check_probe_timer).
+        let is_on_its_way = u32_at(RETRANS)? > 0 || (u32_at(UNACKED)? == 0 && u32_at(SND_WND)? == 0);
         Some(Info {
             silent: Duration::from_millis(received.min(acknowledged).into()),
             idle: Duration::from_millis(received.min(sent).into()),
             timestamps: info[OPTIONS] & TIMESTAMPS != 0,
-            resent: u32::from_ne_bytes(*info[RETRANS..].first_chunk()?),
+            acknowledged: u64_at(BYTES_ACKED)?,
+            sent: u64_at(BYTES_SENT)?,
+            unsent: retransmits > 0 && !is_on_its_way,
         })
     });
     let Reply { inode, user, .. } = *reply;
-    // With another timer these are probes of a window that is zero, or keepalives.
-    let retransmits = if reply.timer == RETRANSMISSION { reply.retransmits } else { 0 };
     Socket { state, local, remote, expires, retransmits, inode, user, info }
 }

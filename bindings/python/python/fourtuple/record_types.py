@@ -1299,6 +1299,8 @@ class Unanswered(TypedDict):
     sockets: int
     retransmits: int
     owner: DoctorOwner | None
+    none_acknowledged: NotRequired[int]
+    service: NotRequired[int | None]
     unsent: NotRequired[int]
 
 

@@ -175,6 +175,28 @@ fn dialler() -> Python {
     client
 }
 
+/// Code of a client: four open connections, a request with a header on some of them, and the number of those without an answer.
+fn asking(to: &str) -> String {
+    format!(
+        "import select\nsockets = [socket.create_connection(('{to}', {SERVER})) for _ in range(4)]\n\
+         def ask(header, begin=0, end=4):\n  \
+         for it in sockets[begin:end]: it.sendall(('GET / HTTP/1.1\\r\\nHost: x\\r\\n' + header + '\\r\\n').encode())\n\
+         def waiting(): return 4 - len(select.select(sockets, [], [], 0)[0])"
+    )
+}
+
+/// Diagnoses until the data of all four connections was sent again often enough.
+fn unacknowledged(room: &Room) -> Value {
+    let mut record = Value::Null;
+    until("the data was sent again three times", || {
+        record = diagnose(room);
+        let is_all =
+            |verdict: &String| verdict.contains("4 connections") && verdict.contains("no acknowledgement");
+        verdicts(&record).iter().any(is_all)
+    });
+    record
+}
+
 /// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
 #[test]
 fn a_server_that_answers_no_syn_is_named() {
@@ -240,7 +262,7 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
             (
                 "output",
                 "10.40.0.2",
-                "a firewall rule of this host drops the SYNs (output chain".to_owned(),
+                "a firewall rule of this host drops the packets (output chain".to_owned(),
                 "accept the destination in the output chain".to_owned(),
             ),
             (
@@ -298,15 +320,9 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
         );
         assert!(!finds(&diagnose(&room), "X01"));
         far.firewall("meta length > 1400");
-        client.run(&format!(
-            "import select\nsockets = [socket.create_connection(('10.40.0.2', {SERVER})) for _ in range(4)]\n\
-             for it in sockets: it.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\nX: ' + b'x' * 3000 + b'\\r\\n\\r\\n')\n\
-             def waiting():\n  return len(sockets) - len(select.select(sockets, [], [], 0)[0])"
-        ));
-        let found =
-            || verdicts(&diagnose(&room)).iter().any(|verdict| verdict.contains("no acknowledgement"));
-        until("the data was sent again three times", found);
-        let record = diagnose(&room);
+        client.run(&asking("10.40.0.2"));
+        client.run("ask('X: ' + 'x' * 3000 + '\\r\\n')");
+        let record = unacknowledged(&room);
         let finding = first(
             &record,
             "X01",
@@ -335,6 +351,113 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
         );
         assert_eq!(before, 4);
         assert!(!finds(&diagnose(&room), "X01"));
+    });
+}
+
+/// The other end of such a path: the requests arrive, and no client gets an answer. Half of them are left behind by the server, which has
+/// closed the connection.
+#[test]
+fn answers_that_no_client_acknowledges_are_named() {
+    in_namespace(|| {
+        let test = "kernel::answers_that_no_client_acknowledges_are_named";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        far.connect("srv", 40);
+        let answer = "x".repeat(3_000);
+        let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 {answer}; }}");
+        let _server = nginx(&room, "near", 0, None, &servers);
+        wait_for("10.40.0.1", SERVER);
+        far.firewall("meta length > 1400");
+        let mut client = far.run(Python::start);
+        client.run(&asking("10.40.0.1"));
+        client.run("ask('', 2); ask('Connection: close\\r\\n', 0, 2)");
+        let record = unacknowledged(&room);
+        let verdict =
+            ["unexplained: 4 connections of nginx[", "get no acknowledgement from clients such as 10.40.0.2"];
+        let finding = first(&record, "X01", &verdict);
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains("the handshakes are complete, and of 4 connections no data"), "{evidence}");
+        let before = client.number("print(waiting())");
+        let cure = "net.ipv4.tcp_mtu_probing=1";
+        assert!(actions(finding, "proper")[0].ends_with(cure), "{finding}");
+        set_sysctl("net.ipv4.tcp_mtu_probing", "1");
+        until("all requests are answered", || client.number("print(waiting())") == 0);
+        row(
+            finding,
+            "clients behind a path that drops packets above 1,400 bytes, and ICMP",
+            "nginx",
+            &format!("{before} of 4 requests wait"),
+            cure,
+            "0 wait",
+        );
+        assert_eq!(before, 4);
+        until("the server knows", || !finds(&diagnose(&room), "X01"));
+    });
+}
+
+/// A rule that begins while connections are open: the kernel has never sent what they write next, and counts no retransmission.
+#[test]
+fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
+    in_namespace(|| {
+        let test = "kernel::a_firewall_of_this_host_that_stops_open_connections_is_named";
+        if !has(test, &["nginx", "nft", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let far = Beside::new();
+        let _far_server = far.serve(&room);
+        let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
+        let server = nginx(&room, "near", 0, None, &servers);
+        wait_for("10.40.0.1", SERVER);
+        for (way, to, mut client) in
+            [("dport", "10.40.0.2", Python::start()), ("sport", "10.40.0.1", far.run(Python::start))]
+        {
+            client.run(&asking(to));
+            client.run("ask('')");
+            until("all requests are answered", || client.number("print(waiting())") == 0);
+            client.run("for it in sockets: it.recv(65536)");
+            drop_packets("output", &format!("ip daddr 10.40.0.2 tcp {way} {SERVER}"));
+            client.run("ask('')");
+            let record = unacknowledged(&room);
+            let before = client.number("print(waiting())");
+            let what = match way {
+                "dport" => [
+                    format!("4 connections of python3[{}] to", client.pid()),
+                    format!("{to}:{SERVER} get no"),
+                ],
+                _ => [
+                    format!("4 connections of nginx[{}]", server.pid()),
+                    "from clients such as 10.40.0.2".to_owned(),
+                ],
+            };
+            let finding = first(&record, "X01", &what.each_ref().map(|text| &**text));
+            assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
+            let evidence = finding["evidence"].to_string();
+            assert!(
+                evidence.contains("the cause here: a firewall rule of this host drops the packets"),
+                "{evidence}"
+            );
+            let cure = "accept the destination in the output chain";
+            assert_eq!(actions(finding, "proper"), [cure]);
+            paste("nft delete table ip firewall");
+            until("all requests are answered", || client.number("print(waiting())") == 0);
+            let whose = if way == "dport" { "to a server" } else { "of a server" };
+            row(
+                finding,
+                &format!(
+                    "a rule of this host's own output chain that drops the packets of four open connections {whose}"
+                ),
+                "nftables",
+                &format!("{before} of 4 requests wait"),
+                cure,
+                "0 wait",
+            );
+            assert_eq!(before, 4);
+            assert!(!finds(&diagnose(&room), "X01"));
+        }
     });
 }
 

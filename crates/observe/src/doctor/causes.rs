@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, UnixListener,
+    FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, Unanswered, UnixListener,
 };
 
 use crate::doctor::accepting::{acceptors, holders, is_at, is_listener_at};
@@ -388,11 +388,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "each host of the links has an entry",
                 ),
             ),
-            shown(
-                is_dropped_on_the_way_out,
-                "a firewall rule of this host drops the SYNs (output chain: `nft list ruleset`, `iptables-save`): they do not leave it",
-                ACCEPT_OUTPUT,
-            ),
+            shown(is_dropped_on_the_way_out, UNSENT, ACCEPT_OUTPUT),
             shown(
                 is_dropped_on_the_way_in,
                 "SERVER listens at LISTENER on this host and has got none of the SYNs: a firewall rule (input chain: `nft list ruleset`, \
@@ -1281,7 +1277,10 @@ fn is_tentative_itself(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if addresses.iter().any(is_it) { Judged::Yes } else { Judged::No }
 }
 
-const ACCEPT_OUTPUT: Cure = ("accept the destination in the output chain", "the packets leave the host");
+pub(crate) const UNSENT: &str = "a firewall rule of this host drops the packets (output chain: `nft list ruleset`, `iptables-save`): they do \
+                                 not leave it";
+pub(crate) const ACCEPT_OUTPUT: Cure =
+    ("accept the destination in the output chain", "the packets leave the host");
 
 /// Returns whether this host answered the calls itself with ICMP, after their SYN. A neighbour that does not answer raises the same counters,
 /// with EHOSTUNREACH; a refusal may be a RST at the same time.
@@ -1306,17 +1305,22 @@ fn lacks_neighbours(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     if is_full { Judged::Perhaps } else { Judged::No }
 }
 
-/// Returns whether the SYNs that were sent again did not leave the host. A rule that drops packets of the output chain fails with EPERM,
-/// which connect() does not return.
+/// Returns whether the SYNs that were sent again did not leave the host.
 fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     let all =
         snapshot.connections.seen().map(|connections| connections.unanswered.as_slice()).unwrap_or_default();
-    let mut syns = all.iter().filter(|of| !of.established && Some(of.destination) == address(call));
-    if syns.next().is_none_or(|of| of.unsent * 2 <= of.sockets) {
+    let syns = all.iter().find(|of| !of.established && Some(of.destination) == address(call));
+    syns.map_or(Judged::No, |syns| is_unsent(snapshot, syns))
+}
+
+/// Returns whether the host itself drops what gets no answer. A rule that drops packets of the output chain fails with EPERM, which no call
+/// returns.
+pub(crate) fn is_unsent(snapshot: &Snapshot, unanswered: &Unanswered) -> Judged {
+    if unanswered.unsent * 2 <= unanswered.sockets {
         return Judged::No;
     }
     // A full queue of a device, or a full table of neighbours, fails in the same way.
-    let others = [has_full_queue, lacks_neighbours].map(|judge| judge(snapshot, call));
+    let others = [has_full_queue, lacks_neighbours].map(|judge| judge(snapshot, &FailedCall::default()));
     if others == [Judged::No; 2] { Judged::Yes } else { Judged::Perhaps }
 }
 
@@ -1566,7 +1570,7 @@ fn has_listener(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 mod tests {
     use std::slice::from_ref;
 
-    use fourtuple_record::snapshot::{Connections, Counter, EphemeralPorts, Owner, Part, Unanswered};
+    use fourtuple_record::snapshot::{Connections, Counter, EphemeralPorts, Owner, Part};
 
     use super::*;
     use crate::doctor::draft::Action;
@@ -1633,6 +1637,8 @@ mod tests {
                 sockets: 4,
                 retransmits: 9,
                 unsent,
+                none_acknowledged: 0,
+                service: None,
                 owner: None,
             };
             let unanswered = vec![unanswered];
@@ -1660,7 +1666,7 @@ mod tests {
         };
         let ours = |listener: &Listener| here(of(0, &[]), &[idle.clone(), listener.clone()]);
         let down = "possible: the host is down";
-        let out = "the cause here: a firewall rule of this host drops the SYNs (output chain";
+        let out = "the cause here: a firewall rule of this host drops the packets (output chain";
         let inward =
             "the cause here: server[7] listens at 10.0.0.2:80 on this host and has got none of the SYNs";
         for (snapshot, wanted) in [

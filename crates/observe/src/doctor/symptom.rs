@@ -64,6 +64,12 @@ pub(crate) enum Symptom<'a> {
         found: &'a Unanswered,
         is_here: bool,
     },
+    /// Connections of a server of this host whose clients do not acknowledge its data.
+    Unacknowledged {
+        found: &'a Unanswered,
+        port: u16,
+        owners: &'a [Owner],
+    },
     /// DNS queries without an answer.
     Queries(&'a UnansweredQueries),
     /// Connections that a server closes without having read from them.
@@ -119,6 +125,8 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
     ("recv", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
 ];
 
+/// Connections of a server of whose data clients have never acknowledged any, from which on that is a symptom.
+const UNACKNOWLEDGED: u32 = 3;
 /// Connects without an answer that are a symptom: one SYN is lost now and then.
 const GIVEN_UP: u64 = 3;
 
@@ -248,7 +256,27 @@ impl<'a> Account<'a> {
             let tuples = connections.tuples.iter().filter(|tuple| of(tuple));
             tuples.filter_map(|tuple| tuple.states.get("established")).sum::<u64>()
         };
+        let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default();
         for found in &connections.unanswered {
+            if found.unsent > 0 {
+                let again = match found.established {
+                    true => u64::MAX,
+                    false => snapshot.counter("TcpExt.TCPSynRetrans").map_or(0, |counter| counter.during),
+                };
+                self.explain("X01", &What::Counter("TcpExt.TCPRetransFail"), again);
+            }
+            if let Some(port) = found.service {
+                // Clients go without a word at any time, most of them after they had data; a scanner leaves one connection.
+                let services = connections.services.iter().filter(|service| service.port == port);
+                let all = services.flat_map(|service| service.states.values()).sum::<u64>();
+                let none = found.none_acknowledged;
+                if found.unsent > 0 || (none >= UNACKNOWLEDGED && u64::from(none) * 100 >= all) {
+                    let listener = listeners.iter().find(|listener| listener.address.port() == port);
+                    let owners = listener.map_or(&[][..], |listener| &listener.owners);
+                    self.add(Symptom::Unacknowledged { found, port, owners }, found.sockets.into());
+                }
+                continue;
+            }
             let there = established(&|tuple| tuple.destination == found.destination);
             let is_alone = found.sockets == 1
                 && found.owner.as_ref().is_none_or(|owner| {
@@ -275,10 +303,6 @@ impl<'a> Account<'a> {
             });
             if !is_said {
                 self.add(symptom, amount);
-            }
-            if found.unsent > 0 {
-                let again = snapshot.counter("TcpExt.TCPSynRetrans").map_or(0, |counter| counter.during);
-                self.explain("X01", &What::Counter("TcpExt.TCPRetransFail"), again);
             }
             for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
@@ -423,6 +447,17 @@ impl Item<'_> {
                 };
                 format!("{} of {owner} to {to} {what} sent again {times}", counted(rest, "connection"))
             }
+            Symptom::Unacknowledged { found, port, owners } => format!(
+                "{} of {} at port {port} {} no acknowledgement from {}: the data was sent again {}",
+                counted(rest, "connection"),
+                holders(owners),
+                if rest == 1 { "gets" } else { "get" },
+                match rest {
+                    1 => found.destination.ip().to_string(),
+                    _ => format!("clients such as {}", found.destination.ip()),
+                },
+                counted(found.retransmits.into(), "time"),
+            ),
             Symptom::TurnedAway { listener, accepts } => {
                 let all = counted((*accepts).max(rest), "connection");
                 let (owners, at) = (holders(&listener.owners), listener.address);
@@ -449,6 +484,7 @@ impl Item<'_> {
             Symptom::Growth { .. } => "ports run out".to_owned(),
             Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
+            Symptom::Unacknowledged { .. } => "answers unacknowledged".to_owned(),
             Symptom::GivenUp { .. } => "connect given up".to_owned(),
             Symptom::Queries(_) => "DNS unanswered".to_owned(),
             Symptom::TurnedAway { .. } => "connections turned away".to_owned(),
@@ -460,7 +496,9 @@ impl Item<'_> {
             Symptom::Calls(call) => &call.owner.name,
             Symptom::Elsewhere { calls, .. } => calls.first().map_or("", |call| &call.owner.name),
             Symptom::GivenUp { connects, .. } => &connects.owner.name,
-            Symptom::Queue { owners, .. } => owners.first().map_or("", |owner| &owner.name),
+            Symptom::Queue { owners, .. } | Symptom::Unacknowledged { owners, .. } => {
+                owners.first().map_or("", |owner| &owner.name)
+            }
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             Symptom::TurnedAway { listener, .. } => listener.owners.first().map_or("", |owner| &owner.name),
             Symptom::Queries(queries) => queries.owner.as_ref().map_or("", |owner| &owner.name),
@@ -485,6 +523,7 @@ impl Item<'_> {
             Symptom::Elsewhere { pid, .. } => format!("network namespace of process {pid}"),
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
+            Symptom::Unacknowledged { port, .. } => format!("{} at port {port}", self.kind()),
             Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
             Symptom::Queries(queries) => format!("{} {}", self.kind(), queries.server),
             Symptom::TurnedAway { listener, .. } => format!("closes unread of socket {:#x}", listener.cookie),

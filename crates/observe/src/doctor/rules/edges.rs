@@ -435,6 +435,8 @@ fn ports_that_are_stuck() {
             sockets: resent,
             retransmits: resent,
             unsent: 0,
+            none_acknowledged: 0,
+            service: None,
             owner: None,
         };
         let unanswered = if resent > 0 { vec![unanswered] } else { Vec::new() };

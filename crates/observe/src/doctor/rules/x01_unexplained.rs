@@ -1,10 +1,12 @@
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView};
+use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView, Unanswered};
 
 use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, limit_of, stopped, time};
-use crate::doctor::causes::{Judgement, enable_ipv6, judged, timed_out};
+use crate::doctor::causes::{
+    ACCEPT_OUTPUT, Judged, Judgement, UNSENT, enable_ipv6, is_unsent, judged, timed_out,
+};
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::datagram::sockets_at;
@@ -29,6 +31,8 @@ pub(super) const RULE: Rule = Rule {
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
          for it, and rates below the noise of a healthy host.",
+        "What a server sends and no client acknowledges is in the account if three connections, and a hundredth of its own, have had nothing \
+         acknowledged at all, or if it does not leave this host: clients vanish in the middle of an answer at any time.",
         "On the host, in the network namespace of process 1, the account also has calls that fail in other namespaces, such as those of containers, if no \
          healthy program has such a failure. Their cause is for `fourtuple doctor --pid PID` or `--container ID` to say: each diagnosis examines one \
          namespace.",
@@ -106,10 +110,19 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     // No rule knows the fault, but the cause of the errno may be known.
     let half_open = half_open(snapshot, &item.symptom);
     let unread = unread(snapshot, &item.symptom);
-    let is_known = half_open.is_some() || unread.is_some() || matches!(judgement, Some(Judgement::Shown(_)));
+    let unsent = match item.symptom {
+        Symptom::Unanswered { found, .. } | Symptom::Unacknowledged { found, .. } if found.established => {
+            is_unsent(snapshot, found)
+        }
+        _ => Judged::No,
+    };
+    let is_known = half_open.is_some()
+        || unread.is_some()
+        || unsent == Judged::Yes
+        || matches!(judgement, Some(Judgement::Shown(_)));
     let kind = if is_known { "" } else { "unexplained: " };
     let during = match item.symptom {
-        Symptom::Unanswered { .. } | Symptom::Queries(_) => String::new(),
+        Symptom::Unanswered { .. } | Symptom::Unacknowledged { .. } | Symptom::Queries(_) => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
     };
     let verdict = format!("{kind}{}{during}", item.sentence());
@@ -149,8 +162,8 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
-        Symptom::Unanswered { found, .. } if found.established => {
-            unacknowledged(draft, found.destination.ip())
+        Symptom::Unanswered { found, .. } | Symptom::Unacknowledged { found, .. } if found.established => {
+            unacknowledged(draft, found, unsent)
         }
         Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
         Symptom::Queries(queries) => match unread {
@@ -166,9 +179,12 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::GivenUp { instead: Some(instead), .. } => draft.because_first(format!(
             "it then uses {instead}: each of its connections begins later, by the time that it waits first (200 ms in curl, 250 to 300 ms in others)"
         )),
-        Symptom::GivenUp { .. } | Symptom::Calls(_) | Symptom::Unanswered { .. } | Symptom::Drops { .. } | Symptom::Queue { .. } => {
-            draft
-        }
+        Symptom::GivenUp { .. }
+        | Symptom::Calls(_)
+        | Symptom::Unanswered { .. }
+        | Symptom::Unacknowledged { .. }
+        | Symptom::Drops { .. }
+        | Symptom::Queue { .. } => draft,
     }
 }
 
@@ -243,20 +259,39 @@ fn not_read(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft 
 }
 
 /// Says why established connections get no acknowledgement of their data.
-fn unacknowledged(draft: Draft, to: IpAddr) -> Draft {
+fn unacknowledged(mut draft: Draft, found: &Unanswered, unsent: Judged) -> Draft {
+    let to = found.destination.ip();
+    if unsent != Judged::No {
+        let how = if unsent == Judged::Yes { "the cause here" } else { "possible" };
+        let (action, effect) = ACCEPT_OUTPUT;
+        draft = draft.because(format!("{how}: {UNSENT}")).proper(Remedy::advice(action, effect));
+    }
+    if unsent == Judged::Yes {
+        return draft;
+    }
     // What fits into a packet of 1500 bytes behind the headers of IP and ICMP.
     let fits = if to.is_ipv4() { 1_472 } else { 1_452 };
     let advice = format!(
         "`ping -M do -s {fits} {to}`, and with `-s 500`: if only the small packets are answered, a lower mtu of the route (`ip route change`), \
          or net.ipv4.tcp_mtu_probing=1"
     );
-    draft
+    if found.none_acknowledged > 0 {
+        draft = draft.because(format!(
+            "the handshakes are complete, and of {} no data was ever acknowledged",
+            counted(found.none_acknowledged.into(), "connection")
+        ));
+    }
+    draft = draft
         .because("possible: packets of full size do not arrive: the path has a smaller MTU, and the ICMP messages that say so are dropped")
+        .because("possible: the host is down since, or a firewall has forgotten the connections")
+        .proper(Remedy::advice(advice, "the data is acknowledged"));
+    if found.service.is_some() {
+        return draft;
+    }
+    draft
         .because(
             "possible: the accept queue of the server is full: it has dropped the last ACK of the handshake, and drops the data",
         )
-        .because("possible: the host is down since, or a firewall has forgotten the connections")
-        .proper(Remedy::advice(advice, "the data is acknowledged"))
         .proper(Remedy::advice(
             "on the server, `ss -ltn`: if Recv-Q is above Send-Q, workers that accept, or a longer backlog (`fourtuple doctor` there names them)",
             "new connections have a place",
@@ -304,7 +339,7 @@ mod tests {
 
     use fourtuple_record::snapshot::{
         Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets, Unanswered,
+        Owner, Part, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
         UnansweredQueries,
     };
 
@@ -461,6 +496,8 @@ mod tests {
                     sockets,
                     retransmits,
                     unsent: 0,
+                    none_acknowledged: 0,
+                    service: None,
                     owner,
                 }],
                 ..Connections::default()
@@ -493,6 +530,63 @@ mod tests {
             let connections = Connections { tuples: vec![tuple], ..unanswered(sockets, 4, owner(7)) };
             assert!(!of(connections)[0].0.contains("no answer"), "{sockets}");
         }
+    }
+
+    /// Clients go without a word at any time, with the rest of an answer on its way to them.
+    #[test]
+    fn clients_that_never_acknowledged_any_data_are_a_symptom() {
+        let of = |sockets, none_acknowledged, unsent, established| {
+            let found_there = Unanswered {
+                destination: "192.0.2.7:40962".parse().unwrap(),
+                service: Some(80),
+                established: true,
+                sockets,
+                retransmits: sockets * 4,
+                unsent,
+                none_acknowledged,
+                owner: None,
+            };
+            let service = Service {
+                port: 80,
+                states: [("established".to_owned(), established)].into(),
+                closes_per_s: 0.0,
+                workers: Vec::new(),
+            };
+            let listener = Listener {
+                address: "0.0.0.0:80".parse().unwrap(),
+                owners: vec![Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 }],
+                ..Listener::default()
+            };
+            let connections = Connections {
+                services: vec![service],
+                unanswered: vec![found_there],
+                ..Connections::default()
+            };
+            found(&Snapshot {
+                connections: Part::Seen(connections),
+                listeners: Part::Seen(vec![listener]),
+                ..snapshot(Vec::new(), &[("TcpExt.TCPRetransFail", 40)])
+            })
+        };
+        let [(verdict, evidence), _] = &of(40, 3, 0, 300)[..] else { panic!("the counter, too") };
+        let expected = "unexplained: 40 connections of nginx[7] at port 80 get no acknowledgement from clients such as 192.0.2.7: \
+                        the data was sent again 160 times";
+        assert_eq!(verdict, expected);
+        let first = "the handshakes are complete, and of 3 connections no data was ever acknowledged";
+        assert_eq!(evidence[0], first);
+        assert!(!evidence.iter().any(|fact| fact.contains("accept queue")), "{evidence:?}");
+        // Gone in the middle of an answer; two scanners; three of many clients.
+        for (sockets, none, all) in [(40, 0, 100), (2, 2, 2), (3, 3, 301)] {
+            assert!(!of(sockets, none, 0, all)[0].0.contains("acknowledgement"), "{sockets}");
+        }
+        // What this host does not send is its own fault, also for one client; no counter stands beside it.
+        let [(verdict, evidence)] = &of(1, 0, 1, 300)[..] else { panic!("one finding") };
+        let expected = "1 connection of nginx[7] at port 80 gets no acknowledgement from 192.0.2.7: the data was sent again 4 times";
+        assert_eq!(verdict, expected);
+        assert_eq!(evidence, &[format!("the cause here: {UNSENT}")]);
+        // Most were sent.
+        let evidence = &of(8, 0, 2, 300)[0].1;
+        assert!(!evidence.iter().any(|fact| fact.contains(UNSENT)), "{evidence:?}");
     }
 
     /// Programs close sockets that get no answer, as curl does 200 ms after its first address.
@@ -619,6 +713,8 @@ mod tests {
             sockets: 2,
             retransmits: 2,
             unsent: 0,
+            none_acknowledged: 0,
+            service: None,
             owner: None,
         }];
         // Another error of the same destination is another symptom.

@@ -25,6 +25,9 @@ const KEPT: usize = 4_096;
 /// States of a handshake in progress (TCP_SYN_RECV, TCP_NEW_SYN_RECV).
 const SYN_RECV: [u8; 2] = [3, 12];
 
+/// TCP_FIN_WAIT1.
+const FIN_WAIT1: u8 = 4;
+
 /// Ports in use of the tuples of a reading.
 #[derive(Debug, Default)]
 pub(super) struct Before {
@@ -125,10 +128,11 @@ impl Pass {
                     its.resent_to = its.resent_to.or(Some(socket.remote.ip().to_canonical()));
                 }
             }
+            self.unanswered.add(socket, Some(port));
             self.services.add(Key::of_service(port), socket, None);
             return;
         }
-        self.unanswered.add(socket);
+        self.unanswered.add(socket, None);
         if socket.local == socket.remote && self.self_connected.len() < LISTED {
             self.self_connected.push((socket.local, socket.inode));
         }
@@ -180,8 +184,7 @@ impl Pass {
         let (held_udp, _) = self.udp.count(self.low);
         let udp_holder = self.udp_holder(sockets);
         let (held, held_left_out) = self.held.listed(sockets);
-        let mut unanswered = mem::take(&mut self.unanswered).listed(sockets);
-        count_unsent(&mut unanswered, &self.query).map_err(failed)?;
+        let unanswered = mem::take(&mut self.unanswered).listed(sockets, &self.query).map_err(failed)?;
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
         let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
         if let Some(plain) = plain {
@@ -325,61 +328,102 @@ fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
     listed.collect()
 }
 
-/// Connections whose SYN or whose data is not answered, by destination, and whether they are established.
+/// Connections whose SYN or whose data is not answered.
 #[derive(Default)]
-struct Waiting(BTreeMap<(SocketAddr, bool), Resent>);
+struct Waiting(BTreeMap<Peers, Resent>);
 
-#[derive(Default)]
+/// Where they have their other end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Peers {
+    /// At a server that answers no SYN.
+    Silent(SocketAddr),
+    /// At a server that acknowledges no data.
+    Server(SocketAddr),
+    /// At clients of a server of this host, by its port.
+    Clients(u16),
+}
+
+impl Peers {
+    /// `service`: the port of the server that the connection is of.
+    fn of(socket: &Socket, service: Option<u16>) -> Option<Peers> {
+        let peers = match service {
+            Some(port) => Peers::Clients(port),
+            None if socket.state == state::SYN_SENT => Peers::Silent(socket.remote),
+            None => Peers::Server(socket.remote),
+        };
+        let is_meant = peers.states() & 1 << socket.state != 0 && socket.retransmits >= peers.least();
+        is_meant.then_some(peers)
+    }
+
+    fn states(self) -> u32 {
+        match self {
+            Peers::Silent(_) => 1 << state::SYN_SENT,
+            Peers::Server(_) => 1 << state::ESTABLISHED,
+            // A server may have closed behind its last data.
+            Peers::Clients(_) => 1 << state::ESTABLISHED | 1 << state::CLOSE_WAIT | 1 << FIN_WAIT1,
+        }
+    }
+
+    /// Returns how many times a socket must have sent again: a SYN that was sent once may be on its way, and data is lost two times in
+    /// succession now and then.
+    fn least(self) -> u8 {
+        if matches!(self, Peers::Silent(_)) { 1 } else { 3 }
+    }
+}
+
 struct Resent {
-    sockets: u32,
+    /// A peer.
+    peer: SocketAddr,
     retransmits: u32,
     inodes: Vec<u32>,
 }
 
 impl Waiting {
-    /// Adds a socket that waits. A SYN that was sent once may be on its way, and data is lost two times in succession now and then. A peer
-    /// that does not read does not count: the kernel counts no retransmissions into a window that is zero (tcp_retransmit_timer).
-    fn add(&mut self, socket: &Socket) {
-        let least = match socket.state {
-            state::SYN_SENT => 1,
-            state::ESTABLISHED => 3,
-            _ => return,
-        };
-        if socket.retransmits >= least {
-            let sums = self.0.entry((socket.remote, socket.state == state::ESTABLISHED)).or_default();
-            sums.sockets += 1;
-            sums.retransmits += u32::from(socket.retransmits);
-            sums.inodes.push(socket.inode);
-        }
+    fn add(&mut self, socket: &Socket, service: Option<u16>) {
+        let Some(peers) = Peers::of(socket, service) else { return };
+        let new = || Resent { peer: socket.remote, retransmits: 0, inodes: Vec::new() };
+        let sums = self.0.entry(peers).or_insert_with(new);
+        sums.retransmits += u32::from(socket.retransmits);
+        sums.inodes.push(socket.inode);
     }
 
-    /// Returns the destinations with most sockets.
-    fn listed(self, sockets: &Sockets) -> Vec<Unanswered> {
+    /// Returns the peers with most sockets.
+    fn listed(self, sockets: &Sockets, query: &Query) -> io::Result<Vec<Unanswered>> {
         let mut found: Vec<_> = self.0.into_iter().collect();
-        found.sort_by_key(|(key, sums)| (Reverse(sums.sockets), *key));
+        found.sort_by_key(|(peers, sums)| (Reverse(sums.inodes.len()), *peers));
         found.truncate(LISTED);
-        let listed = found.into_iter().map(|((destination, established), sums)| {
-            let owner = sockets.owner_of_most(&sums.inodes);
-            let Resent { sockets, retransmits, .. } = sums;
-            Unanswered { destination, established, sockets, retransmits, unsent: 0, owner }
+        let listed = found.into_iter().map(|(peers, sums)| {
+            let unanswered = Unanswered {
+                destination: sums.peer,
+                service: if let Peers::Clients(port) = peers { Some(port) } else { None },
+                established: !matches!(peers, Peers::Silent(_)),
+                sockets: sums.inodes.len() as u32,
+                retransmits: sums.retransmits,
+                unsent: 0,
+                none_acknowledged: 0,
+                owner: sockets.owner_of_most(&sums.inodes),
+            };
+            (peers, unanswered)
         });
-        listed.collect()
-    }
-}
-
-/// Counts the sockets whose SYN was sent again and did not leave this host: none is on its way (tcp_retransmit_skb).
-fn count_unsent(unanswered: &mut [Unanswered], query: &Query) -> io::Result<()> {
-    if unanswered.iter().all(|of| of.established) {
-        return Ok(());
-    }
-    let query = Query { states: 1 << state::SYN_SENT, times: true, ..*query };
-    socket_census::each(&query, |socket| {
-        let is_unsent = socket.retransmits > 0 && socket.info.is_some_and(|info| info.resent == 0);
-        let mut of = unanswered.iter_mut().filter(|of| is_unsent && !of.established);
-        if let Some(of) = of.find(|of| of.destination == socket.remote) {
-            of.unsent += 1;
+        let mut listed: BTreeMap<Peers, Unanswered> = listed.collect();
+        let states = listed.keys().fold(0, |states, peers| states | peers.states());
+        if states != 0 {
+            socket_census::each(&Query { states, times: true, ..*query }, |socket| {
+                let port = socket.local.port();
+                let service = Some(port).filter(|port| listed.contains_key(&Peers::Clients(*port)));
+                let found = Peers::of(socket, service).and_then(|peers| listed.get_mut(&peers));
+                if let (Some(found), Some(info)) = (found, socket.info) {
+                    found.unsent += u32::from(info.unsent);
+                    // Of a client its SYN is acknowledged.
+                    found.none_acknowledged +=
+                        u32::from(found.established && info.acknowledged <= 1 && info.sent > 0);
+                }
+            })?;
         }
-    })
+        let mut listed: Vec<Unanswered> = listed.into_values().collect();
+        listed.sort_by_key(|found| Reverse(found.sockets));
+        Ok(listed)
+    }
 }
 
 /// A bit for each port.

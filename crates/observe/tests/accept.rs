@@ -25,7 +25,7 @@ use fourtuple_syscalls::{message, option};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
 use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace, listener, skip, starting};
-use traced::{count, has_missed, own_network, traced, until_none_missed};
+use traced::{count, has_missed, own_network, remarks, traced, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -78,14 +78,14 @@ fn waits(test: &str, from: &'static str) {
     let Some(((least, most), outcome)) = until_none_missed(|| traced(test, &at(address), serve)) else {
         return;
     };
-    let results = outcome.results;
-    assert_eq!(outcome.validity, [], "{results:?}");
+    let results = &outcome.results;
+    assert!(remarks(&outcome).is_empty(), "{results:?}");
     let wait = results.wait_ns.expect("waits");
     assert_eq!((results.accepts, wait.count, results.lost), (NUMBER.into(), NUMBER.into(), 0));
     let mean = Duration::from_nanos(wait.mean);
     assert!(mean + SLACK >= least / NUMBER, "{mean:?} of at least {least:?} together");
     assert!(mean <= most / NUMBER, "{mean:?} of at most {most:?} together");
-    let listener = only(&results);
+    let listener = only(results);
     assert_eq!(listener.address, address.to_string());
     assert_eq!((listener.wait_ns, listener.queued), (Some(wait), NUMBER.into()));
     assert_eq!((listener.depth.max, listener.depth.mean, listener.depth.full), (1, 1.0, 0));
@@ -117,10 +117,10 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
             listen_overflows() - before
         };
         let Some((overflows, outcome)) = until_none_missed(|| traced(test, &trace, attempts)) else { return };
-        let results = outcome.results;
         assert!(overflows >= 3);
-        assert_eq!((only(&results).overflows, outcome.validity), (overflows, vec![]), "{results:?}");
-        assert_eq!((only(&results).depth.max, only(&results).queued), (1, 0));
+        let results = &outcome.results;
+        assert_eq!((only(results).overflows, remarks(&outcome)), (overflows, vec![]), "{results:?}");
+        assert_eq!((only(results).depth.max, only(results).queued), (1, 0));
     });
 }
 
@@ -499,7 +499,7 @@ fn policy(test: &str, waits: AcceptPolicy, from: &str) -> Option<(Vec<SeatStats>
         // A new group, because its statistics are totals.
         return policy(test, waits, from);
     }
-    let results = outcome.results;
+    let results = &outcome.results;
     if let ([remark], true) = (&outcome.validity[..], waits == AcceptPolicy::UringOneshot)
         && remark.id == "accepts-unseen"
     {
@@ -509,7 +509,7 @@ fn policy(test: &str, waits: AcceptPolicy, from: &str) -> Option<(Vec<SeatStats>
         skip(test, "io_uring_complete", &remark.message);
         return None;
     }
-    assert_eq!(outcome.validity, [], "{results:?}");
+    assert!(remarks(&outcome).is_empty(), "{results:?}");
     assert_eq!((results.accepts, results.lost, results.overflows), (CONNECTIONS, 0, 0), "{results:?}");
     assert_eq!(count(results.wait_ns), CONNECTIONS);
     // The number of accepts of each worker.
@@ -523,7 +523,7 @@ fn policy(test: &str, waits: AcceptPolicy, from: &str) -> Option<(Vec<SeatStats>
     assert_eq!(workers().map(|worker| worker.reads).sum::<u64>(), CONNECTIONS * REQUESTS);
     let closed_by_peer: u64 = results.listeners.iter().map(|listener| listener.closed_by_peer).sum();
     assert_eq!(closed_by_peer, CONNECTIONS, "{results:?}");
-    Some((stats, results))
+    Some((stats, outcome.results))
 }
 
 #[test]

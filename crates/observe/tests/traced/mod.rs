@@ -13,7 +13,7 @@ use std::time::Duration;
 use fourtuple_bpf::BpfError;
 use fourtuple_observe::trace::{Connect, Instrument, Outcome, Results, TraceError};
 use fourtuple_record::{
-    Distribution, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
+    Distribution, Remark, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
 };
 use fourtuple_syscalls::netns;
 use fourtuple_testing::{StopOnDrop, skip};
@@ -140,4 +140,9 @@ pub(crate) fn tuple(results: &TraceConnectResults, destination: SocketAddr) -> &
         .filter(|tuple| tuple.process == process::id() && tuple.destination == destination.to_string());
     let [tuple] = own.collect::<Vec<_>>()[..] else { panic!("{:?}", results.tuples) };
     tuple
+}
+
+/// Returns what the trace says about itself, without a program of 32 bits that another test runs at the same time.
+pub(crate) fn remarks<R>(outcome: &Outcome<R>) -> Vec<&Remark> {
+    outcome.validity.iter().filter(|remark| remark.id != "calls-unseen").collect()
 }

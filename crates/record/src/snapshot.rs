@@ -232,6 +232,23 @@ pub struct Connections {
     /// Connections whose SYN or whose data is not answered, by destination; bounded.
     #[serde(default)]
     pub unanswered: Vec<Unanswered>,
+    /// Processes that do not read what arrives on their accepted connections; bounded.
+    #[serde(default)]
+    pub unread: Vec<Unread>,
+}
+
+/// A process with accepted connections whose data is a second old or older, and of which it has read nothing between the readings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Unread {
+    /// The local port.
+    pub port: u16,
+    /// The process and the number of the connections.
+    pub owner: Owner,
+    /// Age of the oldest of the data.
+    pub oldest_ns: u64,
+    /// Time since the process sent data on any connection of the port.
+    pub sent_ns: u64,
 }
 
 /// Sockets in SYN_SENT whose SYN was sent again: the first is a second old or older. Or connections whose oldest data was sent again at

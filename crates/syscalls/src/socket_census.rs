@@ -36,6 +36,8 @@ pub struct Socket {
     /// How many times the oldest segment without an answer, such as a SYN, was sent again. Or how many probes of a window in succession had
     /// no answer: a peer that does not read answers them.
     pub retransmits: u8,
+    /// Bytes that the program has not read; after the peer has closed one more.
+    pub unread: u32,
     /// Inode of the socket: `socket:[INODE]` in /proc/PID/fd; 0 for a socket without a process.
     pub inode: u32,
     /// User ID of the owner of the socket.
@@ -49,8 +51,10 @@ pub struct Socket {
 pub struct Info {
     /// Time since the last segment of the peer (the smaller of tcpi_last_data_recv and tcpi_last_ack_recv).
     pub silent: Duration,
-    /// Time since the last data in either direction (the smaller of tcpi_last_data_sent and tcpi_last_data_recv).
-    pub idle: Duration,
+    /// Time since the last data from the peer (tcpi_last_data_recv).
+    pub received_ago: Duration,
+    /// Time since the last data to the peer, or since the boot if there was none (tcpi_last_data_sent).
+    pub sent_ago: Duration,
     /// Whether both sides use TCP timestamps. Before the handshake is over: not.
     pub timestamps: bool,
     /// Bytes that the peer has acknowledged; the SYN of a client is one (tcpi_bytes_acked).
@@ -59,6 +63,14 @@ pub struct Info {
     pub sent: u64,
     /// Whether the last attempt to send did not leave this host, after [`Socket::retransmits`] others.
     pub unsent: bool,
+}
+
+impl Info {
+    /// Returns the time since the last data in either direction.
+    #[must_use]
+    pub fn idle(&self) -> Duration {
+        self.received_ago.min(self.sent_ago)
+    }
 }
 
 /// The timers of retransmissions and of window probes (idiag_timer). With that of keepalives the peer has no data to answer.
@@ -109,13 +121,14 @@ fn socket(reply: &Reply, attributes: &[u8]) -> Socket {
         let is_on_its_way = u32_at(RETRANS)? > 0 || (u32_at(UNACKED)? == 0 && u32_at(SND_WND)? == 0);
         Some(Info {
             silent: Duration::from_millis(received.min(acknowledged).into()),
-            idle: Duration::from_millis(received.min(sent).into()),
+            received_ago: Duration::from_millis(received.into()),
+            sent_ago: Duration::from_millis(sent.into()),
             timestamps: info[OPTIONS] & TIMESTAMPS != 0,
             acknowledged: u64_at(BYTES_ACKED)?,
             sent: u64_at(BYTES_SENT)?,
             unsent: retransmits > 0 && !is_on_its_way,
         })
     });
-    let Reply { inode, user, .. } = *reply;
-    Socket { state, local, remote, expires, retransmits, inode, user, info }
+    let Reply { inode, user, receive_queue: unread, .. } = *reply;
+    Socket { state, local, remote, expires, retransmits, unread, inode, user, info }
 }

@@ -1304,6 +1304,13 @@ class Unanswered(TypedDict):
     unsent: NotRequired[int]
 
 
+class Unread(TypedDict):
+    port: int
+    owner: DoctorOwner
+    oldest_ns: int
+    sent_ns: int
+
+
 class DoctorConnections(TypedDict):
     age_ns: int
     processes_by: str
@@ -1328,6 +1335,7 @@ class DoctorConnections(TypedDict):
     left: NotRequired[list[DoctorService]]
     udp_holder: NotRequired[DoctorOwner | None]
     unanswered: NotRequired[list[Unanswered]]
+    unread: NotRequired[list[Unread]]
 
 
 class DoctorSnapshotConnectionsSeen(TypedDict):

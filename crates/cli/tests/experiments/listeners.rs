@@ -260,6 +260,53 @@ fn a_server_that_a_signal_has_stopped_is_named() {
     });
 }
 
+/// The other worker accepts, and no queue grows: the clients of the stopped one wait on connections that they have.
+#[test]
+fn a_worker_that_reads_none_of_its_connections_is_named() {
+    in_namespace(|| {
+        if !has("listeners::a_worker_that_reads_none_of_its_connections_is_named", &["nginx", "python3"]) {
+            return;
+        }
+        let room = Room::new();
+        let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; return 200 $pid; }";
+        let server = nginx(&room, "web", 2, None, servers);
+        until("2 workers", || crate::program::children(server.pid()).len() == 2);
+        wait_for("127.0.0.1", PROXY);
+        let mut client = client();
+        client.run(
+            "import collections, select\n\
+             kept = [http.client.HTTPConnection('127.0.0.1', 4020, timeout=60) for _ in range(40)]\n\
+             def ask():\n  for c in kept: c.request('GET', '/')\n\
+             def waiting(): return len(kept) - len(select.select([c.sock for c in kept], [], [], 0)[0])\n\
+             ask(); pids = collections.Counter(int(c.getresponse().read()) for c in kept)",
+        );
+        let worker = client.number("print(pids.most_common(1)[0][0])");
+        let number = client.number("print(pids.most_common(1)[0][1])");
+        paste(&format!("kill -STOP {worker}"));
+        client.run("ask()");
+        let record = diagnose_while(&room, "X01", || ());
+        let verdict =
+            format!("{number} connections of nginx[{worker}] at port 4020 have data that it has not read");
+        let finding = first(&record, "X01", &[&verdict]);
+        assert!(finding["evidence"].to_string().contains("is stopped by a signal (state T)"), "{finding:#}");
+        let before = client.number("print(waiting())");
+        let cure = do_now(finding);
+        assert_eq!(cure, format!("kill -CONT {worker}"));
+        paste(&cure);
+        until("all are answered", || client.number("print(waiting())") == 0);
+        row(
+            finding,
+            "a stopped worker with open connections",
+            "nginx",
+            &format!("{before} of 40 requests wait"),
+            "kill -CONT PID",
+            "0 wait",
+        );
+        assert_eq!(before, number);
+        assert!(!finds(&diagnose(&room), "X01"));
+    });
+}
+
 /// A server that has ended left its listener to a program that it had started: clients are accepted by the kernel and never served.
 #[test]
 fn a_listener_that_a_child_has_inherited_is_named() {

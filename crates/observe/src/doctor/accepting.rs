@@ -482,8 +482,29 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiti
     draft
 }
 
+/// Says why a process does not read from its sockets.
+pub(crate) fn reads_nothing(draft: Draft, snapshot: &Snapshot, owner: &Owner) -> Draft {
+    let owners = std::slice::from_ref(owner);
+    if stopped(snapshot, owners).is_some() {
+        return continued(draft, snapshot, owner, "it serves again");
+    }
+    let (name, used) = (process(owner), processors_used(snapshot, owners).unwrap_or(0.0));
+    let why = match waits_in(snapshot, owners) {
+        Some(function) if EVENTS.contains(&function) => format!(
+            "{name} waits for events ({function}), but not for these: at a limit of its own, or a server behind it takes no data"
+        ),
+        Some(function) => format!("{name} is blocked in {function}(), not overloaded"),
+        None if used > 0.9 => {
+            format!("{name} used {used:.2} processors: it computes and looks at no connection")
+        }
+        None => "possible: its threads are busy, or wait for something else (a database, a lock, a sleep)"
+            .to_owned(),
+    };
+    draft.because(why).now(in_kernel(owner))
+}
+
 /// Returns the command that shows what a process waits for.
-pub(crate) fn in_kernel(worker: &Owner) -> Remedy {
+fn in_kernel(worker: &Owner) -> Remedy {
     let effect = "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";
     Remedy::privileged(Scope::Process, format!("cat /proc/{}/stack", worker.pid), effect)
 }

@@ -2,21 +2,22 @@
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
 use std::net::SocketAddr;
+use std::slice;
 
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
     Counter, FailedCall, Listener, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered,
-    UnansweredQueries,
+    UnansweredQueries, Unread,
 };
 
-use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting};
+use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting, stopped, time};
 use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
 use crate::doctor::causes::{Noise, is_failure_of_interest, is_never_normal};
 use crate::doctor::counters::COUNTERS;
 use crate::doctor::datagram::{Counted, sockets_at};
 use crate::doctor::draft::{Subject, What};
-use crate::doctor::words::{count, counted};
+use crate::doctor::words::{count, counted, process};
 
 /// A symptom in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +71,8 @@ pub(crate) enum Symptom<'a> {
         port: u16,
         owners: &'a [Owner],
     },
+    /// A process that does not read from its connections.
+    Unread(&'a Unread),
     /// DNS queries without an answer.
     Queries(&'a UnansweredQueries),
     /// Connections that a server closes without having read from them.
@@ -127,6 +130,8 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
 
 /// Connections of a server of whose data clients have never acknowledged any, from which on that is a symptom.
 const UNACKNOWLEDGED: u32 = 3;
+/// Connections with data that a process leaves unread, from which on that is a symptom.
+const UNREAD: u32 = 3;
 /// Connects without an answer that are a symptom: one SYN is lost now and then.
 const GIVEN_UP: u64 = 3;
 
@@ -162,6 +167,7 @@ impl<'a> Account<'a> {
         account.add_sockets(snapshot);
         account.add_growth(snapshot);
         account.add_unanswered(snapshot);
+        account.add_unread(snapshot);
         account.add_given_up(snapshot);
         account.add_queries(snapshot);
         account.add_turned_away(snapshot);
@@ -306,6 +312,25 @@ impl<'a> Account<'a> {
             }
             for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
+            }
+        }
+    }
+
+    /// Adds processes that serve none of their connections. One that sends on some does not read from others because it has no place for
+    /// their data, as a proxy in front of a slow server. Connections that it does not accept say the same (A07).
+    fn add_unread(&mut self, snapshot: &'a Snapshot) {
+        let Ok(connections) = snapshot.connections.seen() else { return };
+        for unread in &connections.unread {
+            let of_it = slice::from_ref(&unread.owner);
+            let is_queue = |item: &Item<'_>| match &item.symptom {
+                Symptom::Queue { port, owners, .. } => {
+                    *port == Some(unread.port) && owners.iter().any(|owner| owner.pid == unread.owner.pid)
+                }
+                _ => false,
+            };
+            let is_stuck = unread.owner.sockets >= UNREAD && unread.sent_ns >= unread.oldest_ns;
+            if (is_stuck || stopped(snapshot, of_it).is_some()) && !self.items.iter().any(is_queue) {
+                self.add(Symptom::Unread(unread), unread.owner.sockets.into());
             }
         }
     }
@@ -458,6 +483,16 @@ impl Item<'_> {
                 },
                 counted(found.retransmits.into(), "time"),
             ),
+            Symptom::Unread(unread) => {
+                let (has, oldest) = (if rest == 1 { "has" } else { "have" }, time(unread.oldest_ns));
+                let of = format!(
+                    "{} of {} at port {}",
+                    counted(rest, "connection"),
+                    process(&unread.owner),
+                    unread.port
+                );
+                format!("{of} {has} data that it has not read for up to {oldest}")
+            }
             Symptom::TurnedAway { listener, accepts } => {
                 let all = counted((*accepts).max(rest), "connection");
                 let (owners, at) = (holders(&listener.owners), listener.address);
@@ -485,6 +520,7 @@ impl Item<'_> {
             Symptom::Unanswered { found, .. } if found.established => "data unanswered".to_owned(),
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
             Symptom::Unacknowledged { .. } => "answers unacknowledged".to_owned(),
+            Symptom::Unread(_) => "data unread".to_owned(),
             Symptom::GivenUp { .. } => "connect given up".to_owned(),
             Symptom::Queries(_) => "DNS unanswered".to_owned(),
             Symptom::TurnedAway { .. } => "connections turned away".to_owned(),
@@ -501,6 +537,7 @@ impl Item<'_> {
             }
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             Symptom::TurnedAway { listener, .. } => listener.owners.first().map_or("", |owner| &owner.name),
+            Symptom::Unread(unread) => &unread.owner.name,
             Symptom::Queries(queries) => queries.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
@@ -524,6 +561,7 @@ impl Item<'_> {
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
             Symptom::Unacknowledged { port, .. } => format!("{} at port {port}", self.kind()),
+            Symptom::Unread(unread) => format!("{} at port {} of {}", self.kind(), unread.port, unread.owner),
             Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
             Symptom::Queries(queries) => format!("{} {}", self.kind(), queries.server),
             Symptom::TurnedAway { listener, .. } => format!("closes unread of socket {:#x}", listener.cookie),

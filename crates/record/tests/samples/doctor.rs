@@ -123,6 +123,12 @@ fn connections() -> Connections {
                 owner: Some(owner(901, "nginx", 12)),
             },
         ],
+        unread: vec![Unread {
+            port: 8080,
+            owner: owner(902, "nginx", 34),
+            oldest_ns: 3_100_000_000,
+            sent_ns: 3_200_000_000,
+        }],
         unix_close_wait: vec![UnixCloseWait {
             owner: owner(903, "php-fpm8.2", 60),
             path: "/run/php/php-fpm.sock".to_owned(),

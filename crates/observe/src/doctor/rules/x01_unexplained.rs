@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView, Unanswered};
 
-use crate::doctor::accepting::{acceptors, continued, holders, in_kernel, limit_of, stopped, time};
+use crate::doctor::accepting::{acceptors, holders, limit_of, reads_nothing, stopped, time};
 use crate::doctor::causes::{
     ACCEPT_OUTPUT, Judged, Judgement, UNSENT, enable_ipv6, is_unsent, judged, timed_out,
 };
@@ -24,7 +24,7 @@ pub(super) const RULE: Rule = Rule {
     threshold: None,
     explanation: &[
         "The other rules know certain faults. This rule keeps an account of symptoms: counters of failures that grew, calls of socket(), bind(), \
-         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, connections that a server closes in their first second without having read from them, DNS queries of connected sockets that \
+         listen(), connect(), accept(), send() and recv() that returned an error, SYNs and data that nobody answers, data that a server does not read, connections that a server closes in their first second without having read from them, DNS queries of connected sockets that \
          have waited for a second or more (SO_INCOMING_CPU: no datagram has arrived), drops of sockets and of \
          queueing disciplines, connections that wait for accept() all the time, and ports that run out within a minute. Each finding of another \
          rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
@@ -119,10 +119,14 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let is_known = half_open.is_some()
         || unread.is_some()
         || unsent == Judged::Yes
+        || matches!(item.symptom, Symptom::Unread(_))
         || matches!(judgement, Some(Judgement::Shown(_)));
     let kind = if is_known { "" } else { "unexplained: " };
     let during = match item.symptom {
-        Symptom::Unanswered { .. } | Symptom::Unacknowledged { .. } | Symptom::Queries(_) => String::new(),
+        Symptom::Unanswered { .. }
+        | Symptom::Unacknowledged { .. }
+        | Symptom::Unread(_)
+        | Symptom::Queries(_) => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
     };
     let verdict = format!("{kind}{}{during}", item.sentence());
@@ -165,6 +169,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Unanswered { found, .. } | Symptom::Unacknowledged { found, .. } if found.established => {
             unacknowledged(draft, found, unsent)
         }
+        Symptom::Unread(unread) => reads_nothing(draft, snapshot, &unread.owner),
         Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
         Symptom::Queries(queries) => match unread {
             Some(socket) => not_read(draft, snapshot, socket),
@@ -249,12 +254,9 @@ fn not_read(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft 
         holders(&socket.owners),
         counted(socket.queued_bytes, "byte"),
     ));
-    match stopped(snapshot, &socket.owners) {
-        Some(owner) => continued(draft, snapshot, owner, "it answers again"),
-        None => {
-            let draft = draft.because("possible: its threads are busy, or wait for something else");
-            socket.owners.iter().take(1).map(in_kernel).fold(draft, Draft::now)
-        }
+    match stopped(snapshot, &socket.owners).or(socket.owners.first()) {
+        Some(owner) => reads_nothing(draft, snapshot, owner),
+        None => draft,
     }
 }
 
@@ -339,8 +341,8 @@ mod tests {
 
     use fourtuple_record::snapshot::{
         Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
-        UnansweredQueries,
+        Owner, Part, Process, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
+        UnansweredQueries, Unread,
     };
 
     use super::*;
@@ -530,6 +532,57 @@ mod tests {
             let connections = Connections { tuples: vec![tuple], ..unanswered(sockets, 4, owner(7)) };
             assert!(!of(connections)[0].0.contains("no answer"), "{sockets}");
         }
+    }
+
+    /// A proxy leaves the data of some connections unread while the server behind it is slow.
+    #[test]
+    fn processes_that_read_from_no_connection_are_a_symptom() {
+        let nginx = |pid, sockets| Owner { pid, name: "nginx".to_owned(), sockets };
+        let of = |sockets, sent_ns, state, waits_in: Option<&str>, standing| {
+            let unread = Unread { port: 80, owner: nginx(7, sockets), oldest_ns: 3_000_000_000, sent_ns };
+            let of_it = Process {
+                pid: 7,
+                name: "nginx".to_owned(),
+                state,
+                waits_in: waits_in.map(str::to_owned),
+                cpu_ns: Some(if waits_in.is_none() { 1_980_000_000 } else { 0 }),
+                ..Process::default()
+            };
+            let listener = Listener {
+                address: "0.0.0.0:80".parse().unwrap(),
+                cookie: 9,
+                backlog: 511,
+                waiting: standing,
+                waiting_before: standing,
+                standing,
+                owners: vec![nginx(6, 1), nginx(7, 1)],
+                ..Listener::default()
+            };
+            let connections = Connections { unread: vec![unread], ..Connections::default() };
+            let found = found(&Snapshot {
+                connections: Part::Seen(connections),
+                listeners: Part::Seen(vec![listener]),
+                processes: Part::Seen(vec![of_it]),
+                ..snapshot(Vec::new(), &[])
+            });
+            found.into_iter().find(|(verdict, _)| verdict.contains("has not read"))
+        };
+        let (verdict, evidence) = of(34, 3_100_000_000, 'S', Some("futex_do_wait"), 0).unwrap();
+        let expected = "34 connections of nginx[7] at port 80 have data that it has not read for up to 3.0 s";
+        assert_eq!(verdict, expected);
+        assert_eq!(evidence, ["nginx[7] is blocked in futex_do_wait(), not overloaded"]);
+        let because = |waits_in| of(3, u64::MAX, 'R', waits_in, 0).unwrap().1.remove(0);
+        assert!(because(None).starts_with("nginx[7] used 0.99 processors"), "{}", because(None));
+        assert!(
+            because(Some("ep_poll")).starts_with("nginx[7] waits for events (ep_poll), but not for these")
+        );
+        // It serves others; two connections; connections wait for accept() too, which A07 says.
+        for (sockets, sent_ns, standing) in [(34, 2_900_000_000, 0), (2, u64::MAX, 0), (34, u64::MAX, 5)] {
+            assert_eq!(of(sockets, sent_ns, 'S', Some("ep_poll"), standing), None, "{sockets} {standing}");
+        }
+        let (verdict, evidence) = of(1, 0, 'T', None, 0).unwrap();
+        assert!(verdict.starts_with("1 connection of nginx[7] at port 80 has data that"), "{verdict}");
+        assert_eq!(evidence, ["nginx[7] is stopped by a signal (state T)"]);
     }
 
     /// Clients go without a word at any time, with the rest of an answer on its way to them.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fourtuple_record::snapshot::{
-    Connections, EphemeralPorts, HeldPort, Owner, SelfConnected, Service, Source, Tuple, Unanswered,
+    Connections, EphemeralPorts, HeldPort, Owner, SelfConnected, Service, Source, Tuple,
 };
 use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
@@ -17,6 +17,7 @@ use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::host::snapshot::listeners::Handshakes;
 use crate::host::snapshot::processes::Sockets;
+use crate::host::snapshot::stalled::{self, Waiting};
 use crate::host::snapshot::sums::{self, Fast, Key, Sums, Table};
 use crate::host::snapshot::{LISTED, close_wait, reason, running_fix, text};
 
@@ -25,15 +26,14 @@ const KEPT: usize = 4_096;
 /// States of a handshake in progress (TCP_SYN_RECV, TCP_NEW_SYN_RECV).
 const SYN_RECV: [u8; 2] = [3, 12];
 
-/// TCP_FIN_WAIT1.
-const FIN_WAIT1: u8 = 4;
-
 /// Ports in use of the tuples of a reading.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     in_use: HashMap<Key, u32, Fast>,
     /// Whether these are all tuples: one that is missing had no port in use.
     is_whole: bool,
+    /// Bytes that servers had not read, by inode of the socket.
+    unread: HashMap<u32, u32>,
 }
 
 /// The sockets of one pass, whose processes are not known yet.
@@ -59,6 +59,8 @@ pub(super) struct Pass {
     /// Address and inode of sockets that are connected to themselves.
     self_connected: Vec<(SocketAddr, u32)>,
     unanswered: Waiting,
+    /// Bytes that servers have not read, by inode of the socket.
+    unread: HashMap<u32, u32>,
 }
 
 impl Pass {
@@ -93,6 +95,7 @@ impl Pass {
             sources: Sources::default(),
             self_connected: Vec::new(),
             unanswered: Waiting::default(),
+            unread: HashMap::new(),
         };
         if let Some(ports) = ports {
             let free = (ports.low..=ports.high).filter(|port| ports.contains(*port));
@@ -129,6 +132,9 @@ impl Pass {
                 }
             }
             self.unanswered.add(socket, Some(port));
+            if socket.state == state::ESTABLISHED && socket.unread > 0 && socket.inode != 0 {
+                self.unread.insert(socket.inode, socket.unread);
+            }
             self.services.add(Key::of_service(port), socket, None);
             return;
         }
@@ -185,6 +191,10 @@ impl Pass {
         let udp_holder = self.udp_holder(sockets);
         let (held, held_left_out) = self.held.listed(sockets);
         let unanswered = mem::take(&mut self.unanswered).listed(sockets, &self.query).map_err(failed)?;
+        let is_left = |(inode, bytes): &(&u32, &u32)| before.unread.get(inode) == Some(bytes);
+        let left = self.unread.iter().filter(is_left).map(|(inode, _)| *inode).collect();
+        let unread = stalled::unread(&left, &self.query, sockets).map_err(failed)?;
+        now.unread = mem::take(&mut self.unread);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
         let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
         if let Some(plain) = plain {
@@ -221,6 +231,7 @@ impl Pass {
             unix_close_wait: Vec::new(),
             self_connected,
             unanswered,
+            unread,
         })
     }
 
@@ -326,104 +337,6 @@ fn list_services(table: &Table, sockets: &Sockets) -> Vec<Service> {
         workers,
     });
     listed.collect()
-}
-
-/// Connections whose SYN or whose data is not answered.
-#[derive(Default)]
-struct Waiting(BTreeMap<Peers, Resent>);
-
-/// Where they have their other end.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Peers {
-    /// At a server that answers no SYN.
-    Silent(SocketAddr),
-    /// At a server that acknowledges no data.
-    Server(SocketAddr),
-    /// At clients of a server of this host, by its port.
-    Clients(u16),
-}
-
-impl Peers {
-    /// `service`: the port of the server that the connection is of.
-    fn of(socket: &Socket, service: Option<u16>) -> Option<Peers> {
-        let peers = match service {
-            Some(port) => Peers::Clients(port),
-            None if socket.state == state::SYN_SENT => Peers::Silent(socket.remote),
-            None => Peers::Server(socket.remote),
-        };
-        let is_meant = peers.states() & 1 << socket.state != 0 && socket.retransmits >= peers.least();
-        is_meant.then_some(peers)
-    }
-
-    fn states(self) -> u32 {
-        match self {
-            Peers::Silent(_) => 1 << state::SYN_SENT,
-            Peers::Server(_) => 1 << state::ESTABLISHED,
-            // A server may have closed behind its last data.
-            Peers::Clients(_) => 1 << state::ESTABLISHED | 1 << state::CLOSE_WAIT | 1 << FIN_WAIT1,
-        }
-    }
-
-    /// Returns how many times a socket must have sent again: a SYN that was sent once may be on its way, and data is lost two times in
-    /// succession now and then.
-    fn least(self) -> u8 {
-        if matches!(self, Peers::Silent(_)) { 1 } else { 3 }
-    }
-}
-
-struct Resent {
-    /// A peer.
-    peer: SocketAddr,
-    retransmits: u32,
-    inodes: Vec<u32>,
-}
-
-impl Waiting {
-    fn add(&mut self, socket: &Socket, service: Option<u16>) {
-        let Some(peers) = Peers::of(socket, service) else { return };
-        let new = || Resent { peer: socket.remote, retransmits: 0, inodes: Vec::new() };
-        let sums = self.0.entry(peers).or_insert_with(new);
-        sums.retransmits += u32::from(socket.retransmits);
-        sums.inodes.push(socket.inode);
-    }
-
-    /// Returns the peers with most sockets.
-    fn listed(self, sockets: &Sockets, query: &Query) -> io::Result<Vec<Unanswered>> {
-        let mut found: Vec<_> = self.0.into_iter().collect();
-        found.sort_by_key(|(peers, sums)| (Reverse(sums.inodes.len()), *peers));
-        found.truncate(LISTED);
-        let listed = found.into_iter().map(|(peers, sums)| {
-            let unanswered = Unanswered {
-                destination: sums.peer,
-                service: if let Peers::Clients(port) = peers { Some(port) } else { None },
-                established: !matches!(peers, Peers::Silent(_)),
-                sockets: sums.inodes.len() as u32,
-                retransmits: sums.retransmits,
-                unsent: 0,
-                none_acknowledged: 0,
-                owner: sockets.owner_of_most(&sums.inodes),
-            };
-            (peers, unanswered)
-        });
-        let mut listed: BTreeMap<Peers, Unanswered> = listed.collect();
-        let states = listed.keys().fold(0, |states, peers| states | peers.states());
-        if states != 0 {
-            socket_census::each(&Query { states, times: true, ..*query }, |socket| {
-                let port = socket.local.port();
-                let service = Some(port).filter(|port| listed.contains_key(&Peers::Clients(*port)));
-                let found = Peers::of(socket, service).and_then(|peers| listed.get_mut(&peers));
-                if let (Some(found), Some(info)) = (found, socket.info) {
-                    found.unsent += u32::from(info.unsent);
-                    // Of a client its SYN is acknowledged.
-                    found.none_acknowledged +=
-                        u32::from(found.established && info.acknowledged <= 1 && info.sent > 0);
-                }
-            })?;
-        }
-        let mut listed: Vec<Unanswered> = listed.into_values().collect();
-        listed.sort_by_key(|found| Reverse(found.sockets));
-        Ok(listed)
-    }
 }
 
 /// A bit for each port.

@@ -18,6 +18,7 @@ mod counters;
 mod listeners;
 mod processes;
 mod running_fix;
+mod stalled;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -182,7 +183,11 @@ impl Reader {
         let unix_waiting = unix_listeners.iter().flatten().filter(|listener| listener.waiting > 0);
         let awaited = waiting.flat_map(|listener| &listener.owners);
         let awaited = awaited.chain(unix_waiting.flat_map(|listener| &listener.owners));
-        let awaited = awaited.map(|owner| owner.pid).collect();
+        let unread =
+            connections.as_ref().map(|connections| connections.unread.as_slice()).unwrap_or_default();
+        let unread = unread.iter().map(|process| process.owner.pid);
+        named.extend(unread.clone());
+        let awaited = awaited.map(|owner| owner.pid).chain(unread).collect();
         let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
         let used = unix_listeners.iter().flatten().filter(used);
         named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));

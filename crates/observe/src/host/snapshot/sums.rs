@@ -316,7 +316,7 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, query: &Query) -> io::Result
             open += 1;
             plain += u64::from(!info.timestamps);
             if socket.state == state::ESTABLISHED {
-                idle.push(info.idle);
+                idle.push(info.idle());
             }
         })?;
         tuple.idle = times(idle);

@@ -35,10 +35,14 @@ const INSIDE: &str = "FOURTUPLE_TEST_IS_INSIDE";
 /// namespace. If neither is allowed, the test is skipped with a message, or fails if `FOURTUPLE_REQUIRE` names `netns`. The body
 /// must be a closure in the test function, because the name of the test is derived from the closure's type.
 pub fn in_namespace<F: FnOnce() + Send + 'static>(body: F) {
+    in_namespace_of(test_of(&body), body);
+}
+
+/// Does the same as [`in_namespace`] for a closure that is not the test's own.
+pub fn in_namespace_of<F: FnOnce() + Send + 'static>(name: String, body: F) {
     if env::var_os(INSIDE).is_some() {
         return body();
     }
-    let name = test_name(type_name_of_val(&body));
     let entered = thread::spawn(move || match netns::enter_new() {
         Ok(()) => {
             body();
@@ -102,7 +106,12 @@ fn again_in_user_namespace(name: &str) {
     }
 }
 
-/// Returns the path of a test function within its crate, from the type name of a closure in it.
+/// Returns the path of the test function within its crate that has this closure.
+pub fn test_of<F>(closure: &F) -> String {
+    test_name(type_name_of_val(closure))
+}
+
+/// Returns the path of a function within its crate, from the type name of a closure in it.
 fn test_name(closure: &str) -> String {
     let path = closure.split("::{{closure}}").next().expect("split gives at least one part");
     path.split_once("::").map_or(path, |(_, rest)| rest).to_owned()

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, finds, first, has, nginx, paste, php_fpm,
-    verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx, paste,
+    php_fpm, verdicts, wait_for,
 };
 use crate::program::{Room, children, queues, stat, text, until};
 use crate::table::row;
@@ -87,19 +87,15 @@ pub(crate) fn stop(process: u32) {
 
 #[test]
 fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
-    in_namespace(|| {
-        if !has("accept::a_stuck_reuseport_worker_of_nginx_is_named_and_continues", &["nginx"]) {
-            return;
-        }
-        let room = Room::new();
-        let server = nginx(&room, "web", 4, None, &format!("server {{ {WEB} }}"));
+    experiment(&["nginx"], |room| {
+        let server = nginx(room, "web", 4, None, &format!("server {{ {WEB} }}"));
         until("4 workers", || children(server.pid()).len() == 4);
         wait_for("127.0.0.1", PROXY);
         let stuck = children(server.pid())[1];
         stop(stuck);
         let mut streams = requests(100);
         until("the other workers accept", || queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let before = answers(&mut streams);
         let finding = first(
             &record,
@@ -119,24 +115,20 @@ fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
             &format!("{} wait", after.waiting),
         );
         assert!(before.waiting > 5 && after.answered == 100, "{before:?} {after:?}");
-        assert!(!finds(&diagnose(&room), "B03"));
+        assert!(!finds(&diagnose(room), "B03"));
     });
 }
 
 #[test]
 fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
-    in_namespace(|| {
-        if !has("accept::a_full_accept_queue_of_nginx_is_named_and_emptied", &["nginx"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx"], |room| {
         let server =
-            nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
+            nginx(room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
         serves();
         stop(server.pid());
         let mut streams = requests(17);
         let mut refused = Vec::new();
-        let record = diagnose_during(&room, || {
+        let record = diagnose_during(room, || {
             refused.extend(attempt(PROXY, 1));
             std::thread::sleep(Duration::from_millis(10));
         });
@@ -164,7 +156,7 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
             &format!("{} wait", after.waiting),
         );
         assert_eq!((before.waiting, after.answered), (17, 17));
-        until("the queue is empty", || !finds(&diagnose(&room), "A01"));
+        until("the queue is empty", || !finds(&diagnose(room), "A01"));
     });
 }
 
@@ -255,16 +247,12 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
 
 #[test]
 fn a_blocking_server_with_a_short_backlog_is_named() {
-    in_namespace(|| {
-        if !has("accept::a_blocking_server_with_a_short_backlog_is_named", &["python3"]) {
-            return;
-        }
+    experiment(&["python3"], |room| {
         set_sysctl("net.core.somaxconn", "8");
-        let room = Room::new();
         let mut server = Python::start();
         server.run("s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(1000)");
         let _clients = attempt(PROXY, 30);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let name = format!("[{}]", server.pid());
         let finding =
             first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
@@ -283,12 +271,8 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
 
 #[test]
 fn resets_by_abort_on_overflow_are_named_and_end() {
-    in_namespace(|| {
-        if !has("accept::resets_by_abort_on_overflow_are_named_and_end", &["python3"]) {
-            return;
-        }
+    experiment(&["python3"], |room| {
         set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
-        let room = Room::new();
         let mut server = Python::start();
         server.run(
             "s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.setblocking(False)\n\
@@ -315,7 +299,7 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
             reset
         };
         let (record, before) = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
+            let diagnosis = scope.spawn(|| diagnose(room));
             let mut before = 0;
             while !diagnosis.is_finished() {
                 before = bursts().max(before);
@@ -342,12 +326,8 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
 
 #[test]
 fn a_reload_with_a_queue_is_named_and_loses_nothing() {
-    in_namespace(|| {
-        if !has("accept::a_reload_with_a_queue_is_named_and_loses_nothing", &["nginx"]) {
-            return;
-        }
-        let room = Room::new();
-        let start = |name: &str| nginx(&room, name, 0, None, &format!("server {{ {WEB} }}"));
+    experiment(&["nginx"], |room| {
+        let start = |name: &str| nginx(room, name, 0, None, &format!("server {{ {WEB} }}"));
         let mut lost = Vec::new();
         let mut command = String::new();
         let mut made = Value::Null;
@@ -363,7 +343,7 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
             until("the new process accepts its share", || {
                 queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1
             });
-            let record = diagnose(&room);
+            let record = diagnose(room);
             if command.is_empty() {
                 let names = [format!("nginx[{}], which is older than nginx[{}]", old.pid(), new.pid())];
                 let finding = first(&record, "B04", &[&names[0], "connections at 127.0.0.1:4020 wait"]);
@@ -394,13 +374,9 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
 
 #[test]
 fn a_proxy_without_descriptors_is_named_and_fixed() {
-    in_namespace(|| {
-        if !has("accept::a_proxy_without_descriptors_is_named_and_fixed", &["nginx", "prlimit"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "prlimit"], |room| {
         let config = program::situation::nginx_config(
-            &room,
+            room,
             "proxy",
             0,
             "server { listen 127.0.0.1:4000; return 200 ok; }\n\
@@ -412,7 +388,7 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
         // nginx closes idle connections after a time and answers waiting requests then.
         until("nginx answers as many as it has descriptors for", || answers(&mut streams).answered >= 50);
         let before = answers(&mut streams);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = first(
             &record,
             "F01",
@@ -431,6 +407,6 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
             &format!("{} wait", after.waiting),
         );
         assert!(before.waiting > 0 && after.answered == 200, "{before:?} {after:?}");
-        assert!(!finds(&diagnose(&room), "F01"));
+        assert!(!finds(&diagnose(room), "F01"));
     });
 }

@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::program::situation::{
-    Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_for, diagnose_with, do_now, failed_requests,
-    finds, first, has, nginx, paste, traced, unbound, verdicts, wait_for,
+    Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_for, diagnose_with, do_now, experiment,
+    failed_requests, finds, first, nginx, paste, traced, unbound, verdicts, wait_for,
 };
 use crate::program::{Room, binary, list, number, run, text, until};
 use crate::table::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 
 /// A second network namespace.
@@ -69,24 +69,19 @@ impl Beside {
 /// A gateway between a pod and a server (flannel#1001, moby#31117): all connections of the pod have 100 source ports.
 #[test]
 fn a_gateway_without_snat_ports_is_named() {
-    in_namespace(|| {
-        let test = "kernel::a_gateway_without_snat_ports_is_named";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
+    experiment(&["nginx", "nft", "python3"], |room| {
         let masquerade = |ports: &str| {
             paste(&format!(
                 "nft 'flush chain ip nat post; add rule ip nat post oifname srv ip protocol tcp masquerade to :{ports}'"
             ));
         };
-        let room = Room::new();
         let (pod, far) = (Beside::new(), Beside::new());
         pod.connect("pod", 30);
         pod.run(|| paste("ip route add default via 10.30.0.1"));
         set_sysctl("net.ipv4.ip_forward", "1");
         paste("nft 'add table ip nat; add chain ip nat post { type nat hook postrouting priority 100 ; }'");
         masquerade("30000-30099");
-        let _server = far.serve(&room);
+        let _server = far.serve(room);
         let mut client = pod.run(Python::start);
         client.run(&format!(
             "def dial(number, timeout):\n  failed = 0\n  for _ in range(number):\n    try: \
@@ -99,7 +94,7 @@ fn a_gateway_without_snat_ports_is_named() {
             "import threading\ngoing = True\ndef repeat():\n  while going: dial(1, 0.1)\n\
              thread = threading.Thread(target=repeat); thread.start()",
         );
-        let record = diagnose(&room);
+        let record = diagnose(room);
         client.run("going = False; thread.join()");
         let finding =
             first(&record, "N02", &["10.40.0.1 → 10.40.0.2:4000 uses 100 of the 100 tcp ports 30000-30099"]);
@@ -116,19 +111,15 @@ fn a_gateway_without_snat_ports_is_named() {
             &format!("{after} fail"),
         );
         assert_eq!((before, after), (8, 0));
-        assert!(!finds(&diagnose(&room), "N02"));
+        assert!(!finds(&diagnose(room), "N02"));
     });
 }
 
 /// On a host with containers: `doctor` on the host, whose own network namespace is well.
 #[test]
 fn a_container_without_ports_is_named_on_its_host() {
-    in_namespace(|| {
-        let test = "kernel::a_container_without_ports_is_named_on_its_host";
-        if !has(test, &["unshare", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    let test = "kernel::a_container_without_ports_is_named_on_its_host";
+    experiment(&["unshare", "python3"], |room| {
         let thresholds = room.file("thresholds.toml", "P03 = 1\n");
         let client = room.file(
             "client.py",
@@ -200,19 +191,14 @@ fn unacknowledged(room: &Room) -> Value {
 /// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
 #[test]
 fn a_server_that_answers_no_syn_is_named() {
-    in_namespace(|| {
-        let test = "kernel::a_server_that_answers_no_syn_is_named";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
-        let _server = far.serve(&room);
+        let _server = far.serve(room);
         far.firewall(&format!("tcp dport {SERVER}"));
         let mut client = dialler();
         client.run("dial('10.40.0.2')");
         let before = client.number("print(waiting())");
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = first(
             &record,
             "X01",
@@ -238,23 +224,18 @@ fn a_server_that_answers_no_syn_is_named() {
             "0 wait",
         );
         assert_eq!(before, 4);
-        assert!(!finds(&diagnose(&room), "X01"));
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 
 /// A firewall of this host: connect() returns no error for a SYN that a rule drops, on its way out or in.
 #[test]
 fn a_firewall_of_this_host_is_told_from_one_of_another() {
-    in_namespace(|| {
-        let test = "kernel::a_firewall_of_this_host_is_told_from_one_of_another";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
-        let _far_server = far.serve(&room);
+        let _far_server = far.serve(room);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
-        let server = nginx(&room, "near", 0, None, &servers);
+        let server = nginx(room, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         let mut client = dialler();
         let nginx = format!("nginx[{}]", server.pid());
@@ -275,7 +256,7 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
             drop_packets(chain, &format!("ip daddr {to} tcp dport {SERVER}"));
             client.run(&format!("dial('{to}')"));
             let before = client.number("print(waiting())");
-            let record = diagnose(&room);
+            let record = diagnose(room);
             let calls = format!("4 connections of python3[{}] to {to}:{SERVER} get no answer", client.pid());
             let finding = first(&record, "X01", &[&calls]);
             assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
@@ -302,14 +283,9 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
 /// A tunnel whose ICMP messages a firewall drops: the handshake succeeds, and no packet of full size arrives.
 #[test]
 fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
-    in_namespace(|| {
-        let test = "kernel::a_path_that_drops_large_packets_is_named_and_probing_helps";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
-        let _server = far.serve(&room);
+        let _server = far.serve(room);
         // A peer that does not read: its window is zero, and the kernel probes it again and again.
         let silent = far.run(|| TcpListener::bind("10.40.0.2:4001").unwrap());
         let mut client = Python::start();
@@ -318,11 +294,11 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
              for it in full:\n  it.setblocking(False)\n  try:\n    while True: it.send(b'x' * 65536)\n  \
              except BlockingIOError: pass\nimport time; time.sleep(3)",
         );
-        assert!(!finds(&diagnose(&room), "X01"));
+        assert!(!finds(&diagnose(room), "X01"));
         far.firewall("meta length > 1400");
         client.run(&asking("10.40.0.2"));
         client.run("ask('X: ' + 'x' * 3000 + '\\r\\n')");
-        let record = unacknowledged(&room);
+        let record = unacknowledged(room);
         let finding = first(
             &record,
             "X01",
@@ -350,7 +326,7 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
             "0 wait",
         );
         assert_eq!(before, 4);
-        assert!(!finds(&diagnose(&room), "X01"));
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 
@@ -358,23 +334,18 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
 /// closed the connection.
 #[test]
 fn answers_that_no_client_acknowledges_are_named() {
-    in_namespace(|| {
-        let test = "kernel::answers_that_no_client_acknowledges_are_named";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
         far.connect("srv", 40);
         let answer = "x".repeat(3_000);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 {answer}; }}");
-        let _server = nginx(&room, "near", 0, None, &servers);
+        let _server = nginx(room, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         far.firewall("meta length > 1400");
         let mut client = far.run(Python::start);
         client.run(&asking("10.40.0.1"));
         client.run("ask('', 2); ask('Connection: close\\r\\n', 0, 2)");
-        let record = unacknowledged(&room);
+        let record = unacknowledged(room);
         let verdict =
             ["unexplained: 4 connections of nginx[", "get no acknowledgement from clients such as 10.40.0.2"];
         let finding = first(&record, "X01", &verdict);
@@ -394,23 +365,18 @@ fn answers_that_no_client_acknowledges_are_named() {
             "0 wait",
         );
         assert_eq!(before, 4);
-        until("the server knows", || !finds(&diagnose(&room), "X01"));
+        until("the server knows", || !finds(&diagnose(room), "X01"));
     });
 }
 
 /// A rule that begins while connections are open: the kernel has never sent what they write next, and counts no retransmission.
 #[test]
 fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
-    in_namespace(|| {
-        let test = "kernel::a_firewall_of_this_host_that_stops_open_connections_is_named";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
-        let _far_server = far.serve(&room);
+        let _far_server = far.serve(room);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
-        let server = nginx(&room, "near", 0, None, &servers);
+        let server = nginx(room, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         for (way, to, mut client) in
             [("dport", "10.40.0.2", Python::start()), ("sport", "10.40.0.1", far.run(Python::start))]
@@ -421,7 +387,7 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
             client.run("for it in sockets: it.recv(65536)");
             drop_packets("output", &format!("ip daddr 10.40.0.2 tcp {way} {SERVER}"));
             client.run("ask('')");
-            let record = unacknowledged(&room);
+            let record = unacknowledged(room);
             let before = client.number("print(waiting())");
             let what = match way {
                 "dport" => [
@@ -456,23 +422,57 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
                 "0 wait",
             );
             assert_eq!(before, 4);
-            assert!(!finds(&diagnose(&room), "X01"));
+            assert!(!finds(&diagnose(room), "X01"));
         }
+    });
+}
+
+/// The server of a load balancer with direct return, without the address that clients use: no socket sees the packets.
+#[test]
+fn packets_for_an_address_that_the_host_lacks_are_named() {
+    experiment(&["nginx", "python3"], |room| {
+        let far = Beside::new();
+        far.connect("srv", 40);
+        let _server = nginx(room, "near", 0, None, &format!("server {{ listen {SERVER}; return 200 ok; }}"));
+        wait_for("10.40.0.1", SERVER);
+        far.run(|| paste("ip route add 10.41.0.1 via 10.40.0.1"));
+        let mut client = far.run(Python::start);
+        client.run(&format!(
+            "import time\ndef answered():\n  n = 0\n  for _ in range(20):\n    \
+             s = socket.socket(); s.settimeout(0.05)\n    n += s.connect_ex(('10.41.0.1', {SERVER})) == 0; s.close()\n  return n"
+        ));
+        let record = diagnose_during(room, || _ = client.run("before = answered()"));
+        let finding = first(&record, "X01", &["Ip.InAddrErrors grew by "]);
+        let cure = "ip address add 10.41.0.1/32 dev lo";
+        assert!(
+            actions(finding, "proper")[0].starts_with("`ip address add ADDRESS/32 dev lo`"),
+            "{finding:#}"
+        );
+        let before = client.number("print(before)");
+        paste(cure);
+        let after = client.number("print(answered())");
+        row(
+            finding,
+            "a server behind a load balancer with direct return lacks the address of the service",
+            "nginx",
+            &format!("{} of 20 connections fail", 20 - before),
+            cure,
+            &format!("{} fail", 20 - after),
+        );
+        assert_eq!((before, after), (0, 20));
+        let after = diagnose_during(room, || _ = client.run("answered()"));
+        assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
 
 /// The first address of a name does not answer: a client that tries the second one 200 ms later closes the first socket, and no call fails.
 #[test]
 fn an_address_that_is_given_up_for_another_is_named() {
-    in_namespace(|| {
-        let test = "kernel::an_address_that_is_given_up_for_another_is_named";
-        if !has(test, &["nginx", "curl", "nft"]) {
-            return;
-        }
-        let room = Room::new();
+    let test = "kernel::an_address_that_is_given_up_for_another_is_named";
+    experiment(&["nginx", "curl", "nft"], |room| {
         let servers =
             format!("server {{ listen 127.0.0.1:{SERVER}; listen [::1]:{SERVER}; return 200 ok; }}");
-        let _server = nginx(&room, "server", 0, None, &servers);
+        let _server = nginx(room, "server", 0, None, &servers);
         wait_for("127.0.0.1", SERVER);
         paste(&format!(
             "nft 'add table ip6 firewall; add chain ip6 firewall arrives {{ type filter hook input priority 0 ; }}; \
@@ -482,7 +482,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
         let url = format!("http://api.example:{SERVER}/");
         let request =
             || run(Command::new("curl").args(["-s", "-w", "%{time_connect}", "--resolve", &resolve, &url]));
-        let record = diagnose_during(&room, || _ = request());
+        let record = diagnose_during(room, || _ = request());
         if !traced(test, &record, "X01") {
             return;
         }
@@ -502,7 +502,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
             &cure,
             "at once",
         );
-        let after = diagnose_during(&room, || _ = request());
+        let after = diagnose_during(room, || _ = request());
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -510,15 +510,10 @@ fn an_address_that_is_given_up_for_another_is_named() {
 /// A firewall between a host and its DNS server: no call fails for 10 seconds, and no counter grows.
 #[test]
 fn dns_queries_without_an_answer_are_named() {
-    in_namespace(|| {
-        let test = "kernel::dns_queries_without_an_answer_are_named";
-        if !has(test, &["unbound", "getent", "unshare", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["unbound", "getent", "unshare", "nft", "python3"], |room| {
         let far = Beside::new();
         far.connect("far", 40);
-        let server = far.run(|| unbound(&room, "10.40.0.2", 53, "64k"));
+        let server = far.run(|| unbound(room, "10.40.0.2", 53, "64k"));
         let resolv = room.file("resolv.conf", "nameserver 10.40.0.2\n");
         // One question, and others for as long as the file exists: a diagnosis may begin later than getent gives up.
         let asking = room.join("asking");
@@ -550,7 +545,7 @@ fn dns_queries_without_an_answer_are_named() {
             let waiting = look_up().stdout(Stdio::piped()).spawn().expect("unshare");
             // Beside that of the forwarder.
             until("getent has sent its query", || queries() == 2);
-            let record = diagnose_for(&room, "2s", "P03 = 1\n");
+            let record = diagnose_for(room, "2s", "P03 = 1\n");
             fs::remove_file(&asking).expect("our file");
             let answers = waiting.wait_with_output().expect("a child").stdout;
             assert_eq!(String::from_utf8_lossy(&answers), "", "{what}");
@@ -573,7 +568,7 @@ fn dns_queries_without_an_answer_are_named() {
             "found at once",
         );
         until("Unbound answers", || run(&mut look_up()).stdout.contains("10.0.0.1 "));
-        assert!(!finds(&diagnose_for(&room, "2s", "P03 = 1\n"), "X01"));
+        assert!(!finds(&diagnose_for(room, "2s", "P03 = 1\n"), "X01"));
         drop(server);
         // The server of this host, which does not read.
         let mut server = Python::start();
@@ -594,16 +589,11 @@ fn dns_queries_without_an_answer_are_named() {
 /// The same firewall from the side of the server: its SYN-ACKs are not answered, and no server is down.
 #[test]
 fn clients_that_answer_no_syn_ack_are_named() {
-    in_namespace(|| {
-        let test = "kernel::clients_that_answer_no_syn_ack_are_named";
-        if !has(test, &["nginx", "nft", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "nft", "python3"], |room| {
         let far = Beside::new();
         far.connect("far", 40);
         let _server = nginx(
-            &room,
+            room,
             "server",
             0,
             None,
@@ -617,7 +607,7 @@ fn clients_that_answer_no_syn_ack_are_named() {
              sockets.append(it)\nfor _ in range(40): dial(); time.sleep(0.05)"
         ));
         // The kernel sends SYN-ACKs again after 1 s, 3 s and 7 s: no second is without one while clients come. The queue keeps room (A05).
-        let record = diagnose_during(&room, || {
+        let record = diagnose_during(room, || {
             client.run("dial()\ntime.sleep(0.05)");
         });
         let finding = first(&record, "X01", &["TcpExt.TCPSynRetrans grew by "]);
@@ -637,22 +627,18 @@ fn clients_that_answer_no_syn_ack_are_named() {
 /// A proxy to `[::1]` on a host without IPv6: connect() fails before a packet is sent, and no counter of the kernel has it.
 #[test]
 fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
-    in_namespace(|| {
-        let test = "kernel::a_failure_without_a_rule_is_named_and_its_cause_helps";
-        if !has(test, &["nginx", "curl"]) {
-            return;
-        }
+    let test = "kernel::a_failure_without_a_rule_is_named_and_its_cause_helps";
+    experiment(&["nginx", "curl"], |room| {
         set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
-        let room = Room::new();
         let servers = format!(
             "server {{ listen [::]:{SERVER}; return 200 ok; }}\n\
              server {{ listen 127.0.0.1:4020; location / {{ proxy_pass http://[::1]:{SERVER}; }} }}"
         );
-        let proxy = nginx(&room, "proxy", 0, None, &servers);
+        let proxy = nginx(room, "proxy", 0, None, &servers);
         wait_for("127.0.0.1", 4_020);
         let failed = || failed_requests("http://127.0.0.1:4020/", 100);
         let before = failed();
-        let record = diagnose_during(&room, || _ = failed());
+        let record = diagnose_during(room, || _ = failed());
         if !traced(test, &record, "X01") {
             return;
         }
@@ -677,7 +663,7 @@ fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
             &format!("{after} fail"),
         );
         assert_eq!((before, after), (100, 0));
-        assert!(!finds(&diagnose(&room), "X01"));
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 
@@ -692,12 +678,8 @@ fn waits_ms(record: &Value, class: &str) -> u64 {
 /// the waiters sleep.
 #[test]
 fn senders_that_share_a_connection_are_named() {
-    in_namespace(|| {
-        let test = "kernel::senders_that_share_a_connection_are_named";
-        if !has(test, &["python3"]) {
-            return;
-        }
-        let room = Room::new();
+    let test = "kernel::senders_that_share_a_connection_are_named";
+    experiment(&["python3"], |room| {
         let mut server = Python::start();
         server.run(
             "import threading\ns = socket.socket(); s.bind(('127.0.0.1', 4000)); s.listen(64)\n\
@@ -715,7 +697,7 @@ fn senders_that_share_a_connection_are_named() {
         // The limit of the product: waits of other programs of the host may add to these.
         let mut diagnose_senders = |shared: &str| {
             client.run(&format!("workers = begin({shared})"));
-            let record = diagnose_with(&room, "P03 = 1\n");
+            let record = diagnose_with(room, "P03 = 1\n");
             client.run("end(workers)");
             record
         };

@@ -9,8 +9,8 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, finds, first, has, nginx, nginx_config, of,
-    paste, set_range, traced, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
+    nginx_config, of, paste, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{Room, queues, run, text, until};
 use crate::table::row;
@@ -88,27 +88,23 @@ def burst(number):
 
 #[test]
 fn bursts_that_redis_drops_are_named() {
-    in_namespace(|| {
-        if !has("listeners::bursts_that_redis_drops_are_named", &["redis-server", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["redis-server", "python3"], |room| {
         let mut client = client();
         client.run(BURST);
-        let server = redis(&room, "tcp-backlog", 16);
+        let server = redis(room, "tcp-backlog", 16);
         let drops = |client: &mut Python| {
             let begun = tcp_counter("ListenDrops");
             client.run("burst(60)");
             tcp_counter("ListenDrops") - begun
         };
         let before = drops(&mut client);
-        let record = diagnose_while(&room, "A02", || {
+        let record = diagnose_while(room, "A02", || {
             client.run("burst(60)");
         });
         let finding = of(&record, "A02");
         assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
         server.end();
-        let _server = redis(&room, "tcp-backlog", 511);
+        let _server = redis(room, "tcp-backlog", 511);
         let after = drops(&mut client);
         row(
             finding,
@@ -125,13 +121,9 @@ fn bursts_that_redis_drops_are_named() {
 /// A server at its limit accepts and closes: connect() succeeds, and no queue and no counter of failures grows.
 #[test]
 fn a_server_that_turns_connections_away_is_named() {
-    in_namespace(|| {
-        let test = "listeners::a_server_that_turns_connections_away_is_named";
-        if !has(test, &["redis-server", "python3"]) {
-            return;
-        }
-        let room = Room::new();
-        let server = redis(&room, "maxclients", 10);
+    let test = "listeners::a_server_that_turns_connections_away_is_named";
+    experiment(&["redis-server", "python3"], |room| {
+        let server = redis(room, "maxclients", 10);
         let mut client = Python::start();
         client.run(
             "def ask(s):\n  try: s.sendall(b'PING\\r\\n'); return s.recv(100) == b'+PONG\\r\\n'\n  except OSError: return False\n\
@@ -142,11 +134,11 @@ fn a_server_that_turns_connections_away_is_named() {
         );
         let served = |client: &mut Python| client.number("print(sum(once() for _ in range(20)))");
         let before = 20 - served(&mut client);
-        if !traced(test, &diagnose(&room), "X01") {
+        if !traced(test, &diagnose(room), "X01") {
             return;
         }
         // On a busy host fewer than five connections may fall into a short diagnosis.
-        let record = diagnose_while(&room, "X01", || _ = served(&mut client));
+        let record = diagnose_while(room, "X01", || _ = served(&mut client));
         let name = format!("redis-server[{}] closed ", server.pid());
         let finding = first(&record, "X01", &[&name, "at 127.0.0.1:4020 without having read from them"]);
         // 10, and the one that is about to be closed.
@@ -157,7 +149,7 @@ fn a_server_that_turns_connections_away_is_named() {
         );
         assert!(actions(finding, "proper")[0].contains(": `maxclients`, if its log names"), "{finding:#}");
         server.end();
-        let _server = redis(&room, "maxclients", 1000);
+        let _server = redis(room, "maxclients", 1000);
         client.run("fill()");
         let after = 20 - served(&mut client);
         row(
@@ -169,7 +161,7 @@ fn a_server_that_turns_connections_away_is_named() {
             &format!("{after} get none"),
         );
         assert_eq!((before, after), (20, 0));
-        let after = diagnose_during(&room, || _ = served(&mut client));
+        let after = diagnose_during(room, || _ = served(&mut client));
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -177,14 +169,10 @@ fn a_server_that_turns_connections_away_is_named() {
 /// A server with a port of the range: a connection of another program has it, because connect() chose it.
 #[test]
 fn a_connection_that_has_the_port_of_a_server_is_named() {
-    in_namespace(|| {
-        let test = "listeners::a_connection_that_has_the_port_of_a_server_is_named";
-        if !has(test, &["nginx", "python3"]) {
-            return;
-        }
+    let test = "listeners::a_connection_that_has_the_port_of_a_server_is_named";
+    experiment(&["nginx", "python3"], |room| {
         // One port that connect() chooses first, and another one.
         set_range(20_000, 20_001);
-        let room = Room::new();
         let mut client = Python::start();
         client.run(
             "l = socket.socket(); l.bind(('127.0.0.1', 4000)); l.listen(5)\n\
@@ -192,9 +180,9 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         );
         let port = client.number("print(c.getsockname()[1])");
         let servers = format!("server {{ listen 127.0.0.1:{port}; return 200 ok; }}");
-        let config = nginx_config(&room, "late", 0, &servers);
+        let config = nginx_config(room, "late", 0, &servers);
         let start = || run(Command::new("nginx").args(["-c", &config])).code == 0;
-        let record = diagnose_during(&room, || {
+        let record = diagnose_during(room, || {
             assert!(!start());
         });
         if !traced(test, &record, "X01") {
@@ -215,7 +203,7 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         assert_eq!(cure, format!("sysctl -w net.ipv4.ip_local_reserved_ports={port}"));
         paste(&cure);
         client.run("c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\\1\\0\\0\\0\\0\\0\\0\\0'); c.close(); c = dial()");
-        let _server = nginx(&room, "server", 0, None, &servers);
+        let _server = nginx(room, "server", 0, None, &servers);
         wait_for("127.0.0.1", u16::try_from(port).expect("a port"));
         row(
             finding,
@@ -231,16 +219,12 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
 /// A job in the background, a debugger or a person has stopped it: more workers would be stopped, too.
 #[test]
 fn a_server_that_a_signal_has_stopped_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_server_that_a_signal_has_stopped_is_named", &["redis-server", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["redis-server", "python3"], |room| {
         let mut client = client();
-        let server = redis(&room, "tcp-backlog", 511);
+        let server = redis(room, "tcp-backlog", 511);
         paste(&format!("kill -STOP {}", server.pid()));
         client.run("begin('127.0.0.1', 20)");
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = of(&record, "A07");
         assert!(finding["evidence"].to_string().contains("is stopped by a signal (state T)"), "{finding:#}");
         let before = queues(PROXY)[0];
@@ -263,13 +247,9 @@ fn a_server_that_a_signal_has_stopped_is_named() {
 /// The other worker accepts, and no queue grows: the clients of the stopped one wait on connections that they have.
 #[test]
 fn a_worker_that_reads_none_of_its_connections_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_worker_that_reads_none_of_its_connections_is_named", &["nginx", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "python3"], |room| {
         let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; return 200 $pid; }";
-        let server = nginx(&room, "web", 2, None, servers);
+        let server = nginx(room, "web", 2, None, servers);
         until("2 workers", || crate::program::children(server.pid()).len() == 2);
         wait_for("127.0.0.1", PROXY);
         let mut client = client();
@@ -284,7 +264,7 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
         let number = client.number("print(pids.most_common(1)[0][1])");
         paste(&format!("kill -STOP {worker}"));
         client.run("ask()");
-        let record = diagnose_while(&room, "X01", || ());
+        let record = diagnose_while(room, "X01", || ());
         let verdict =
             format!("{number} connections of nginx[{worker}] at port 4020 have data that it has not read");
         let finding = first(&record, "X01", &[&verdict]);
@@ -303,18 +283,14 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
             "0 wait",
         );
         assert_eq!(before, number);
-        assert!(!finds(&diagnose(&room), "X01"));
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 
 /// A server that has ended left its listener to a program that it had started: clients are accepted by the kernel and never served.
 #[test]
 fn a_listener_that_a_child_has_inherited_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_listener_that_a_child_has_inherited_is_named", &["python3", "sleep"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["python3", "sleep"], |room| {
         let mut server = Python::start();
         let child = server.number(
             "import os, subprocess\ns = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(8); os.set_inheritable(s.fileno(), True)\n\
@@ -323,7 +299,7 @@ fn a_listener_that_a_child_has_inherited_is_named() {
         drop(server);
         let mut client = client();
         client.run("begin('127.0.0.1', 20)");
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = first(&record, "A01", &["wait for sleep["]);
         let cure = format!("kill {child}");
         let advice = &actions(finding, "proper")[0];
@@ -343,27 +319,23 @@ fn a_listener_that_a_child_has_inherited_is_named() {
 
 #[test]
 fn a_backlog_that_somaxconn_cuts_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_backlog_that_somaxconn_cuts_is_named", &["redis-server", "python3"]) {
-            return;
-        }
+    experiment(&["redis-server", "python3"], |room| {
         set_sysctl("net.core.somaxconn", "16");
-        let room = Room::new();
         let mut client = client();
-        let mut server = redis(&room, "tcp-backlog", 511);
+        let mut server = redis(room, "tcp-backlog", 511);
         let waiting = |server: &Daemon, client: &mut Python| {
             crate::accept::stop(server.pid());
             client.run("made = begin('127.0.0.1', 40)\ntime.sleep(0.2)");
             queues(PROXY)[0]
         };
         let before = waiting(&server, &mut client);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = of(&record, "A04");
         let command = do_now(finding);
         paste(&command);
         server.end();
         client.run("for s in held: s.close()\nheld.clear()");
-        server = redis(&room, "tcp-backlog", 511);
+        server = redis(room, "tcp-backlog", 511);
         let after = waiting(&server, &mut client);
         row(
             finding,
@@ -439,17 +411,13 @@ fn a_full_syn_queue_is_named() {
 /// Policy routing without a way back to the clients: their SYNs are dropped with room in all queues.
 #[test]
 fn clients_without_a_route_back_are_named() {
-    in_namespace(|| {
-        if !has("listeners::clients_without_a_route_back_are_named", &["nginx", "ip", "python3"]) {
-            return;
-        }
-        let room = Room::new();
-        let _server = nginx(&room, "web", 0, None, "server { listen 127.0.0.1:4020; return 200 ok; }");
+    experiment(&["nginx", "ip", "python3"], |room| {
+        let _server = nginx(room, "web", 0, None, "server { listen 127.0.0.1:4020; return 200 ok; }");
         wait_for("127.0.0.1", PROXY);
         paste("ip rule add pref 10 lookup local && ip rule del pref 0");
         paste("ip rule add pref 5 from 127.0.0.1 to 127.0.0.9 ipproto tcp sport 4020 unreachable");
         let mut client = client();
-        let record = diagnose_while(&room, "A03", || {
+        let record = diagnose_while(room, "A03", || {
             client.run("begin('127.0.0.9', 2); time.sleep(0.02)");
         });
         let finding = of(&record, "A03");
@@ -477,12 +445,7 @@ fn clients_without_a_route_back_are_named() {
 
 #[test]
 fn requests_that_one_blocking_worker_delays_are_named() {
-    in_namespace(|| {
-        let test = "listeners::requests_that_one_blocking_worker_delays_are_named";
-        if !has(test, &["gunicorn", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["gunicorn", "python3"], |room| {
         room.file(
             "slow.py",
             "import time\ndef app(environ, start):\n    time.sleep(0.2)\n    \
@@ -514,7 +477,7 @@ fn requests_that_one_blocking_worker_delays_are_named() {
             "going = True\ndef repeat():\n  while going: get()\n\
              threads = [threading.Thread(target=repeat) for _ in range(10)]\nfor t in threads: t.start()",
         );
-        let record = diagnose_while(&room, "A07", || thread::sleep(std::time::Duration::from_millis(10)));
+        let record = diagnose_while(room, "A07", || thread::sleep(std::time::Duration::from_millis(10)));
         client.run("going = False\nfor t in threads: t.join()");
         let finding = of(&record, "A07");
         assert!(
@@ -542,13 +505,9 @@ fn requests_that_one_blocking_worker_delays_are_named() {
 
 #[test]
 fn connections_that_stay_on_one_worker_are_named() {
-    in_namespace(|| {
-        if !has("listeners::connections_that_stay_on_one_worker_are_named", &["nginx", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "python3"], |room| {
         let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; keepalive_requests 100000; return 200 $pid; }";
-        let server = nginx(&room, "web", 4, None, servers);
+        let server = nginx(room, "web", 4, None, servers);
         until("4 workers", || crate::program::children(server.pid()).len() == 4);
         wait_for("127.0.0.1", PROXY);
         let mut client = client();
@@ -568,7 +527,7 @@ fn connections_that_stay_on_one_worker_are_named() {
              kept = thin(open(300))",
         );
         let before = client.run("print(f'{jain():.2f}')");
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = of(&record, "B01");
         client.run("n = len(kept)\nfor p, c in kept: c.close()\nkept = open(n)");
         let after = client.run("print(f'{jain():.2f}')");
@@ -582,17 +541,13 @@ fn connections_that_stay_on_one_worker_are_named() {
         );
         let index = |text: &str| text.trim().parse::<f64>().expect("an index");
         assert!(index(&before) < 0.7 && index(&after) > index(&before), "{before} {after}");
-        assert!(!finds(&diagnose(&room), "B01"));
+        assert!(!finds(&diagnose(room), "B01"));
     });
 }
 
 #[test]
 fn a_connected_socket_of_a_udp_group_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_connected_socket_of_a_udp_group_is_named", &["python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["python3"], |room| {
         let mut server = Python::start();
         server.run(
             "def bound(peer=None):\n  \
@@ -608,7 +563,7 @@ fn a_connected_socket_of_a_udp_group_is_named() {
             "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 4031))\n\
              def send(number):\n  for _ in range(number): s.sendto(b'x', ('127.0.0.1', 4030))",
         );
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = of(&record, "U02");
         assert!(text(finding, "verdict").contains(&format!("python3[{}]", server.pid())), "{finding:#}");
         peer.run("send(100)");
@@ -626,25 +581,21 @@ fn a_connected_socket_of_a_udp_group_is_named() {
             &format!("the hash chooses {after} socket"),
         );
         assert_eq!((before, after), (100, 1));
-        assert!(!finds(&diagnose(&room), "U02"));
+        assert!(!finds(&diagnose(room), "U02"));
     });
 }
 
 #[test]
 fn a_foreign_member_of_a_group_is_named() {
-    in_namespace(|| {
-        if !has("listeners::a_foreign_member_of_a_group_is_named", &["nginx", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["nginx", "python3"], |room| {
         let _server =
-            nginx(&room, "web", 1, None, "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
+            nginx(room, "web", 1, None, "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
         wait_for("127.0.0.1", PROXY);
         let mut foreign = Python::start();
         foreign.run(
             "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(('127.0.0.1', 4020)); s.listen(100)",
         );
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding = of(&record, "U03");
         let mut client = client();
         client.run(

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::program::cgroup::Cgroup;
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
     failed_requests, finds, first, has, nginx, paste, set_range, wait_for,
 };
 use crate::program::{Room, binary, children, fourtuple, queues, until};
@@ -133,11 +133,8 @@ fn clients(number: usize) -> Vec<TcpStream> {
 /// The CPU time of connect() rises at half of the range (haproxy#2050).
 #[test]
 fn haproxy_past_half_of_the_range_is_named_and_fixed() {
-    in_namespace(|| {
-        let test = "ports::haproxy_past_half_of_the_range_is_named_and_fixed";
-        if !has(test, &["haproxy"]) {
-            return;
-        }
+    let test = "ports::haproxy_past_half_of_the_range_is_named_and_fixed";
+    experiment(&["haproxy"], |room| {
         let Some(cgroup) = cgroup(test, "half") else { return };
         resource::raise_descriptor_limit().unwrap();
         set_range(20_000, 23_999);
@@ -147,7 +144,6 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         let sink = socket::open(Transport::Tcp, address, false).unwrap();
         socket::bind(sink.as_fd(), address).unwrap();
         socket::listen(sink.as_fd(), 65_535).unwrap();
-        let room = Room::new();
         let config = room.file(
             "haproxy.cfg",
             &format!(
@@ -165,7 +161,7 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         };
         let (_held, free) = opened(1_900);
         let (_more, before) = opened(300);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let name = format!("haproxy[{}]", haproxy.pid());
         let tuple = format!("10.0.0.1 → {address} uses ");
         let finding = first(&record, "P02", &[&tuple, " of 2,000 even ports", &name]);
@@ -190,16 +186,12 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
 /// first here.
 #[test]
 fn a_search_among_time_wait_is_named_and_fixed() {
-    in_namespace(|| {
-        let test = "ports::a_search_among_time_wait_is_named_and_fixed";
-        if !has(test, &["nginx", "python3"]) {
-            return;
-        }
+    let test = "ports::a_search_among_time_wait_is_named_and_fixed";
+    experiment(&["nginx", "python3"], |room| {
         let Some(cgroup) = cgroup(test, "wait") else { return };
         set_range(20_000, 23_999);
-        let room = Room::new();
         let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
-        let _server = nginx(&room, "server", 0, None, &server);
+        let _server = nginx(room, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
         let mut client = Python::start();
         std::fs::write(cgroup.0.join("cgroup.procs"), client.pid().to_string()).unwrap();
@@ -215,7 +207,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             "import threading\ngoing = True\ndef more():\n  while going: churn(1); time.sleep(0.02)\n\
              thread = threading.Thread(target=more); thread.start()",
         );
-        let record = diagnose(&room);
+        let record = diagnose(room);
         client.run("going = False; thread.join()");
         let finding = first(
             &record,
@@ -244,22 +236,17 @@ fn a_search_among_time_wait_is_named_and_fixed() {
 /// Envoy with `max_requests_per_connection: 1`. Its threads that connect are called wrk:worker_0 and wrk:worker_1.
 #[test]
 fn envoy_is_named_by_its_process_and_reuse_helps() {
-    in_namespace(|| {
-        let test = "ports::envoy_is_named_by_its_process_and_reuse_helps";
-        if !has(test, &["envoy", "nginx", "curl"]) {
-            return;
-        }
+    experiment(&["envoy", "nginx", "curl"], |room| {
         set_range(20_000, 20_199);
-        let room = Room::new();
         let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
-        let _server = nginx(&room, "server", 0, None, &server);
+        let _server = nginx(room, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
-        let proxy = envoy_proxy(&room, PROXY, format!("10.0.0.2:{SERVER}").parse().unwrap());
+        let proxy = envoy_proxy(room, PROXY, format!("10.0.0.2:{SERVER}").parse().unwrap());
         let url = format!("http://127.0.0.1:{PROXY}/");
         failed_requests(&url, 200);
         let before = failed_requests(&url, 100);
         assert!(before > 90, "{before} of 100 requests failed");
-        let record = diagnose_during_requests(&room, &url);
+        let record = diagnose_during_requests(room, &url);
         let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
         let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &format!("envoy[{}]", proxy.pid())]);
         let said = record.to_string();
@@ -284,17 +271,12 @@ fn envoy_is_named_by_its_process_and_reuse_helps() {
 /// calls.
 #[test]
 fn bind_before_connect_is_named_and_the_range_helps() {
-    in_namespace(|| {
-        let test = "ports::bind_before_connect_is_named_and_the_range_helps";
-        if !has(test, &["nginx", "python3"]) {
-            return;
-        }
+    experiment(&["nginx", "python3"], |room| {
         set_range(20_000, 20_399);
-        let room = Room::new();
         let servers: String = (0..4)
             .map(|index| format!("server {{ listen 10.0.0.2:{}; return 200 ok; }}\n", SERVER + index))
             .collect();
-        let _server = nginx(&room, "server", 0, None, &servers);
+        let _server = nginx(room, "server", 0, None, &servers);
         wait_for("10.0.0.2", SERVER + 3);
         let mut client = Python::start();
         client.run(&format!(
@@ -305,7 +287,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         client.run("dial(400)");
         // Each destination has 100 of 400 ports in use.
         assert_eq!(client.number("print(dial(100))"), 100);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding =
             first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
         assert!(actions(finding, "proper").iter().any(|action| action.contains("IP_BIND_ADDRESS_NO_PORT")));
@@ -321,7 +303,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
             &format!("{after} fail"),
         );
         assert_eq!(after, 0);
-        assert!(!finds(&diagnose(&room), "P08"));
+        assert!(!finds(&diagnose(room), "P08"));
     });
 }
 
@@ -351,16 +333,12 @@ def failed(number):
 /// sockets alone, says so while squid runs, and names the command that covers them.
 #[test]
 fn squid_with_a_source_address_is_named_and_run_covers_it() {
-    in_namespace(|| {
-        let test = "ports::squid_with_a_source_address_is_named_and_run_covers_it";
-        if !has(test, &["squid", "python3"]) {
-            return;
-        }
+    let test = "ports::squid_with_a_source_address_is_named_and_run_covers_it";
+    experiment(&["squid", "python3"], |room| {
         set_range(20_000, 20_199);
         let mut peers = Python::start();
         peers.run(PEERS);
         let mut failed = |number: u32| peers.number(&format!("print(failed({number}))"));
-        let room = Room::new();
         let logs = room.join("squid");
         fs::create_dir(&logs).unwrap();
         chown(&logs, Some(65_534), Some(65_534)).unwrap();
@@ -397,7 +375,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         assert!(connects.starts_with("fourtuple: squid: ") && connects.contains(" connect"), "{said}");
         let way = "run --via bound";
         assert_eq!(remedy, format!("`{} {way}` covers sockets bound to port 0", binary().display()));
-        let record = diagnose_during(&room, || {
+        let record = diagnose_during(room, || {
             failed(20);
         });
         let finding = first(&record, "P08", &["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
@@ -446,21 +424,16 @@ impl Drop for Ending {
 /// A server whose port is inside of the range, as NodePorts are (kubernetes#138272).
 #[test]
 fn a_server_inside_of_the_range_keeps_its_port() {
-    in_namespace(|| {
-        let test = "ports::a_server_inside_of_the_range_keeps_its_port";
-        if !has(test, &["nginx", "python3"]) {
-            return;
-        }
+    experiment(&["nginx", "python3"], |room| {
         // connect() begins with the even ports.
         const INSIDE: u16 = 20_101;
         set_range(20_000, 20_199);
-        let room = Room::new();
         let server = format!("server {{ listen 127.0.0.1:{SERVER}; return 200 ok; }}");
-        let _server = nginx(&room, "server", 0, None, &server);
+        let _server = nginx(room, "server", 0, None, &server);
         wait_for("127.0.0.1", SERVER);
         let exposed = format!("server {{ listen 127.0.0.1:{INSIDE}; return 200 ok; }}");
         let start = || {
-            let started = nginx(&room, "exposed", 0, None, &exposed);
+            let started = nginx(room, "exposed", 0, None, &exposed);
             wait_for("127.0.0.1", INSIDE);
             started
         };
@@ -479,7 +452,7 @@ fn a_server_inside_of_the_range_keeps_its_port() {
         let running = start();
         client.run(&dial);
         let pid = running.pid();
-        let record = diagnose(&room);
+        let record = diagnose(room);
         running.end();
         let before = restarts(&mut client);
         assert_eq!(before, 5);

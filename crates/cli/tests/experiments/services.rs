@@ -11,12 +11,11 @@ use std::time::Duration;
 use crate::ports::cgroup;
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, finds, first, has, text_of, unbound, verdicts,
+    Daemon, PROXY, actions, diagnose, diagnose_during, experiment, finds, first, text_of, unbound, verdicts,
     wait_for,
 };
 use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
 use crate::table::row;
-use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::Python;
 use serde_json::Value;
 
@@ -51,15 +50,11 @@ fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
 
 #[test]
 fn a_ladder_of_workers_is_named_and_reuseport_helps() {
-    in_namespace(|| {
-        if !has("services::a_ladder_of_workers_is_named_and_reuseport_helps", &["python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["python3"], |room| {
         let mut server = Python::start();
         start_workers(&mut server, false);
         let clients = trickle(&server, 80);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let finding =
             first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
         assert_eq!(actions(finding, "now"), ["fourtuple trace accept --port 4020 --for 10s"]);
@@ -84,7 +79,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         let mut server = Python::start();
         start_workers(&mut server, true);
         let _clients = trickle(&server, 80);
-        let record = diagnose(&room);
+        let record = diagnose(room);
         let after = jain(&record);
         row(
             finding,
@@ -126,19 +121,15 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
 
 #[test]
 fn drops_of_unbound_are_named_and_a_buffer_helps() {
-    in_namespace(|| {
-        if !has("services::drops_of_unbound_are_named_and_a_buffer_helps", &["unbound", "python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["unbound", "python3"], |room| {
         let mut client = Python::start();
-        let (record, pid, before) = flood(&room, &mut client, "4096");
+        let (record, pid, before) = flood(room, &mut client, "4096");
         let name = format!("unbound[{pid}]");
         let finding = first(&record, "U01", &["the UDP socket 127.0.0.1:5300 of", &name, "dropped"]);
         let now = actions(finding, "now");
         assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
         assert_eq!(text_of(finding, "/now/0/is_command"), "false");
-        let (record, _, after) = flood(&room, &mut client, "4m");
+        let (record, _, after) = flood(room, &mut client, "4m");
         row(
             finding,
             "a receive buffer of 4 KiB (`so-rcvbuf: 4096`)",
@@ -154,11 +145,7 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
 /// The kernel knows the age of a CLOSE_WAIT socket only by the silence of the peer, and the rule wants a minute.
 #[test]
 fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
-    in_namespace(|| {
-        if !has("services::a_leak_of_close_wait_is_named_and_a_restart_helps", &["python3"]) {
-            return;
-        }
-        let room = Room::new();
+    experiment(&["python3"], |room| {
         let start = || {
             let mut server = Python::start();
             server.run("s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 4020)); s.listen(500)");
@@ -172,13 +159,13 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         until("all are in CLOSE_WAIT", || server.number(closed) == 100);
         thread::sleep(Duration::from_secs(61));
         let name = format!("python3[{}] has not closed 100 connections", server.pid());
-        let mut record = diagnose(&room);
+        let mut record = diagnose(room);
         for _ in 0..6 {
             if verdicts(&record).iter().any(|verdict| verdict.contains(&name)) {
                 break;
             }
             thread::sleep(Duration::from_secs(5));
-            record = diagnose(&room);
+            record = diagnose(room);
         }
         let finding = first(&record, "T07", &[&name, "CLOSE_WAIT"]);
         let now = actions(finding, "now");
@@ -192,7 +179,7 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         let listed = program::situation::paste(&now[0]).lines().count();
         drop(server);
         let _server = start();
-        let after = diagnose(&room);
+        let after = diagnose(room);
         row(
             finding,
             "a service that does not close connections",
@@ -225,13 +212,9 @@ const BOOT: &str = "mount --make-rprivate / && mount --bind /proc/sys /proc/sys 
 /// template are no copies; a copy that was started by hand is one.
 #[test]
 fn a_copy_that_a_restart_left_is_named() {
-    in_namespace(|| {
-        let test = "services::a_copy_that_a_restart_left_is_named";
-        if !has(test, &["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"]) {
-            return;
-        }
+    let test = "services::a_copy_that_a_restart_left_is_named";
+    experiment(&["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"], |room| {
         let Some(cgroup) = cgroup(test, "systemd") else { return };
-        let room = Room::new();
         let (script, version) = (room.file("server.py", SERVER), room.file("version", "old"));
         let serve = |port: u16| format!("python3 {script} {port} {version}");
         let unit = |name: &str, text: &str| {

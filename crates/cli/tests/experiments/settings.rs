@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, diagnose, diagnose_with, do_now, failed_requests, finds, first, has,
-    nginx, of, paste, set_range, traced, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, diagnose, diagnose_with, do_now, experiment, failed_requests, finds,
+    first, has, nginx, of, paste, set_range, traced, wait_for,
 };
 use crate::program::{Room, until};
 use crate::table::row;
@@ -614,11 +614,8 @@ fn a_slow_search_is_named_by_its_time() {
 /// bind() to an address that the host does not have: each request fails, and no counter of the kernel grows.
 #[test]
 fn a_source_that_is_not_on_the_host_is_named() {
-    in_namespace(|| {
-        let test = "settings::a_source_that_is_not_on_the_host_is_named";
-        if !has(test, &["haproxy", "nginx", "curl"]) {
-            return;
-        }
+    let test = "settings::a_source_that_is_not_on_the_host_is_named";
+    experiment(&["haproxy", "nginx", "curl"], |_| {
         let Some(scene) = Scene::start(test) else { return };
         let config = scene.room.file(
             "haproxy.cfg",

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::skip;
 
-use crate::program::situation::{Daemon, has, nginx_config, php_fpm, verdicts, wait_for};
+use crate::program::situation::{Daemon, experiment, has, nginx_config, php_fpm, verdicts, wait_for};
 use crate::program::{Room, fourtuple, run, stat, until};
 
 /// Requests on kept connections and on fresh ones, 20 in a second to each server, and children that end soon.
@@ -246,17 +246,13 @@ fn send(signal: &str, process: u32) {
 
 #[test]
 fn healthy_programs_have_no_finding() {
-    in_namespace(|| {
-        let test = "soak::healthy_programs_have_no_finding";
-        if !has(test, &["python3"]) {
-            return;
-        }
+    let test = "soak::healthy_programs_have_no_finding";
+    experiment(&["python3"], |room| {
         let set = env::var("FOURTUPLE_SOAK").ok();
         let alone = set.is_some();
         let seconds = set.map_or(40, |text| text.parse().expect("seconds in FOURTUPLE_SOAK"));
-        let room = Room::new();
         let Programs { daemons: _daemons, reloads, nginx, apache, database, http, pings, pools } =
-            start(test, &room);
+            start(test, room);
         let mut client = Python::start();
         client.run(LOAD);
         client.run(&format!("begin({http:?}, {pings:?}, {pools:?})"));

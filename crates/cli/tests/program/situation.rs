@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use fourtuple_syscalls::{child, device};
-use fourtuple_testing::{set_sysctl, skip};
+use fourtuple_testing::{in_namespace_of, set_sysctl, skip, test_of};
 use serde_json::Value;
 
 use super::cgroup::Cgroup;
@@ -18,6 +18,16 @@ use super::{Room, binary, fourtuple, list, run, stat, text, until};
 /// The port of a server behind a proxy, and the port of a proxy.
 pub(crate) const SERVER: u16 = 4_000;
 pub(crate) const PROXY: u16 = 4_020;
+
+/// Runs a closure of a test in a network namespace of its own, with a directory, if all programs are in PATH.
+pub(crate) fn experiment<F: FnOnce(&Room) + Send + 'static>(programs: &'static [&'static str], run: F) {
+    let test = test_of(&run);
+    in_namespace_of(test.clone(), move || {
+        if has(&test, programs) {
+            run(&Room::new());
+        }
+    });
+}
 
 /// Returns whether all programs are in PATH; reports the test as skipped otherwise.
 pub(crate) fn has(test: &str, programs: &[&str]) -> bool {

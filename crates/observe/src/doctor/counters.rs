@@ -77,6 +77,18 @@ const NEIGHBOURS: &Next = &Next {
         "each host of the links has an entry",
     ),
 };
+const NOT_OURS: &str =
+    "a packet came for an address that is not of this host, and is not forwarded (ip_error, ip6_pkt_discard)";
+const ELSEWHERE: &Next = &Next {
+    practice: "an address that this host serves is on no device here: of a load balancer with direct return, of a failover that has not ended, or a \
+               former one; or a gateway that does not forward",
+    look: ("tcpdump -nni any -Q in -c 20", "the destinations that `ip address show` does not have"),
+    cure: (
+        "`ip address add ADDRESS/32 dev lo` if this host serves it; on a gateway `sysctl -w net.ipv4.ip_forward=1` (net.ipv6.conf.all.forwarding) and a \
+         route; otherwise another route on the sender",
+        "the packets are delivered",
+    ),
+};
 const FORGOTTEN: &Next = &Next {
     practice: "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
                another client",
@@ -527,6 +539,19 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
         KEYS,
     ),
     row("TcpExt.TCPMD5Failure", PerSecond(1.0), "a packet had a wrong MD5 signature: the keys differ", KEYS),
+    row("TcpExt.TCPAOBad", PerSecond(1.0), "a packet had a wrong TCP-AO signature: the keys differ", KEYS),
+    row(
+        "TcpExt.TCPAOKeyNotFound",
+        PerSecond(1.0),
+        "a packet had a TCP-AO signature with a key that the socket has not",
+        KEYS,
+    ),
+    row(
+        "TcpExt.TCPAORequired",
+        PerSecond(1.0),
+        "a packet had no TCP-AO signature, and the socket expects one",
+        KEYS,
+    ),
     row("TcpExt.TCPMinTTLDrop", PerSecond(1.0), "a packet had a lower TTL than IP_MINTTL demands", TTL),
     row(
         "TcpExt.IPReversePathFilter",
@@ -609,6 +634,10 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
         "a packet was not sent: no memory, or a full queue of the device",
         SEND,
     ),
+    row("Ip.InAddrErrors", PerSecond(5.0), NOT_OURS, ELSEWHERE),
+    row("Ip6.InAddrErrors", PerSecond(5.0), NOT_OURS, ELSEWHERE),
+    row("IpExt.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
+    row("Ip6.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
     row(
         "Ip.OutNoRoutes",
         PerSecond(5.0),

@@ -273,6 +273,9 @@ pub struct Unanswered {
     /// Those that have sent data of which the peer has never acknowledged any.
     #[serde(default)]
     pub none_acknowledged: u32,
+    /// The type of the route to the destination, or the errno of the lookup, as of a failed call; `null`: not asked.
+    #[serde(default)]
+    pub route: Option<String>,
     /// The process with most of the sockets; `null`: not known.
     pub owner: Option<Owner>,
 }

@@ -1300,6 +1300,7 @@ class Unanswered(TypedDict):
     retransmits: int
     owner: DoctorOwner | None
     none_acknowledged: NotRequired[int]
+    route: NotRequired[str | None]
     service: NotRequired[int | None]
     unsent: NotRequired[int]
 

@@ -407,7 +407,7 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
                 "{evidence}"
             );
             let cure = "accept the destination in the output chain";
-            assert_eq!(actions(finding, "proper"), [cure]);
+            assert_eq!(actions(finding, "proper"), [format!("{cure} (systemd: `IPAddressAllow=`)")]);
             paste("nft delete table ip firewall");
             until("all requests are answered", || client.number("print(waiting())") == 0);
             let whose = if way == "dport" { "to a server" } else { "of a server" };
@@ -424,6 +424,39 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
             assert_eq!(before, 4);
             assert!(!finds(&diagnose(room), "X01"));
         }
+    });
+}
+
+/// A route that goes while connections are open: what they write next does not leave the host, and no firewall is to blame.
+#[test]
+fn a_route_that_is_lost_is_told_from_a_firewall() {
+    experiment(&["nginx", "python3"], |room| {
+        let far = Beside::new();
+        let _server = far.serve(room);
+        let mut client = Python::start();
+        client.run(&asking("10.40.0.2"));
+        paste("ip route add unreachable 10.40.0.2");
+        client.run("ask('')");
+        let record = unacknowledged(room);
+        let verdict = format!("4 connections of python3[{}] to 10.40.0.2:{SERVER} get no", client.pid());
+        let finding = first(&record, "X01", &[&verdict]);
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains("the cause here: no route leads to 10.40.0.2 any more"), "{evidence}");
+        assert!(!evidence.contains("firewall"), "{evidence}");
+        let before = client.number("print(waiting())");
+        let cure = "ip route del unreachable 10.40.0.2";
+        paste(cure);
+        until("all requests are answered", || client.number("print(waiting())") == 0);
+        row(
+            finding,
+            "a route of type `unreachable` to the server of four open connections",
+            "python3",
+            &format!("{before} of 4 requests wait"),
+            cure,
+            "0 wait",
+        );
+        assert_eq!(before, 4);
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 

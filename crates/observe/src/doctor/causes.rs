@@ -55,7 +55,7 @@ pub(crate) enum Judged {
 }
 
 /// A command or setting that mends a cause, and its effect.
-type Cure = (&'static str, &'static str);
+pub(crate) type Cure = (&'static str, &'static str);
 
 /// A cause of an errno. Its texts have words for what is known of the call: ADDRESS, PORT, PID, DISABLED for the sysctls that disable IPv6, and
 /// SERVER and LISTENER for a listener at the port, TAKEN for another socket that has it, LEFT for the connections of the port, RANGE for
@@ -388,6 +388,7 @@ pub(crate) const CALLS: &[CallRow] = &[
                     "each host of the links has an entry",
                 ),
             ),
+            shown(is_route_lost, LOST_ROUTE, RESTORE_ROUTE),
             shown(is_dropped_on_the_way_out, UNSENT, ACCEPT_OUTPUT),
             shown(
                 is_dropped_on_the_way_in,
@@ -1277,10 +1278,10 @@ fn is_tentative_itself(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     if addresses.iter().any(is_it) { Judged::Yes } else { Judged::No }
 }
 
-pub(crate) const UNSENT: &str = "a firewall rule of this host drops the packets (output chain: `nft list ruleset`, `iptables-save`): they do \
-                                 not leave it";
+pub(crate) const UNSENT: &str = "a firewall rule of this host drops the packets (output chain: `nft list ruleset`, `iptables-save`), or a BPF program of the cgroup does \
+     (`IPAddressDeny=` of systemd): they do not leave it";
 pub(crate) const ACCEPT_OUTPUT: Cure =
-    ("accept the destination in the output chain", "the packets leave the host");
+    ("accept the destination in the output chain (systemd: `IPAddressAllow=`)", "the packets leave the host");
 
 /// Returns whether this host answered the calls itself with ICMP, after their SYN. A neighbour that does not answer raises the same counters,
 /// with EHOSTUNREACH; a refusal may be a RST at the same time.
@@ -1305,6 +1306,22 @@ fn lacks_neighbours(snapshot: &Snapshot, _: &FailedCall) -> Judged {
     if is_full { Judged::Perhaps } else { Judged::No }
 }
 
+pub(crate) const LOST_ROUTE: &str = "no route leads to ADDRESS any more, or it is of type `unreachable`, `prohibit` or `blackhole` (`ip route get ADDRESS`)";
+pub(crate) const RESTORE_ROUTE: Cure = (
+    "`ip route` and `ip rule` show the entry; without one, `ip link set DEVICE up` and `ip route add ADDRESS via GATEWAY`",
+    "the packets leave the host",
+);
+
+/// Returns whether a lookup found no route that leads anywhere.
+pub(crate) fn is_refused(route: Option<&String>) -> bool {
+    route.is_some_and(|route| !["unicast", "local", "broadcast", "other"].contains(&&**route))
+}
+
+/// Returns whether there is no route now to a destination that gives no answer.
+fn is_route_lost(_: &Snapshot, call: &FailedCall) -> Judged {
+    if is_refused(call.route.as_ref()) { Judged::Yes } else { Judged::No }
+}
+
 /// Returns whether the SYNs that were sent again did not leave the host.
 fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
     let all =
@@ -1316,7 +1333,7 @@ fn is_dropped_on_the_way_out(snapshot: &Snapshot, call: &FailedCall) -> Judged {
 /// Returns whether the host itself drops what gets no answer. A rule that drops packets of the output chain fails with EPERM, which no call
 /// returns.
 pub(crate) fn is_unsent(snapshot: &Snapshot, unanswered: &Unanswered) -> Judged {
-    if unanswered.unsent * 2 <= unanswered.sockets {
+    if unanswered.unsent * 2 <= unanswered.sockets || is_refused(unanswered.route.as_ref()) {
         return Judged::No;
     }
     // A full queue of a device, or a full table of neighbours, fails in the same way.
@@ -1374,10 +1391,7 @@ fn is_route_refused(_: &Snapshot, call: &FailedCall) -> Judged {
 
 /// Returns whether there is a route, at least for other sockets.
 fn is_route_known(_: &Snapshot, call: &FailedCall) -> Judged {
-    let is_known = call
-        .route
-        .as_ref()
-        .is_some_and(|route| ["unicast", "local", "broadcast", "other"].contains(&&**route));
+    let is_known = call.route.is_some() && !is_refused(call.route.as_ref());
     if is_known { Judged::Perhaps } else { Judged::No }
 }
 
@@ -1638,6 +1652,7 @@ mod tests {
                 retransmits: 9,
                 unsent,
                 none_acknowledged: 0,
+                route: None,
                 service: None,
                 owner: None,
             };

@@ -436,6 +436,7 @@ fn ports_that_are_stuck() {
             retransmits: resent,
             unsent: 0,
             none_acknowledged: 0,
+            route: None,
             service: None,
             owner: None,
         };

@@ -1,11 +1,12 @@
 use std::net::SocketAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Listener, Owner, Snapshot, UdpSocketView, Unanswered};
+use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot, UdpSocketView, Unanswered};
 
 use crate::doctor::accepting::{acceptors, holders, limit_of, reads_nothing, stopped, time};
 use crate::doctor::causes::{
-    ACCEPT_OUTPUT, Judged, Judgement, UNSENT, enable_ipv6, is_unsent, judged, timed_out,
+    ACCEPT_OUTPUT, Cure, Judged, Judgement, LOST_ROUTE, RESTORE_ROUTE, UNSENT, enable_ipv6, is_refused,
+    is_unsent, judged, timed_out,
 };
 use crate::doctor::command::Scope;
 use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
@@ -96,7 +97,8 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Calls(call) => Some(*call),
         Symptom::Unanswered { found, .. } if !found.established => {
             let owner = found.owner.clone().unwrap_or_default();
-            unanswered = timed_out(&owner, 1, found.destination, found.sockets.into());
+            let timed_out = timed_out(&owner, 1, found.destination, found.sockets.into());
+            unanswered = FailedCall { route: found.route.clone(), ..timed_out };
             Some(&unanswered)
         }
         Symptom::GivenUp { connects, .. } => {
@@ -110,15 +112,15 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     // No rule knows the fault, but the cause of the errno may be known.
     let half_open = half_open(snapshot, &item.symptom);
     let unread = unread(snapshot, &item.symptom);
-    let unsent = match item.symptom {
+    let kept_here = match item.symptom {
         Symptom::Unanswered { found, .. } | Symptom::Unacknowledged { found, .. } if found.established => {
-            is_unsent(snapshot, found)
+            Some((found, kept_here(snapshot, found)))
         }
-        _ => Judged::No,
+        _ => None,
     };
     let is_known = half_open.is_some()
         || unread.is_some()
-        || unsent == Judged::Yes
+        || kept_here.is_some_and(|(_, (is_cause, ..))| is_cause == Judged::Yes)
         || matches!(item.symptom, Symptom::Unread(_))
         || matches!(judgement, Some(Judgement::Shown(_)));
     let kind = if is_known { "" } else { "unexplained: " };
@@ -149,6 +151,9 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     if let Some(listener) = half_open {
         return not_completed(draft, snapshot, listener);
     }
+    if let Some((found, kept_here)) = kept_here {
+        return unacknowledged(draft, found, kept_here);
+    }
     match &item.symptom {
         Symptom::Counter { name, counter } => {
             let draft = match COUNTERS.iter().find(|row| row.name == *name) {
@@ -165,9 +170,6 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
             .now(Remedy::own(format!("trace accept --port {port} --for 10s"), "shows which worker accepts")),
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
-        }
-        Symptom::Unanswered { found, .. } | Symptom::Unacknowledged { found, .. } if found.established => {
-            unacknowledged(draft, found, unsent)
         }
         Symptom::Unread(unread) => reads_nothing(draft, snapshot, &unread.owner),
         Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
@@ -260,15 +262,24 @@ fn not_read(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft 
     }
 }
 
-/// Says why established connections get no acknowledgement of their data.
-fn unacknowledged(mut draft: Draft, found: &Unanswered, unsent: Judged) -> Draft {
-    let to = found.destination.ip();
-    if unsent != Judged::No {
-        let how = if unsent == Judged::Yes { "the cause here" } else { "possible" };
-        let (action, effect) = ACCEPT_OUTPUT;
-        draft = draft.because(format!("{how}: {UNSENT}")).proper(Remedy::advice(action, effect));
+/// Returns whether this host itself keeps the data of established connections, the cause and what mends it.
+fn kept_here(snapshot: &Snapshot, found: &Unanswered) -> (Judged, &'static str, Cure) {
+    match is_refused(found.route.as_ref()) {
+        true => (Judged::Yes, LOST_ROUTE, RESTORE_ROUTE),
+        false => (is_unsent(snapshot, found), UNSENT, ACCEPT_OUTPUT),
     }
-    if unsent == Judged::Yes {
+}
+
+/// Says why established connections get no acknowledgement of their data.
+fn unacknowledged(mut draft: Draft, found: &Unanswered, kept_here: (Judged, &str, Cure)) -> Draft {
+    let to = found.destination.ip();
+    let (is_cause, cause, (action, effect)) = kept_here;
+    if is_cause != Judged::No {
+        let how = if is_cause == Judged::Yes { "the cause here" } else { "possible" };
+        let of = |text: &str| text.replace("ADDRESS", &to.to_string());
+        draft = draft.because(format!("{how}: {}", of(cause))).proper(Remedy::advice(of(action), effect));
+    }
+    if is_cause == Judged::Yes {
         return draft;
     }
     // What fits into a packet of 1500 bytes behind the headers of IP and ICMP.
@@ -339,9 +350,10 @@ fn not_completed(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draf
 mod tests {
     use std::net::{IpAddr, Ipv6Addr};
 
+    use fourtuple_record::errno;
     use fourtuple_record::snapshot::{
-        Connections, Counter, EphemeralPorts, FailedCall, FailedElsewhere, Failures, Listener, LocalAddress,
-        Owner, Part, Process, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
+        Connections, Counter, EphemeralPorts, FailedElsewhere, Failures, Listener, LocalAddress, Owner, Part,
+        Process, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
         UnansweredQueries, Unread,
     };
 
@@ -499,6 +511,7 @@ mod tests {
                     retransmits,
                     unsent: 0,
                     none_acknowledged: 0,
+                    route: None,
                     service: None,
                     owner,
                 }],
@@ -520,7 +533,21 @@ mod tests {
         let mut cut = unanswered(2, 9, owner(7));
         cut.unanswered[0].established = true;
         let expected = "unexplained: 2 connections of crawler[7] to 10.0.0.2:80 get no acknowledgement: their data was sent again 9 times";
-        assert_eq!(of(cut)[0].0, expected);
+        assert_eq!(of(cut.clone())[0].0, expected);
+        // Whatever is not sent is no firewall's if there is no route; nor is a SYN's.
+        (cut.unanswered[0].unsent, cut.unanswered[0].route) = (2, Some(errno::ENETUNREACH.to_owned()));
+        let lost = "the cause here: no route leads to 10.0.0.2 any more, or it is of type";
+        let [(verdict, evidence), ..] = &of(cut.clone())[..] else { panic!("a finding") };
+        assert!(verdict.starts_with("2 connections") && evidence.len() == 1, "{verdict} {evidence:?}");
+        assert!(evidence[0].starts_with(lost), "{evidence:?}");
+        cut.unanswered[0].established = false;
+        let evidence = &of(cut.clone())[0].1;
+        assert!(
+            evidence[0].starts_with(lost) && !evidence.iter().any(|fact| fact.contains(UNSENT)),
+            "{evidence:?}"
+        );
+        cut.unanswered[0].route = Some("unicast".to_owned());
+        assert!(of(cut)[0].1[0].contains(UNSENT));
         // Sent again once; by a process with other connections; to a server that has many.
         assert!(!of(unanswered(1, 1, owner(7)))[0].0.contains("no answer"));
         let open = |to: &str, number| Tuple {
@@ -597,6 +624,7 @@ mod tests {
                 retransmits: sockets * 4,
                 unsent,
                 none_acknowledged,
+                route: None,
                 owner: None,
             };
             let service = Service {
@@ -767,6 +795,7 @@ mod tests {
             retransmits: 2,
             unsent: 0,
             none_acknowledged: 0,
+            route: None,
             service: None,
             owner: None,
         }];

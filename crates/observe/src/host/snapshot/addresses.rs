@@ -36,7 +36,7 @@ pub(super) fn look_up<'a>(calls: impl IntoIterator<Item = &'a mut FailedCall>, s
 }
 
 /// Returns the type of the route to an address, or the errno of the lookup. The route to a link-local address is by the device of the socket.
-fn route_to(to: SocketAddr) -> Option<String> {
+pub(super) fn route_to(to: SocketAddr) -> Option<String> {
     if matches!(to, SocketAddr::V6(to) if to.ip().is_unicast_link_local()) {
         return None;
     }

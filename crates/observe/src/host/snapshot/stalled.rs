@@ -11,6 +11,7 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::host::snapshot::LISTED;
+use crate::host::snapshot::addresses::route_to;
 use crate::host::snapshot::processes::Sockets;
 
 /// TCP_FIN_WAIT1.
@@ -91,6 +92,7 @@ impl Waiting {
                 retransmits: sums.retransmits,
                 unsent: 0,
                 none_acknowledged: 0,
+                route: route_to(sums.peer),
                 owner: sockets.owner_of_most(&sums.inodes),
             };
             (peers, unanswered)

@@ -245,6 +245,9 @@ pub struct Unread {
     pub port: u16,
     /// The process and the number of the connections.
     pub owner: Owner,
+    /// Those with at most 16 KiB of such data: requests, rather than uploads that a proxy cannot pass on.
+    #[serde(default)]
+    pub short: u32,
     /// Age of the oldest of the data.
     pub oldest_ns: u64,
     /// Time since the process sent data on any connection of the port.

@@ -1310,6 +1310,7 @@ class Unread(TypedDict):
     owner: DoctorOwner
     oldest_ns: int
     sent_ns: int
+    short: NotRequired[int]
 
 
 class DoctorConnections(TypedDict):

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::Python;
@@ -443,41 +444,72 @@ fn clients_without_a_route_back_are_named() {
     });
 }
 
+/// Starts gunicorn with one worker whose requests take 0.2 s.
+fn slow_server(room: &Room, threads: &str) -> Daemon {
+    room.file(
+        "slow.py",
+        "import time\ndef app(environ, start):\n    time.sleep(0.2)\n    \
+         start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
+    );
+    let directory = room.path().to_str().expect("UTF-8");
+    let address = "127.0.0.1:4020";
+    let words =
+        ["gunicorn", "-w", "1", "--threads", threads, "-b", address, "--chdir", directory, "slow:app"];
+    let server = Daemon::start(None, &words);
+    wait_for("127.0.0.1", PROXY);
+    server
+}
+
+/// Code of a client that asks again and again on as many connections, until `going` is false.
+fn repeating(connections: u32) -> String {
+    format!(
+        "going = True\ndef repeat():\n  while going: get()\n\
+         threads = [threading.Thread(target=repeat) for _ in range({connections})]\nfor t in threads: t.start()"
+    )
+}
+
+/// gunicorn with threads accepts at once, so that no queue grows: the requests wait in the connections.
+#[test]
+fn requests_that_wait_for_a_thread_are_named() {
+    experiment(&["gunicorn", "python3"], |room| {
+        let server = slow_server(room, "2");
+        let mut client = client();
+        client.run("get()");
+        let before = client.run("print(f'{slowest(30):.1f}')");
+        client.run(&repeating(30));
+        let record = diagnose_while(room, "X01", || thread::sleep(Duration::from_millis(10)));
+        client.run("going = False\nfor t in threads: t.join()");
+        let finding =
+            first(&record, "X01", &["connections of gunicorn[", "at port 4020 have data that it has not"]);
+        assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
+        let proper = actions(finding, "proper");
+        assert!(proper[0].ends_with("more `--workers` or `--threads`"), "{proper:?}");
+        server.end();
+        let _server = slow_server(room, "30");
+        client.run("get()");
+        let after = client.run("print(f'{slowest(30):.1f}')");
+        row(
+            finding,
+            "requests of 0.2 s in one worker with two threads",
+            "gunicorn",
+            &format!("the last of 30 requests takes {} s", before.trim()),
+            "gunicorn --threads 30",
+            &format!("{} s", after.trim()),
+        );
+        let seconds = |text: &str| text.trim().parse::<f64>().expect("seconds");
+        assert!(seconds(&before) > 2.0 && seconds(&after) < seconds(&before), "{before} {after}");
+    });
+}
+
 #[test]
 fn requests_that_one_blocking_worker_delays_are_named() {
     experiment(&["gunicorn", "python3"], |room| {
-        room.file(
-            "slow.py",
-            "import time\ndef app(environ, start):\n    time.sleep(0.2)\n    \
-             start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
-        );
-        let start = |threads: &str| {
-            let directory = room.path().to_str().expect("UTF-8");
-            let words = [
-                "gunicorn",
-                "-w",
-                "1",
-                "--threads",
-                threads,
-                "-b",
-                "127.0.0.1:4020",
-                "--chdir",
-                directory,
-                "slow:app",
-            ];
-            let server = Daemon::start(None, &words);
-            wait_for("127.0.0.1", PROXY);
-            server
-        };
-        let server = start("1");
+        let server = slow_server(room, "1");
         let mut client = client();
         client.run("get()");
         let before = client.run("print(f'{slowest(20):.1f}')");
-        client.run(
-            "going = True\ndef repeat():\n  while going: get()\n\
-             threads = [threading.Thread(target=repeat) for _ in range(10)]\nfor t in threads: t.start()",
-        );
-        let record = diagnose_while(room, "A07", || thread::sleep(std::time::Duration::from_millis(10)));
+        client.run(&repeating(10));
+        let record = diagnose_while(room, "A07", || thread::sleep(Duration::from_millis(10)));
         client.run("going = False\nfor t in threads: t.join()");
         let finding = of(&record, "A07");
         assert!(
@@ -487,7 +519,7 @@ fn requests_that_one_blocking_worker_delays_are_named() {
             "{finding:#}"
         );
         server.end();
-        let _server = start("20");
+        let _server = slow_server(room, "20");
         client.run("get()");
         let after = client.run("print(f'{slowest(20):.1f}')");
         row(

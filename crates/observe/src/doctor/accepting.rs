@@ -503,6 +503,23 @@ pub(crate) fn reads_nothing(draft: Draft, snapshot: &Snapshot, owner: &Owner) ->
     draft.because(why).now(in_kernel(owner))
 }
 
+/// Says why requests wait at a process that serves others.
+pub(crate) fn reads_late(draft: Draft, snapshot: &Snapshot, owner: &Owner) -> Draft {
+    let owners = std::slice::from_ref(owner);
+    if stopped(snapshot, owners).is_some() {
+        return reads_nothing(draft, snapshot, owner);
+    }
+    let name = process(owner);
+    draft
+        .because(format!("{name} serves other connections meanwhile: each of its threads has a request, and these wait for one"))
+        .now(in_kernel(owner))
+        .proper(Remedy::advice(format!("{name}: {}", more_workers(owners)), "more requests at a time"))
+        .proper(Remedy::advice(
+            "or requests that take less time: what they wait for is often a server behind this one",
+            "each thread serves more requests",
+        ))
+}
+
 /// Returns the command that shows what a process waits for.
 fn in_kernel(worker: &Owner) -> Remedy {
     let effect = "shows what it waits for in the kernel: a socket (tcp_recvmsg), a lock (futex), a sleep";

@@ -132,6 +132,8 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
 const UNACKNOWLEDGED: u32 = 3;
 /// Connections with data that a process leaves unread, from which on that is a symptom.
 const UNREAD: u32 = 3;
+/// Connections with a request that waits though the process serves others: its threads do not suffice.
+const WAITING: u32 = 10;
 /// Connects without an answer that are a symptom: one SYN is lost now and then.
 const GIVEN_UP: u64 = 3;
 
@@ -316,8 +318,8 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Adds processes that serve none of their connections. One that sends on some does not read from others because it has no place for
-    /// their data, as a proxy in front of a slow server. Connections that it does not accept say the same (A07).
+    /// Adds processes that serve none of their connections, or have many requests waiting. One that sends on some may leave others unread
+    /// because it has no place for their data, as a proxy in front of a slow server. Connections that it does not accept say the same (A07).
     fn add_unread(&mut self, snapshot: &'a Snapshot) {
         let Ok(connections) = snapshot.connections.seen() else { return };
         for unread in &connections.unread {
@@ -328,8 +330,9 @@ impl<'a> Account<'a> {
                 }
                 _ => false,
             };
-            let is_stuck = unread.owner.sockets >= UNREAD && unread.sent_ns >= unread.oldest_ns;
-            if (is_stuck || stopped(snapshot, of_it).is_some()) && !self.items.iter().any(is_queue) {
+            let is_slow =
+                unread.short >= WAITING || (unread.owner.sockets >= UNREAD && !serves_others(unread));
+            if (is_slow || stopped(snapshot, of_it).is_some()) && !self.items.iter().any(is_queue) {
                 self.add(Symptom::Unread(unread), unread.owner.sockets.into());
             }
         }
@@ -567,6 +570,11 @@ impl Item<'_> {
             Symptom::TurnedAway { listener, .. } => format!("closes unread of socket {:#x}", listener.cookie),
         }
     }
+}
+
+/// Returns whether the process has sent data on a connection since those that it does not read have had theirs.
+pub(crate) fn serves_others(unread: &Unread) -> bool {
+    unread.sent_ns < unread.oldest_ns
 }
 
 /// Returns `curl[812]`, or `curl (7 processes)`.

@@ -128,6 +128,7 @@ fn connections() -> Connections {
         unread: vec![Unread {
             port: 8080,
             owner: owner(902, "nginx", 34),
+            short: 33,
             oldest_ns: 3_100_000_000,
             sent_ns: 3_200_000_000,
         }],

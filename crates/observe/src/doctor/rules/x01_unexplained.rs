@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot, UdpSocketView, Unanswered};
 
-use crate::doctor::accepting::{acceptors, holders, limit_of, reads_nothing, stopped, time};
+use crate::doctor::accepting::{acceptors, holders, limit_of, reads_late, reads_nothing, stopped, time};
 use crate::doctor::causes::{
     ACCEPT_OUTPUT, Cure, Judged, Judgement, LOST_ROUTE, RESTORE_ROUTE, UNSENT, enable_ipv6, is_refused,
     is_unsent, judged, timed_out,
@@ -14,7 +14,7 @@ use crate::doctor::datagram::sockets_at;
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::remedies::reserve;
 use crate::doctor::rule::{Checked, Rule};
-use crate::doctor::symptom::{Account, Item, Symptom, failed_calls};
+use crate::doctor::symptom::{Account, Item, Symptom, failed_calls, serves_others};
 use crate::doctor::words::{count, counted, doing, process};
 
 pub(super) const RULE: Rule = Rule {
@@ -171,6 +171,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Growth { seconds, .. } => {
             draft.because(format!("at this rate the last port is taken in {seconds} s"))
         }
+        Symptom::Unread(unread) if serves_others(unread) => reads_late(draft, snapshot, &unread.owner),
         Symptom::Unread(unread) => reads_nothing(draft, snapshot, &unread.owner),
         Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
         Symptom::Queries(queries) => match unread {
@@ -566,7 +567,9 @@ mod tests {
     fn processes_that_read_from_no_connection_are_a_symptom() {
         let nginx = |pid, sockets| Owner { pid, name: "nginx".to_owned(), sockets };
         let of = |sockets, sent_ns, state, waits_in: Option<&str>, standing| {
-            let unread = Unread { port: 80, owner: nginx(7, sockets), oldest_ns: 3_000_000_000, sent_ns };
+            let short = sockets / 2;
+            let unread =
+                Unread { port: 80, owner: nginx(7, sockets), short, oldest_ns: 3_000_000_000, sent_ns };
             let of_it = Process {
                 pid: 7,
                 name: "nginx".to_owned(),
@@ -604,9 +607,11 @@ mod tests {
             because(Some("ep_poll")).starts_with("nginx[7] waits for events (ep_poll), but not for these")
         );
         // It serves others; two connections; connections wait for accept() too, which A07 says.
-        for (sockets, sent_ns, standing) in [(34, 2_900_000_000, 0), (2, u64::MAX, 0), (34, u64::MAX, 5)] {
+        for (sockets, sent_ns, standing) in [(19, 2_900_000_000, 0), (2, u64::MAX, 0), (34, u64::MAX, 5)] {
             assert_eq!(of(sockets, sent_ns, 'S', Some("ep_poll"), standing), None, "{sockets} {standing}");
         }
+        let (_, evidence) = of(20, 2_900_000_000, 'S', Some("futex_do_wait"), 0).unwrap();
+        assert!(evidence[0].starts_with("nginx[7] serves other connections meanwhile: "), "{evidence:?}");
         let (verdict, evidence) = of(1, 0, 'T', None, 0).unwrap();
         assert!(verdict.starts_with("1 connection of nginx[7] at port 80 has data that"), "{verdict}");
         assert_eq!(evidence, ["nginx[7] is stopped by a signal (state T)"]);

@@ -118,9 +118,13 @@ impl Waiting {
     }
 }
 
+/// Bytes of a request at most; of an upload that a proxy cannot pass on more are there.
+const SHORT: u32 = 16 << 10;
+
 /// The connections of a process at a port.
 struct Served {
     unread: u32,
+    short: u32,
     oldest: Duration,
     /// Time since the process sent data on one of them.
     sent: Duration,
@@ -137,11 +141,12 @@ pub(super) fn unread(inodes: &HashSet<u32>, query: &Query, sockets: &Sockets) ->
     socket_census::each(&Query { states: 1 << state::ESTABLISHED, times: true, ..*query }, |socket| {
         let holder = sockets.holder(socket.inode).filter(|holder| slow.contains(holder));
         let (Some(holder), Some(info)) = (holder, socket.info) else { return };
-        let new = || Served { unread: 0, oldest: Duration::ZERO, sent: Duration::MAX };
+        let new = || Served { unread: 0, short: 0, oldest: Duration::ZERO, sent: Duration::MAX };
         let its = served.entry((holder, socket.local.port())).or_insert_with(new);
         its.sent = its.sent.min(info.sent_ago);
         if inodes.contains(&socket.inode) && info.received_ago >= LEFT {
             its.unread += 1;
+            its.short += u32::from(socket.unread <= SHORT);
             its.oldest = its.oldest.max(info.received_ago);
         }
     })?;
@@ -152,6 +157,7 @@ pub(super) fn unread(inodes: &HashSet<u32>, query: &Query, sockets: &Sockets) ->
             Some(Unread {
                 port,
                 owner: sockets.owner(holder, its.unread)?,
+                short: its.short,
                 oldest_ns: its.oldest.as_nanos() as u64,
                 sent_ns: its.sent.as_nanos() as u64,
             })

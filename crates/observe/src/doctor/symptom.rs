@@ -130,6 +130,9 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
 
 /// Connections of a server of whose data clients have never acknowledged any, from which on that is a symptom.
 const UNACKNOWLEDGED: u32 = 3;
+/// Connections of a server without an acknowledgement that are a symptom if they are half of those that it has: its clients do not all go
+/// at the same time, but a firewall forgets all of them.
+const CUT: u32 = 10;
 /// Connections with data that a process leaves unread, from which on that is a symptom.
 const UNREAD: u32 = 3;
 /// Connections with a request that waits though the process serves others: its threads do not suffice.
@@ -276,9 +279,13 @@ impl<'a> Account<'a> {
             if let Some(port) = found.service {
                 // Clients go without a word at any time, most of them after they had data; a scanner leaves one connection.
                 let services = connections.services.iter().filter(|service| service.port == port);
-                let all = services.flat_map(|service| service.states.values()).sum::<u64>();
+                let states = services.flat_map(|service| &service.states);
+                let open: u64 =
+                    states.filter(|(state, _)| *state != "time-wait").map(|(_, number)| number).sum();
                 let none = found.none_acknowledged;
-                if found.unsent > 0 || (none >= UNACKNOWLEDGED && u64::from(none) * 100 >= all) {
+                let is_path = none >= UNACKNOWLEDGED && u64::from(none) * 100 >= open;
+                let is_cut = found.sockets >= CUT && u64::from(found.sockets) * 2 >= open;
+                if found.unsent > 0 || is_path || is_cut {
                     let listener = listeners.iter().find(|listener| listener.address.port() == port);
                     let owners = listener.map_or(&[][..], |listener| &listener.owners);
                     self.add(Symptom::Unacknowledged { found, port, owners }, found.sockets.into());

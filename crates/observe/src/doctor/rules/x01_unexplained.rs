@@ -33,7 +33,7 @@ pub(super) const RULE: Rule = Rule {
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
          for it, and rates below the noise of a healthy host.",
         "What a server sends and no client acknowledges is in the account if three connections, and a hundredth of its own, have had nothing \
-         acknowledged at all, or if it does not leave this host: clients vanish in the middle of an answer at any time.",
+         acknowledged at all, if ten and half of its own wait, or if it does not leave this host: clients vanish in the middle of an answer at any time.",
         "On the host, in the network namespace of process 1, the account also has calls that fail in other namespaces, such as those of containers, if no \
          healthy program has such a failure. Their cause is for `fourtuple doctor --pid PID` or `--container ID` to say: each diagnosis examines one \
          namespace.",
@@ -634,7 +634,7 @@ mod tests {
             };
             let service = Service {
                 port: 80,
-                states: [("established".to_owned(), established)].into(),
+                states: [("established".to_owned(), established), ("time-wait".to_owned(), 20_000)].into(),
                 closes_per_s: 0.0,
                 workers: Vec::new(),
             };
@@ -661,8 +661,10 @@ mod tests {
         let first = "the handshakes are complete, and of 3 connections no data was ever acknowledged";
         assert_eq!(evidence[0], first);
         assert!(!evidence.iter().any(|fact| fact.contains("accept queue")), "{evidence:?}");
-        // Gone in the middle of an answer; two scanners; three of many clients.
-        for (sockets, none, all) in [(40, 0, 100), (2, 2, 2), (3, 3, 301)] {
+        // A firewall has forgotten most of the connections.
+        assert!(of(40, 0, 0, 80)[0].0.contains("get no acknowledgement"));
+        // Gone in the middle of an answer; two scanners; three of many clients; all of a few.
+        for (sockets, none, all) in [(40, 0, 100), (2, 2, 2), (3, 3, 301), (9, 0, 9)] {
             assert!(!of(sockets, none, 0, all)[0].0.contains("acknowledgement"), "{sockets}");
         }
         // What this host does not send is its own fault, also for one client; no counter stands beside it.

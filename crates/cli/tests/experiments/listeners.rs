@@ -1,5 +1,6 @@
 //! Faults of listeners and of groups of sockets, as servers have them by their configuration.
 
+use std::net::UdpSocket;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -574,6 +575,37 @@ fn connections_that_stay_on_one_worker_are_named() {
         let index = |text: &str| text.trim().parse::<f64>().expect("an index");
         assert!(index(&before) < 0.7 && index(&after) > index(&before), "{before} {after}");
         assert!(!finds(&diagnose(room), "B01"));
+    });
+}
+
+/// Its queue has room for minutes, and nothing is dropped.
+#[test]
+fn a_udp_server_that_a_signal_has_stopped_is_named() {
+    experiment(&["python3"], |room| {
+        let mut server = Python::start();
+        server.run("u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 5140))");
+        paste(&format!("kill -STOP {}", server.pid()));
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..20 {
+            client.send_to(&[7; 100], "127.0.0.1:5140").unwrap();
+        }
+        let record = diagnose(room);
+        let verdict = format!("the UDP socket 127.0.0.1:5140 of python3[{}] has ", server.pid());
+        let finding = first(&record, "X01", &[&verdict]);
+        assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
+        let cure = do_now(finding);
+        assert_eq!(cure, format!("kill -CONT {}", server.pid()));
+        paste(&cure);
+        let after = server.number("print(len([u.recv(100) for _ in range(20)]))");
+        row(
+            finding,
+            "a UDP server that a signal has stopped",
+            "python3",
+            "20 of 20 datagrams wait",
+            "kill -CONT PID",
+            &format!("{} wait", 20 - after),
+        );
+        assert!(!finds(&diagnose(room), "X01"));
     });
 }
 

@@ -491,7 +491,7 @@ pub(crate) fn reads_nothing(draft: Draft, snapshot: &Snapshot, owner: &Owner) ->
     let (name, used) = (process(owner), processors_used(snapshot, owners).unwrap_or(0.0));
     let why = match waits_in(snapshot, owners) {
         Some(function) if EVENTS.contains(&function) => format!(
-            "{name} waits for events ({function}), but not for these: at a limit of its own, or a server behind it takes no data"
+            "{name} is waiting for events ({function}), but not for these: at a limit of its own, or a server behind it takes no data"
         ),
         Some(function) => format!("{name} is blocked in {function}(), not overloaded"),
         None if used > 0.9 => {

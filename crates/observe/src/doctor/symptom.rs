@@ -73,6 +73,8 @@ pub(crate) enum Symptom<'a> {
     },
     /// A process that does not read from its connections.
     Unread(&'a Unread),
+    /// A UDP socket whose process is stopped, with datagrams.
+    Datagrams(&'a UdpSocketView),
     /// DNS queries without an answer.
     Queries(&'a UnansweredQueries),
     /// Connections that a server closes without having read from them.
@@ -376,7 +378,8 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Adds DNS queries that have waited for a second or more. A socket of the server that drops datagrams says more (U01).
+    /// Adds DNS queries that have waited for a second or more, and UDP sockets of stopped processes. A socket of the server that drops
+    /// datagrams says more (U01).
     fn add_queries(&mut self, snapshot: &'a Snapshot) {
         let Ok(udp) = snapshot.udp.seen() else { return };
         let drops = |server| {
@@ -385,6 +388,19 @@ impl<'a> Account<'a> {
         let is_long = snapshot.interval_ns >= 1_000_000_000;
         for queries in udp.queries.iter().filter(|queries| is_long && !drops(queries.server)) {
             self.add(Symptom::Queries(queries), queries.sockets.into());
+        }
+        // Their queries, or drops, say more of a socket.
+        let is_said = |at: &UdpSocketView| {
+            at.drops.is_some_and(|drops| drops.during > 0)
+                || udp
+                    .queries
+                    .iter()
+                    .flat_map(|of| sockets_at(snapshot, of.server))
+                    .any(|of| of.cookie == at.cookie)
+        };
+        let is_stopped = |at: &&UdpSocketView| at.queued_bytes > 0 && stopped(snapshot, &at.owners).is_some();
+        for socket in udp.sockets.iter().filter(is_stopped).filter(|socket| !is_said(socket)) {
+            self.add(Symptom::Datagrams(socket), socket.queued_bytes);
         }
     }
 
@@ -503,6 +519,12 @@ impl Item<'_> {
                 );
                 format!("{of} {has} data that it has not read for up to {oldest}")
             }
+            Symptom::Datagrams(socket) => format!(
+                "the UDP socket {} of {} has {} of datagrams that it does not read",
+                socket.local,
+                holders(&socket.owners),
+                counted(rest, "byte")
+            ),
             Symptom::TurnedAway { listener, accepts } => {
                 let all = counted((*accepts).max(rest), "connection");
                 let (owners, at) = (holders(&listener.owners), listener.address);
@@ -531,6 +553,7 @@ impl Item<'_> {
             Symptom::Unanswered { .. } => "connect unanswered".to_owned(),
             Symptom::Unacknowledged { .. } => "answers unacknowledged".to_owned(),
             Symptom::Unread(_) => "data unread".to_owned(),
+            Symptom::Datagrams(_) => "datagrams unread".to_owned(),
             Symptom::GivenUp { .. } => "connect given up".to_owned(),
             Symptom::Queries(_) => "DNS unanswered".to_owned(),
             Symptom::TurnedAway { .. } => "connections turned away".to_owned(),
@@ -548,6 +571,7 @@ impl Item<'_> {
             Symptom::Unanswered { found, .. } => found.owner.as_ref().map_or("", |owner| &owner.name),
             Symptom::TurnedAway { listener, .. } => listener.owners.first().map_or("", |owner| &owner.name),
             Symptom::Unread(unread) => &unread.owner.name,
+            Symptom::Datagrams(socket) => socket.owners.first().map_or("", |owner| &owner.name),
             Symptom::Queries(queries) => queries.owner.as_ref().map_or("", |owner| &owner.name),
             _ => "",
         }
@@ -571,6 +595,7 @@ impl Item<'_> {
             Symptom::Growth { tuple, .. } => tuple.to_string(),
             Symptom::Unanswered { found, .. } => format!("{} {}", self.kind(), found.destination),
             Symptom::Unacknowledged { port, .. } => format!("{} at port {port}", self.kind()),
+            Symptom::Datagrams(socket) => format!("{} of socket {:#x}", self.kind(), socket.cookie),
             Symptom::Unread(unread) => format!("{} at port {} of {}", self.kind(), unread.port, unread.owner),
             Symptom::GivenUp { connects, .. } => format!("{} {}", self.kind(), connects.destination),
             Symptom::Queries(queries) => format!("{} {}", self.kind(), queries.server),

@@ -121,13 +121,14 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
     let is_known = half_open.is_some()
         || unread.is_some()
         || kept_here.is_some_and(|(_, (is_cause, ..))| is_cause == Judged::Yes)
-        || matches!(item.symptom, Symptom::Unread(_))
+        || matches!(item.symptom, Symptom::Unread(_) | Symptom::Datagrams(_))
         || matches!(judgement, Some(Judgement::Shown(_)));
     let kind = if is_known { "" } else { "unexplained: " };
     let during = match item.symptom {
         Symptom::Unanswered { .. }
         | Symptom::Unacknowledged { .. }
         | Symptom::Unread(_)
+        | Symptom::Datagrams(_)
         | Symptom::Queries(_) => String::new(),
         _ => format!(" in {}", time(snapshot.interval_ns)),
     };
@@ -173,6 +174,7 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         }
         Symptom::Unread(unread) if serves_others(unread) => reads_late(draft, snapshot, &unread.owner),
         Symptom::Unread(unread) => reads_nothing(draft, snapshot, &unread.owner),
+        Symptom::Datagrams(socket) => by_no_one(draft, snapshot, socket),
         Symptom::TurnedAway { listener, .. } => turned_away(draft, snapshot, listener),
         Symptom::Queries(queries) => match unread {
             Some(socket) => not_read(draft, snapshot, socket),
@@ -257,6 +259,11 @@ fn not_read(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft 
         holders(&socket.owners),
         counted(socket.queued_bytes, "byte"),
     ));
+    by_no_one(draft, snapshot, socket)
+}
+
+/// Says why the processes of a UDP socket do not read from it.
+fn by_no_one(draft: Draft, snapshot: &Snapshot, socket: &UdpSocketView) -> Draft {
     match stopped(snapshot, &socket.owners).or(socket.owners.first()) {
         Some(owner) => reads_nothing(draft, snapshot, owner),
         None => draft,
@@ -604,7 +611,8 @@ mod tests {
         let because = |waits_in| of(3, u64::MAX, 'R', waits_in, 0).unwrap().1.remove(0);
         assert!(because(None).starts_with("nginx[7] used 0.99 processors"), "{}", because(None));
         assert!(
-            because(Some("ep_poll")).starts_with("nginx[7] waits for events (ep_poll), but not for these")
+            because(Some("ep_poll"))
+                .starts_with("nginx[7] is waiting for events (ep_poll), but not for these")
         );
         // It serves others; two connections; connections wait for accept() too, which A07 says.
         for (sockets, sent_ns, standing) in [(19, 2_900_000_000, 0), (2, u64::MAX, 0), (34, u64::MAX, 5)] {
@@ -615,6 +623,38 @@ mod tests {
         let (verdict, evidence) = of(1, 0, 'T', None, 0).unwrap();
         assert!(verdict.starts_with("1 connection of nginx[7] at port 80 has data that"), "{verdict}");
         assert_eq!(evidence, ["nginx[7] is stopped by a signal (state T)"]);
+    }
+
+    /// A busy server has datagrams in its queue at any time.
+    #[test]
+    fn datagrams_of_a_stopped_process_are_a_symptom() {
+        let of = |state, queued_bytes, during| {
+            let owner = Owner { pid: 7, name: "syslog".to_owned(), sockets: 1 };
+            let socket = UdpSocketView {
+                local: "0.0.0.0:514".parse().unwrap(),
+                queued_bytes,
+                drops: Some(Counter { total: 9, during }),
+                owners: vec![owner],
+                ..UdpSocketView::default()
+            };
+            let of_it = Process { pid: 7, name: "syslog".to_owned(), state, ..Process::default() };
+            let found = found(&Snapshot {
+                udp: Part::Seen(UdpSockets { total: 1, sockets: vec![socket], ..UdpSockets::default() }),
+                processes: Part::Seen(vec![of_it]),
+                ..snapshot(Vec::new(), &[])
+            });
+            found.into_iter().find(|(verdict, _)| verdict.contains("datagrams"))
+        };
+        let (verdict, evidence) = of('T', 832, 0).unwrap();
+        assert_eq!(
+            verdict,
+            "the UDP socket 0.0.0.0:514 of syslog[7] has 832 bytes of datagrams that it does not read"
+        );
+        assert_eq!(evidence, ["syslog[7] is stopped by a signal (state T)"]);
+        // It runs; nothing has come; the socket drops already (U01).
+        for (state, queued, drops) in [('S', 832, 0), ('T', 0, 0), ('T', 832, 1)] {
+            assert_eq!(of(state, queued, drops), None, "{state} {queued} {drops}");
+        }
     }
 
     /// Clients go without a word at any time, with the rest of an answer on its way to them.

@@ -510,8 +510,15 @@ pub(crate) fn reads_late(draft: Draft, snapshot: &Snapshot, owner: &Owner) -> Dr
         return reads_nothing(draft, snapshot, owner);
     }
     let name = process(owner);
+    let used = processors_used(snapshot, owners);
     draft
-        .because(format!("{name} serves other connections meanwhile: each of its threads has a request, and these wait for one"))
+        .because(format!(
+            "{name} serves other connections meanwhile: each of its threads has a request, and these wait for a thread"
+        ))
+        .because_if(used.map(|used| match used > 0.9 {
+            true => format!("{name} used {used:.2} processors: it computes"),
+            false => format!("{name} used {used:.2} processors: its threads wait for something else"),
+        }))
         .now(in_kernel(owner))
         .proper(Remedy::advice(format!("{name}: {}", more_workers(owners)), "more requests at a time"))
         .proper(Remedy::advice(

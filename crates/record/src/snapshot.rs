@@ -168,10 +168,11 @@ pub struct Owner {
 }
 
 impl fmt::Display for Owner {
-    /// Writes `nginx[812]`, or `curl (short processes)`.
+    /// Writes `nginx[812]`, `curl (short processes)`, or `a process that is not visible`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pid {
-            0 if !self.name.is_empty() => write!(formatter, "{} (short processes)", self.name),
+            0 if self.name.is_empty() => formatter.write_str("a process that is not visible"),
+            0 => write!(formatter, "{} (short processes)", self.name),
             pid => write!(formatter, "{}[{pid}]", self.name),
         }
     }

@@ -500,7 +500,7 @@ pub(crate) fn reads_nothing(draft: Draft, snapshot: &Snapshot, owner: &Owner) ->
         None => "possible: its threads are busy, or wait for something else (a database, a lock, a sleep)"
             .to_owned(),
     };
-    draft.because(why).now(in_kernel(owner))
+    looked_into(draft.because(why), owner)
 }
 
 /// Says why requests wait at a process that serves others.
@@ -511,7 +511,7 @@ pub(crate) fn reads_late(draft: Draft, snapshot: &Snapshot, owner: &Owner) -> Dr
     }
     let name = process(owner);
     let used = processors_used(snapshot, owners);
-    draft
+    looked_into(draft, owner)
         .because(format!(
             "{name} serves other connections meanwhile: each of its threads has a request, and these wait for a thread"
         ))
@@ -519,12 +519,16 @@ pub(crate) fn reads_late(draft: Draft, snapshot: &Snapshot, owner: &Owner) -> Dr
             true => format!("{name} used {used:.2} processors: it computes"),
             false => format!("{name} used {used:.2} processors: its threads wait for something else"),
         }))
-        .now(in_kernel(owner))
         .proper(Remedy::advice(format!("{name}: {}", more_workers(owners)), "more requests at a time"))
         .proper(Remedy::advice(
             "or requests that take less time: what they wait for is often a server behind this one",
             "each thread serves more requests",
         ))
+}
+
+/// Adds the command that shows what a process waits for, if the process is visible.
+fn looked_into(draft: Draft, owner: &Owner) -> Draft {
+    if owner.pid == 0 { draft } else { draft.now(in_kernel(owner)) }
 }
 
 /// Returns the command that shows what a process waits for.

@@ -335,7 +335,8 @@ impl<'a> Account<'a> {
             let of_it = slice::from_ref(&unread.owner);
             let is_queue = |item: &Item<'_>| match &item.symptom {
                 Symptom::Queue { port, owners, .. } => {
-                    *port == Some(unread.port) && owners.iter().any(|owner| owner.pid == unread.owner.pid)
+                    let is_its = |owner: &Owner| owner.pid == unread.owner.pid;
+                    *port == Some(unread.port) && (owners.is_empty() || owners.iter().any(is_its))
                 }
                 _ => false,
             };

@@ -625,6 +625,19 @@ mod tests {
         assert_eq!(evidence, ["nginx[7] is stopped by a signal (state T)"]);
     }
 
+    #[test]
+    fn a_process_that_is_not_visible_gets_no_command() {
+        let owner = Owner { sockets: 12, ..Owner::default() };
+        let unread = Unread { port: 80, owner, short: 12, oldest_ns: 3_000_000_000, sent_ns: 0 };
+        let connections = Connections { unread: vec![unread], ..Connections::default() };
+        let seen = Snapshot { connections: Part::Seen(connections), ..snapshot(Vec::new(), &[]) };
+        let finding = diagnose(&seen, &Limits::default()).findings.pop().unwrap();
+        assert!(
+            finding.verdict.starts_with("12 connections of a process that is not visible at port 80 have")
+        );
+        assert_eq!(finding.now, []);
+    }
+
     /// A busy server has datagrams in its queue at any time.
     #[test]
     fn datagrams_of_a_stopped_process_are_a_symptom() {

@@ -130,17 +130,21 @@ struct Served {
     sent: Duration,
 }
 
-/// Returns the processes that leave data unread. `inodes`: the sockets of servers that had the same number of bytes at both readings. A
+/// Returns the processes that leave data unread; the process 0 stands for processes that are not visible. `inodes`: the sockets of servers that had the same number of bytes at both readings. A
 /// program that reads slowly has fewer at the second one, or more.
 pub(super) fn unread(inodes: &HashSet<u32>, query: &Query, sockets: &Sockets) -> io::Result<Vec<Unread>> {
     if inodes.is_empty() {
         return Ok(Vec::new());
     }
     let mut served: BTreeMap<(u32, u16), Served> = BTreeMap::new();
-    let slow: HashSet<u32> = inodes.iter().filter_map(|inode| sockets.holder(*inode)).collect();
+    let holder = |inode| sockets.holder(inode).unwrap_or(0);
+    let slow: HashSet<u32> = inodes.iter().map(|inode| holder(*inode)).collect();
     socket_census::each(&Query { states: 1 << state::ESTABLISHED, times: true, ..*query }, |socket| {
-        let holder = sockets.holder(socket.inode).filter(|holder| slow.contains(holder));
-        let (Some(holder), Some(info)) = (holder, socket.info) else { return };
+        let Some(info) = socket.info.filter(|_| socket.inode != 0) else { return };
+        let holder = holder(socket.inode);
+        if !slow.contains(&holder) {
+            return;
+        }
         let new = || Served { unread: 0, short: 0, oldest: Duration::ZERO, sent: Duration::MAX };
         let its = served.entry((holder, socket.local.port())).or_insert_with(new);
         its.sent = its.sent.min(info.sent_ago);

@@ -14,6 +14,8 @@ pub mod state {
     pub const ESTABLISHED: u8 = 1;
     /// A connect() whose handshake is in progress.
     pub const SYN_SENT: u8 = 2;
+    /// This host closed the connection first, and its FIN is not yet acknowledged.
+    pub const FIN_WAIT1: u8 = 4;
     /// This host closed the connection first; the tuple stays in use for 60 s.
     pub const TIME_WAIT: u8 = 6;
     /// Without a peer (UDP); bound without a peer (TCP).

@@ -188,6 +188,17 @@ fn unacknowledged(room: &Room) -> Value {
     record
 }
 
+/// Mends a fault for which four requests of [`asking`] wait, and makes the row of (fault, program, cure).
+fn answered(room: &Room, client: &mut Python, finding: &Value, texts: [&str; 3], mend: impl FnOnce()) {
+    let before = client.number("print(waiting())");
+    mend();
+    until("all requests are answered", || client.number("print(waiting())") == 0);
+    let [fault, program, cure] = texts;
+    row(finding, fault, program, &format!("{before} of 4 requests wait"), cure, "0 wait");
+    assert_eq!(before, 4);
+    assert!(!finds(&diagnose(room), "X01"));
+}
+
 /// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
 #[test]
 fn a_server_that_answers_no_syn_is_named() {
@@ -213,7 +224,7 @@ fn a_server_that_answers_no_syn_is_named() {
         assert!(evidence.contains("possible: the accept queue of the server is full"), "{evidence}");
         let cure = format!("accept port {SERVER} in the firewall there");
         assert!(actions(finding, "proper")[0].contains(&cure), "{finding}");
-        far.run(|| paste("nft delete table ip firewall"));
+        far.run(|| _ = paste("nft delete table ip firewall"));
         until("all are connected", || client.number("print(waiting())") == 0);
         row(
             finding,
@@ -307,7 +318,6 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
                 &format!("to 10.40.0.2:{SERVER} get no acknowledgement"),
             ],
         );
-        let before = client.number("print(waiting())");
         let advice = &actions(finding, "proper")[0];
         assert!(
             advice.contains("ping -M do -s 1472 10.40.0.2") && advice.ends_with("net.ipv4.tcp_mtu_probing=1"),
@@ -315,18 +325,12 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
         );
         assert!(!verdicts(&record).iter().any(|verdict| verdict.contains(":4001")), "{record}");
         drop(silent);
-        set_sysctl("net.ipv4.tcp_mtu_probing", "1");
-        until("all requests are answered", || client.number("print(waiting())") == 0);
-        row(
-            finding,
+        let texts = [
             "a path that drops packets above 1,400 bytes, and ICMP",
             "nftables",
-            &format!("{before} of 4 requests wait"),
             "net.ipv4.tcp_mtu_probing=1",
-            "0 wait",
-        );
-        assert_eq!(before, 4);
-        assert!(!finds(&diagnose(room), "X01"));
+        ];
+        answered(room, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
     });
 }
 
@@ -351,21 +355,10 @@ fn answers_that_no_client_acknowledges_are_named() {
         let finding = first(&record, "X01", &verdict);
         let evidence = finding["evidence"].to_string();
         assert!(evidence.contains("the handshakes are complete, and of 4 connections no data"), "{evidence}");
-        let before = client.number("print(waiting())");
         let cure = "net.ipv4.tcp_mtu_probing=1";
         assert!(actions(finding, "proper")[0].ends_with(cure), "{finding}");
-        set_sysctl("net.ipv4.tcp_mtu_probing", "1");
-        until("all requests are answered", || client.number("print(waiting())") == 0);
-        row(
-            finding,
-            "clients behind a path that drops packets above 1,400 bytes, and ICMP",
-            "nginx",
-            &format!("{before} of 4 requests wait"),
-            cure,
-            "0 wait",
-        );
-        assert_eq!(before, 4);
-        until("the server knows", || !finds(&diagnose(room), "X01"));
+        let texts = ["clients behind a path that drops packets above 1,400 bytes, and ICMP", "nginx", cure];
+        answered(room, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
     });
 }
 
@@ -388,7 +381,6 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
             drop_packets("output", &format!("ip daddr 10.40.0.2 tcp {way} {SERVER}"));
             client.run("ask('')");
             let record = unacknowledged(room);
-            let before = client.number("print(waiting())");
             let what = match way {
                 "dport" => [
                     format!("4 connections of python3[{}] to", client.pid()),
@@ -408,21 +400,12 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
             );
             let cure = "accept the destination in the output chain";
             assert_eq!(actions(finding, "proper"), [format!("{cure} (systemd: `IPAddressAllow=`)")]);
-            paste("nft delete table ip firewall");
-            until("all requests are answered", || client.number("print(waiting())") == 0);
             let whose = if way == "dport" { "to a server" } else { "of a server" };
-            row(
-                finding,
-                &format!(
-                    "a rule of this host's own output chain that drops the packets of four open connections {whose}"
-                ),
-                "nftables",
-                &format!("{before} of 4 requests wait"),
-                cure,
-                "0 wait",
+            let fault = format!(
+                "a rule of this host's own output chain that drops the packets of four open connections {whose}"
             );
-            assert_eq!(before, 4);
-            assert!(!finds(&diagnose(room), "X01"));
+            let texts = [&*fault, "nftables", cure];
+            answered(room, &mut client, finding, texts, || _ = paste("nft delete table ip firewall"));
         }
     });
 }
@@ -443,20 +426,9 @@ fn a_route_that_is_lost_is_told_from_a_firewall() {
         let evidence = finding["evidence"].to_string();
         assert!(evidence.contains("the cause here: no route leads to 10.40.0.2 any more"), "{evidence}");
         assert!(!evidence.contains("firewall"), "{evidence}");
-        let before = client.number("print(waiting())");
         let cure = "ip route del unreachable 10.40.0.2";
-        paste(cure);
-        until("all requests are answered", || client.number("print(waiting())") == 0);
-        row(
-            finding,
-            "a route of type `unreachable` to the server of four open connections",
-            "python3",
-            &format!("{before} of 4 requests wait"),
-            cure,
-            "0 wait",
-        );
-        assert_eq!(before, 4);
-        assert!(!finds(&diagnose(room), "X01"));
+        let fault = "a route of type `unreachable` to the server of four open connections";
+        answered(room, &mut client, finding, [fault, "python3", cure], || _ = paste(cure));
     });
 }
 
@@ -591,7 +563,7 @@ fn dns_queries_without_an_answer_are_named() {
         assert_eq!(actions(finding, "now")[0], "dig +tries=1 +time=2 @10.40.0.2 -p 53 .");
         let cure = "accept UDP port 53 in the firewall";
         assert!(actions(finding, "proper")[0].starts_with(cure), "{finding}");
-        far.run(|| paste("nft delete table ip firewall"));
+        far.run(|| _ = paste("nft delete table ip firewall"));
         row(
             finding,
             "a firewall that drops the queries to the DNS server",

@@ -1317,7 +1317,7 @@ pub(crate) fn is_refused(route: Option<&String>) -> bool {
     route.is_some_and(|route| !["unicast", "local", "broadcast", "other"].contains(&&**route))
 }
 
-/// Returns whether there is no route now to a destination that gives no answer.
+/// Returns whether the route to a silent destination is gone.
 fn is_route_lost(_: &Snapshot, call: &FailedCall) -> Judged {
     if is_refused(call.route.as_ref()) { Judged::Yes } else { Judged::No }
 }

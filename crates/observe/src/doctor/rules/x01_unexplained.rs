@@ -542,7 +542,7 @@ mod tests {
         cut.unanswered[0].established = true;
         let expected = "unexplained: 2 connections of crawler[7] to 10.0.0.2:80 get no acknowledgement: their data was sent again 9 times";
         assert_eq!(of(cut.clone())[0].0, expected);
-        // Whatever is not sent is no firewall's if there is no route; nor is a SYN's.
+        // Without a route, a firewall is not to blame for data that is not sent, nor for a SYN.
         (cut.unanswered[0].unsent, cut.unanswered[0].route) = (2, Some(errno::ENETUNREACH.to_owned()));
         let lost = "the cause here: no route leads to 10.0.0.2 any more, or it is of type";
         let [(verdict, evidence), ..] = &of(cut.clone())[..] else { panic!("a finding") };

@@ -185,9 +185,8 @@ impl Reader {
         let awaited = awaited.chain(unix_waiting.flat_map(|listener| &listener.owners));
         let unread =
             connections.as_ref().map(|connections| connections.unread.as_slice()).unwrap_or_default();
-        let unread = unread.iter().map(|process| process.owner.pid);
-        named.extend(unread.clone());
-        let awaited = awaited.map(|owner| owner.pid).chain(unread).collect();
+        let awaited = awaited.chain(unread.iter().map(|process| &process.owner));
+        let awaited = awaited.map(|owner| owner.pid).collect();
         let used = |listener: &&UnixListener| listener.waiting > 0 || !listener.workers.is_empty();
         let used = unix_listeners.iter().flatten().filter(used);
         named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
@@ -260,7 +259,8 @@ fn named(
     let udp = udp.into_iter().flat_map(|udp| &udp.sockets).flat_map(|socket| &socket.owners);
     let leaking = connections.into_iter().flat_map(|connections| {
         let unix = connections.unix_close_wait.iter().map(|leak| &leak.owner);
-        connections.close_wait.iter().map(|leak| &leak.owner).chain(unix)
+        let unread = connections.unread.iter().map(|process| &process.owner);
+        connections.close_wait.iter().map(|leak| &leak.owner).chain(unix).chain(unread)
     });
     // Of tuples that may run out of ports.
     let near = connections.into_iter().flat_map(|connections| &connections.tuples);

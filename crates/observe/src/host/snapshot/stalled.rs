@@ -14,8 +14,6 @@ use crate::host::snapshot::LISTED;
 use crate::host::snapshot::addresses::route_to;
 use crate::host::snapshot::processes::Sockets;
 
-/// TCP_FIN_WAIT1.
-const FIN_WAIT1: u8 = 4;
 /// Age of data from which on it counts as not read: that of an upload is replaced all the time.
 const LEFT: Duration = Duration::from_secs(1);
 
@@ -51,7 +49,7 @@ impl Peers {
             Peers::Silent(_) => 1 << state::SYN_SENT,
             Peers::Server(_) => 1 << state::ESTABLISHED,
             // A server may have closed behind its last data.
-            Peers::Clients(_) => 1 << state::ESTABLISHED | 1 << state::CLOSE_WAIT | 1 << FIN_WAIT1,
+            Peers::Clients(_) => 1 << state::ESTABLISHED | 1 << state::CLOSE_WAIT | 1 << state::FIN_WAIT1,
         }
     }
 
@@ -130,8 +128,8 @@ struct Served {
     sent: Duration,
 }
 
-/// Returns the processes that leave data unread; the process 0 stands for processes that are not visible. `inodes`: the sockets of servers that had the same number of bytes at both readings. A
-/// program that reads slowly has fewer at the second one, or more.
+/// Returns the processes that leave data unread; the process 0 stands for processes that are not visible. `inodes`: the sockets of servers
+/// that had the same number of bytes at both readings. A program that reads slowly has fewer at the second one, or more.
 pub(super) fn unread(inodes: &HashSet<u32>, query: &Query, sockets: &Sockets) -> io::Result<Vec<Unread>> {
     if inodes.is_empty() {
         return Ok(Vec::new());

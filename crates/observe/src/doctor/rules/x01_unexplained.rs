@@ -33,7 +33,8 @@ pub(super) const RULE: Rule = Rule {
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
          for it, and rates below the noise of a healthy host.",
         "What a server sends and no client acknowledges is in the account if three connections, and a hundredth of its own, have had nothing \
-         acknowledged at all, if ten and half of its own wait, or if it does not leave this host: clients vanish in the middle of an answer at any time.",
+         acknowledged at all, if ten and half of its own wait, or if it does not leave this host: clients vanish in the middle of an answer at any time. What a server does not read is in the account if it is stopped, \
+         if three connections wait for a second while it sends on none of its port, or if ten requests wait although it serves others.",
         "On the host, in the network namespace of process 1, the account also has calls that fail in other namespaces, such as those of containers, if no \
          healthy program has such a failure. Their cause is for `fourtuple doctor --pid PID` or `--container ID` to say: each diagnosis examines one \
          namespace.",

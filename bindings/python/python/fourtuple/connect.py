@@ -89,13 +89,16 @@ def dial(
         if len(found) == 1:
             # No race: the thread sleeps in connect().
             ((info, target),) = found
-            left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
+            left = limit
+            if deadline is not None and limit is not None:
+                left = max(MIN_LEFT, deadline - time.monotonic())
+                # Each other timeout is a system call at the end.
+                left = limit if left > limit - MIN_LEFT else left
             opened, report = dialers.connect(
                 info, target, timeout=left, source=source_address, socket_options=socket_options
             )
         else:
             opened, report = _race(dialers, found, deadline, source_address, socket_options, errors)
-        # A system call less for most.
         if opened.gettimeout() != limit:
             opened.settimeout(limit)
         return opened, report

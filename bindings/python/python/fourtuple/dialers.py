@@ -11,8 +11,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal, NamedTuple, Union
 
 from fourtuple import _native
 from fourtuple.errors import SettingsError
@@ -26,8 +25,7 @@ SocketOption = tuple[int, int, Union[int, bytes]]
 """Arguments of `socket.setsockopt()`."""
 
 
-@dataclass(frozen=True)
-class DialReport:
+class DialReport(NamedTuple):
     """The source port of a connection, and the time it took to get it."""
 
     strategy: str

@@ -18,7 +18,7 @@ use fourtuple_record::snapshot::{Connections, HeldPort, Owner, Part, Snapshot};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip, starting};
+use fourtuple_testing::{StopOnDrop, in_namespace, keep_time_wait, set_sysctl, skip, starting};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -89,10 +89,14 @@ fn close_wait_names_the_process_and_the_peer() {
 #[test]
 fn time_wait_belongs_to_the_side_that_closed_first() {
     in_namespace(|| {
-        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
+        keep_time_wait();
         let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
         let address = listener.local_addr().unwrap();
         for number in 0..10 {
+            // connect() must not choose a port again whose TIME_WAIT socket is the server's: the kernel's search begins where connects to
+            // the same address in any namespace have left it.
+            let port = 20_000 + number;
+            set_sysctl("net.ipv4.ip_local_port_range", &format!("{port} {port}"));
             let client = TcpStream::connect(address).unwrap();
             let server = listener.accept().unwrap().0;
             // The client closes 7 connections, the server 3.
@@ -100,6 +104,7 @@ fn time_wait_belongs_to_the_side_that_closed_first() {
             drop(first);
             assert_eq!(second.read(&mut [0]).unwrap(), 0);
         }
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
         let time_wait = |states: &BTreeMap<String, u64>| states.get("time-wait").copied().unwrap_or(0);
         let found = until(|found| time_wait(&found.states) == 10);
         assert_eq!((found.tuples.len(), found.services.len()), (1, 1));

@@ -8,7 +8,7 @@ use fourtuple_record::snapshot::Snapshot;
 use fourtuple_record::{Advice, Finding};
 use fourtuple_syscalls::device;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{set_sysctl, skip};
+use fourtuple_testing::{keep_time_wait, set_sysctl, skip};
 
 use crate::scene::{findings, findings_in, has, now, until};
 
@@ -77,6 +77,7 @@ pub(crate) fn connect(to: SocketAddr, number: usize) -> Vec<TcpStream> {
 
 /// Opens connections one after the other and closes each on the client's side first.
 pub(crate) fn connect_and_close(server: &TcpListener, number: usize) {
+    keep_time_wait();
     for _ in 0..number {
         let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
         close(client, server.accept().unwrap().0);

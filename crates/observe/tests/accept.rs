@@ -249,6 +249,13 @@ fn overflows_of_a_listener_in_flight_are_a_remark() {
             counted(overflows, "overflow")
         );
         assert!(validity.contains(&Remark::new("overflows-unseen", expected)), "{validity:?}");
+        // Of a trace of one listener they may be another's.
+        let other = Accept { port: Some(1), ..trace };
+        let Some((overflows, outcome)) = until_none_missed(|| traced(test, &other, attempts)) else { return };
+        let notes = &outcome.results.notes;
+        let expected = counted(overflows, "overflow");
+        assert!(notes.iter().any(|note| note.contains(&expected)), "{notes:?}");
+        assert!(outcome.validity.iter().all(|remark| remark.id != "overflows-unseen"));
         drop((far, near));
     });
 }

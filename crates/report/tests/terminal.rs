@@ -4,7 +4,7 @@
 mod samples;
 
 use fourtuple_record::snapshot::Part;
-use fourtuple_record::{Advice, Distribution, Finding, Proof, Saved, TraceConnectResults};
+use fourtuple_record::{Advice, Distribution, Finding, Proof, Remark, Saved, TraceConnectResults};
 use fourtuple_report::terminal::{render, render_in_full};
 
 /// Returns the sample of this name.
@@ -213,6 +213,12 @@ fn key_figures_fit_sixty_columns() {
     has(&text, &["and 5 pairs more, which the JSON has"]);
     let text = render(&Saved::TraceAccept(samples::trace_accept()), 120, false);
     has(&text, &["dropped at full queues: 77"]);
+    let mut quiet = samples::trace_accept();
+    quiet.results.overflows = 0;
+    quiet.results.unix_listeners = Part::default();
+    has(&render(&Saved::TraceAccept(quiet.clone()), 120, false), &["no queue of these listeners overflowed"]);
+    quiet.validity.push(Remark::new("overflows-unseen", "the namespace counts 5 overflows"));
+    assert!(!render(&Saved::TraceAccept(quiet), 120, false).contains("overflowed"));
     has(&text, &["77 packets dropped because the queue was full (7 of them final ACKs)"]);
     has(&text, &["4711/4712 it's nginx", "0.553", "it's nginx (300 processes)"]);
     let refused =

@@ -266,13 +266,17 @@ impl Session for AcceptSession {
         let calls = failed.map(|failed| account(failed.iter(), of_32_bits));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
-        let Judgement { mut validity, notes } = counted.losses.judge(results.accepts);
+        let Judgement { mut validity, mut notes } = counted.losses.judge(results.accepts);
         validity.extend(limits(&counted.totals, self.wait.absent()));
         validity.extend(unseen);
         if let Some(drops) = drops {
             leave_out_ignored(&mut results.listeners, drops);
             let all = self.wait.listeners().map_err(TraceError::Accept)?;
-            validity.extend(uncounted(&all, drops).filter(|_| !self.by_listener));
+            match uncounted(&all, drops) {
+                // They may be those of listeners that were not asked for.
+                Some(remark) if self.by_listener => notes.push(remark.message),
+                remark => validity.extend(remark),
+            }
         }
         results.notes = notes;
         results.calls = calls.into();

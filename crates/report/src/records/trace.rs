@@ -187,9 +187,12 @@ pub(super) fn trace_accept(record: &TraceAcceptRecord) -> Document {
     document.push(Block::Figures(figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     let is_by_acceptor = settings.process.is_some() || settings.name.is_some() || settings.cgroup.is_some();
+    let is_by_listener = settings.listen.is_some() || settings.port.is_some();
     match results.overflows {
+        0 if has_refused(results) || record.validity.iter().any(|remark| remark.id == "overflows-unseen") => {
+        }
+        0 if is_by_listener => document.note(Tone::Good, "no queue of these listeners overflowed"),
         // The other listeners are not known to belong to the chosen threads.
-        0 if has_refused(results) => {}
         0 if is_by_acceptor => document.note(Tone::Good, "no queue of a listener with accepts overflowed"),
         0 => document.note(Tone::Good, "no queue overflowed"),
         some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),

@@ -1823,6 +1823,7 @@ mod tests {
             });
             assert!(!earlier, "{} {} is hidden by an earlier row", row.call, row.errno);
             for cause in row.causes {
+                crate::doctor::command::assert_can_be_undone(cause.cure.map_or("", |(words, _)| words));
                 match cause.when {
                     When::Rule(id) | When::RuleHere(id) => {
                         assert!(crate::doctor::rules::named(id).is_some(), "{id}")

@@ -113,6 +113,32 @@ pub(crate) struct Rendered {
     pub(crate) lasting: Option<String>,
 }
 
+/// Returns the sysctls that the commands `sysctl -w ...` of a sentence set; none if a value is left to the reader.
+pub(crate) fn settings_in(text: &str) -> Vec<Setting> {
+    let commands = text.split('`').skip(1).step_by(2).filter(|part| part.starts_with("sysctl -w "));
+    let all: Vec<Setting> = commands.flat_map(settings).collect();
+    let is_given = |setting: &Setting| setting.value.starts_with(|first: char| first.is_ascii_digit());
+    if all.iter().all(is_given) { all } else { Vec::new() }
+}
+
+/// Checks that each sysctl that a sentence sets is in a command, and that its old value is read.
+#[cfg(test)]
+pub(crate) fn assert_can_be_undone(text: &str) {
+    for setting in settings_in(text) {
+        let is_read = crate::host::snapshot::SYSCTLS.contains(&&*setting.name);
+        assert!(is_read, "{text}: the value of {} now is not read", setting.name);
+    }
+    for part in text.split('`').filter(|part| !part.starts_with("sysctl -w ")) {
+        let sets = |word: &str| (word.starts_with("net.") || word.starts_with("fs.")) && word.contains('=');
+        assert!(!part.split_whitespace().any(sets), "{text}: not by `sysctl -w`");
+    }
+}
+
+fn settings(command: &str) -> Vec<Setting> {
+    let words = command.split_whitespace().filter_map(|word| word.split_once('='));
+    words.map(|(name, value)| Setting::new(name.to_owned(), value)).collect()
+}
+
 impl Place<'_> {
     /// Returns a command as it can be pasted here, or `None` if it has no meaning for the examined namespace.
     pub(crate) fn render(&self, steps: &[Step], snapshot: &Snapshot) -> Option<Rendered> {
@@ -164,12 +190,17 @@ impl Place<'_> {
         })
     }
 
-    /// Returns a text in which each command `fourtuple ...` between backticks can be pasted here.
+    /// Returns a text in which each command `fourtuple ...` and `sysctl -w ...` between backticks can be pasted here.
     pub(crate) fn sentence(&self, text: &str) -> String {
-        let part = |(at, part): (usize, &str)| {
-            let arguments = part.strip_prefix("fourtuple ").filter(|_| at % 2 == 1);
-            let line = arguments.map(|arguments| self.own(&Step::Own(arguments.to_owned()), arguments));
-            line.unwrap_or_else(|| part.to_owned())
+        let part = |(at, part): (usize, &str)| match part.split_once(' ') {
+            Some(("fourtuple", arguments)) if at % 2 == 1 => {
+                self.own(&Step::Own(arguments.to_owned()), arguments)
+            }
+            Some(("sysctl", arguments)) if at % 2 == 1 && arguments.starts_with("-w ") => {
+                let set = Step::Set(settings(part));
+                self.prefixed(part, true, self.acts_inside(&set))
+            }
+            _ => part.to_owned(),
         };
         text.split('`').enumerate().map(part).collect::<Vec<_>>().join("`")
     }
@@ -418,6 +449,8 @@ mod tests {
             (&user, "`fourtuple explain F02`, `x`", "`/opt/fourtuple explain F02`, `x`"),
             (&user, none, none),
             (&user, "[7] fourtuple fix has 3 ports", "[7] fourtuple fix has 3 ports"),
+            (&user, "`sysctl -w net.core.somaxconn=8`, or", "`sudo sysctl -w net.core.somaxconn=8`, or"),
+            (&user, "`sysctl net.core.somaxconn` shows", "`sysctl net.core.somaxconn` shows"),
             (&inside, "`fourtuple trace locks` shows", "`fourtuple trace locks --netns /n` shows"),
             (&inside, "`fourtuple fix ports`", "`fourtuple fix ports`"),
             (&inside, "`fourtuple fix accept`", "`nsenter --net=/n fourtuple fix accept`"),

@@ -345,7 +345,7 @@ const MTU: &Next = &Next {
         "the destinations and the MTU of their paths",
     ),
     cure: (
-        "the MTU of the path on the device of the sender, or `net.ipv4.tcp_mtu_probing=1` for TCP",
+        "the MTU of the path on the device of the sender, or `sysctl -w net.ipv4.tcp_mtu_probing=1` for TCP",
         "packets fit",
     ),
 };
@@ -791,7 +791,9 @@ mod tests {
             let Action::Steps(steps) = &look.action else { panic!("{}", row.name) };
             let text = format!("{steps:?}");
             assert!(!["DEVICE", "ADDRESS", "sysctl -w"].iter().any(|word| text.contains(word)), "{text}");
-            assert!(matches!(cure.action, Action::Words(_)) && !cure.effect.is_empty(), "{}", row.name);
+            let Action::Words(words) = &cure.action else { panic!("{}", row.name) };
+            assert!(!cure.effect.is_empty(), "{}", row.name);
+            crate::doctor::command::assert_can_be_undone(words);
         }
         let draft = drops_of_qdisc("tbf").follow(Draft::new(Severity::Notice, "", ""), "eth0.7");
         let Action::Words(cure) = &draft.proper[0].action else { panic!() };

@@ -4,7 +4,7 @@ use fourtuple_record::snapshot::{Owner, Snapshot};
 use fourtuple_record::{Advice, Finding, Proof, Severity, Unchecked};
 
 use crate::doctor::attribute::with_callers;
-use crate::doctor::command::Place;
+use crate::doctor::command::{Place, Step, settings_in};
 use crate::doctor::draft::{Action, Draft, Remedy, Subject};
 use crate::doctor::rule::Limits;
 use crate::doctor::rule::Rule;
@@ -235,8 +235,13 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
         (false, true) => Proof::Calculation,
         (false, false) => Proof::None,
     };
+    let is_command = matches!(action, Action::Steps(_));
     let (action, rendered) = match action {
-        Action::Words(words) => (place.sentence(&words), None),
+        Action::Words(words) => {
+            let settings = settings_in(&words);
+            let set = (!settings.is_empty()).then_some(Step::Set(settings));
+            (place.sentence(&words), set.and_then(|set| place.render(&[set], snapshot)))
+        }
         Action::Steps(steps) => {
             let rendered = place.render(&steps, snapshot)?;
             (rendered.command.clone(), Some(rendered))
@@ -245,7 +250,7 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
     let undo = undo.and_then(|step| place.render(&[step], snapshot)).map(|undo| undo.command);
     Some(Advice {
         action,
-        is_command: rendered.is_some(),
+        is_command,
         effect: place.sentence(&effect),
         condition: condition.map(|condition| place.sentence(&condition)),
         proof,
@@ -255,4 +260,27 @@ fn rendered(remedy: Remedy, snapshot: &Snapshot, place: &Place<'_>) -> Option<Ad
         undo: undo.or_else(|| rendered.as_ref().and_then(|rendered| rendered.undo.clone())),
         lasting: rendered.and_then(|rendered| rendered.lasting),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sysctl_in_a_sentence_can_be_undone() {
+        let mut snapshot = Snapshot::default();
+        snapshot.sysctls.insert("net.ipv4.tcp_fastopen".to_owned(), "1".to_owned());
+        let advice = |words: &str| {
+            let remedy = Remedy::advice(words, "an effect");
+            rendered(remedy, &snapshot, &Place { is_root: true, ..Place::default() }).expect("shown")
+        };
+        let set = advice("`sysctl -w net.ipv4.tcp_fastopen=0` on clients");
+        assert!(!set.is_command && set.needs_root);
+        assert_eq!(set.until.as_deref(), Some("the next boot"));
+        let (undo, lasting) = (set.undo.expect("an undo line"), set.lasting.expect("a lasting form"));
+        assert!(undo.starts_with("sysctl -w net.ipv4.tcp_fastopen=1"), "{undo}");
+        assert!(lasting.contains("net.ipv4.tcp_fastopen = 0"), "{lasting}");
+        let open = advice("`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`");
+        assert_eq!((open.undo, open.lasting, open.until), (None, None, None));
+    }
 }

@@ -311,13 +311,13 @@ fn remedy(advice: &Advice) -> Vec<Block> {
     if !facts.is_empty() {
         effect += &format!(" ({})", facts.join("; "));
     }
-    if !is_command {
-        return vec![Block::List(Tone::Plain, vec![(String::new(), format!("{action}: {effect}"))])];
-    }
     let also = |command: &Option<String>, effect: &str| {
         command.clone().map(|command| Block::Command { command, effect: effect.to_owned() })
     };
-    let first = Block::Command { command: action.clone(), effect };
+    let first = match is_command {
+        true => Block::Command { command: action.clone(), effect },
+        false => Block::List(Tone::Plain, vec![(String::new(), format!("{action}: {effect}"))]),
+    };
     [Some(first), also(undo, "undoes it"), also(lasting, "the same also after a boot")]
         .into_iter()
         .flatten()

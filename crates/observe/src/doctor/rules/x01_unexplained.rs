@@ -295,7 +295,7 @@ fn unacknowledged(mut draft: Draft, found: &Unanswered, kept_here: (Judged, &str
     let fits = if to.is_ipv4() { 1_472 } else { 1_452 };
     let advice = format!(
         "`ping -M do -s {fits} {to}`, and with `-s 500`: if only the small packets are answered, a lower mtu of the route (`ip route change`), \
-         or net.ipv4.tcp_mtu_probing=1"
+         or `sysctl -w net.ipv4.tcp_mtu_probing=1`"
     );
     if found.none_acknowledged > 0 {
         draft = draft.because(format!(

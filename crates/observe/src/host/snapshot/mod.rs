@@ -49,27 +49,38 @@ pub use crate::host::snapshot::counters::counter_totals;
 const UNTRACED: &str = "nothing was traced";
 
 /// Sysctls that rules read.
-const SYSCTLS: &[&str] = &[
+pub(crate) const SYSCTLS: &[&str] = &[
+    "fs.file-max",
     "fs.nr_open",
+    "net.core.netdev_max_backlog",
     "net.core.rmem_default",
     "net.core.rmem_max",
     "net.core.somaxconn",
+    "net.ipv4.conf.all.rp_filter",
+    "net.ipv4.ip_forward",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
     "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.neigh.default.gc_thresh1",
+    "net.ipv4.neigh.default.gc_thresh2",
+    "net.ipv4.neigh.default.gc_thresh3",
     "net.ipv4.tcp_abort_on_overflow",
+    "net.ipv4.tcp_fastopen",
     "net.ipv4.tcp_fin_timeout",
     "net.ipv4.tcp_max_orphans",
     "net.ipv4.tcp_max_syn_backlog",
     "net.ipv4.tcp_max_tw_buckets",
     "net.ipv4.tcp_migrate_req",
+    "net.ipv4.tcp_mtu_probing",
     "net.ipv4.tcp_orphan_retries",
     "net.ipv4.tcp_syncookies",
     "net.ipv4.tcp_timestamps",
     "net.ipv4.tcp_tw_recycle",
     "net.ipv4.tcp_tw_reuse",
     "net.ipv4.tcp_tw_reuse_delay",
+    "net.netfilter.nf_conntrack_buckets",
+    "net.netfilter.nf_conntrack_max",
     "net.netfilter.nf_conntrack_tcp_timeout_time_wait",
 ];
 

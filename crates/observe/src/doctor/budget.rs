@@ -32,6 +32,8 @@ pub struct Budget {
     pub(crate) closed_last_s: u32,
     /// Growth of the ports in use per second; `None`: there is no second reading.
     pub(crate) growth_per_s: Option<f64>,
+    /// Whether `plain` is presumed, because none of its sockets could be read and no port was taken again meanwhile.
+    pub(crate) is_presumed: bool,
 }
 
 impl Budget {
@@ -44,8 +46,11 @@ impl Budget {
         let ports = snapshot.ports.seen()?;
         let held = snapshot.connections.seen()?.held_tcp.min(ports.usable());
         let time_wait = (state(tuple, "time-wait") as u32).min(tuple.in_use);
-        let plain = tuple.time_wait_plain.unwrap_or_else(|| likely_plain(snapshot, tuple, time_wait));
-        let plain = plain.min(time_wait);
+        let total = ports.usable() - held;
+        let is_idle = tuple.in_use >= total && is_reuse_idle(snapshot);
+        let unread = tuple.time_wait_plain.is_none() && may_be_plain(snapshot, tuple);
+        let is_likely = unread && (was_never_reused(snapshot) || is_idle);
+        let plain = tuple.time_wait_plain.unwrap_or(if is_likely { time_wait } else { 0 }).min(time_wait);
         // One connection tells about the next ones: the peer is the same.
         let reuse = reuse_delay_s(snapshot, tuple).filter(|_| plain * 2 <= time_wait);
         let wait_s = reuse.unwrap_or(TIME_WAIT_SECONDS);
@@ -53,7 +58,7 @@ impl Budget {
         let young = (tuple.closes_per_s * wait_s).ceil() as u32;
         let reusable = if reuse.is_some() { (time_wait - plain).saturating_sub(young) } else { 0 };
         Ok(Budget {
-            total: ports.usable() - held,
+            total,
             held,
             in_use: tuple.in_use,
             time_wait,
@@ -63,6 +68,7 @@ impl Budget {
             closes_per_s: tuple.closes_per_s,
             closed_last_s: tuple.closed_last_s,
             growth_per_s: (snapshot.interval_ns > 0).then_some(tuple.growth_per_s),
+            is_presumed: is_likely && !was_never_reused(snapshot),
         })
     }
 
@@ -156,12 +162,20 @@ pub(crate) fn reuse_delay_s(snapshot: &Snapshot, tuple: &Tuple) -> Option<f64> {
     (is_allowed && has_timestamps).then(|| delay_s(snapshot))
 }
 
-/// Returns the TIME_WAIT sockets that probably had no TCP timestamps, where neither they nor open connections of the tuple could be read. Had
-/// they been reusable, connect() would have taken one again while it filled the ports, as its search starts at random.
-fn likely_plain(snapshot: &Snapshot, tuple: &Tuple, time_wait: u32) -> u32 {
-    let is_near = is_loopback(tuple);
-    let never = snapshot.counter("TcpExt.TWRecycled").is_ok_and(|counter| counter.total == 0);
-    if never && !is_near && reuse_delay_s(snapshot, tuple).is_some() { time_wait } else { 0 }
+/// Returns whether connect() may be kept from the ports of a tuple in TIME_WAIT by lack of TCP timestamps only.
+fn may_be_plain(snapshot: &Snapshot, tuple: &Tuple) -> bool {
+    !is_loopback(tuple) && reuse_delay_s(snapshot, tuple).is_some()
+}
+
+/// Returns whether no port in TIME_WAIT of the namespace was ever taken again. With TCP timestamps connect() would have taken one while it
+/// filled the ports, as its search starts at random.
+fn was_never_reused(snapshot: &Snapshot) -> bool {
+    snapshot.counter("TcpExt.TWRecycled").is_ok_and(|counter| counter.total == 0)
+}
+
+/// Returns whether no port in TIME_WAIT was taken again between the readings: towards full ports each connect() that succeeds takes one.
+fn is_reuse_idle(snapshot: &Snapshot) -> bool {
+    snapshot.interval_ns > 0 && snapshot.counter("TcpExt.TWRecycled").is_ok_and(|counter| counter.during == 0)
 }
 
 fn is_loopback(tuple: &Tuple) -> bool {

@@ -17,6 +17,9 @@ use crate::doctor::words::{caller, count, counted, process, rate, time};
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
 const RANGE: &str = "net.ipv4.ip_local_port_range";
+/// The kernel's default range, and its ports.
+pub(crate) const DEFAULT_RANGE: &str = "32768 60999";
+pub(crate) const DEFAULT_PORTS: u32 = 28_232;
 const RESERVED: &str = "net.ipv4.ip_local_reserved_ports";
 /// Maximum number of blocks of reserved ports in a command.
 const MAX_BLOCKS: usize = 40;
@@ -35,8 +38,7 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
     // First what a file of sysctl.d(5) keeps.
     draft.now.extend(reuse(snapshot, tuple));
     draft.now.extend(more_sources(snapshot, tuple));
-    let grows = growth.filter(|_| tuple.growth_per_s > 0.0);
-    draft.now.extend(wider_for(snapshot, tuple, grows.as_ref()));
+    draft.now.extend(wider_range(snapshot, Some(tuple)));
     draft.proper.extend(printed(snapshot, tuple));
     if budget.is_some_and(|budget| budget.time_wait * 2 > budget.in_use) {
         draft = draft.proper(keep_connections(tuple));
@@ -45,14 +47,6 @@ pub(crate) fn more_ports(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple) -
         "more source addresses (`ip addr add`), or more addresses or ports of the destination",
         "each pair of addresses and destination port has the whole range",
     ))
-}
-
-/// A wider range, with the time for which it lasts while the connections of a tuple grow.
-fn wider_for(snapshot: &Snapshot, tuple: &Tuple, growth: Option<&Growth>) -> Option<Remedy> {
-    let wider = wider_range(snapshot, Some(tuple))?;
-    let more = most_ports(snapshot).saturating_sub(tuple.in_use);
-    let lasts = growth.map(|growth| format!("; this lasts {}", growth.lasts(more)));
-    Some(Remedy { effect: wider.effect.clone() + &lasts.unwrap_or_default(), ..wider })
 }
 
 /// Adds what ends a leak of connections: more ports only postpone the end.
@@ -75,7 +69,7 @@ fn end_leak(mut draft: Draft, snapshot: &Snapshot, tuple: &Tuple, leak: &Growth)
             format!("restart {name}"),
             format!("frees the ports for {}", time(f64::from(tuple.in_use) / leak.per_s)),
         ));
-    draft.now.extend(wider_for(snapshot, tuple, Some(leak)));
+    draft.now.extend(wider_range(snapshot, Some(tuple)));
     let pool = match are_many {
         true => "each process has its own: fewer processes, or a pool for all of them (a proxy)",
         false => "limit the size and the idle time of its pool",
@@ -299,10 +293,16 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let budget = Budget::of(snapshot, tuple).ok()?;
     let has_timestamps = snapshot.number("net.ipv4.tcp_timestamps").is_ok_and(|value| value != 0);
     let is_off = snapshot.number("net.ipv4.tcp_tw_reuse").is_ok_and(|value| value != 1);
-    let helps =
-        has_timestamps && is_off && budget.time_wait > 0 && budget.reusable == 0 && !budget.is_plain();
+    let delay = delay_s(snapshot);
+    // At a higher rate the ports run out all the same.
+    let lasts = Budget { wait_s: delay, ..budget }.plateau() <= f64::from(budget.total);
+    let helps = has_timestamps
+        && is_off
+        && lasts
+        && budget.time_wait > 0
+        && budget.reusable == 0
+        && !budget.is_plain();
     helps.then(|| {
-        let delay = delay_s(snapshot);
         let ceiling = f64::from(budget.total) / delay;
         let peer = match tuple.time_wait_plain {
             Some(_) => "the peer has TCP timestamps",
@@ -330,8 +330,8 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     })
 }
 
-/// A wider range, with the ports of listeners reserved; `None` if the range has all ports already, if the rate at which `tuple` closes fills
-/// the wider range too, or if the listeners are not known.
+/// A wider range, with the ports of listeners reserved, and the time for which it lasts while the connections of `tuple` grow; `None` if the
+/// range has all ports already, if the rate at which `tuple` closes fills the wider range too, or if the listeners are not known.
 pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<Remedy> {
     let ports = snapshot.ports.seen().ok()?;
     // The parity of the first port stays: the search begins with it.
@@ -346,6 +346,7 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     }
     let range = format!("{low} 65535");
     let reserved = blocks(&wide.reserved);
+    let lasts = tuple.and_then(|tuple| lasts(snapshot, tuple)).unwrap_or_default();
     let effect = format!(
         "{} instead of {}, for new connections at once",
         counted(then.into(), "port"),
@@ -354,11 +355,30 @@ pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<
     let added = |port: u16| wide.contains(port) && !(ports.low..=ports.high).contains(&port);
     let condition = known_servers(added);
     if wide.reserved == ports.reserved || reserved.is_empty() {
-        return Some(Remedy::sysctl(RANGE, range, effect).provided(condition).tried(Cure::Range));
+        return Some(Remedy::sysctl(RANGE, range, effect + &lasts).provided(condition).tried(Cure::Range));
     }
     let settings = vec![Setting::new(RESERVED, reserved), Setting::new(RANGE, range)];
-    let effect = format!("{effect}; the ports of listeners stay reserved");
+    let effect = format!("{effect}; the ports of listeners stay reserved{lasts}");
     Some(Remedy::sysctls(settings, effect).provided(condition).tried(Cure::Range))
+}
+
+/// The kernel's default range, where it has more ports and they last for a tuple: it takes no port that a server below 32768 needs.
+pub(crate) fn default_range(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
+    let ports = snapshot.ports.seen().ok()?;
+    let is_cure = ports.range() < DEFAULT_PORTS && is_lasting(snapshot, tuple, 1, DEFAULT_PORTS);
+    is_cure.then(|| {
+        let lasts = lasts(snapshot, tuple).unwrap_or_default();
+        let effect = format!("the kernel's default, for new connections at once{lasts}");
+        Remedy::sysctl(RANGE, DEFAULT_RANGE, effect).tried(Cure::Range)
+    })
+}
+
+/// Says how long more ports last while the connections of a tuple grow.
+fn lasts(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> {
+    let growth = Growth::of(snapshot, tuple, &Budget::of(snapshot, tuple).ok()?)?;
+    let grows = growth.idle_s.is_some() || tuple.growth_per_s > 0.0;
+    let more = most_ports(snapshot).saturating_sub(tuple.in_use);
+    grows.then(|| format!("; this lasts {}", growth.lasts(more)))
 }
 
 /// The command that keeps connect() from the port of a bind() that failed, if a connection has taken it from the range.

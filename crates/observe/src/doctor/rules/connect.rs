@@ -122,8 +122,8 @@ pub(super) const P08: Rule = Rule {
          (__inet_hash_connect), bind() to port 0 with the other parity (inet_csk_find_open_port). The rule has a finding if at least 95% of \
          the ports of a source address have the other parity. Ports that were chosen by number or by a linear search have both parities \
          and give no finding. connect() itself takes the other parity once the first is full; only if all older connections then close, and no \
-         new ones follow, does the rule see bind() where there was none. A trace decides: without a call from a bound port, and without a bind() \
-         that failed with EADDRINUSE, there is no finding.",
+         new ones follow, does the rule see bind() where there was none. A trace decides: of 20 calls or more none from a bound port, and no \
+         bind() that failed with EADDRINUSE: no finding.",
         "What helps: the option in the program. nginx and HAProxy set it themselves for proxy_bind and source; Envoy needs socket_options \
          before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run --via bound` sets it for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR, which does not let connect() of another program take the port; `fourtuple fix ports`, which leaves \
@@ -142,7 +142,8 @@ fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
         source.in_use >= MIN_IN_USE && f64::from(source.in_use) >= f64::from(usable) * limit / 100.0
     };
     let is_seen_otherwise = |source: &&Source| {
-        given_ports(snapshot, source).is_some_and(|(given, _)| given == 0)
+        // A few calls say nothing of the sockets that were there before.
+        given_ports(snapshot, source).is_some_and(|(given, calls)| given == 0 && calls >= MIN_IN_USE.into())
             && !is_refused_ports(snapshot, source)
     };
     let has_parity = |source: &Source| {
@@ -533,7 +534,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
                 .now(Remedy::advice(addition(snapshot, source, None), "bind() succeeds at once"))
                 .proper(Remedy::advice(configured, "the program binds to an address that is there"))
                 .proper(Remedy::advice(
-                    "net.ipv4.ip_nonlocal_bind=1, only for an address that moves between hosts (VRRP)",
+                    "`sysctl -w net.ipv4.ip_nonlocal_bind=1`, only for an address that moves between hosts (VRRP)",
                     "bind() succeeds before the address is there; connections from it still get no answer",
                 )),
         );

@@ -583,12 +583,15 @@ fn ports_at_their_limits() {
     let wanted = ["Notice", "1,000 usable ports; 10.0.0.1 → 10.0.0.2:80 uses 500"];
     expect("P03", 1_001.0, &of(tuple(500, 0)), &wanted);
     expect("P03", 1_001.0, &of(tuple(1_000, 0)), &["Warning", "uses 1,000 of them"]);
-    let closing = Tuple { closes_per_s: 20.0, growth_per_s: 20.0, ..tuple(50, 250) };
-    let needs = ["Warning", "needs 1,250 at its rate of 20 closes/s and 60 s"];
+    let closing = Tuple { closes_per_s: 20.0, closed_last_s: 3, growth_per_s: 20.0, ..tuple(50, 250) };
+    let needs = ["Warning", "needs 1,250 at its rate of 20 closes/s (3 in the last second) and 60 s"];
     expect("P03", 1_001.0, &of(closing.clone()), &needs);
     // The range is not small, and the widest one would do; for 2,000 closes/s none would.
     expect("P03", 0.0, &of(closing.clone()), &needs);
-    expect("P03", 0.0, &of(Tuple { closes_per_s: 2_000.0, growth_per_s: 2_000.0, ..closing }), &[]);
+    let fast = of(Tuple { closes_per_s: 2_000.0, growth_per_s: 2_000.0, ..closing });
+    expect("P03", 0.0, &fast, &[]);
+    // The default range would not do either.
+    expect("P03", 1_001.0, &fast, &["Warning", "needs 120,050", "!\"32768 60999\""]);
     // Too many reserved blocks for the widest range.
     let blocks: Vec<(u16, u16)> = (0..1_000).map(|block| (30_000 + 2 * block, 30_000 + 2 * block)).collect();
     expect("P03", 1_001.0, &connected(&blocks, vec![tuple(500, 0)]), &["Notice", "\"32768 60999\""]);
@@ -645,8 +648,8 @@ fn sockets_bound_first_at_their_limits() {
     expect("P08", 10.0, &of(142, 71, two(71)), &["no two destinations share a port"]);
     // The trace saw calls of the process without bind(), and then also a bind() that failed.
     let mut traced = of(200, 10, vec![tuple(200, 0)]);
-    let connects = TracedConnects {
-        owner: owner(7, 5),
+    let connects = |calls| TracedConnects {
+        owner: owner(7, calls),
         processes: 1,
         destination: tuple(1, 0).destination,
         searches: 5,
@@ -655,7 +658,10 @@ fn sockets_bound_first_at_their_limits() {
         established: 5,
         ..TracedConnects::default()
     };
-    traced.traced = Part::Seen(Traced { connects: vec![connects], ..Traced::default() });
+    let by = |calls| Part::Seen(Traced { connects: vec![connects(calls)], ..Traced::default() });
+    traced.traced = by(19);
+    expect("P08", 20.0, &traced, &["Notice", "0 of 19 calls of connect()"]);
+    traced.traced = by(20);
     expect("P08", 20.0, &traced, &[]);
     let refused = |errno: &str, pid| FailedCall {
         call: "bind".to_owned(),
@@ -665,7 +671,7 @@ fn sockets_bound_first_at_their_limits() {
         ..FailedCall::default()
     };
     for (errno, pid, found) in
-        [("EADDRINUSE", 7, &["0 of 5 calls of connect()"][..]), ("EADDRINUSE", 8, &[]), ("EACCES", 7, &[])]
+        [("EADDRINUSE", 7, &["0 of 20 calls of connect()"][..]), ("EADDRINUSE", 8, &[]), ("EACCES", 7, &[])]
     {
         traced.failures = Part::Seen(Failures { calls: vec![refused(errno, pid)], ..Failures::default() });
         expect("P08", 20.0, &traced, found);
@@ -764,6 +770,13 @@ fn time_wait_at_its_limits() {
     expect("T03", 50.0, &waiting(250, 250, None), &[]);
     expect("T03", 50.0, &waiting(248, 251, None), &[]);
     expect("T03", 50.0, &waiting(0, 900, None), &["Warning", "90% of its ports in TIME_WAIT"]);
+    let reuse = "\"net.ipv4.tcp_tw_reuse\"";
+    let at = |closes_per_s| connected(&[], vec![Tuple { closes_per_s, ..tuple(0, 900) }]);
+    expect("T03", 50.0, &at(1_000.0), &["Warning", reuse]);
+    let closed = Tuple { closes_per_s: 30.0, closed_last_s: 3, ..tuple(0, 900) };
+    expect("T06", 50.0, &connected(&[], vec![closed]), &["(300 in the last 10 s, 3 in the last second)"]);
+    // The ports would run out in a second.
+    expect("T03", 50.0, &at(1_001.0), &["Warning", &format!("!{reuse}")]);
     expect("T03", 0.0, &waiting(0, 900, Some(1_000)), &[]);
     expect("T03", 0.0, &waiting(0, 900, Some(1_001)), &["tcp_tw_reuse_delay is 1.001 s"]);
     let stamped = |time_wait, timestamps: &str| {

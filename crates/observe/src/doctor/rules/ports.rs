@@ -11,11 +11,12 @@ use fourtuple_record::snapshot::{
 
 use crate::doctor::attribute::{Callers, Growth, Stuck, left_behind};
 use crate::doctor::budget::{Budget, is_relieved};
-use crate::doctor::command::{Cure, Scope};
+use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{
-    NODE_PORTS, blocks, drawn_ports, is_lasting, lasting_range, lasting_sysctls, listening_ports, more_ports,
-    more_sources, most_ports, node_port_server, printed, running_fix, wider_range,
+    DEFAULT_PORTS, DEFAULT_RANGE, NODE_PORTS, blocks, default_range, drawn_ports, is_lasting, lasting_range,
+    lasting_sysctls, listening_ports, more_ports, more_sources, most_ports, node_port_server, printed,
+    running_fix, wider_range,
 };
 use crate::doctor::rule::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, percent, process, states, tuple};
@@ -85,8 +86,8 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let is_relieved = is_relieved(snapshot, subject);
     let severity = match (is_relieved, budget.is_full()) {
         (true, _) => Severity::Notice,
-        (false, true) => Severity::Critical,
-        (false, false) => Severity::Warning,
+        (false, true) if !budget.is_presumed => Severity::Critical,
+        (false, _) => Severity::Warning,
     };
     let held = (budget.held > 0).then(|| {
         format!(
@@ -104,8 +105,11 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
                 .then(|| format!("{} per second", counted(subject.growth_per_s.round() as u64, "more port"))),
         );
     if budget.is_full() && !is_relieved {
-        draft =
-            draft.because("the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)");
+        let fails = "the next connect() fails with EADDRNOTAVAIL (EADDRINUSE from bind() to port 0)";
+        draft = draft.because(match budget.is_presumed {
+            true => format!("{fails} if the connections had no TCP timestamps, which root sees: none was taken again meanwhile"),
+            false => fails.to_owned(),
+        });
     }
     let processes = iter::once(None).chain(subject.owners.iter().map(|owner| Some(owner.pid)));
     for process in processes {
@@ -271,10 +275,6 @@ pub(super) const P03: Rule = Rule {
 const P03_MATTERS: f64 = 50.0;
 /// The share of the ports from which on a rate counts, in percent.
 const STARTED: f64 = 25.0;
-/// The default of the kernel.
-const DEFAULT: &str = "32768 60999";
-/// The ports of [`DEFAULT`].
-const DEFAULT_PORTS: u32 = 28_232;
 
 fn p03(snapshot: &Snapshot, limit: f64) -> Checked {
     let ports = snapshot.ports.seen()?;
@@ -307,11 +307,12 @@ fn draft_p03(
     let range = format!("{}-{}", ports.low, ports.high);
     let verdict = if demand > f64::from(budget.taken()) {
         format!(
-            "the range {range} has {}; {} needs {} at its rate of {:.0} closes/s and {:.0} s until a port is free again",
+            "the range {range} has {}; {} needs {} at its rate of {:.0} closes/s ({} in the last second) and {:.0} s until a port is free again",
             counted(ports.usable().into(), "usable port"),
             tuple(subject),
             count(demand.ceil() as u64),
             budget.closes_per_s,
+            count(budget.closed_last_s.into()),
             budget.wait_s
         )
     } else {
@@ -324,20 +325,12 @@ fn draft_p03(
     };
     let is_short = demand > f64::from(budget.total);
     let severity = if is_short || budget.is_full() { Severity::Warning } else { Severity::Notice };
-    let mut draft = Draft::new(severity, "net.ipv4.ip_local_port_range", verdict)
-        .because(format!("the kernel's default is {DEFAULT}: {}", counted(DEFAULT_PORTS.into(), "port")));
-    match wider_range(snapshot, Some(subject)) {
-        Some(remedy) => draft = draft.now(remedy),
-        None if ports.range() < DEFAULT_PORTS => {
-            let remedy = Remedy::sysctl(
-                "net.ipv4.ip_local_port_range",
-                DEFAULT,
-                "the kernel's default, for new connections at once",
-            );
-            draft = draft.now(remedy.tried(Cure::Range));
-        }
-        None => {}
-    }
+    let mut draft = Draft::new(severity, "net.ipv4.ip_local_port_range", verdict).because(format!(
+        "the kernel's default is {DEFAULT_RANGE}: {}",
+        counted(DEFAULT_PORTS.into(), "port")
+    ));
+    let wider = wider_range(snapshot, Some(subject)).or_else(|| default_range(snapshot, subject));
+    draft.now.extend(wider);
     lasting_range(draft, snapshot, subject, budget).proper(Remedy::advice(
         "in Kubernetes: `fourtuple fix --print kubernetes`",
         "the range as a sysctl of the pod",

@@ -433,7 +433,7 @@ fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let verdict = format!(
         "{closer} closes its connections to {} first{}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,
-        lately(budget.closes_per_s),
+        lately(budget.closes_per_s, Some(budget.closed_last_s)),
         percent(budget.time_wait.into(), budget.total.into()),
         count(budget.total.into()),
         tuple(subject)
@@ -454,7 +454,7 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
     let verdict = format!(
         "{closer} on port {} closes first{}: {} in TIME_WAIT, {} of the {} that net.ipv4.tcp_max_tw_buckets allows",
         service.port,
-        lately(service.closes_per_s),
+        lately(service.closes_per_s, None),
         counted(waiting, "socket"),
         percent(waiting, allowed),
         count(allowed)
@@ -471,11 +471,14 @@ fn server(service: &Service, waiting: u64, allowed: u64) -> Draft {
         .proper(Remedy::advice(how, "fewer connections, and so fewer in TIME_WAIT"))
 }
 
-/// Returns the number of the last 10 s in parentheses, or nothing if no connection was closed in that time.
-fn lately(closes_per_s: f64) -> String {
-    match (closes_per_s * RECENT_SECONDS).round() as u64 {
-        0 => String::new(),
-        closed => format!(" ({} in the last 10 s)", count(closed)),
+/// Returns the numbers of the last 10 s and of the last one in parentheses, or nothing if no connection was closed in that time.
+fn lately(closes_per_s: f64, last: Option<u32>) -> String {
+    match ((closes_per_s * RECENT_SECONDS).round() as u64, last) {
+        (0, _) => String::new(),
+        (closed, None) => format!(" ({} in the last 10 s)", count(closed)),
+        (closed, Some(last)) => {
+            format!(" ({} in the last 10 s, {} in the last second)", count(closed), count(last.into()))
+        }
     }
 }
 

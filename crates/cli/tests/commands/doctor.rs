@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
@@ -53,6 +54,37 @@ fn an_idle_namespace_has_no_finding() {
         let unknown = run(&mut fourtuple(&format!("{QUICK} --no-trace --strict")));
         let line = unknown.stdout.lines().find(|line| line.contains("No fault found: ")).unwrap_or_default();
         assert!(unknown.code == 3 && line.contains(" could not be checked"), "{unknown:?}");
+    });
+}
+
+#[test]
+fn what_is_not_visible_is_not_called_healthy() {
+    let test = "doctor::what_is_not_visible_is_not_called_healthy";
+    in_namespace(|| {
+        if !is_root() {
+            return skip(test, "root", "the test drops privileges, and mounts");
+        }
+        let room = Room::new();
+        let copy = room.program();
+        let user = run(fourtuple_at(Path::new(&copy), &format!("{QUICK} --strict"))
+            .uid(65_534)
+            .gid(65_534)
+            .current_dir("/"));
+        // What the kernel says is in /proc, but for sock_diag.
+        let hidden = "mount -t tmpfs none /proc && exec \"$0\" doctor --for 100ms --strict";
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c", hidden, &copy]);
+        let without_proc = run(&mut unshare);
+        for ended in [&user, &without_proc] {
+            let verdict = ended.stdout.split("\n\n").next().unwrap_or_default().replace('\n', " ");
+            assert!(
+                verdict.starts_with("No fault found: ") && verdict.ends_with(" rules could not be checked"),
+                "{ended:?}"
+            );
+            assert_eq!(ended.code, 3, "{ended:?}");
+        }
+        assert!(without_proc.stdout.contains("kernel unknown · "), "{without_proc:?}");
+        assert!(without_proc.stdout.contains("virtualization unknown"), "{without_proc:?}");
     });
 }
 

@@ -14,7 +14,7 @@ use crate::program::{
 };
 use fourtuple_bench::serve::{Protocol, Serve, ServeError};
 use fourtuple_syscalls::child;
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl};
 use serde_json::Value;
 
 /// The user id of an unprivileged user on every Linux.
@@ -421,6 +421,27 @@ fn too_few_ports_are_refused_without_anyway() {
         assert!(number(&results["errors"], "EADDRNOTAVAIL") >= 1);
         assert!(number(&results["ports"], "stalled_ns") < number(results, "elapsed_ns"), "{record:#}");
         assert_eq!((requests(running), record["settings"]["anyway"].as_bool()), (done, Some(true)));
+    });
+}
+
+#[test]
+fn without_a_free_tuple_every_run_is_refused() {
+    in_namespace(|| {
+        keep_time_wait();
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 20015");
+        set_sysctl("net.ipv4.tcp_tw_reuse", "0");
+        let running = serve(CRR);
+        let line = "load tcp://127.0.0.1:4000 --json";
+        let filled = run(&mut fourtuple(&format!("{line} --operations 16 --connections 1")));
+        assert_eq!(number(&filled.json()["results"], "operations"), 16, "{filled:?}");
+        for flags in
+            ["--close server --rate 200/s", "--close rst --rate 200/s", "--close server --connections 4"]
+        {
+            let ended = run(&mut fourtuple(&format!("{line} {flags} --for 1s")));
+            assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{flags}: {ended:?}");
+            assert!(ended.line().contains("there are 16, 16 of them taken"), "{flags}: {ended:?}");
+        }
+        assert_eq!(requests(running), 16, "nothing was sent");
     });
 }
 

@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::exit::Exit;
-use crate::save::save;
+use crate::save::{self, save};
 use crate::units;
 
 /// Flags of every command that makes a record.
@@ -27,7 +27,7 @@ pub struct Output {
     #[arg(long)]
     pub json: bool,
     /// Write the record as one self-contained HTML page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     pub html: Option<PathBuf>,
     /// Show no progress
     #[arg(long)]

@@ -27,6 +27,18 @@ pub fn save(path: &Path, text: &str) -> io::Result<()> {
     result.map_err(|error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
 }
 
+/// Parses the value of a flag for a file that is written at the end of a run: its directory must be there now.
+pub fn new_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if path.is_dir() || directory.is_some_and(|directory| !directory.is_dir()) {
+        return Err(format!(
+            "{text:?} is not a file that can be written: expected one in a directory that exists"
+        ));
+    }
+    Ok(path)
+}
+
 fn write_through(path: &Path, text: &str) -> io::Result<()> {
     // Append, because /dev/stdout may be a file that the shell opened and other processes write to.
     let mut file = OpenOptions::new().append(true).open(path)?;

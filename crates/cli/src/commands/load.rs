@@ -24,7 +24,7 @@ use time::OffsetDateTime;
 use self::expect::Expectation;
 use crate::exit::{Exit, NotValid, UsageError};
 use crate::output::{self, Output, Random};
-use crate::save::save;
+use crate::save::{self, save};
 use crate::{exit, names, stop, units};
 
 /// Generate connections: their cost, their failures, the ports they need
@@ -199,10 +199,10 @@ pub struct LoadFlags {
     #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     threshold: Option<Duration>,
     /// Write histograms per second (HdrHistogram log)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     hdr: Option<PathBuf>,
     /// Write a row for each second
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     csv: Option<PathBuf>,
     /// Threshold, such as 'p99<20ms'; repeatable
     ///

@@ -5,7 +5,7 @@ use fourtuple_record::Saved;
 use fourtuple_report::html;
 
 use crate::exit::{Exit, UsageError};
-use crate::save::save;
+use crate::save::{self, save};
 use crate::{input, output};
 
 /// Render saved records as tables or as one HTML page
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     #[arg(long)]
     json: bool,
     /// Write all records as one self-contained HTML page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     html: Option<PathBuf>,
 }
 

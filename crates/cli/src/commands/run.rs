@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 
 use crate::exit::{self, Exit};
 use crate::output;
-use crate::save::save;
+use crate::save::{self, save};
 use crate::watch;
 
 /// Run a program whose connect() finds a free source port quickly
@@ -33,10 +33,10 @@ pub(crate) struct RunFlags {
     #[arg(long)]
     report: bool,
     /// Write the record as JSON; stdout belongs to the program
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     json: Option<PathBuf>,
     /// Write the record as one self-contained HTML page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     html: Option<PathBuf>,
     /// Do not name the way on stderr
     ///

@@ -37,6 +37,21 @@ fn ranges() {
 }
 
 #[test]
+fn files_to_write() {
+    for (command, flag) in [
+        ("load http://127.0.0.1:9/", "--html"),
+        ("load http://127.0.0.1:9/", "--csv"),
+        ("load http://127.0.0.1:9/", "--hdr"),
+        ("trace connect", "--flame"),
+        ("run", "--json"),
+    ] {
+        for path in ["/nowhere/file", "/tmp"] {
+            refused(command, flag, path, "expected one in a directory that exists");
+        }
+    }
+}
+
+#[test]
 fn strategies_and_remedies() {
     let strategies =
         "kernel-default, select-test-repeat, random-window:WIDTH (1 to 65535), full-range or auto";

@@ -17,6 +17,7 @@ use crate::commands::trace::{
 use crate::exit::{Exit, UsageError};
 use crate::line::Line;
 use crate::output::{Output, Random};
+use crate::save;
 use crate::units::{self, nanoseconds};
 
 /// Trace connect(): how long TCP or UDP searches for a source port
@@ -65,7 +66,7 @@ pub(super) struct ConnectFlags {
     #[command(flatten)]
     random: Random,
     /// Sample stacks, and write a flame graph (SVG)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     flame: Option<PathBuf>,
     #[command(flatten)]
     output: Output,

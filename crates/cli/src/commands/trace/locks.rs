@@ -15,6 +15,7 @@ use crate::commands::trace::{
 use crate::exit::Exit;
 use crate::line::Line;
 use crate::output::Output;
+use crate::save;
 use crate::units::{self, nanoseconds};
 
 /// Trace waits for TCP's locks, by class, kernel path and port
@@ -45,7 +46,7 @@ pub(super) struct LocksFlags {
     #[arg(long = "for", value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     time: Option<Duration>,
     /// Write a flame graph (SVG) of the waits by kernel path
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = save::new_file)]
     flame: Option<PathBuf>,
     #[command(flatten)]
     output: Output,

@@ -81,8 +81,8 @@ typedef struct fourtuple_attempt fourtuple_attempt;
 /* Returns the version of the library, such as "0.1.0". */
 const char *fourtuple_version(void);
 
-/* Makes a dialer, to be freed with fourtuple_dialer_free(). The strategy "auto" probes the kernel: once per network namespace, with 16
- * connections over loopback. Reads the ports in use from the kernel, 1.2 us for each socket on the destination: keep the dialer. */
+/* Makes a dialer, to be freed with fourtuple_dialer_free(). The strategy "auto" probes the kernel: once per network namespace, with up
+ * to 40 connections over loopback. Reads the ports in use from the kernel, 1.2 us for each socket on the destination: keep the dialer. */
 int fourtuple_dialer_new(const struct sockaddr *destination, socklen_t length, const struct fourtuple_settings *settings,
                          fourtuple_dialer **dialer, struct fourtuple_error *error);
 void fourtuple_dialer_free(fourtuple_dialer *dialer);

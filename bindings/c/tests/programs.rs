@@ -101,9 +101,9 @@ fn program_with(test: &str, source: &str, way: Way, libraries: &[&str]) -> Optio
             return None;
         }
         let mut command = Command::new("valgrind");
-        // Not possible leaks: Rust keeps the handle of a thread by a pointer into its middle, which valgrind takes for one.
-        command.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite"]);
-        command.args(["--errors-for-leak-kinds=definite", "--error-exitcode=99"]).arg(output);
+        command.args(["--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite,possible"]);
+        command.arg(format!("--suppressions={}", tree("bindings/c/valgrind.supp").display()));
+        command.arg("--error-exitcode=99").arg(output);
         return Some(command);
     }
     let mut command = Command::new(output);

@@ -27,6 +27,7 @@ impl Release {
         let shared = format!("libfourtuple.so.{}", self.version);
         write(&tree.join("include/fourtuple.h"), self.source("bindings/c/fourtuple.h")?)?;
         write(&libraries.join("pkgconfig/fourtuple.pc"), pkg_config(&self.version))?;
+        write(&libraries.join("valgrind/fourtuple.supp"), self.source("bindings/c/valgrind.supp")?)?;
         for (from, to, strip) in [
             ("libfourtuple_c.so", shared.as_str(), "--strip-unneeded"),
             ("libfourtuple_c.a", "libfourtuple.a", "--strip-debug"),

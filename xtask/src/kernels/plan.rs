@@ -122,6 +122,32 @@ const COMMANDS: &[Command] = &[
         save: None,
         needs: Some("fexit"),
     },
+    // No lock is contended, and nothing is sampled: the programs are loaded and attached.
+    Command {
+        name: "trace-locks",
+        seconds: 60,
+        program: "/bin/fourtuple",
+        arguments: &["trace", "locks", "--for", "100ms", "--json"],
+        save: None,
+        needs: None,
+    },
+    Command {
+        name: "trace-flame",
+        seconds: 60,
+        program: "/bin/fourtuple",
+        arguments: &["trace", "connect", "--for", "100ms", "--flame", "/flame.txt", "--json"],
+        save: None,
+        needs: None,
+    },
+    // The calibration ends on a slow machine, too.
+    Command {
+        name: "plan",
+        seconds: 180,
+        program: "/bin/fourtuple",
+        arguments: &["plan", "--rate", "2000/s", "--range", "20000-21999", "--json"],
+        save: None,
+        needs: None,
+    },
     // Processes by the BPF iterator, all traces, and no finding on an idle machine.
     Command {
         name: "doctor",

@@ -222,7 +222,7 @@ fn contradictory_flags_are_refused_in_one_line() {
         (format!("{tcp} --ramp 1..2:1"), ["1..2:1' for '--ramp", "2 to 100 steps"]),
         (format!("{tcp} --ramp 1..2 --rate 5"), ["--ramp", "--rate"]),
         (format!("{tcp} --ramp 1..2 --operations 5"), ["--ramp", "--operations"]),
-        (format!("{tcp} --ramp 1..2 --csv /nowhere/x"), ["--ramp", "--csv"]),
+        (format!("{tcp} --ramp 1..2 --csv rows"), ["--ramp", "--csv"]),
         (format!("{tcp} --requests /nowhere/x"), ["'--requests'", "http"]),
         (format!("{http} --requests /nowhere/x"), ["'/nowhere/x' for '--requests'", "cannot read"]),
         (format!("{http} --requests /dev/null"), ["'/dev/null' for '--requests'", "one JSON object a line"]),

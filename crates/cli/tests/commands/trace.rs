@@ -38,7 +38,7 @@ fn attached(
 #[test]
 fn without_permission_the_error_is_one_line() {
     for (arguments, words) in [
-        ("connect --for 1s --flame /nowhere/flame.svg", "cannot trace connect()"),
+        ("connect --for 1s --flame flame.svg", "cannot trace connect()"),
         ("accept --for 1s", "cannot trace accept()"),
         ("locks --for 1s", "cannot trace locks"),
     ] {

@@ -197,6 +197,7 @@ fn ports_without_timestamps_are_not_reusable() {
         let mut recycled = |during| {
             let counter = Counter { total: 1, during };
             known(&mut snapshot.counters).insert("TcpExt.TWRecycled".to_owned(), counter);
+            assert!(findings_in(&snapshot, "T04").is_empty());
             findings_in(&snapshot, "P01")
         };
         assert!(recycled(1).is_empty());

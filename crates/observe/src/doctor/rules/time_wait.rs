@@ -262,6 +262,7 @@ fn of_peers(snapshot: &Snapshot, limit: f64) -> Checked {
             || budget.time_wait == 0
             || !is_past
             || !budget.is_plain()
+            || budget.is_presumed
             || reuse_delay_s(snapshot, tuple).is_none()
         {
             continue;

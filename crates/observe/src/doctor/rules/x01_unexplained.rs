@@ -359,15 +359,16 @@ fn not_completed(draft: Draft, snapshot: &Snapshot, listener: &Listener) -> Draf
 mod tests {
     use std::net::{IpAddr, Ipv6Addr};
 
-    use fourtuple_record::errno;
     use fourtuple_record::snapshot::{
-        Connections, Counter, EphemeralPorts, FailedElsewhere, Failures, Listener, LocalAddress, Owner, Part,
-        Process, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
+        Connections, Conntrack, Counter, EphemeralPorts, FailedElsewhere, Failures, Listener, LocalAddress,
+        Owner, Part, Process, Service, Traced, TracedAccepts, TracedConnects, Tuple, TurnedAway, UdpSockets,
         UnansweredQueries, Unread,
     };
+    use fourtuple_record::{Finding, errno};
 
     use super::*;
     use crate::doctor::attribute::tests::full_tuple;
+    use crate::doctor::counters::COUNTERS;
     use crate::doctor::draft::What;
     use crate::doctor::{Diagnosis, Limits, diagnose};
 
@@ -465,6 +466,21 @@ mod tests {
         snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
         snapshot.addresses = Part::Seen(vec![local(Ipv6Addr::LOCALHOST.into())]);
         assert!(found(&snapshot)[0].1[0].starts_with("the cause here: no source address"));
+    }
+
+    #[test]
+    fn each_counter_that_grows_is_named() {
+        for row in COUNTERS {
+            let mut seen = snapshot(Vec::new(), &[(row.name, 10_000)]);
+            if let Some(name) = row.name.strip_prefix("conntrack.") {
+                let counters = [(name.to_owned(), Counter { total: 10_000, during: 10_000 })].into();
+                let conntrack = Conntrack { count: 1, limit: 100_000, counters, translated: None };
+                seen.conntrack = Part::Seen(conntrack);
+            }
+            let findings = diagnose(&seen, &Limits::default()).findings;
+            let names = |finding: &Finding| finding.id != "X01" || finding.verdict.contains(row.name);
+            assert!(findings.iter().any(names), "{}: {findings:#?}", row.name);
+        }
     }
 
     /// AttemptFails counts refused connects too; the trace begins after the first reading of the counters, and ends before the second.

@@ -19,6 +19,7 @@ use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, Errno};
+use fourtuple_testing::python::{self, Python};
 use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
 use traced::{count, has_missed, to, traced, tuple, until_none_missed};
 
@@ -223,6 +224,36 @@ fn each_failed_call_has_the_errno_of_the_program() {
         assert_eq!(of(refused), ("ECONNREFUSED", 3, false));
         // Other tests of this process fail as well; the sums have at least these.
         assert!(outcome.results.failed["EADDRNOTAVAIL"] >= 5 && outcome.results.failed["ECONNREFUSED"] >= 3);
+    });
+}
+
+#[test]
+fn failed_calls_of_each_kind_are_in_the_account() {
+    let test = "failed_calls_of_each_kind_are_in_the_account";
+    in_namespace(|| {
+        if !python::is_installed(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run(
+            "import errno\ntcp, udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+             def fails(call):\n  try: call()\n  except OSError as error: return {errno.EOPNOTSUPP: 'EOPNOTSUPP'}.get(error.errno, errno.errorcode[error.errno])\n\
+             calls = {'socket': lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM, 17), 'listen': lambda: udp.listen(),\n  \
+             'accept': lambda: tcp.accept(), 'recv': lambda: tcp.recv(1), 'send': lambda: tcp.send(b'x')}\n\
+             def all(): return [f'{name} {fails(call)}' for _ in range(3) for name, call in calls.items()][:5]",
+        );
+        let trace = Connect { process: Some(python.pid()), ..Connect::default() };
+        let Some((said, outcome)) = traced(test, &trace, || python.run("print(*all(), sep=',')")) else {
+            return;
+        };
+        let calls = &outcome.results.calls.seen().unwrap().calls;
+        let mut found: Vec<_> =
+            calls.iter().map(|call| (format!("{} {}", call.call, call.errno), call.failed)).collect();
+        let mut expected: Vec<_> = said.trim().split(',').map(|call| (call.to_owned(), 3)).collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+        assert_eq!(expected.len(), 5, "{said}");
     });
 }
 

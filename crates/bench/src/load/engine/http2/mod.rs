@@ -334,12 +334,13 @@ impl Http2Engine {
                 Progress::Open { connection: mut h2, sender } => {
                     let mut result = Poll::Pending;
                     // h2 receives before it sends.
-                    if mem::take(&mut connection.has_unsent) {
+                    let sends = mem::take(&mut connection.has_unsent);
+                    if sends {
                         connection.signals.sends_only.set(true);
                         result = Pin::new(&mut *h2).poll(context);
                         connection.signals.sends_only.set(false);
                     }
-                    if result.is_pending() {
+                    if result.is_pending() && (!sends || connection.signals.may_receive()) {
                         result = Pin::new(&mut *h2).poll(context);
                     }
                     let sender = self.look(sender, connection);
@@ -659,11 +660,12 @@ impl Stream {
                     Poll::Ready(Some(Err(error))) => break Some(Err(error)),
                     Poll::Ready(Some(Ok(data))) => {
                         received = true;
-                        // It fails only if more is released than was received.
-                        let _ = body.flow_control().release_capacity(data.len());
+                        // h2 releases what is left of a stream that ends.
                         if body.is_end_stream() {
                             break Some(Ok(mem::take(status)));
                         }
+                        // It fails only if more is released than was received.
+                        let _ = body.flow_control().release_capacity(data.len());
                     }
                     Poll::Ready(None) => {
                         let Incoming::Body(body, status) = mem::replace(&mut self.response, Incoming::Done)

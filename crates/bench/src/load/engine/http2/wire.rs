@@ -73,6 +73,11 @@ impl Signals {
         }
     }
 
+    /// Returns whether an edge has reported data that was not received yet, and a turn may receive.
+    pub(super) fn may_receive(&self) -> bool {
+        self.readable.get() && !self.sends_only.get()
+    }
+
     pub(super) fn ready(&self, readable: bool, hung_up: bool) {
         self.readable.set(self.readable.get() || readable);
         self.hung_up.set(self.hung_up.get() || hung_up);
@@ -257,7 +262,7 @@ fn receive(
     room: &mut [u8],
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    if !signals.readable.get() || signals.sends_only.get() {
+    if !signals.may_receive() {
         return Poll::Pending;
     }
     if signals.news.len() >= signals.traffic.enough {
@@ -297,6 +302,10 @@ impl AsyncRead for Wire {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Before the buffer of h2 is cleared, 8 KiB.
+        if self.tls.is_none() && !self.signals.may_receive() {
+            return Poll::Pending;
+        }
         let room = buffer.initialize_unfilled();
         let count = match &mut self.tls {
             None => ready!(receive(&self.socket, &self.signals, room, context))?,

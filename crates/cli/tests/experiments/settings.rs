@@ -133,7 +133,7 @@ fn reuse_needs_timestamps() {
         let before = scene.client.number("churn(400)\ntime.sleep(1.1)\nprint(churn(400))");
         let command = do_now(finding);
         paste(&command);
-        let after = scene.client.number("churn(400, 4001)\ntime.sleep(1.1)\nprint(churn(400, 4001))");
+        let after = scene.client.number("churn(400, 4001)\ntime.sleep(1.1)\nprint(churn(300, 4001))");
         row(
             finding,
             "net.ipv4.tcp_tw_reuse = 1 with net.ipv4.tcp_timestamps = 0",

@@ -47,6 +47,27 @@ fn every_line_fits_the_width() {
 }
 
 /// The first screen has each cause once: a finding with the cause of another is an id, and only the full text has each remedy.
+/// The sentence says when the sysctl helps, which a command alone would not.
+#[test]
+fn the_sysctl_of_a_sentence_is_undone_in_the_full_text() {
+    let mut saved = sample("doctor");
+    let Saved::Doctor(record) = &mut saved else { panic!("a record of doctor") };
+    let first = &mut record.results.findings[0];
+    let command = first.now.remove(0);
+    first.now = vec![Advice {
+        action: "on a gateway `sysctl -w c=1`".into(),
+        is_command: false,
+        until: Some("the next boot".into()),
+        undo: Some("sysctl -w c=0".into()),
+        lasting: Some("echo c".into()),
+        ..command
+    }];
+    let (brief, full) = (render(&saved, 80, false), render_in_full(&saved, 80, false));
+    has(&brief, &["on a gateway `sysctl -w c=1`", "(the sysctl until the next boot"]);
+    lacks(&brief, &["sysctl -w c=0", "echo c"]);
+    has(&full, &["sysctl -w c=0\n      undoes the sysctl", "echo c\n      the sysctl also after a boot"]);
+}
+
 #[test]
 fn the_first_screen_of_doctor_is_the_first_cause() {
     let mut saved = sample("doctor");

@@ -143,7 +143,9 @@ fn brief(advice: &Advice) -> Vec<Block> {
         let command = command.as_ref()?;
         Some(Block::Command { command: format!("{name}: {command}"), effect: String::new() })
     };
-    let lines = [also("keep", &advice.lasting), also("undo", &advice.undo)];
+    // A sentence says when its sysctl helps: a command alone would be pasted without that.
+    let lines = [also("keep", &advice.lasting), also("undo", &advice.undo)]
+        .map(|line| line.filter(|_| advice.is_command));
     remedy(&alone).into_iter().chain(lines.into_iter().flatten()).collect()
 }
 
@@ -299,7 +301,8 @@ fn remedy(advice: &Advice) -> Vec<Block> {
         Some(condition) => effect += &format!("; {condition}"),
         None => {}
     }
-    let mut facts: Vec<String> = until.iter().map(|until| format!("until {until}")).collect();
+    let what = if *is_command { "" } else { "the sysctl " };
+    let mut facts: Vec<String> = until.iter().map(|until| format!("{what}until {until}")).collect();
     match proof {
         Proof::None => {}
         Proof::Calculation => facts.push(match remains {
@@ -318,10 +321,11 @@ fn remedy(advice: &Advice) -> Vec<Block> {
         true => Block::Command { command: action.clone(), effect },
         false => Block::List(Tone::Plain, vec![(String::new(), format!("{action}: {effect}"))]),
     };
-    [Some(first), also(undo, "undoes it"), also(lasting, "the same also after a boot")]
-        .into_iter()
-        .flatten()
-        .collect()
+    let (undoes, lasts) = match is_command {
+        true => ("undoes it", "the same also after a boot"),
+        false => ("undoes the sysctl", "the sysctl also after a boot"),
+    };
+    [Some(first), also(undo, undoes), also(lasting, lasts)].into_iter().flatten().collect()
 }
 
 /// Adds the tables of tuples and listeners that the rules saw.

@@ -11,13 +11,10 @@ import io.netty.channel.unix.IntegerUnixChannelOption;
 import java.nio.charset.StandardCharsets;
 
 /**
- * Gets a page COUNT times with Netty: java -cp JARS NettyGet.java URL COUNT [option]. With `option` its sockets have IP_LOCAL_PORT_RANGE.
- * Prints requests, failures and seconds, without a first tenth.
+ * Gets a page COUNT times with Netty: java -cp "$(./jars.py)" NettyGet.java URL COUNT [option]. With `option` its sockets have
+ * IP_LOCAL_PORT_RANGE. Prints requests, failures and seconds, without a first tenth.
  */
 public class NettyGet {
-    /** IP_LOCAL_PORT_RANGE: level SOL_IP, option 51. */
-    static final IntegerUnixChannelOption LOCAL_PORT_RANGE = new IntegerUnixChannelOption("IP_LOCAL_PORT_RANGE", 0, 51);
-
     static class Reader extends SimpleChannelInboundHandler<ByteBuf> {
         @Override
         public void channelRead0(ChannelHandlerContext context, ByteBuf page) {}
@@ -28,7 +25,7 @@ public class NettyGet {
         int count = Integer.parseInt(arguments[1]);
         byte[] request = "GET / HTTP/1.0\r\n\r\n".getBytes(StandardCharsets.US_ASCII);
         EpollEventLoopGroup group = new EpollEventLoopGroup(1);
-        Bootstrap bootstrap = new Bootstrap().group(group).channel(EpollSocketChannel.class);
+        Bootstrap bootstrap = new Bootstrap().group(group);
         bootstrap.handler(new ChannelInitializer<Channel>() {
             @Override
             protected void initChannel(Channel channel) {
@@ -36,8 +33,10 @@ public class NettyGet {
             }
         });
         if (arguments.length > 2) {
-            // The whole range, searched port by port.
-            bootstrap.option(LOCAL_PORT_RANGE, 0xFFFF0000);
+            IntegerUnixChannelOption range = new IntegerUnixChannelOption("IP_LOCAL_PORT_RANGE", 0, 51);
+            bootstrap.channel(EpollSocketChannel.class).option(range, 0xFFFF0000);   // the whole range, searched port by port
+        } else {
+            bootstrap.channel(EpollSocketChannel.class);
         }
         long began = 0;
         int failed = 0;

@@ -4,8 +4,7 @@ kernel's choice of the source port, by `fourtuple run`, and with `fourtuple fix 
 
 Each round is a network namespace with nginx, which closes each connection, and whose ports are filled with TIME_WAIT sockets. In it the
 ways run one after the other, in the opposite order in each second round. A ratio is the median of the rounds' ratios to the kernel's
-choice. Needs root, nginx, the command in PATH or FOURTUPLE, and java and node for their clients; Netty's jars come by
-`mvn -f contrib/runtimes/pom.xml dependency:copy-dependencies -DoutputDirectory=JARS`, and are given by --jars JARS:
+choice. Needs root, nginx, the command in PATH or FOURTUPLE, and java and node for their clients; Netty's jars come by jars.py:
 
     contrib/runtimes/compare.py --rounds 5
 """
@@ -24,6 +23,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "bindings/python/bench"))
 
+import jars  # noqa: E402
 import room  # noqa: E402
 from room import TIME_WAIT_S, URL, enter_namespace, fill, sockets, start_nginx  # noqa: E402
 
@@ -102,18 +102,15 @@ def in_process(ways: dict[str, list[str]], share: float) -> dict[str, float] | N
     return {way: float(value) for way, value in (line.split("=") for line in text.splitlines())} or None
 
 
-def clients(wanted: list[str], jars: str | None, count: int, classes: str) -> dict[str, dict[str, list[str]]]:
-    """Returns the commands of each client by way, without those whose programs are missing."""
+def clients(wanted: list[str], count: int, classes: str) -> dict[str, dict[str, list[str]]]:
+    """Returns the commands of each client by way."""
     found: dict[str, dict[str, list[str]]] = {}
     for name in wanted:
-        if name == "netty" and not jars:
-            print("netty: left out without --jars", file=sys.stderr)
-            continue
         if name == "node":
             command = ["node", str(HERE / "agent.js"), URL, str(count)]
         else:
             source = {"java": "HttpGet", "netty": "NettyGet"}[name]
-            path = f"{classes}:{jars}/*" if name == "netty" else classes
+            path = f"{classes}:{jars.class_path()}" if name == "netty" else classes
             subprocess.run(["javac", "-cp", path, "-d", classes, HERE / f"{source}.java"], check=True)
             command = ["java", "-cp", path, source, URL, str(count)]
         ways = {"kernel": command, "run": [str(FOURTUPLE), "run", "--", *command], "fix ports": command}
@@ -127,7 +124,6 @@ def main() -> None:
     """Runs the rounds and prints a table."""
     parser = room.arguments(__doc__, "java,netty,node")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each client")
-    parser.add_argument("--jars", help="directory with the jars of Netty")
     flags = parser.parse_args()
     if FOURTUPLE is None:
         parser.error("there is no fourtuple in PATH: set FOURTUPLE")
@@ -135,7 +131,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     print("| client | way | requests/s, median | ratio, median (lowest to highest) |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as classes:
-        for name, ways in clients(flags.clients.split(","), flags.jars, flags.count, classes).items():
+        for name, ways in clients(flags.clients.split(","), flags.count, classes).items():
             rounds: list[dict[str, float]] = []
             for number in range(flags.rounds):
                 order = list(ways.items())

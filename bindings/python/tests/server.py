@@ -10,6 +10,7 @@ import threading
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: _Listener
 
     def do_GET(self) -> None:
         body = f"{self.client_address[0]} {self.client_address[1]}".encode()
@@ -17,6 +18,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        self.server.ports.append(self.client_address[1])
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -26,6 +28,7 @@ class _Listener(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 1024
+    ports: list[int]
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass
@@ -35,7 +38,7 @@ class Server:
     """A server on a thread of its own."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, family: int = socket.AF_INET) -> None:
-        kind = type("Listener", (_Listener,), {"address_family": family})
+        kind = type("Listener", (_Listener,), {"address_family": family, "ports": []})
         host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
         self._server: _Listener = kind((host, 8080), _Handler)
         self._scheme = "http"
@@ -43,6 +46,8 @@ class Server:
             self._scheme = "https"
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.address: tuple[str, int] = (host, 8080)
+        self.ports = self._server.ports
+        """The source port of each request that was answered."""
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
     def url(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -190,19 +191,72 @@ CLIENTS = {
 }
 
 
+def fourtuple_command() -> str:
+    command = os.environ.get("FOURTUPLE") or shutil.which("fourtuple")
+    require("programs", command is not None, "FOURTUPLE, the path of the command")
+    return str(command)
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_run_gives_ports_to_programs_that_connect_in_c(
     name: str, server: Server, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
     client = CLIENTS[name]
-    command = os.environ.get("FOURTUPLE") or shutil.which("fourtuple")
-    require("programs", command is not None, "FOURTUPLE, the path of the command")
+    command = fourtuple_command()
     require(name, shutil.which(client[0]) is not None, client[0])
     if name == "psycopg":
         request.getfixturevalue("postgres")
     record = tmp_path / "record.json"
     # `cgroup` needs rights that a test in a user namespace lacks.
-    words = [str(command), "run", "--via", "preload", "--json", str(record), "--", *client]
+    words = [command, "run", "--via", "preload", "--json", str(record), "--", *client]
     subprocess.run(words, check=True, capture_output=True)
     results = json.loads(record.read_text())["results"]
     assert results["changed"] == results["connects"] > 0, results
+
+
+NETTY = (RUNTIMES / "NettyGet.java").read_text()
+
+
+def netty(tmp_path: pathlib.Path) -> str:
+    """Returns a class path of Netty and of the classes of the test."""
+    require("java", shutil.which("javac") is not None, "javac")
+    require("ip_local_port_range", tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 8), "Linux 6.8")
+    # There is no route out of the namespace: .ci/python has fetched the jars.
+    jars = subprocess.run([sys.executable, RUNTIMES / "jars.py"], capture_output=True, text=True)
+    require("java", jars.returncode == 0, jars.stderr.strip())
+    return f"{tmp_path}:{jars.stdout.strip()}"
+
+
+def parities(server: Server, tmp_path: pathlib.Path, client: str, *option: str) -> set[int]:
+    """Runs a client of Netty and returns whether its ports were even (0), odd (1) or both.
+
+    Without IP_LOCAL_PORT_RANGE the kernel takes an odd port only if no even one is free; with it, one port after the other.
+    """
+    server.ports.clear()
+    (tmp_path / "NettyGet.java").write_text(client)
+    words = ["java", "-cp", netty(tmp_path), str(tmp_path / "NettyGet.java"), server.url(), "20", *option]
+    subprocess.run(words, check=True)
+    # Two requests are the first tenth, which the client does not count.
+    assert len(server.ports) == 22, server.ports
+    return {port % 2 for port in server.ports}
+
+
+def test_netty_option_searches_port_by_port(server: Server, tmp_path: pathlib.Path) -> None:
+    (block,) = re.findall(r"```java\n(.*?)```", (RUNTIMES.parents[1] / "docs/java.md").read_text(), re.DOTALL)
+    assert all(line in NETTY for line in block.splitlines()), "NettyGet.java has other lines than docs/java.md"
+    assert parities(server, tmp_path, NETTY) == {0}
+    assert parities(server, tmp_path, NETTY, "option") == {0, 1}
+
+
+def test_netty_printed_class_searches_port_by_port(server: Server, tmp_path: pathlib.Path) -> None:
+    words = [fourtuple_command(), "fix", "--print", "netty", "--to", "127.0.0.1:8080", "--source", "127.0.0.1/32"]
+    source = tmp_path / "SourcePorts.java"
+    source.write_bytes(subprocess.run(words, check=True, capture_output=True).stdout)
+    subprocess.run(["javac", "-cp", netty(tmp_path), "-d", tmp_path, source], check=True)
+    client = NETTY.replace("bootstrap.channel(EpollSocketChannel.class);", "SourcePorts.configure(bootstrap);")
+    client = client.replace(
+        "bootstrap.connect(url.getHost(), url.getPort())",
+        "SourcePorts.connect(bootstrap, new java.net.InetSocketAddress(url.getHost(), url.getPort()))",
+    )
+    assert client.count("SourcePorts") == 2
+    assert parities(server, tmp_path, client) == {0, 1}

@@ -85,7 +85,7 @@ pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 pub use trace::{
     TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,
-    TraceStep, TraceTuple,
+    TraceStep, TraceSymptom, TraceTuple,
 };
 pub use trace_accept::{
     Depth, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceListener, TraceUnixListener,

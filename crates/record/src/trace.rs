@@ -101,6 +101,19 @@ pub struct TraceConnectResults {
     /// with this address only. `hidden`: not counted.
     #[serde(default)]
     pub calls: Part<Failures>,
+    /// Symptoms other than failed calls in the network namespace of the trace, as `doctor` counts them. `hidden`: not read.
+    #[serde(default)]
+    pub symptoms: Part<Vec<TraceSymptom>>,
+}
+
+/// A counter of failures that grew during a trace, packets that a socket dropped, or a queue that did not move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TraceSymptom {
+    /// The symptom in one line, with the number of events.
+    pub sentence: String,
+    /// Rules of `doctor` that explain events of it, by id; none: it is unexplained.
+    pub rules: Vec<String>,
 }
 
 /// A bucket of the histogram of search times.

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{Failures, Owner, Part};
-use crate::{Distribution, Record};
+use crate::{Distribution, Record, TraceSymptom};
 
 /// The record of `fourtuple trace accept`.
 pub type TraceAcceptRecord = Record<TraceAcceptSettings, TraceAcceptResults>;
@@ -66,6 +66,9 @@ pub struct TraceAcceptResults {
     /// this address only. `hidden`: not counted.
     #[serde(default)]
     pub calls: Part<Failures>,
+    /// Symptoms other than failed calls in the network namespace of the trace, as `doctor` counts them. `hidden`: not read.
+    #[serde(default)]
+    pub symptoms: Part<Vec<TraceSymptom>>,
     /// Listening unix sockets of the network namespace of the trace that had a queue or refused connects, or that the processes of a filter
     /// use, most refused first. `hidden`: a filter by address or port, or the kernel does not list them.
     #[serde(default)]

@@ -1707,6 +1707,15 @@ class TraceConnectResultsCallsSeen(TypedDict):
     seen: Failures
 
 
+class TraceSymptom(TypedDict):
+    sentence: str
+    rules: list[str]
+
+
+class TraceConnectResultsSymptomsSeen(TypedDict):
+    seen: list[TraceSymptom]
+
+
 class TraceConnectResults(TypedDict):
     tier: Literal["tp_btf", "fexit", "cgroup+tp_btf"]
     tier_reason: str | None
@@ -1729,6 +1738,7 @@ class TraceConnectResults(TypedDict):
     samples: list[TraceSample]
     calls: NotRequired[TraceConnectResultsCallsSeen | DoctorHidden]
     notes: NotRequired[list[str]]
+    symptoms: NotRequired[TraceConnectResultsSymptomsSeen | DoctorHidden]
 
 
 class TraceConnectRecord(TypedDict):
@@ -1811,6 +1821,10 @@ class TraceAcceptResultsCallsSeen(TypedDict):
     seen: Failures
 
 
+class TraceAcceptResultsSymptomsSeen(TypedDict):
+    seen: list[TraceSymptom]
+
+
 class TraceUnixListener(TypedDict):
     path: str
     cookie: int
@@ -1845,6 +1859,7 @@ class TraceAcceptResults(TypedDict):
     listeners: list[TraceListener]
     calls: NotRequired[TraceAcceptResultsCallsSeen | DoctorHidden]
     notes: NotRequired[list[str]]
+    symptoms: NotRequired[TraceAcceptResultsSymptomsSeen | DoctorHidden]
     unix_listeners: NotRequired[TraceAcceptResultsUnixListenersSeen | DoctorHidden]
 
 

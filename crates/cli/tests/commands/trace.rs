@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use crate::program::situation::{has, paste};
 use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
@@ -134,8 +135,8 @@ fn failed_calls(test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<St
     failed_calls_of(std::process::id(), test, command, work)
 }
 
-/// As [`failed_calls`], of a process.
-fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
+/// Traces the network namespace of this thread while it runs `work`, and returns the record.
+fn traced(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> Option<Value> {
     // The listeners and connections of other tests would fill the tables.
     let thread = Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap());
     let flags = format!("trace {command} --pid {pid} --netns {}/ns/net --json", thread.display());
@@ -147,7 +148,12 @@ fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> 
     // The kernel counts events of the whole host that no program saw: one is more than a hundredth of those of this process.
     let expected = if stdout.contains(r#""id":"events-lost""#) { 3 } else { 0 };
     assert_eq!(child.wait().unwrap().code(), Some(expected), "{stdout}");
-    let record: Value = serde_json::from_str(&stdout).unwrap();
+    Some(serde_json::from_str(&stdout).unwrap())
+}
+
+/// As [`failed_calls`], of a process.
+fn failed_calls_of(pid: u32, test: &str, command: &str, work: impl FnOnce()) -> Option<Vec<String>> {
+    let record = traced(pid, test, command, work)?;
     let calls = list(&record, "/results/calls/seen/calls");
     // Of the process, not of the thread of the test.
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
@@ -346,6 +352,30 @@ fn a_trace_of_accepts_has_all_failed_calls() {
             "connect ",
             "[fd10::2]:80 the cause here: each IPv6 address of the devices is tentative",
         );
+    });
+}
+
+#[test]
+fn traces_have_the_symptoms_of_the_namespace() {
+    in_namespace(|| {
+        let test = "trace::traces_have_the_symptoms_of_the_namespace";
+        set_sysctl("net.core.somaxconn", "1");
+        let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
+        let connect =
+            || TcpStream::connect_timeout(&listener.local_addr().unwrap(), Duration::from_millis(1500));
+        let _waiting = [connect().unwrap(), connect().unwrap()];
+        for command in ["connect", "accept"] {
+            let Some(record) = traced(std::process::id(), test, command, || assert!(connect().is_err()))
+            else {
+                return;
+            };
+            let symptoms = list(&record, "/results/symptoms/seen");
+            for sentence in ["TcpExt.ListenOverflows grew by ", "2 connections at 127.0.0.1:4000 of "] {
+                let found = symptoms.iter().find(|symptom| text(symptom, "sentence").starts_with(sentence));
+                let rules = found.map(|symptom| &symptom["rules"]);
+                assert!(rules.is_some_and(|rules| rules[0].is_string()), "{sentence}: {symptoms:#?}");
+            }
+        }
     });
 }
 

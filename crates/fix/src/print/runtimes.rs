@@ -255,7 +255,7 @@ public final class SourcePorts {
 
     private SourcePorts() {}
 
-    /** Sets the options. The group of the bootstrap must be an EpollEventLoopGroup: NIO has no such options. */
+    /** Sets the channel and its options. The group of the bootstrap must be an EpollEventLoopGroup: NIO has no such options. */
     public static Bootstrap configure(Bootstrap bootstrap) {
         bootstrap.channel(EpollSocketChannel.class);
         // connect() chooses the port, not bind(), so that destinations share ports.

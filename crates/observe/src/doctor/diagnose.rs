@@ -1,7 +1,7 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
 use fourtuple_record::snapshot::{Owner, Snapshot};
-use fourtuple_record::{Advice, Finding, Proof, Severity, Unchecked};
+use fourtuple_record::{Advice, Finding, Proof, Severity, TraceSymptom, Unchecked};
 
 use crate::doctor::attribute::with_callers;
 use crate::doctor::command::{Place, Step, settings_in};
@@ -24,6 +24,8 @@ pub struct Diagnosis {
     pub unchecked: Vec<Unchecked>,
     /// Symptoms that no finding of another rule explains, in the order of the account. X01 has findings about the first of them.
     pub unexplained: Vec<Unexplained>,
+    /// Symptoms other than failed calls, explained or not.
+    pub symptoms: Vec<TraceSymptom>,
 }
 
 /// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
@@ -68,6 +70,7 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
         }
     }
     diagnosis.unexplained = account.unexplained();
+    diagnosis.symptoms = account.beside_calls();
     absorb_failures(&mut findings, snapshot);
     absorb_effects(&mut findings, snapshot);
     diagnosis.findings = findings.into_iter().map(|found| found.finding).collect();

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::slice;
 
+use fourtuple_record::TraceSymptom;
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
     Counter, FailedCall, Listener, Owner, Snapshot, TracedConnects, Tuple, UdpSocketView, Unanswered,
@@ -435,6 +436,21 @@ impl<'a> Account<'a> {
             sentence: item.sentence(),
         };
         rest.map(unexplained).collect()
+    }
+
+    /// Returns the symptoms other than failed calls, and than counters that only say what the failed calls say.
+    pub(crate) fn beside_calls(&self) -> Vec<TraceSymptom> {
+        let rules = |item: &Item<'_>| {
+            item.by.iter().filter(|rule| **rule != "X01").map(|rule| (*rule).to_owned()).collect()
+        };
+        let symptom = |item: &Item<'_>| {
+            let (amount, rules): (u64, Vec<String>) = (item.amount, rules(item));
+            let is_call = matches!(item.symptom, Symptom::Calls(_) | Symptom::Elsewhere { .. });
+            let is_said = item.rest == 0 && rules.is_empty();
+            let sentence = || Item { rest: amount, ..item.clone() }.sentence();
+            (!is_call && !is_said).then(|| TraceSymptom { sentence: sentence(), rules })
+        };
+        self.items.iter().filter_map(symptom).collect()
     }
 
     /// Subtracts what a finding explains.

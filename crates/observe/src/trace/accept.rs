@@ -394,6 +394,7 @@ fn results(counted: &Counted, elapsed: Duration) -> TraceAcceptResults {
         histogram: wait.steps().map(|(from_ns, count)| WaitStep { from_ns, count }).collect(),
         listeners,
         calls: Part::default(),
+        symptoms: Part::default(),
         unix_listeners: Part::default(),
     }
 }

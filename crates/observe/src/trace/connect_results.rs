@@ -103,6 +103,7 @@ pub(crate) fn results(
         flame: None,
         samples: samples.collect(),
         calls: Part::default(),
+        symptoms: Part::default(),
         tuples: order.iter().zip(fills).map(|(&index, fill)| tuple_result(&rows[index], fill)).collect(),
     };
     (results, error)

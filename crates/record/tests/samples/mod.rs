@@ -589,6 +589,7 @@ pub(crate) fn trace_connect() -> TraceConnectRecord {
             .collect(),
         samples,
         calls: Part::Seen(Failures { calls: vec![doctor::failed_call()], ..Failures::default() }),
+        symptoms: symptoms(),
     };
     record("trace connect", settings, results)
 }
@@ -682,6 +683,7 @@ fn empty_trace() -> TraceConnectRecord {
             left_out: 1,
             ..Failures::default()
         }),
+        symptoms: symptoms(),
         ..record.results
     };
     record
@@ -781,6 +783,7 @@ pub(crate) fn trace_accept() -> TraceAcceptRecord {
         ],
         listeners: vec![ladder, full],
         calls: Part::Seen(Failures { calls: vec![explained_call()], left_out: 1, ..Failures::default() }),
+        symptoms: symptoms(),
         unix_listeners: Part::Seen(vec![TraceUnixListener {
             path: "/run/it's </script>.sock".into(),
             cookie: 4_102,
@@ -820,10 +823,18 @@ fn empty_trace_accept() -> TraceAcceptRecord {
         histogram: Vec::new(),
         listeners: Vec::new(),
         calls: Part::Hidden("</script>".into()),
+        symptoms: Part::Hidden("</script>".into()),
         unix_listeners: Part::Hidden("</script>".into()),
         ..record.results
     };
     record
+}
+
+fn symptoms() -> Part<Vec<TraceSymptom>> {
+    Part::Seen(vec![
+        TraceSymptom { sentence: "TcpExt.ListenOverflows grew by 1,006".into(), rules: vec!["A01".into()] },
+        TraceSymptom { sentence: "Udp.MemErrors grew by 4</script>".into(), rules: Vec::new() },
+    ])
 }
 
 /// Returns a failed call with the causes of its errno.

@@ -7,7 +7,7 @@ use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::{
     Distribution, LockPath, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceConnectRecord,
     TraceConnectResults, TraceConnectSettings, TraceListener, TraceLocksRecord, TraceLocksResults,
-    TraceLocksSettings, TraceTuple, TraceUnixListener, TraceWorker,
+    TraceLocksSettings, TraceSymptom, TraceTuple, TraceUnixListener, TraceWorker,
 };
 
 use crate::document::{Block, Document, Medium, Tone};
@@ -101,6 +101,26 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
     }
     causes.truncate(CAUSES);
     document.items(Tone::Plain, unnamed(&causes));
+}
+
+/// Shows the rest of the account: what grew, was dropped or waited in the network namespace.
+fn symptoms(document: &mut Document, symptoms: &Part<Vec<TraceSymptom>>) {
+    let symptoms = match symptoms.seen() {
+        Ok(symptoms) => symptoms,
+        Err(reason) => return document.note(Tone::Dim, format!("other symptoms are not known: {reason}")),
+    };
+    let rules = |symptom: &TraceSymptom| match &symptom.rules[..] {
+        [] => "-".to_owned(),
+        rules => rules.join(", "),
+    };
+    if !symptoms.is_empty() {
+        let table: Table = Table::of(symptoms)
+            .text("symptom", 0, |symptom| symptom.sentence.clone())
+            .text("explained by `doctor`", 1, rules)
+            .limit(20, 200, "row")
+            .into();
+        document.table_below("Other symptoms of the network namespace", table);
+    }
 }
 
 /// Returns `nginx[812]`, or `curl (300 processes)`.
@@ -199,6 +219,7 @@ pub(super) fn trace_accept(record: &TraceAcceptRecord) -> Document {
     }
     trace_accept_unix_listeners(&mut document, record);
     failed_calls(&mut document, &results.calls);
+    symptoms(&mut document, &results.symptoms);
     times_of(&mut document, results);
     document.histogram(
         "Accepts by wait",
@@ -432,6 +453,7 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
         some => document.note(Tone::Bad, format!("failed: {some}")),
     }
     failed_calls(&mut document, &results.calls);
+    symptoms(&mut document, &results.symptoms);
     if let Some(words) = trace_connect_flame(results) {
         document.note(Tone::Plain, words);
     }

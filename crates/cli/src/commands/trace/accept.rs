@@ -79,7 +79,7 @@ impl AcceptFlags {
             let before = Before::read();
             let accept = Accept { network, ..accept };
             let (mut record, _) = run_instrument(&description, &accept, self.settings(), &self.output, show)?;
-            before.explain(&mut record.results.calls);
+            record.results.symptoms = before.explain(&mut record.results.calls);
             Ok(record)
         })?;
         self.output.finish(&Saved::TraceAccept(record))

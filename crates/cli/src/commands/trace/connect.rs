@@ -109,7 +109,7 @@ impl ConnectFlags {
             let connect = Connect { network, ..connect };
             let (mut record, folded) =
                 run_instrument(&description, &connect, self.settings(), &self.output, show)?;
-            before.explain(&mut record.results.calls);
+            record.results.symptoms = before.explain(&mut record.results.calls);
             Ok((record, folded))
         })?;
         let caption =

@@ -9,13 +9,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use fourtuple_observe::doctor::causes;
+use fourtuple_observe::doctor::{Limits, causes, diagnose};
 use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::namespace;
-use fourtuple_observe::host::snapshot::{Reader, counter_totals};
+use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
-use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Part, Snapshot};
-use fourtuple_record::{Record, TraceHeat};
+use fourtuple_record::snapshot::{FailedCall, Failures, Part, Snapshot};
+use fourtuple_record::{Record, TraceHeat, TraceSymptom};
 use fourtuple_report::flame::{self, Caption};
 use fourtuple_report::terminal;
 use time::OffsetDateTime;
@@ -251,53 +251,52 @@ fn cgroup_id(path: &Path) -> Result<u64, UsageError> {
 /// Most namespaces that are read; calls in further ones have the causes of the errno in general.
 const NAMESPACES: usize = 8;
 
-/// The network namespace of a trace at its start.
+/// The network namespace of the calling thread at the start of a trace.
 struct Before {
     /// Inode.
     namespace: Option<u32>,
-    counters: BTreeMap<String, u64>,
+    reader: Reader,
 }
 
 impl Before {
-    /// Reads the namespace of the calling thread.
     fn read() -> Before {
-        Before { namespace: namespace::of_this_thread(), counters: totals() }
+        let mut reader = Reader::new(Path::new("/"));
+        reader.read();
+        Before { namespace: namespace::of_this_thread(), reader }
     }
 
-    /// Adds the causes to the calls, as their namespaces are now.
-    fn explain(&self, calls: &mut Part<Failures>) {
-        let Part::Seen(Failures { calls, .. }) = calls else { return };
-        let namespaces: BTreeSet<u32> = calls.iter().map(|call| call.namespace).collect();
-        for (at, namespace) in namespaces.into_iter().enumerate() {
-            let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
-            let snapshot = if Some(namespace) == self.namespace {
-                self.now(&mut own)
-            } else {
-                let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
-                let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
-                processes.find_map(|process| foreign(process, namespace, &mut own)).unwrap_or_default()
-            };
-            for call in &mut own {
-                call.causes = causes(&snapshot, call);
+    /// Adds the causes to the calls, as their namespaces are now, and returns the other symptoms since the start.
+    fn explain(mut self, calls: &mut Part<Failures>) -> Part<Vec<TraceSymptom>> {
+        let mut snapshot = self.reader.read();
+        if let Part::Seen(Failures { calls, .. }) = calls {
+            let namespaces: BTreeSet<u32> = calls.iter().map(|call| call.namespace).collect();
+            for (at, namespace) in namespaces.into_iter().enumerate() {
+                let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
+                let other = if Some(namespace) == self.namespace {
+                    self.reader.look_up(own.iter_mut().map(|call| &mut **call));
+                    None
+                } else {
+                    let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
+                    let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
+                    Some(
+                        processes
+                            .find_map(|process| foreign(process, namespace, &mut own))
+                            .unwrap_or_default(),
+                    )
+                };
+                for call in &mut own {
+                    call.causes = causes(other.as_ref().unwrap_or(&snapshot), call);
+                }
             }
+            let is_own = |call: &FailedCall| Some(call.namespace) == self.namespace;
+            let calls = calls.iter().filter(|call| is_own(call)).cloned().collect();
+            snapshot.failures = Part::Seen(Failures { calls, ..Failures::default() });
         }
-    }
-
-    /// Returns the namespace of the calling thread, with the events since the start, and adds what it has at the addresses of the calls.
-    fn now(&self, calls: &mut [&mut FailedCall]) -> Snapshot {
-        let since = |(name, total): (String, u64)| {
-            let during = total.saturating_sub(self.counters.get(&name).copied().unwrap_or(0));
-            (name, Counter { total, during })
-        };
-        let counters = totals().into_iter().map(since).collect();
-        Snapshot { counters: Part::Seen(counters), ..read(calls) }
+        snapshot.counters.seen().map(|_| diagnose(&snapshot, &Limits::default()).symptoms).into()
     }
 }
 
-fn totals() -> BTreeMap<String, u64> {
-    counter_totals(Path::new("/")).unwrap_or_default()
-}
-
+/// Reads the namespace of the calling thread, and adds what it has at the addresses of the calls.
 fn read(calls: &mut [&mut FailedCall]) -> Snapshot {
     let mut reader = Reader::new(Path::new("/"));
     let snapshot = reader.read();

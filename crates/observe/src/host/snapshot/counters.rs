@@ -26,7 +26,7 @@ pub(super) type Totals = BTreeMap<String, u64>;
 /// # Errors
 ///
 /// The file and the error as text.
-pub fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
+pub(crate) fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, String> {
     let mut now = Totals::new();
     // /proc/net belongs to the process's first thread; this thread may be in another namespace.
     for path in ["proc/thread-self/net/netstat", "proc/thread-self/net/snmp"] {

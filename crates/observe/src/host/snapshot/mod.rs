@@ -43,7 +43,7 @@ use crate::host::snapshot::processes::{Sockets, Source, Wanted};
 use crate::host::snapshot::sums::Plain;
 use crate::host::{processors, sysctl};
 
-pub use crate::host::snapshot::counters::counter_totals;
+pub(crate) use crate::host::snapshot::counters::counter_totals;
 
 /// The reason why a reading has no traces: the caller adds them.
 const UNTRACED: &str = "nothing was traced";

@@ -11,8 +11,8 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
-    nginx_config, of, paste, set_range, traced, verdicts, wait_for,
+    Daemon, PROXY, actions, behind, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
+    nginx_config, paste, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{Room, queues, run, text, until};
 use crate::table::row;
@@ -108,7 +108,7 @@ fn bursts_that_redis_drops_are_named() {
         let record = diagnose_while(room, "A02", || {
             client.run("burst(60)");
         });
-        let finding = of(&record, "A02");
+        let finding = first(&record, "A02", &[]);
         assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
         server.end();
         let _server = redis(room, "tcp-backlog", 511);
@@ -232,7 +232,7 @@ fn a_server_that_a_signal_has_stopped_is_named() {
         paste(&format!("kill -STOP {}", server.pid()));
         client.run("begin('127.0.0.1', 20)");
         let record = diagnose(room);
-        let finding = of(&record, "A07");
+        let finding = first(&record, "A07", &[]);
         assert!(finding["evidence"].to_string().contains("is stopped by a signal (state T)"), "{finding:#}");
         let before = queues(PROXY)[0];
         let cure = do_now(finding);
@@ -337,7 +337,7 @@ fn a_backlog_that_somaxconn_cuts_is_named() {
         };
         let before = waiting(&server, &mut client);
         let record = diagnose(room);
-        let finding = of(&record, "A04");
+        let finding = &behind(&record, "A04", "A01");
         let command = do_now(finding);
         paste(&command);
         server.end();
@@ -378,7 +378,7 @@ fn half_open(test: &str, id: &str, backlog: u32, fault: &str) {
         // Closed at once: a diagnosis on a busy host takes longer than the limit on descriptors allows.
         client.run("for s in begin('127.0.0.9', 5): s.close()\ntime.sleep(0.02)");
     });
-    let finding = of(&record, id);
+    let finding = first(&record, id, &[]);
     // Handshakes in a full queue end after 6 s, later ones after 1 s, many at the same time (reqsk_timer_handler): others take their places
     // first. On a busy host a second may pass between the two lines.
     let attempts = "for _ in range(5):\n  begin('127.0.0.9', 100)\n  made = begin('127.0.0.8', 10); time.sleep(0.3)\n  \
@@ -427,7 +427,7 @@ fn clients_without_a_route_back_are_named() {
         let record = diagnose_while(room, "A03", || {
             client.run("begin('127.0.0.9', 2); time.sleep(0.02)");
         });
-        let finding = of(&record, "A03");
+        let finding = first(&record, "A03", &[]);
         assert!(actions(finding, "proper")[0].contains("ip route get"), "{finding:#}");
         client.run("made = begin('127.0.0.9', 10)");
         let before = 10 - client.number("time.sleep(0.3); print(established(made))");
@@ -524,7 +524,7 @@ fn requests_that_wait_for_a_thread_are_named() {
 fn requests_that_one_blocking_worker_delays_are_named() {
     experiment(&["gunicorn", "python3"], |room| {
         let fault = "requests of 0.2 s in one worker with one thread";
-        delayed(room, 1, 10, 20, fault, |record| of(record, "A07").clone());
+        delayed(room, 1, 10, 20, fault, |record| first(record, "A07", &[]).clone());
     });
 }
 
@@ -553,7 +553,7 @@ fn connections_that_stay_on_one_worker_are_named() {
         );
         let before = client.run("print(f'{jain():.2f}')");
         let record = diagnose(room);
-        let finding = of(&record, "B01");
+        let finding = first(&record, "B01", &[]);
         client.run("n = len(kept)\nfor p, c in kept: c.close()\nkept = open(n)");
         let after = client.run("print(f'{jain():.2f}')");
         row(
@@ -620,7 +620,7 @@ fn a_connected_socket_of_a_udp_group_is_named() {
              def send(number):\n  for _ in range(number): s.sendto(b'x', ('127.0.0.1', 4030))",
         );
         let record = diagnose(room);
-        let finding = of(&record, "U02");
+        let finding = first(&record, "U02", &[]);
         assert!(text(finding, "verdict").contains(&format!("python3[{}]", server.pid())), "{finding:#}");
         peer.run("send(100)");
         let before = server.number("print(received()[3])");
@@ -652,7 +652,7 @@ fn a_foreign_member_of_a_group_is_named() {
             "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(('127.0.0.1', 4020)); s.listen(100)",
         );
         let record = diagnose(room);
-        let finding = of(&record, "U03");
+        let finding = first(&record, "U03", &[]);
         let mut client = client();
         client.run(
             "def unanswered(number):\n  made = [socket.create_connection(('127.0.0.1', 4020)) for _ in range(number)]\n  \

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, diagnose, diagnose_with, do_now, experiment, failed_requests, finds,
-    first, has, nginx, of, paste, set_range, traced, wait_for,
+    Daemon, Fix, PROXY, SERVER, actions, behind, diagnose, diagnose_with, do_now, experiment,
+    failed_requests, finds, first, has, nginx, paste, set_range, traced, wait_for,
 };
 use crate::program::{Room, until};
 use crate::table::row;
@@ -104,7 +104,7 @@ fn reuse_gives_the_ports_of_time_wait_back() {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         scene.churn(300);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T03");
+        let finding = first(&record, "T03", &[]);
         let before = scene.client.number("print(churn(400))");
         let command = do_now(finding);
         paste(&command);
@@ -129,7 +129,7 @@ fn reuse_needs_timestamps() {
         set_sysctl("net.ipv4.tcp_timestamps", "0");
         scene.churn(300);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T04");
+        let finding = first(&record, "T04", &[]);
         let before = scene.client.number("churn(400)\ntime.sleep(1.1)\nprint(churn(400))");
         let command = do_now(finding);
         paste(&command);
@@ -156,7 +156,7 @@ fn fin_timeout_does_not_shorten_time_wait() {
         scene.churn(350);
         thread::sleep(Duration::from_millis(1_500));
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T05");
+        let finding = &behind(&record, "T05", "T03");
         let before = scene.client.number("print(waiting())");
         let command = do_now(finding);
         paste(&command);
@@ -180,7 +180,7 @@ fn the_side_that_closes_first_is_named() {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         scene.churn(300);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T06");
+        let finding = &behind(&record, "T06", "T03");
         let before = scene.client.number("print(waiting())");
         let cure = actions(finding, "proper").remove(0);
         // The server closes first now.
@@ -204,7 +204,7 @@ fn a_low_limit_of_time_wait_is_named() {
         set_sysctl("net.ipv4.tcp_max_tw_buckets", "400");
         scene.churn(370);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T01");
+        let finding = &behind(&record, "T01", "P01");
         let command = do_now(finding);
         paste(&command);
         row(
@@ -234,7 +234,7 @@ fn a_time_wait_that_is_cut_short_is_named() {
         };
         let before = skipped(&mut scene.client, 200);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "T02");
+        let finding = &behind(&record, "T02", "T01");
         let command = do_now(finding);
         paste(&command);
         let after = skipped(&mut scene.client, 100);
@@ -257,7 +257,7 @@ fn reserved_ports_are_named() {
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20000-20299");
         scene.client.run("dial(60)");
         let record = diagnose(&scene.room);
-        let finding = of(&record, "P04");
+        let finding = first(&record, "P04", &[]);
         let before = scene.client.number("print(dial(100))");
         let command = do_now(finding);
         paste(&command);
@@ -284,7 +284,7 @@ fn a_process_that_holds_ports_by_bind_is_named() {
         holder.run("for _ in range(300):\n  s = socket.socket(); s.bind(('10.0.0.1', 0)); held.append(s)");
         scene.client.run("dial(20)");
         let record = diagnose(&scene.room);
-        let finding = of(&record, "P06");
+        let finding = first(&record, "P06", &[]);
         let before = scene.client.number("print(dial(200))");
         let cure = actions(finding, "proper").remove(0);
         drop(holder);
@@ -309,7 +309,7 @@ fn processes_that_share_ports_are_named() {
         scene.client.run("dial(180)");
         other.run("dial(180)");
         let record = diagnose(&scene.room);
-        let finding = of(&record, "P12");
+        let finding = &behind(&record, "P12", "P01");
         let before = other.number("print(dial(100))");
         let cure = actions(finding, "proper").remove(0);
         let after = other.number("print(dial(100, source=('10.0.0.3', 0)))");
@@ -331,7 +331,7 @@ fn a_small_range_is_named() {
         let Some(mut scene) = Scene::start("settings::a_small_range_is_named") else { return };
         scene.client.run("dial(250)");
         let record = diagnose_with(&scene.room, "");
-        let finding = of(&record, "P03");
+        let finding = first(&record, "P03", &[]);
         let before = scene.client.number("print(dial(300))");
         let command = do_now(finding);
         paste(&command);
@@ -359,7 +359,7 @@ fn connects_without_a_port_are_named() {
         if !traced(test, &record, "P07") {
             return;
         }
-        let finding = of(&record, "P07");
+        let finding = &behind(&record, "P07", "P01");
         let before = scene.client.number("print(dial(100))");
         let command = sysctl(finding);
         paste(&command);
@@ -392,7 +392,7 @@ fn a_range_of_the_program_is_named() {
         if !traced(test, &record, "P07") {
             return;
         }
-        let finding = of(&record, "P07");
+        let finding = first(&record, "P07", &[]);
         let fact = finding["evidence"][0].as_str().unwrap();
         assert!(fact.contains("the ports 20100-20149 only (IP_LOCAL_PORT_RANGE)"), "{finding:#}");
         let before = scene.client.number("print(dial(100))");
@@ -425,7 +425,7 @@ fn a_host_without_udp_ports_is_named() {
         if !traced(test, &record, "X01") {
             return;
         }
-        let finding = of(&record, "X01");
+        let finding = first(&record, "X01", &[]);
         let fact = finding["evidence"][0].as_str().unwrap();
         assert!(fact.contains("UDP sockets hold 400 ports of the range"), "{finding:#}");
         let before = scene.client.number("print(questions(100))");
@@ -462,7 +462,7 @@ fn the_last_port_is_forecast() {
         let Some(mut scene) = Scene::with_range(test, 20_000, 21_999) else { return };
         scene.client.run("dial(1050)");
         let record = scene.diagnose_during("dial(1)", 0.1, "P03 = 1\n");
-        let finding = of(&record, "P10");
+        let finding = &behind(&record, "P10", "P02");
         let before = scene.client.number("print(dial(1500))");
         let command = sysctl(finding);
         paste(&command);
@@ -493,7 +493,7 @@ fn a_source_address_that_is_gone_is_named() {
                    if s.recv(4096): got.add(s)\n    except OSError: pass\n  return len(got)";
         scene.client.run(ask);
         let record = diagnose(&scene.room);
-        let finding = of(&record, "P11");
+        let finding = first(&record, "P11", &[]);
         let before = 20 - scene.client.number("print(answered())");
         let cure = actions(finding, "now")
             .into_iter()
@@ -534,7 +534,7 @@ fn crowded_ports_are_named() {
                for _ in range(2): held.append(socket.create_connection((f'127.1.{n // 250}.{n % 250 + 1}', 4010)))",
         );
         let record = diagnose_with(&scene.room, "");
-        let finding = of(&record, "L02");
+        let finding = &behind(&record, "L02", "P01");
         let command = do_now(finding);
         paste(&command);
         let after = diagnose_with(&scene.room, "");
@@ -587,8 +587,8 @@ fn a_slow_search_is_named_by_its_time() {
         if !traced(test, &record, "P09") {
             return;
         }
-        let slow = of(&record, "P09");
-        let busy = of(&record, "L03");
+        let slow = &behind(&record, "P09", "P02");
+        let busy = &behind(&record, "L03", "P02");
         let command = do_now(slow);
         // The fix acts past a quarter of the ports by its first 16 samples. Of half of the ports it may find too few.
         fill("[*even, *odd]");

@@ -31,7 +31,7 @@ fn read() -> (String, Vec<String>, String) {
     (format!("{before}{BEGIN}{head}"), rows, format!("{END}{after}"))
 }
 
-/// Returns the cells of a row: rule and severity, fault, program, first line, before, cure, after.
+/// Returns the cells of a row: rule and severity, fault, program, finding, before, cure, after.
 fn cells(row: &str) -> Vec<&str> {
     row.trim_matches('|').split(" | ").map(str::trim).collect()
 }
@@ -41,12 +41,16 @@ fn key(row: &str) -> (&str, Vec<&str>) {
     (row.split('`').nth(1).unwrap_or_default(), cells(row).into_iter().skip(1).take(2).collect())
 }
 
-/// Returns what the row of a run must have in common with the page: rule, severity, fault, program, and what happened before and after
-/// the cure. The words of the finding change more often than the facts, and have tests of their own.
+/// Returns what the row of a run must have in common with the page. Of the first line this is what stands before the first semicolon, and
+/// before a comma: what follows are figures that a short run does not always have.
 fn facts(row: &str) -> Vec<String> {
     let cells = cells(row);
     assert_eq!(cells.len(), 7, "{row}");
-    [0, 1, 2, 4, 6].map(|cell| mask(cells[cell])).into()
+    let mut facts: Vec<String> = cells.iter().map(|cell| mask(cell)).collect();
+    let first = facts[3].split([';', ',']).next().unwrap_or_default();
+    // Restarts of a program are one process or several.
+    facts[3] = first.replace("[PID]", "").replace(" (N processes)", "");
+    facts
 }
 
 /// Replaces numbers and units of time, which differ from run to run.
@@ -70,21 +74,25 @@ fn mask(row: &str) -> String {
     ["N ms", "N us"].iter().fold(masked, |text, unit| text.replace(unit, "N s"))
 }
 
-/// Replaces the process IDs of `name[ID]` and `--pid ID`, which differ from run to run, wherever they stand in a text. A small ID (of a
-/// process in a namespace of processes) may be equal to a figure, so figures of a row are not such a text.
-fn without_process_ids(mut row: String) -> String {
-    let is_id = |text: &&str| text.parse::<u32>().is_ok();
-    while let Some(id) = row
-        .split('[')
-        .skip(1)
-        .filter_map(|rest| rest.split(']').next())
-        .chain(row.split("--pid ").skip(1).filter_map(|rest| rest.split([' ', '`']).next()))
-        .find(is_id)
-        .map(str::to_owned)
-    {
-        row = row.replace(&id, "PID");
+/// Replaces the process IDs of `name[ID]` and `--pid ID`, which differ from run to run, wherever they stand as a word of their own: a small
+/// ID (of a process in a namespace of processes) may be a part of a port. It may be equal to a figure, so figures of a row are not such a
+/// text.
+fn without_process_ids(text: &str) -> String {
+    let in_brackets = text.split('[').skip(1).filter_map(|rest| rest.split(']').next());
+    let of_flags = text.split("--pid ").skip(1).filter_map(|rest| rest.split([' ', '`']).next());
+    let ids: BTreeSet<&str> =
+        in_brackets.chain(of_flags).filter(|text| text.parse::<u32>().is_ok()).collect();
+    let is_figure = |character: char| character.is_ascii_digit() || ".,:".contains(character);
+    let mut masked = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let end = rest.find(|other| is_figure(other) != is_figure(first)).unwrap_or(rest.len());
+        let word = rest[..end].trim_end_matches(['.', ',', ':']);
+        masked += if ids.contains(word) { "PID" } else { word };
+        masked += &rest[word.len()..end];
+        rest = &rest[end..];
     }
-    row
+    masked
 }
 
 /// Compares the row of an experiment with the table of docs/doctor.md; with FOURTUPLE_WRITE=1 writes the row instead.
@@ -92,10 +100,12 @@ fn without_process_ids(mut row: String) -> String {
 pub(crate) fn row(finding: &Value, fault: &str, program: &str, before: &str, cure: &str, after: &str) {
     static WRITING: Mutex<()> = Mutex::new(());
     let words = format!("{}\n{cure}", text(finding, "verdict")).replace('|', "\\|");
-    let words = without_process_ids(words);
+    let words = without_process_ids(&words);
     let (verdict, cure) = words.split_once('\n').expect("two lines");
+    // As `situation::behind` has asserted.
+    let behind = finding["behind"].as_str().map_or_else(String::new, |rule| format!(", after `{rule}`"));
     let row = format!(
-        "| `{}` {} | {fault} | {program} | {verdict} | {before} | `{cure}` | {after} |",
+        "| `{}` {}{behind} | {fault} | {program} | {verdict} | {before} | `{cure}` | {after} |",
         text(finding, "id"),
         text(finding, "severity"),
     );
@@ -132,5 +142,7 @@ fn every_rule_has_an_experiment() {
 
 #[test]
 fn figures_of_rows_are_masked() {
+    let masked = without_process_ids("nginx[40] at 127.0.0.1:4000, 40 times: `kill 40`, and 1.40 of 404.");
+    assert_eq!(masked, "nginx[PID] at 127.0.0.1:4000, PID times: `kill PID`, and 1.40 of 404.");
     assert_eq!(mask("nginx[812] uses 28,232 of 1.5 ms, then 7."), "nginx[N] uses N of N s, then N.");
 }

@@ -130,14 +130,17 @@ pub(crate) fn first<'a>(record: &'a Value, id: &str, parts: &[&str]) -> &'a Valu
     finding
 }
 
-/// Returns the finding of a rule.
+/// Returns the finding of a rule that comes after that of another one, which is the cause or more severe, and must be the first.
 #[track_caller]
-pub(crate) fn of<'a>(record: &'a Value, id: &str) -> &'a Value {
+pub(crate) fn behind(record: &Value, id: &str, other: &str) -> Value {
+    first(record, other, &[]);
     let mut findings = list(record, "/results/findings").iter();
-    let found = findings.find(|finding| finding["id"] == id);
-    found.unwrap_or_else(|| {
+    let found = findings.find(|finding| finding["id"] == id).cloned();
+    let mut found = found.unwrap_or_else(|| {
         panic!("no {id}: {:#?}; not checked: {:#}", verdicts(record), record["results"]["unchecked"])
-    })
+    });
+    found["behind"] = other.into();
+    found
 }
 
 /// Returns the first command of "do now".

@@ -23,11 +23,10 @@ pub fn mount(kind: &str, target: &str) -> io::Result<()> {
     check(result).map(drop)
 }
 
-/// Loads an uncompressed kernel module from an open file with finit_module(2).
+/// Loads an uncompressed kernel module from an open file with finit_module(2) and its parameters, such as `enable_hooks=1`.
 ///
 /// # Errors `EEXIST` if the module is loaded already, `ENOENT` for a symbol of a module that must be loaded first.
-pub fn load_module(module: BorrowedFd<'_>) -> io::Result<()> {
-    let parameters: &CStr = c"";
+pub fn load_module(module: BorrowedFd<'_>, parameters: &CStr) -> io::Result<()> {
     // SAFETY: the descriptor is open for the length of the borrow and the parameters end in NUL.
     let result = unsafe { libc::syscall(libc::SYS_finit_module, module.as_raw_fd(), parameters.as_ptr(), 0) };
     check(result as libc::c_int).map(drop)

@@ -161,7 +161,12 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         let without_diag = kernels.iter().map(|kernel| {
             machine(kernel, "-without-diag", modules::WANTED_WITHOUT_DIAG, plan::entries_without_diag())
         });
-        let mut machines: Vec<Machine<'_>> = whole.chain(without_diag).collect();
+        // Programs for another architecture are built if the whole plan has them.
+        let of_limits = kernels
+            .iter()
+            .filter(|_| architecture.is_native())
+            .map(|kernel| machine(kernel, "-limits", modules::WANTED_OF_LIMITS, plan::entries_of_limits()));
+        let mut machines: Vec<Machine<'_>> = whole.chain(without_diag).chain(of_limits).collect();
         if options.no_run {
             machines.clear();
         }

@@ -18,6 +18,10 @@ pub(crate) const WANTED: &[&str] =
 /// refusing the request.
 pub(crate) const WANTED_WITHOUT_DIAG: &[&str] = &["inet_diag", "veth", "dummy", "vrf"];
 
+/// The modules for experiments with limits of the host.
+pub(crate) const WANTED_OF_LIMITS: &[&str] =
+    &["inet_diag", "tcp_diag", "udp_diag", "unix_diag", "nf_conntrack"];
+
 /// A module ready to be loaded.
 pub(crate) struct Module {
     pub(crate) name: String,

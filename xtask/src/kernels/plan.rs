@@ -10,7 +10,7 @@ const TEST_PACKAGES: &[&str] = &["fourtuple", "fourtuple-bpf", "fourtuple-observ
 const TEST_PACKAGES_ELSEWHERE: &[&str] = &["fourtuple-syscalls"];
 
 /// Single test programs of other packages.
-const TEST_PROGRAMS: &[(&str, &str)] = &[("fourtuple-cli", "run")];
+const TEST_PROGRAMS: &[(&str, &str)] = &[("fourtuple-cli", "experiments"), ("fourtuple-cli", "run")];
 
 /// Returns the packages with test programs for guests of another architecture.
 pub(crate) fn packages_elsewhere() -> impl Iterator<Item = &'static str> {
@@ -28,7 +28,7 @@ pub(crate) fn is_wanted(package: &str, name: &str, elsewhere: bool) -> bool {
 /// Tests of these packages that make no system calls (emulation would only make them slow), or that read files or run programs
 /// that are not in the guest.
 const TESTS_FOR_THE_HOST: &[&str] =
-    &["example_programs", "fourtuple-unit", "fourtuple_observe-unit", "plan", "rules"];
+    &["example_programs", "experiments", "fourtuple-unit", "fourtuple_observe-unit", "plan", "rules"];
 
 /// Tests of these packages that need processors of real speed: contended locks, samples of a clock, thousands of connects.
 /// They run on the machine's own kernel.
@@ -217,6 +217,18 @@ pub(crate) fn entries_without_diag() -> Vec<Entry> {
         seconds: TEST_SECONDS,
         program: guest_test_path("library"),
         arguments: vec!["--ignored".to_owned(), "errnos::".to_owned()],
+        save: None,
+    }]
+}
+
+/// Returns the experiments that change the limits of a host. They are ignored everywhere else.
+pub(crate) fn entries_of_limits() -> Vec<Entry> {
+    vec![Entry {
+        name: "limits".to_owned(),
+        seconds: TEST_SECONDS,
+        program: guest_test_path("experiments"),
+        // One after the other: each has the host for itself.
+        arguments: ["--ignored", "--test-threads=1", "limits::"].map(str::to_owned).into(),
         save: None,
     }]
 }

@@ -7,6 +7,7 @@ mod program;
 
 mod accept;
 mod kernel;
+mod limits;
 mod listeners;
 mod ports;
 mod services;

@@ -108,7 +108,9 @@ pub(crate) fn bring_up() -> Vec<String> {
     match modules() {
         Ok(paths) => {
             for path in paths {
-                let loaded = File::open(&path).and_then(|file| boot::load_module(file.as_fd()));
+                // Without this, connections are tracked only if a rule of a firewall asks for it.
+                let parameters = if path.ends_with("-nf_conntrack.ko") { c"enable_hooks=1" } else { c"" };
+                let loaded = File::open(&path).and_then(|file| boot::load_module(file.as_fd(), parameters));
                 note(&format!("load {path}"), loaded);
             }
         }

@@ -1,12 +1,14 @@
 //! `fourtuple top` in a terminal.
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::Command;
 
 use crate::program::{Room, fourtuple, is_root, run};
 use crate::threads::UNUSED_USER;
 use fourtuple_testing::{in_namespace, skip};
 
-/// Runs `top` in a pseudoterminal of 80x24: waits for the line of keys, types `q`, and prints the exit code and the output.
+/// Runs `top` in a pseudoterminal of 80x24: waits for the line of keys, types `34q`, and prints the exit code and the output.
 const SCRIPT: &str = r#"
 import fcntl, os, pty, resource, struct, sys, termios
 pid, terminal = pty.fork()
@@ -29,7 +31,7 @@ while True:
     output += piece
     if b"freeze" in output and not typed:
         typed = True
-        os.write(terminal, b"q")
+        os.write(terminal, b"34q")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 sys.stdout.buffer.write(output)
 "#;
@@ -58,6 +60,24 @@ fn top_ends_with_q_and_restores_the_terminal() {
         // Enters the alternate screen, and leaves it at the end.
         assert!(output.contains("\u{1b}[?1049h") && output.contains("\u{1b}[?1049l"), "{output:?}");
         assert!(output.contains("finding") && output.contains("rules"), "{output:?}");
+    });
+}
+
+#[test]
+fn unix_listeners_and_their_workers_are_shown() {
+    in_namespace(|| {
+        let address = SocketAddr::from_abstract_name("fourtuple-top").expect("an address");
+        let listener = UnixListener::bind_addr(&address).expect("a listener");
+        let clients = [(); 3].map(|()| UnixStream::connect_addr(&address).expect("a connection"));
+        let _accepted = [listener.accept().expect("a connection"), listener.accept().expect("another")];
+        let Some((code, output)) = top("xterm-256color") else {
+            return skip("unix_listeners_and_their_workers_are_shown", "python3", "no python3");
+        };
+        assert_eq!(code, "0", "{output}");
+        // One row of the panel of listeners, and one of workers: a process with all accepted connections.
+        assert!(output.contains("@fourtuple-top"), "{output:?}");
+        assert!(output.contains("2   100%"), "{output:?}");
+        drop(clients);
     });
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use fourtuple_observe::doctor::Budget;
-use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple};
+use fourtuple_record::snapshot::{Connections, Owner, Snapshot, Tuple, UnixListener};
 use fourtuple_record::{Finding, Severity};
 use fourtuple_report::duration;
 
@@ -130,7 +130,7 @@ impl Panel {
             text("process", 16),
         ];
         const WORKERS: &[Column] =
-            &[number("port", 6), text("worker", 0), number("connections", 11), number("share", 5)];
+            &[text("port or path", 20), text("worker", 0), number("connections", 11), number("share", 5)];
         const TIME_WAIT: &[Column] =
             &[text("closed first", 0), number("sockets", 9), number("closes/s", 9), text("process", 16)];
         match self {
@@ -160,11 +160,10 @@ impl Panel {
                 tuples.map(|one| Ok(tuple(one, &Budget::of(snapshot, one)?))).collect()
             }
             Panel::Listeners => {
-                let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
                 let tcp = snapshot.listeners.seen()?.iter().map(listener);
-                Ok(tcp.chain(unix.iter().map(unix_listener)).collect())
+                Ok(tcp.chain(unix(snapshot).iter().map(unix_listener)).collect())
             }
-            Panel::Workers => Ok(workers(snapshot.connections.seen()?)),
+            Panel::Workers => Ok(workers(snapshot.connections.seen()?, unix(snapshot))),
             Panel::TimeWait => Ok(time_wait(snapshot.connections.seen()?)),
         }
     }
@@ -227,7 +226,7 @@ fn listener(listener: &fourtuple_record::snapshot::Listener) -> Row {
     ])
 }
 
-fn unix_listener(listener: &fourtuple_record::snapshot::UnixListener) -> Row {
+fn unix_listener(listener: &UnixListener) -> Row {
     Row::from(vec![
         Cell::text(&listener.path),
         queued(listener.waiting, listener.waiting_before),
@@ -238,20 +237,26 @@ fn unix_listener(listener: &fourtuple_record::snapshot::UnixListener) -> Row {
     ])
 }
 
-fn workers(connections: &Connections) -> Vec<Row> {
-    let of_service = |service: &fourtuple_record::snapshot::Service| -> Vec<Row> {
-        let all: u32 = service.workers.iter().map(|worker| worker.sockets).sum();
+fn unix(snapshot: &Snapshot) -> &[UnixListener] {
+    snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn workers(connections: &Connections, unix: &[UnixListener]) -> Vec<Row> {
+    let tcp = connections.services.iter().map(|service| (service.port.to_string(), &service.workers));
+    let unix = unix.iter().map(|listener| (listener.path.clone(), &listener.workers));
+    let of_listener = |(place, workers): (String, &Vec<Owner>)| -> Vec<Row> {
+        let all: u32 = workers.iter().map(|worker| worker.sockets).sum();
         let row = |worker: &Owner| {
             Row::from(vec![
-                Cell { text: service.port.to_string(), number: f64::from(service.port) },
+                Cell::text(&place),
                 process(Some(worker)),
                 Cell::count(worker.sockets.into()),
                 Cell::percent(f64::from(worker.sockets) / f64::from(all.max(1))),
             ])
         };
-        service.workers.iter().map(row).collect()
+        workers.iter().map(row).collect()
     };
-    connections.services.iter().flat_map(of_service).collect()
+    tcp.chain(unix).flat_map(of_listener).collect()
 }
 
 /// TIME_WAIT sockets have no process: the process that holds most of the connections of the tuple or port stands for it.

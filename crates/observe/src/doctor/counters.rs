@@ -89,6 +89,15 @@ const ELSEWHERE: &Next = &Next {
         "the packets are delivered",
     ),
 };
+const MARTIAN: &Next = &Next {
+    practice: "a firewall translates connections of other hosts to 127.0.0.1, where a server listens: the kernel drops them",
+    look: ("nft list ruleset", "rules with `dnat to 127.`; `iptables-save -t nat` has those of iptables"),
+    cure: (
+        "let the server listen on an address of a device, and translate to that; or `sysctl -w net.ipv4.conf.all.route_localnet=1`, with a rule \
+         that drops packets of other hosts to 127.0.0.0/8 that were not translated",
+        "the packets are delivered",
+    ),
+};
 const FORGOTTEN: &Next = &Next {
     practice: "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
                another client",
@@ -638,6 +647,12 @@ pub(crate) const COUNTERS: &[CounterRow] = &[
     row("Ip6.InAddrErrors", PerSecond(5.0), NOT_OURS, ELSEWHERE),
     row("IpExt.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
     row("Ip6.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
+    row(
+        "rt_cache.in_martian_dst",
+        PerSecond(1.0),
+        "a packet of another host came for 127.0.0.0/8 or 0.0.0.0/8 (ip_route_input_slow); counted for the whole host",
+        MARTIAN,
+    ),
     row(
         "Ip.OutNoRoutes",
         PerSecond(5.0),

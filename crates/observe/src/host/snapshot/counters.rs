@@ -35,10 +35,14 @@ pub(crate) fn counter_totals(root: &Path) -> Result<BTreeMap<String, u64>, Strin
     // A kernel without IPv6 has no such file.
     parse_ipv6(&text(root, "proc/thread-self/net/snmp6").unwrap_or_default(), &mut now);
     parse_softnet(&text(root, "proc/thread-self/net/softnet_stat").unwrap_or_default(), &mut now);
+    let table = |table: &str| text(root, &format!("proc/thread-self/net/stat/{table}"));
     // Only the initial network namespace has these files.
-    for table in ["arp_cache", "ndisc_cache"] {
-        let counters = text(root, &format!("proc/thread-self/net/stat/{table}")).unwrap_or_default();
-        parse_neighbours(table, &counters, &mut now);
+    for neighbours in ["arp_cache", "ndisc_cache"] {
+        parse_table(neighbours, "table_fulls", &table(neighbours).unwrap_or_default(), &mut now);
+    }
+    // Each namespace has this one, but the packets may have come to any of them.
+    if table("arp_cache").is_ok() {
+        parse_table("rt_cache", "in_martian_dst", &table("rt_cache").unwrap_or_default(), &mut now);
     }
     // Needs no right; a host that refuses netlink shows no sockets either.
     for (device, qdisc) in qdisc::all().unwrap_or_default() {
@@ -103,15 +107,14 @@ fn parse_softnet(text: &str, into: &mut Totals) {
     }
 }
 
-/// Adds from a line for each processor, in hexadecimal, the neighbours for which the table had no place (neigh_stat_seq_show). The tables
-/// belong to the whole host.
-fn parse_neighbours(table: &str, text: &str, into: &mut Totals) {
-    const FULL: &str = "table_fulls";
+/// Adds a column of the lines for each processor, in hexadecimal: neighbours for which the table had no place (neigh_stat_seq_show), packets
+/// for an address that cannot be (rt_cpu_seq_show). They belong to the whole host.
+fn parse_table(table: &str, name: &str, text: &str, into: &mut Totals) {
     let mut lines = text.lines();
-    let column = lines.next().and_then(|names| names.split_whitespace().position(|name| name == FULL));
+    let column = lines.next().and_then(|names| names.split_whitespace().position(|other| other == name));
     let Some(column) = column else { return };
     let value = |line: &str| u64::from_str_radix(line.split_whitespace().nth(column)?, 16).ok();
-    into.insert(format!("{table}.{FULL}"), lines.filter_map(value).sum());
+    into.insert(format!("{table}.{name}"), lines.filter_map(value).sum());
 }
 
 /// What the next reading needs of UDP sockets.
@@ -314,12 +317,13 @@ mod tests {
             (totals.remove("softnet.dropped"), totals.remove("softnet.flow_limit_count")),
             (Some(33), Some(1))
         );
-        parse_neighbours(
+        parse_table(
             "arp_cache",
+            "table_fulls",
             "entries  allocs table_fulls\n3 0000719a 0000000f\n3 1 00000001\n",
             &mut totals,
         );
-        parse_neighbours("ndisc_cache", "entries allocs\n3 1\n", &mut totals);
+        parse_table("ndisc_cache", "table_fulls", "entries allocs\n3 1\n", &mut totals);
         assert_eq!(totals.remove("arp_cache.table_fulls"), Some(16));
         assert_eq!((totals["TcpExt.B"], totals["Tcp.InSegs"], totals.len()), (2, 7, 4));
         assert_eq!(since(Some(&5), 7, false), Counter { total: 7, during: 2 });

@@ -56,6 +56,7 @@ pub(crate) const SYSCTLS: &[&str] = &[
     "net.core.rmem_default",
     "net.core.rmem_max",
     "net.core.somaxconn",
+    "net.ipv4.conf.all.route_localnet",
     "net.ipv4.conf.all.rp_filter",
     "net.ipv4.ip_forward",
     "net.ipv4.ip_local_port_range",

@@ -3,14 +3,15 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::num::NonZeroU16;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{self, DialError, Retry, SourcePool, Strategy};
-use fourtuple_syscalls::foreign;
+use fourtuple_syscalls::{foreign, option, socket};
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use self_cell::self_cell;
 
@@ -21,6 +22,11 @@ const SHORT_WINDOW: NonZeroU16 = NonZeroU16::new(1000).unwrap();
 
 /// Windows that such a dialer searches before it searches all ports, or fails.
 const SHORT_WINDOWS: NonZeroU16 = NonZeroU16::new(8).unwrap();
+
+// Numbers of Linux.
+const AF_INET: i32 = 2;
+const AF_INET6: i32 = 10;
+const IPPROTO_TCP: i32 = 6;
 
 /// The attempt of a cell, until it is finished.
 type Current<'a> = Option<dial::Attempt<'a>>;
@@ -101,10 +107,12 @@ impl Dialer {
     }
 
     /// Sets the options of a socket that connect() needs, and begins a dial.
-    fn prepare(&self, py: Python<'_>, descriptor: RawFd) -> PyResult<Attempt> {
-        let socket = duplicate(descriptor)?;
-        let dial = Dial::try_new(Arc::clone(&self.dialer), |dialer| dialer.prepare(socket.as_fd()).map(Some));
-        Ok(Attempt { dial: dial.map_err(|error| counted(py, &self.dialer, error))? })
+    fn prepare(&self, socket: &Bound<'_, PyAny>) -> PyResult<Attempt> {
+        let dial = lend(socket, |socket| {
+            Dial::try_new(Arc::clone(&self.dialer), |dialer| dialer.prepare(socket).map(Some))
+        })?;
+        let dial = dial.map_err(|error| counted(socket.py(), &self.dialer, error))?;
+        Ok(Attempt { dial, begun: Instant::now(), report: None })
     }
 
     /// Marks the port of a closed connection as free.
@@ -123,10 +131,13 @@ impl Dialer {
 #[pyclass(module = "fourtuple._native")]
 pub(crate) struct Attempt {
     dial: Dial,
+    /// The time at which a socket was ready for connect().
+    begun: Instant,
+    report: Option<dial::DialReport>,
 }
 
 /// The strategy of a dial, source address and port, calls to get a port, nanoseconds in connect() and in the handshake.
-type Report = (String, String, u16, u32, u64, u64);
+type Report = (String, (String, u16), u32, u64, u64);
 
 #[pymethods]
 impl Attempt {
@@ -136,48 +147,60 @@ impl Attempt {
         self.current(|attempt| attempt.searches_for_long())
     }
 
-    /// Chooses the next step after connect() failed with an errno, `elapsed_ns` after its begin. Returns whether the next connect()
-    /// needs a new socket.
-    fn failed(&mut self, py: Python<'_>, descriptor: RawFd, errno: i32, elapsed_ns: u64) -> PyResult<bool> {
-        let socket = duplicate(descriptor)?;
+    /// Chooses the next step after connect() failed with an errno. Returns whether the next connect() needs a new socket.
+    fn failed(&mut self, socket: &Bound<'_, PyAny>, errno: i32) -> PyResult<bool> {
         let error = io::Error::from_raw_os_error(errno);
-        let needs_socket = self.current(|attempt| {
-            attempt.add_connect(Duration::from_nanos(elapsed_ns));
-            match attempt.connect_failed(error)? {
-                Retry::SameSocket => attempt.prepare(socket.as_fd()).map(|()| false),
-                Retry::FreshSocket => Ok(true),
-            }
-        })?;
-        needs_socket.map_err(|error| counted(py, self.dial.borrow_owner(), error))
+        let took = self.begun.elapsed();
+        let needs_socket = lend(socket, |socket| {
+            self.current(|attempt| {
+                attempt.add_connect(took);
+                match attempt.connect_failed(error)? {
+                    Retry::SameSocket => attempt.prepare(socket).map(|()| false),
+                    Retry::FreshSocket => Ok(true),
+                }
+            })
+        })??;
+        self.begun = Instant::now();
+        needs_socket.map_err(|error| counted(socket.py(), self.dial.borrow_owner(), error))
     }
 
     /// Sets the options of a new socket.
-    fn renew(&mut self, py: Python<'_>, descriptor: RawFd) -> PyResult<()> {
-        let socket = duplicate(descriptor)?;
-        let prepared = self.current(|attempt| attempt.prepare(socket.as_fd()))?;
-        prepared.map_err(|error| counted(py, self.dial.borrow_owner(), error))
+    fn renew(&mut self, socket: &Bound<'_, PyAny>) -> PyResult<()> {
+        let prepared = lend(socket, |socket| self.current(|attempt| attempt.prepare(socket)))??;
+        self.begun = Instant::now();
+        prepared.map_err(|error| counted(socket.py(), self.dial.borrow_owner(), error))
     }
 
-    /// Ends the dial after connect() succeeded or began a handshake.
-    fn finish(
-        &mut self,
-        py: Python<'_>,
-        descriptor: RawFd,
-        connect_ns: u64,
-        handshake_ns: u64,
-    ) -> PyResult<Report> {
-        let socket = duplicate(descriptor)?;
-        let attempt = self.dial.with_dependent_mut(|_, attempt| {
-            let mut attempt = attempt.take()?;
-            attempt.add_connect(Duration::from_nanos(connect_ns));
-            attempt.add_handshake(Duration::from_nanos(handshake_ns));
-            Some(attempt.finish(socket.as_fd()))
-        });
-        let report = attempt.ok_or_else(finished)?.map_err(|error| errors::dial(py, &error))?;
-        Ok((
+    /// Ends the dial after connect() succeeded or began a handshake. `handshake_ns`: the time since connect() returned. Without a report
+    /// the dial asks for the port only if the ledger needs it, or if the socket may be connected to itself.
+    #[pyo3(signature = (socket, handshake_ns=0, is_reported=true))]
+    fn finish(&mut self, socket: &Bound<'_, PyAny>, handshake_ns: u64, is_reported: bool) -> PyResult<()> {
+        let took = self.begun.elapsed();
+        let handshake = Duration::from_nanos(handshake_ns);
+        self.report = self.dial.with_dependent_mut(|dialer, attempt| {
+            let mut attempt = attempt.take().ok_or_else(finished)?;
+            let request = attempt.request();
+            let own_port = dialer.destination().port();
+            let is_other = request.window.is_some_and(|window| !window.contains(own_port));
+            if !is_reported && is_other && request.source.is_none() && !dialer.choice().steered {
+                attempt.keep();
+                return Ok(None);
+            }
+            attempt.add_connect(took.saturating_sub(handshake));
+            attempt.add_handshake(handshake);
+            let report = lend(socket, |socket| attempt.finish(socket))?;
+            report.map(Some).map_err(|error| errors::dial(socket.py(), &error))
+        })?;
+        Ok(())
+    }
+
+    /// Returns the report of a finished dial.
+    #[getter]
+    fn report(&self) -> Option<Report> {
+        let report = self.report.as_ref()?;
+        Some((
             report.strategy.to_string(),
-            report.source.ip().to_string(),
-            report.source.port(),
+            (report.source.ip().to_string(), report.source.port()),
             report.attempts,
             report.connect.as_nanos() as u64,
             report.handshake.as_nanos() as u64,
@@ -197,6 +220,18 @@ pub(crate) fn probe(py: Python<'_>) -> PyResult<&'static str> {
     let probed = py.detach(capabilities::probe);
     let found = probed.map_err(|error| errors::settings(py, &error.into()))?;
     Ok(found.local_port_range.name())
+}
+
+/// Returns the family of a socket whose source port the program leaves to connect(): it is TCP, not bound and has no range of its own.
+#[pyfunction]
+pub(crate) fn family_open_to_choice(socket: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
+    lend(socket, |socket| {
+        let local = socket::local_address(socket).ok().filter(|local| local.port() == 0)?;
+        let is_tcp = option::protocol(socket).is_ok_and(|protocol| protocol == IPPROTO_TCP);
+        // A kernel without the option has no range.
+        let has_range = option::local_port_range(socket).is_ok_and(|range| range != (0, 0));
+        (is_tcp && !has_range).then_some(if local.is_ipv4() { AF_INET } else { AF_INET6 })
+    })
 }
 
 /// Returns a strategy whose connect() searches windows of `SHORT_WINDOW` ports, and at the end all ports if `then_full_range` is
@@ -225,10 +260,11 @@ fn counted(py: Python<'_>, dialer: &dial::Dialer, error: DialError) -> PyErr {
     errors::dial(py, &py.detach(|| dialer.with_census(error)))
 }
 
-fn duplicate(descriptor: RawFd) -> PyResult<std::os::fd::OwnedFd> {
-    foreign::duplicate(descriptor).map_err(|error| {
-        errors::os(&error, format!("fcntl(F_DUPFD_CLOEXEC) of the socket's descriptor {descriptor}"))
-    })
+/// Calls `use_it` with the descriptor of a socket of Python. `use_it` keeps the lock of the interpreter, without which no thread closes
+/// the socket: the method `close()` has the descriptor forgotten before it lets the lock go.
+fn lend<R>(socket: &Bound<'_, PyAny>, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> PyResult<R> {
+    let descriptor: RawFd = socket.call_method0(intern!(socket.py(), "fileno"))?.extract()?;
+    foreign::lend(descriptor, use_it).map_err(|error| errors::os(&error, "the socket is closed"))
 }
 
 fn finished() -> PyErr {

@@ -19,7 +19,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::dialer::{Attempt, Dialer, probe};
+    use crate::dialer::{Attempt, Dialer, family_open_to_choice, probe};
     #[pymodule_export]
     use crate::doctor::doctor;
     #[pymodule_export]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import pickle
 import select
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 
 import fourtuple
+import fourtuple.connect
 import pytest
 from conftest import HIGH, LOW, PORTS, set_sysctl
 
@@ -124,6 +126,33 @@ def test_a_socket_connected_to_itself_is_an_error() -> None:
         fourtuple.create_connection(own, source_address=own)
 
 
+def test_the_only_port_is_that_of_the_destination() -> None:
+    set_sysctl("net.ipv4.ip_local_port_range", "41000 41000")
+    with pytest.raises(fourtuple.SelfConnect):
+        fourtuple.create_connection(("127.0.0.1", 41_000))
+
+
+def test_an_address_is_what_getaddrinfo_finds() -> None:
+    addresses = ["127.0.0.1", "0.0.0.0", "::1", "0:0::7", "::ffff:10.0.0.1", "fe80::1"]
+    others = ["fe80::1%lo", "127.1", "010.0.0.1", "1.2.3.4.", "", "a\0b", ":::", "256.0.0.1", None, b"127.0.0.1"]
+    ports = [80, 0, -1, 65_536, "80", "http", None, True]
+    for host, port, family in itertools.product([*addresses, *others], ports, [0, socket.AF_INET, socket.AF_INET6]):
+        found = fourtuple.connect.numeric(host, port, family)
+        assert found or not (host in addresses and port in (80, 0) and family == 0), (host, port)
+        if found is not None:
+            (entry,) = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)  # type: ignore[arg-type]
+            assert found == entry
+
+
+def test_a_replaced_getaddrinfo_is_asked_for_addresses(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: real("127.0.0.1", *rest))
+    with fourtuple.create_connection(("192.0.2.1", 9000)) as opened:
+        assert opened.getpeername() == DESTINATION
+
+
 def test_a_busy_tuple_is_named(listener: socket.socket) -> None:
     source = ("127.0.0.1", 45_000)
     with fourtuple.create_connection(DESTINATION, source_address=source):
@@ -208,12 +237,11 @@ def test_the_dialer_reads_the_ports_of_other_sockets(listener: socket.socket) ->
         opened.close()
 
 
-def test_a_closed_descriptor_is_an_error_and_no_other_socket(listener: socket.socket) -> None:
+def test_a_closed_socket_is_an_error_and_no_other_socket(listener: socket.socket) -> None:
     dialer = fourtuple.Dialers().get(DESTINATION)
     opened = socket.socket()
-    descriptor = opened.fileno()
-    attempt = dialer.prepare(descriptor)
+    attempt = dialer.prepare(opened)
     opened.close()
     with pytest.raises(OSError) as raised:
-        attempt.finish(descriptor, 0, 0)
+        attempt.finish(opened)
     assert raised.value.errno == errno.EBADF

@@ -166,15 +166,10 @@ def test_errors_have_the_words_of_the_kernel(listener: socket.socket) -> None:
 
 
 def makers() -> list[Dialers]:
-    """The dialers that every adapter makes for itself, and shared ones."""
-    return [
-        Dialers(),
-        fourtuple.SocketFactory().dialers,
-        fourtuple.requests.Adapter()._dialers,
-        fourtuple.httpx.NetworkBackend()._dialers,
-        fourtuple.httpx.AsyncNetworkBackend()._dialers,
-        fourtuple.dialers.shared(),
-    ]
+    """Dialers of a program, and those that the adapters share."""
+    adapters = fourtuple.requests.Adapter(), fourtuple.httpx.NetworkBackend(), fourtuple.httpx.AsyncNetworkBackend()
+    assert {adapter._dialers for adapter in adapters} == {fourtuple.dialers.shared()}
+    return [Dialers(), fourtuple.SocketFactory().dialers, fourtuple.dialers.shared()]
 
 
 def test_a_child_of_fork_has_locks_and_caches_of_its_own(listener: socket.socket) -> None:

@@ -372,12 +372,28 @@ def test_a_cancelled_connect_leaves_the_socket_to_its_owner() -> None:
         asyncio.run(run())
 
 
-def test_a_name_is_resolved_for_a_socket_of_asyncio(listener: socket.socket) -> None:
+@pytest.mark.parametrize("address", [("localhost", 9000), (b"127.0.0.1", 9000), ("127.0.0.1", "9000")])
+def test_an_address_is_resolved_for_a_socket_of_asyncio(listener: socket.socket, address: Any) -> None:
     async def run() -> None:
         with socket.socket() as opened:
             opened.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(opened, ("localhost", 9000))
+            await asyncio.get_running_loop().sock_connect(opened, address)
             assert opened.getpeername() == DESTINATION
 
+    asyncio.run(run())
     with fourtuple.patch():
         asyncio.run(run())
+
+
+def test_a_socket_of_ipv6_is_connected_with_two_parts_or_four() -> None:
+    async def run(address: Any) -> None:
+        with socket.socket(socket.AF_INET6) as opened:
+            opened.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(opened, address)
+            assert opened.getpeername()[:2] == ("::1", 9000)
+
+    with fourtuple.patch(), socket.socket(socket.AF_INET6) as listener:
+        listener.bind(("::1", 9000))
+        listener.listen(10)
+        for address in ("::1", 9000), ("::1", 9000, 0, 0), ("0::1", 9000, 0, 0):
+            asyncio.run(run(address))

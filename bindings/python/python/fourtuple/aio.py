@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from fourtuple import _native
-from fourtuple.connect import DELAY, MIN_LEFT, Found, interleaved, resolved
+from fourtuple.connect import DELAY, interleaved, lookup, numeric, reached
 from fourtuple.dialers import (
+    MIN_LEFT,
+    AddressInfo,
     Dialers,
     DialReport,
     SocketAddress,
     SocketOption,
     check_timeout,
-    failure,
     open_socket,
     replace,
     report,
@@ -33,7 +33,10 @@ __all__ = ["create_connection", "dial", "open_connection"]
 
 T = TypeVar("T")
 
-Dial = Callable[[], Coroutine[object, object, tuple[socket.socket, DialReport]]]
+Dialed = tuple[socket.socket, _native.Attempt]
+"""A connection, and the end of its dial."""
+
+Dial = Callable[[], Coroutine[object, object, Dialed]]
 """Begins a dial to one address."""
 
 
@@ -49,7 +52,7 @@ class Loop(Protocol):
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         """Waits until a socket is writable; returns false after this time."""
 
-    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> Dialed:
         """Begins the dials one after the other, `DELAY` seconds apart or after a failure, and returns the first connection. Adds the
         error of each dial, and raises the first one if all fail."""
 
@@ -76,10 +79,10 @@ class _Asyncio:
             raise TimeoutError(errno.ETIMEDOUT, f"the name was not resolved in {seconds} s")
         return future.result()
 
-    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+    async def race(self, dials: Sequence[Dial], errors: list[OSError]) -> Dialed:
         rest = list(dials)
-        pending: set[asyncio.Task[tuple[socket.socket, DialReport]]] = set()
-        connected: list[tuple[socket.socket, DialReport]] = []
+        pending: set[asyncio.Task[Dialed]] = set()
+        connected: list[Dialed] = []
         try:
             while (rest or pending) and not connected:
                 if rest:
@@ -104,21 +107,21 @@ class _Asyncio:
     async def writable(self, opened: socket.socket, seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[bool] = loop.create_future()
-
-        def wake(is_writable: bool) -> None:
-            if not ready.done():
-                ready.set_result(is_writable)
-
-        timer = None if seconds is None else loop.call_later(seconds, wake, False)
+        timer = None if seconds is None else loop.call_later(seconds, _wake, ready, False)
         # With the socket asyncio would format its addresses into an error that nobody sees.
         descriptor = opened.fileno()
-        loop.add_writer(descriptor, wake, True)
+        loop.add_writer(descriptor, _wake, ready, True)
         try:
             return await ready
         finally:
             loop.remove_writer(descriptor)
             if timer is not None:
                 timer.cancel()
+
+
+def _wake(ready: asyncio.Future[bool], is_writable: bool) -> None:
+    if not ready.done():
+        ready.set_result(is_writable)
 
 
 async def create_connection(
@@ -133,7 +136,8 @@ async def create_connection(
 
     Raises `DialError`, or the errors of `loop.getaddrinfo()`.
     """
-    return (await dial(address, timeout, source_address, dialers=dialers, socket_options=socket_options))[0]
+    dialers = dialers or shared()
+    return (await connect_host(_Asyncio(), address, timeout, source_address, dialers, socket_options, False))[0]
 
 
 async def dial(
@@ -145,8 +149,9 @@ async def dial(
     socket_options: Sequence[SocketOption] = (),
 ) -> tuple[socket.socket, DialReport]:
     """Connects like `create_connection()`, and returns the report too."""
-    dialers = dialers or shared("short-first")
-    return await connect_host(_Asyncio(), address, timeout, source_address, dialers, socket_options)
+    dialers = dialers or shared()
+    opened, attempt = await connect_host(_Asyncio(), address, timeout, source_address, dialers, socket_options, True)
+    return opened, report(attempt)
 
 
 async def connect_host(
@@ -156,31 +161,35 @@ async def connect_host(
     source: tuple[str, int] | None,
     dialers: Dialers,
     socket_options: Sequence[SocketOption],
-) -> tuple[socket.socket, DialReport]:
+    is_reported: bool,
+) -> Dialed:
     """Resolves a host and dials its addresses with Happy Eyeballs (RFC 8305). `timeout` limits all of it together."""
     check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
-    found = interleaved(await resolve(loop, address, dialers, source, timeout))
+    host, port = address
+    family = reached(dialers, source)
+    if (known := numeric(host, port, family)) is not None:
+        return await connect(loop, dialers, known, deadline, source, socket_options, is_reported)
+    found = await loop.resolve(lambda: lookup(host, port, family), timeout)
     if not found:
         raise OSError(f"getaddrinfo({address[0]!r}) returned no address")
     errors: list[OSError] = []
 
-    async def begin(info: tuple[int, int, int], entry: SocketAddress) -> tuple[socket.socket, DialReport]:
+    async def begin(info: AddressInfo) -> Dialed:
         if errors and deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError(errno.ETIMEDOUT, f"{entry[0]} was not dialed: no time was left")
-        return await connect(loop, dialers, info, entry, deadline, source, socket_options)
+            raise TimeoutError(errno.ETIMEDOUT, f"{info[4][0]} was not dialed: no time was left")
+        return await connect(loop, dialers, info, deadline, source, socket_options, is_reported)
 
-    dials = [functools.partial(begin, info, entry) for info, entry in found]
-    if len(dials) == 1:
-        return await dials[0]()
+    if len(found) == 1:
+        return await begin(found[0])
     try:
-        return await loop.race(dials, errors)
+        return await loop.race([functools.partial(begin, info) for info in interleaved(found)], errors)
     finally:
         # The traceback of an error refers to this frame.
         errors.clear()
 
 
-def first(connected: list[tuple[socket.socket, DialReport]], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
+def first(connected: list[Dialed], errors: list[OSError]) -> Dialed:
     """Returns the first connection, or raises the first error."""
     if connected:
         return connected[0]
@@ -188,8 +197,8 @@ def first(connected: list[tuple[socket.socket, DialReport]], errors: list[OSErro
 
 
 def _collect(
-    done: Iterable[asyncio.Task[tuple[socket.socket, DialReport]]],
-    connected: list[tuple[socket.socket, DialReport]],
+    done: Iterable[asyncio.Task[Dialed]],
+    connected: list[Dialed],
     errors: list[OSError],
 ) -> None:
     for task in done:
@@ -219,35 +228,25 @@ async def open_connection(
         raise
 
 
-async def resolve(
-    loop: Loop,
-    address: tuple[str | None, int],
-    dialers: Dialers,
-    source: tuple[str, int] | None,
-    timeout: float | None,
-) -> Found:
-    """Resolves a host on another thread, and an IP address at once."""
-    try:
-        ipaddress.ip_address(address[0] or "")
-    except ValueError:
-        return await loop.resolve(lambda: resolved(address, dialers, source), timeout)
-    return resolved(address, dialers, source)
-
-
 async def connect(
     loop: Loop,
     dialers: Dialers,
-    info: tuple[int, int, int],
-    address: SocketAddress,
+    info: AddressInfo,
     deadline: float | None,
     source: tuple[str, int] | None,
     socket_options: Sequence[SocketOption],
-) -> tuple[socket.socket, DialReport]:
+    is_reported: bool,
+) -> Dialed:
     """Dials one address on an event loop. `deadline`, of `time.monotonic()`, limits the handshake."""
+    address = info[4]
     opened = open_socket(info, socket_options)
     try:
         opened.setblocking(False)
-        return opened, await connect_socket(loop, dialers, opened, address, deadline, source, lambda: socket_options)
+        dialer = None if source is not None else dialers.cached(address)
+        if dialer is None:
+            dialer = await loop.run(lambda: dialers.get(address, source))
+        attempt = await connect_socket(loop, dialer, opened, address, deadline, lambda: socket_options, is_reported)
+        return opened, attempt
     except BaseException:
         opened.close()
         raise
@@ -255,46 +254,29 @@ async def connect(
 
 async def connect_socket(
     loop: Loop,
-    dialers: Dialers,
+    dialer: _native.Dialer,
     opened: socket.socket,
     address: SocketAddress,
     deadline: float | None,
-    source: tuple[str, int] | None,
     socket_options: Callable[[], Sequence[SocketOption]],
-) -> DialReport:
+    is_reported: bool,
+) -> _native.Attempt:
     """Connects a non-blocking socket. If the dial needs a new socket, it gets `socket_options` and the same descriptor."""
-    dialer = None if source is not None else dialers.cached(address)
-    if dialer is None:
-        dialer = await loop.run(lambda: dialers.get(address, source))
-    attempt = dialer.prepare(opened.fileno())
+    attempt = dialer.prepare(opened)
     while True:
-        begun = time.perf_counter_ns()
-        code = await _connect_call(loop, attempt, opened, address)
+        if attempt.searches_for_long:
+            code = await loop.run(functools.partial(opened.connect_ex, address))
+        else:
+            code = opened.connect_ex(address)
         called = time.perf_counter_ns()
-        if code == errno.EINPROGRESS:
+        if code in (errno.EINPROGRESS, errno.EINTR):
             left = None if deadline is None else max(MIN_LEFT, deadline - time.monotonic())
             is_answered = await loop.writable(opened, left)
             code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_answered else errno.ETIMEDOUT
-        now = time.perf_counter_ns()
         if code == 0:
-            return report(attempt, opened, called - begun, now - called)
+            attempt.finish(opened, time.perf_counter_ns() - called, is_reported)
+            return attempt
         # The census of a failed dial lists all sockets.
-        failed = functools.partial(attempt.failed, opened.fileno(), code, now - begun)
-        if await loop.run(failed):
+        if await loop.run(functools.partial(attempt.failed, opened, code)):
             replace(opened, socket_options())
-            attempt.renew(opened.fileno())
-
-
-async def _connect_call(loop: Loop, attempt: _native.Attempt, opened: socket.socket, address: SocketAddress) -> int:
-    """Calls connect() and returns 0 if the handshake has ended, EINPROGRESS if it has begun, else the errno."""
-
-    def call() -> int:
-        try:
-            opened.connect(address)
-        except (BlockingIOError, InterruptedError):
-            return errno.EINPROGRESS
-        except OSError as error:
-            return failure(error)
-        return 0
-
-    return await loop.run(call) if attempt.searches_for_long else call()
+            attempt.renew(opened)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
+import functools
 import itertools
 import select
 import socket
@@ -13,6 +15,7 @@ from typing import cast
 
 from fourtuple import _native
 from fourtuple.dialers import (
+    AddressInfo,
     Dialers,
     DialReport,
     SocketAddress,
@@ -55,15 +58,7 @@ def create_connection(
 
     Raises `DialError`, or the errors of `socket.getaddrinfo()`; with `all_errors` (Python 3.11) an `ExceptionGroup` of all addresses.
     """
-    return dial(
-        address,
-        timeout,
-        source_address,
-        all_errors=all_errors,
-        dialers=dialers,
-        socket_options=socket_options,
-        family=family,
-    )[0]
+    return connected(address, timeout, source_address, all_errors, dialers, socket_options, family, False)[0]
 
 
 def dial(
@@ -77,31 +72,38 @@ def dial(
     family: int = socket.AF_UNSPEC,
 ) -> tuple[socket.socket, DialReport]:
     """Connects like `create_connection()`, and returns the report too."""
+    opened, attempt = connected(address, timeout, source_address, all_errors, dialers, socket_options, family, True)
+    return opened, report(attempt)
+
+
+def connected(
+    address: tuple[str | None, int],
+    timeout: float | _Default | None,
+    source_address: tuple[str, int] | None,
+    all_errors: bool,
+    dialers: Dialers | None,
+    socket_options: Sequence[SocketOption],
+    family: int,
+    is_reported: bool,
+) -> tuple[socket.socket, _native.Attempt]:
+    """Connects like `create_connection()`, and returns the ended dial too."""
     limit = socket.getdefaulttimeout() if isinstance(timeout, _Default) else timeout
     check_timeout(limit)
     if all_errors and sys.version_info < (3, 11):
         raise SettingsError("all_errors = True: expected False, since Python has ExceptionGroup from 3.11 on")
     deadline = None if limit is None else time.monotonic() + limit
     dialers = dialers or shared()
-    found = interleaved(resolved(address, dialers, source_address, family))
+    host, port = address
+    found = lookup(host, port, reached(dialers, source_address, family))
     errors: list[OSError] = []
     try:
         if len(found) == 1:
             # No race: the thread sleeps in connect().
-            ((info, target),) = found
-            left = limit
-            if deadline is not None and limit is not None:
-                left = max(MIN_LEFT, deadline - time.monotonic())
-                # Each other timeout is a system call at the end.
-                left = limit if left > limit - MIN_LEFT else left
-            opened, report = dialers.connect(
-                info, target, timeout=left, source=source_address, socket_options=socket_options
-            )
-        else:
-            opened, report = _race(dialers, found, deadline, source_address, socket_options, errors)
+            return dialers._connect(found[0], limit, deadline, source_address, socket_options, is_reported)
+        opened, attempt = _race(dialers, interleaved(found), deadline, source_address, socket_options, errors)
         if opened.gettimeout() != limit:
             opened.settimeout(limit)
-        return opened, report
+        return opened, attempt
     except OSError as error:
         if not found:
             raise OSError(f"getaddrinfo({address[0]!r}) returned no address") from None
@@ -116,79 +118,73 @@ def dial(
 DELAY = 0.25
 """Seconds until the next address is dialed while the ones before have not answered (RFC 8305, section 5)."""
 
-MIN_LEFT = 0.001
-"""Seconds that a dial has at least, so that one whose name was resolved too late fails with the error of a timeout."""
 
-Found = list[tuple[tuple[int, int, int], SocketAddress]]
-"""The sockets (family, type, protocol) and addresses of a host."""
-
-
-def interleaved(found: Found) -> Found:
+def interleaved(found: list[AddressInfo]) -> list[AddressInfo]:
     """Returns the addresses with the families in turn, beginning with the first one (RFC 8305, section 4)."""
-    if len(found) < 2:
-        return found
-    first = [entry for entry in found if entry[0][0] == found[0][0][0]]
-    others = [entry for entry in found if entry[0][0] != found[0][0][0]]
+    first = [entry for entry in found if entry[0] == found[0][0]]
+    others = [entry for entry in found if entry[0] != found[0][0]]
     pairs = itertools.zip_longest(first, others)
     return [entry for pair in pairs for entry in pair if entry is not None]
 
 
 class _Try:
-    """A dial to one address on a non-blocking socket."""
+    """A dial to one address, which waits for `seconds` in connect(), and then goes on with a non-blocking socket."""
 
     def __init__(
         self,
         dialers: Dialers,
-        info: tuple[int, int, int],
-        address: SocketAddress,
+        info: AddressInfo,
         source: tuple[str, int] | None,
         socket_options: Sequence[SocketOption],
+        seconds: float | None,
     ) -> None:
-        self._info, self._address, self._options = info, address, socket_options
-        dialer = dialers.get(address, source)
+        self._info, self._address, self._options, self._seconds = info, info[4], socket_options, seconds
+        dialer = dialers.get(self._address, source)
         self.opened = self._open()
         try:
-            self._attempt: _native.Attempt = dialer.prepare(self.opened.fileno())
-            self._connect()
+            self.attempt: _native.Attempt = dialer.prepare(self.opened)
+            self.is_connected = self._connect()
         except BaseException:
             self.opened.close()
             raise
 
     def _open(self) -> socket.socket:
         opened = open_socket(self._info, self._options)
-        opened.setblocking(False)
+        opened.settimeout(self._seconds)
         return opened
 
-    def _connect(self) -> None:
-        """Begins a handshake."""
+    def _connect(self) -> bool:
+        """Begins a handshake. Returns whether it has ended."""
         while True:
-            self._begun = time.perf_counter_ns()
             try:
                 self.opened.connect(self._address)
-            except (BlockingIOError, InterruptedError):
-                break
+                self.attempt.finish(self.opened)
+                return True
             except OSError as error:
+                # A timeout of Python has no errno.
+                if error.errno in (None, errno.EINPROGRESS, errno.EINTR):
+                    break
                 self._renew(failure(error))
-            else:
-                break
+        self._seconds = 0
+        self.opened.setblocking(False)
         self._called = time.perf_counter_ns()
+        return False
 
     def _renew(self, code: int) -> None:
         """Prepares the socket for another connect(), or raises the error of the dial."""
-        if self._attempt.failed(self.opened.fileno(), code, time.perf_counter_ns() - self._begun):
+        if self.attempt.failed(self.opened, code):
             self.opened.close()
             self.opened = self._open()
-            self._attempt.renew(self.opened.fileno())
+            self.attempt.renew(self.opened)
 
-    def answered(self) -> DialReport | None:
-        """Ends the dial after its handshake. Returns `None` if it goes on with another port."""
+    def answered(self) -> bool:
+        """Ends the dial after its handshake. Returns false if it goes on with another port."""
         code = self.opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code == 0:
-            now = time.perf_counter_ns()
-            return report(self._attempt, self.opened, self._called - self._begun, now - self._called)
+            self.attempt.finish(self.opened, time.perf_counter_ns() - self._called)
+            return True
         self._renew(code)
-        self._connect()
-        return None
+        return self._connect()
 
     def expire(self) -> None:
         """Ends the dial at its deadline."""
@@ -198,12 +194,12 @@ class _Try:
 
 def _race(
     dialers: Dialers,
-    found: Found,
+    found: list[AddressInfo],
     deadline: float | None,
     source: tuple[str, int] | None,
     socket_options: Sequence[SocketOption],
     errors: list[OSError],
-) -> tuple[socket.socket, DialReport]:
+) -> tuple[socket.socket, _native.Attempt]:
     """Dials addresses side by side. Adds the error of each address, and raises the first one if no address answers."""
     rest = list(found)
     pending: list[_Try] = []
@@ -219,9 +215,15 @@ def _race(
                         errors.append(error)
                 break
             if rest and (not pending or now >= following):
-                info, address = rest.pop(0)
+                # The thread sleeps in connect() while no other address is dialed: poll() takes longer.
+                ends = [deadline - now] if deadline is not None else []
+                ends += [DELAY] if len(rest) > 1 else []
+                seconds = 0 if pending else min(ends, default=None)
                 try:
-                    pending.append(_Try(dialers, info, address, source, socket_options))
+                    one = _Try(dialers, rest.pop(0), source, socket_options, seconds)
+                    if one.is_connected:
+                        return one.opened, one.attempt
+                    pending.append(one)
                 except OSError as error:
                     errors.append(error)
                 following = time.monotonic() + DELAY
@@ -229,9 +231,9 @@ def _race(
             ends = [end for end in (deadline, following if rest else None) if end is not None]
             for one in _writable(pending, min(ends) - now if ends else None):
                 try:
-                    if (found_report := one.answered()) is not None:
+                    if one.answered():
                         pending.remove(one)
-                        return one.opened, found_report
+                        return one.opened, one.attempt
                 except OSError as error:
                     pending.remove(one)
                     one.opened.close()
@@ -253,24 +255,54 @@ def _writable(pending: Sequence[_Try], seconds: float | None) -> list[_Try]:
     return [by_descriptor[descriptor] for descriptor, _ in ready]
 
 
-def resolved(
-    address: tuple[str | None, int],
-    dialers: Dialers,
-    source_address: tuple[str, int] | None,
-    family: int = socket.AF_UNSPEC,
-) -> Found:
-    """Returns the sockets and addresses of a host, of one family or of those that the sources can reach."""
-    if family == socket.AF_UNSPEC:
-        family = dialers.family
+def lookup(host: str | None, port: int, family: int) -> list[AddressInfo]:
+    """Returns what `socket.getaddrinfo()` finds, without its members of enumerations, and for an IP address without a call.
+
+    A function that a program has set in the place of `socket.getaddrinfo()` is called for addresses too.
+    """
+    if socket.getaddrinfo is not _getaddrinfo:
+        return list(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+    known = _numeric(host, port, family)
+    return [known] if known else list(_socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+
+
+def numeric(host: object, port: object, family: int) -> AddressInfo | None:
+    """Returns what `lookup()` finds for an IP address without a call, and `None` for other arguments."""
+    return _numeric(host, port, family) if socket.getaddrinfo is _getaddrinfo else None
+
+
+# Not a function that replaces it already.
+_getaddrinfo = socket.getaddrinfo if getattr(socket.getaddrinfo, "__globals__", None) is socket.__dict__ else None
+
+
+@functools.lru_cache(1024, typed=True)
+def _numeric(host: object, port: object, family: int) -> AddressInfo | None:
+    if type(host) is not str or type(port) is not int or not 0 <= port <= 0xFFFF:
+        return None
+    is_ipv6 = ":" in host
+    if family not in (socket.AF_UNSPEC, socket.AF_INET6 if is_ipv6 else socket.AF_INET):
+        return None
+    try:
+        if is_ipv6:
+            host = socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, host))
+            return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0)
+        if host[-1:].isdigit():
+            socket.inet_pton(socket.AF_INET, host)
+            return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def reached(dialers: Dialers, source_address: tuple[str, int] | None, family: int = socket.AF_UNSPEC) -> int:
+    """Returns the family of the addresses to dial."""
     if source_address is not None and source_address[0]:
-        family = socket.AF_INET6 if ":" in source_address[0] else socket.AF_INET
-    host, port = address
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-    return [((entry[0], entry[1], entry[2]), target(entry[4])) for entry in found]
+        return socket.AF_INET6 if ":" in source_address[0] else socket.AF_INET
+    return family or dialers.family
 
 
 def target(address: tuple[object, ...]) -> SocketAddress:
     """Returns an address of `socket.getaddrinfo()` with its type."""
-    if len(address) in (2, 4) and isinstance(address[0], str) and all(isinstance(part, int) for part in address[1:]):
+    if len(address) in (2, 4) and isinstance(address[0], str) and isinstance(address[1], int):
         return cast(SocketAddress, address)
     raise ValueError(f"{address!r} is not an address of AF_INET or AF_INET6")

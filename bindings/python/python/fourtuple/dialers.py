@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -11,7 +12,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Union
+from typing import Any, Literal, NamedTuple, Union
 
 from fourtuple import _native
 from fourtuple.errors import SettingsError
@@ -21,8 +22,15 @@ __all__ = ["DialReport", "Dialers", "SocketAddress", "SocketOption"]
 SocketAddress = Union[tuple[str, int], tuple[str, int, int, int]]
 """An address of AF_INET or AF_INET6 as `socket.getaddrinfo()` returns it."""
 
+AddressInfo = tuple[int, int, int, str, Any]
+"""An entry of `socket.getaddrinfo()`: family, type, protocol, canonical name and address."""
+
 SocketOption = tuple[int, int, Union[int, bytes]]
 """Arguments of `socket.setsockopt()`."""
+
+
+MIN_LEFT = 0.001
+"""Seconds that a dial has at least, so that one whose name was resolved too late fails with the error of a timeout."""
 
 
 class DialReport(NamedTuple):
@@ -98,11 +106,9 @@ class Dialers:
 
         `source`: a source address and port in the place of the pool; an empty host or port 0 leaves the choice open.
         """
-        key = (address, source)
-        with self._lock:
-            if (cached := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
-                return cached
+        key: tuple[object, ...] = address if source is None else (address, source)
+        if (cached := self.cached(key)) is not None:
+            return cached
         host, port = source or ("", 0)
         dialer = _native.Dialer(
             *address,
@@ -120,13 +126,14 @@ class Dialers:
                 self._cache.popitem(last=False)
         return dialer
 
-    def cached(self, address: SocketAddress) -> _native.Dialer | None:
+    def cached(self, address: tuple[object, ...]) -> _native.Dialer | None:
         """Returns the dialer to an address if it is built already."""
-        key = (address, None)
-        with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-            return self._cache.get(key)
+        try:
+            # Each call is atomic. With the lock both would take three times as long.
+            self._cache.move_to_end(address)
+            return self._cache[address]
+        except KeyError:
+            return None
 
     def clear(self) -> None:
         """Removes all dialers, for example after a change of net.ipv4.ip_local_port_range."""
@@ -152,28 +159,48 @@ class Dialers:
         Raises `DialError`.
         """
         check_timeout(timeout)
-        dialer = self.get(address, source)
         deadline = None if timeout is None else time.monotonic() + timeout
-        opened = open_socket(info, socket_options)
+        entry = *info, "", address
+        opened, attempt = self._connect(entry, timeout, deadline, source, socket_options, True)
+        return opened, report(attempt)
+
+    def _connect(
+        self,
+        info: AddressInfo,
+        timeout: float | None,
+        deadline: float | None,
+        source: tuple[str, int] | None,
+        socket_options: Sequence[SocketOption],
+        is_reported: bool,
+    ) -> tuple[socket.socket, _native.Attempt]:
+        """Connects like `connect()`, until `deadline` of `time.monotonic()`. The socket has `timeout` then."""
+        family, type, proto, _, address = info
+        dialer = self.get(address, source)
+        opened = socket.socket(family, type, proto)
         try:
-            attempt = dialer.prepare(opened.fileno())
-            opened.settimeout(timeout)
+            if socket_options:
+                set_options(opened, socket_options)
+            left = timeout
+            # Each other timeout is a system call at the end.
+            if deadline is not None and timeout is not None and deadline - time.monotonic() < timeout - MIN_LEFT:
+                left = max(MIN_LEFT, deadline - time.monotonic())
+            if opened.gettimeout() != left:
+                opened.settimeout(left)
+            attempt = dialer.prepare(opened)
             while True:
-                begun = time.perf_counter_ns()
                 try:
                     opened.connect(address)
+                    break
                 except OSError as error:
-                    elapsed = time.perf_counter_ns() - begun
-                    if attempt.failed(opened.fileno(), failure(error), elapsed):
+                    if attempt.failed(opened, failure(error)):
                         opened.close()
                         opened = open_socket(info, socket_options)
-                        attempt.renew(opened.fileno())
-                    opened.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
-                else:
-                    elapsed = time.perf_counter_ns() - begun
-                    if opened.gettimeout() != timeout:
-                        opened.settimeout(timeout)
-                    return opened, report(attempt, opened, elapsed, 0)
+                        attempt.renew(opened)
+                    opened.settimeout(None if deadline is None else max(MIN_LEFT, deadline - time.monotonic()))
+            attempt.finish(opened, 0, is_reported)
+            if opened.gettimeout() != timeout:
+                opened.settimeout(timeout)
+            return opened, attempt
         except BaseException:
             opened.close()
             raise
@@ -193,15 +220,15 @@ def failure(error: OSError) -> int:
     return error.errno or errno.EIO
 
 
-def report(attempt: _native.Attempt, opened: socket.socket, connect_ns: int, handshake_ns: int) -> DialReport:
-    """Ends a dial whose connect() succeeded."""
-    strategy, host, port, attempts, connect, handshake = attempt.finish(opened.fileno(), connect_ns, handshake_ns)
-    return DialReport(strategy, (host, port), attempts, connect, handshake)
+def report(attempt: _native.Attempt) -> DialReport:
+    """Returns the report of a finished dial."""
+    assert attempt.report is not None
+    return DialReport(*attempt.report)
 
 
-def open_socket(info: tuple[int, int, int], socket_options: Sequence[SocketOption]) -> socket.socket:
+def open_socket(info: tuple[int, int, int] | AddressInfo, socket_options: Sequence[SocketOption]) -> socket.socket:
     """Opens a socket of (family, type, protocol) with options."""
-    opened = socket.socket(*info)
+    opened = socket.socket(*info[:3])
     set_options(opened, socket_options)
     return opened
 
@@ -239,14 +266,12 @@ def _family(sources: str | None) -> int:
 
 
 _all: weakref.WeakSet[Dialers] = weakref.WeakSet()
-_shared: dict[str, Dialers] = {}
 
 
-def shared(searches: Literal["any", "short-first"] = "any") -> Dialers:
-    """Returns the dialers of calls without dialers of their own."""
-    if searches not in _shared:
-        _shared.setdefault(searches, Dialers(searches=searches))
-    return _shared[searches]
+@functools.lru_cache(None)
+def shared() -> Dialers:
+    """Returns the dialers of calls and adapters without dialers of their own."""
+    return Dialers(searches="short-first")
 
 
 def _reset_all() -> None:

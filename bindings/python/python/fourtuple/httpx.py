@@ -18,7 +18,7 @@ from httpcore._backends.sync import SyncStream
 
 from fourtuple import aio
 from fourtuple.connect import DELAY, create_connection
-from fourtuple.dialers import Dialers, DialReport, SocketOption
+from fourtuple.dialers import Dialers, SocketOption, shared
 
 __all__ = ["AsyncNetworkBackend", "AsyncTransport", "NetworkBackend", "Transport"]
 
@@ -31,7 +31,7 @@ class NetworkBackend(httpcore.SyncBackend):
     """A network backend for `httpcore.ConnectionPool`. Sets options before connect()."""
 
     def __init__(self, dialers: Dialers | None = None) -> None:
-        self._dialers = dialers or Dialers()
+        self._dialers = dialers or shared()
 
     def connect_tcp(
         self,
@@ -67,8 +67,8 @@ class _Anyio:
         with anyio.fail_after(seconds):
             return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
-    async def race(self, dials: Sequence[aio.Dial], errors: list[OSError]) -> tuple[socket.socket, DialReport]:
-        connected: list[tuple[socket.socket, DialReport]] = []
+    async def race(self, dials: Sequence[aio.Dial], errors: list[OSError]) -> aio.Dialed:
+        connected: list[aio.Dialed] = []
         wrong: list[Exception] = []
 
         async def run(dial: aio.Dial, ended: anyio.Event) -> None:
@@ -111,7 +111,7 @@ class AsyncNetworkBackend(httpcore.AnyIOBackend):
     """A network backend for `httpcore.AsyncConnectionPool` on asyncio or trio. Sets options before connect()."""
 
     def __init__(self, dialers: Dialers | None = None) -> None:
-        self._dialers = dialers or Dialers(searches="short-first")
+        self._dialers = dialers or shared()
 
     async def connect_tcp(
         self,
@@ -126,7 +126,7 @@ class AsyncNetworkBackend(httpcore.AnyIOBackend):
         options = (*(socket_options or ()), _NODELAY)
         _require_time(host, port, timeout)
         try:
-            opened, _ = await aio.connect_host(_Anyio(), (host, port), timeout, source, self._dialers, options)
+            opened, _ = await aio.connect_host(_Anyio(), (host, port), timeout, source, self._dialers, options, False)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error) or f"{host}:{port}: {timeout} s") from error
         except OSError as error:
@@ -141,7 +141,7 @@ class AsyncNetworkBackend(httpcore.AnyIOBackend):
 class Transport(httpx.HTTPTransport):
     """A transport of `httpx.Client` whose connections choose their source ports.
 
-    `settings` are those of `httpx.HTTPTransport`. Without `dialers` the transport has dialers of its own.
+    `settings` are those of `httpx.HTTPTransport`. `dialers`: as for `create_connection()`.
     """
 
     def __init__(self, dialers: Dialers | None = None, **settings: Any) -> None:

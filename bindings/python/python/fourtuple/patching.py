@@ -16,16 +16,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fourtuple.connect import create_connection, target
-from fourtuple.dialers import Dialers, SocketOption, shared
+from fourtuple import _native
+from fourtuple.connect import connected, create_connection, numeric, target
+from fourtuple.dialers import Dialers, SocketAddress, SocketOption, shared
 from fourtuple.sockets import DialedSocket
 
 if TYPE_CHECKING:
     import asyncio
 
 __all__ = ["Patch", "patch", "unpatch"]
-
-_IP_LOCAL_PORT_RANGE = 51
 
 _KEPT: tuple[tuple[int, int], ...] = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
@@ -103,9 +102,9 @@ class Patch:
             limit = socket.getdefaulttimeout() if timeout is default else timeout
             if not (self.active and _fits(limit, source_address)):
                 return original(address, timeout, source_address, **more)
-            return create_connection(
-                address, limit, source_address, dialers=self._dialers or shared("short-first"), **more
-            )
+            if more:
+                return create_connection(address, limit, source_address, dialers=self._dialers, **more)
+            return connected(address, limit, source_address, False, self._dialers, (), socket.AF_UNSPEC, False)[0]
 
         return wrapped
 
@@ -128,7 +127,7 @@ class Patch:
                 (host.strip("[]"), port),
                 limit,
                 source_address,
-                dialers=self._dialers or shared("short-first"),
+                dialers=self._dialers,
                 socket_options=tuple(socket_options or ()),
                 # Programs replace this function to use IPv4 only.
                 family=urllib3.util.connection.allowed_gai_family(),
@@ -139,20 +138,25 @@ class Patch:
     def _sock_connect(self, original: Callable[..., Any]) -> Any:
         from fourtuple import aio
 
+        threads = aio._Asyncio()
+        own = (DialedSocket, ssl.SSLSocket)
+
         @functools.wraps(original)
         async def wrapped(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: Any) -> None:
-            if not (self.active and _is_open_to_choice(sock) and isinstance(address, tuple)):
+            family = None
+            if self.active and isinstance(address, tuple) and sock.gettimeout() == 0 and not isinstance(sock, own):
+                family = _native.family_open_to_choice(sock)
+            if family is None:
                 await original(loop, sock, address)
                 return
-            dialers = self._dialers or shared("short-first")
-            try:
-                socket.inet_pton(sock.family, address[0].partition("%")[0])
-            except OSError:
-                host, port = address[:2]
-                found = await loop.getaddrinfo(host, port, family=sock.family, type=sock.type, proto=sock.proto)
-                address = found[0][4]
+            dialers = self._dialers or shared()
+            # Addresses in the cache are resolved.
+            is_complete = len(address) == (2 if family == socket.AF_INET else 4)
+            if not is_complete or (dialer := dialers.cached(address)) is None:
+                address = await _resolved(loop, sock, family, address)
+                dialer = await threads.run(functools.partial(dialers.get, address))
             options = functools.partial(_options, sock)
-            await aio.connect_socket(aio._Asyncio(), dialers, sock, target(address), None, None, options)
+            await aio.connect_socket(threads, dialer, sock, address, None, options, False)
 
         return wrapped
 
@@ -196,17 +200,15 @@ def _fits(limit: float | None, source: Any) -> bool:
         return False
 
 
-def _is_open_to_choice(sock: socket.socket) -> bool:
-    """Returns whether the program leaves the source port of a socket to connect(): it is TCP, not bound and has no range of its own."""
-    return (
-        sock.family in (socket.AF_INET, socket.AF_INET6)
-        and sock.type == socket.SOCK_STREAM
-        and sock.proto in (0, socket.IPPROTO_TCP)
-        and not isinstance(sock, (DialedSocket, ssl.SSLSocket))
-        and sock.gettimeout() == 0
-        and not any(sock.getsockname()[1:2])
-        and _option(sock, socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE) in (0, None)
-    )
+async def _resolved(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, family: int, address: tuple[Any, ...]
+) -> SocketAddress:
+    """Returns what `sock_connect()` connects to: an address with its parts for IPv6, or the first address of a name."""
+    host, port = address[:2]
+    if (known := numeric(host, port, family)) is not None:
+        return target((*known[4][:2], *address[2:], *known[4][len(address) :])[: len(known[4])])
+    found = await loop.getaddrinfo(host, port, family=family, type=sock.type, proto=sock.proto)
+    return target(found[0][4])
 
 
 def _option(sock: socket.socket, level: int, name: int) -> int | None:

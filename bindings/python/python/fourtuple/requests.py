@@ -13,7 +13,7 @@ import urllib3.util.connection
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
 from fourtuple.connect import create_connection
-from fourtuple.dialers import Dialers
+from fourtuple.dialers import Dialers, shared
 
 __all__ = ["Adapter", "pool_manager", "session"]
 
@@ -74,19 +74,19 @@ def _pools(dialers: Dialers) -> dict[str, type[urllib3.HTTPConnectionPool]]:
 def pool_manager(dialers: Dialers | None = None, **settings: Any) -> urllib3.PoolManager:
     """Returns a `urllib3.PoolManager` whose connections choose their source ports. `settings` are those of `PoolManager`."""
     manager = urllib3.PoolManager(**settings)
-    manager.pool_classes_by_scheme = _pools(dialers or Dialers())
+    manager.pool_classes_by_scheme = _pools(dialers or shared())
     return manager
 
 
 class Adapter(requests.adapters.HTTPAdapter):
     """An adapter of requests whose connections choose their source ports, also to proxies for HTTP.
 
-    `settings` are those of `requests.adapters.HTTPAdapter`. Without `dialers` the adapter has dialers of its own.
+    `settings` are those of `requests.adapters.HTTPAdapter`. `dialers`: as for `create_connection()`.
     """
 
     def __init__(self, dialers: Dialers | None = None, **settings: Any) -> None:
         # HTTPAdapter calls init_poolmanager().
-        self._dialers = dialers or Dialers()
+        self._dialers = dialers or shared()
         self._classes = _pools(self._dialers)
         super().__init__(**settings)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-import time
 
+from fourtuple import _native
 from fourtuple.connect import target
-from fourtuple.dialers import Dialers, DialReport, SocketOption, failure, replace, report, set_options
+from fourtuple.dialers import (
+    AddressInfo,
+    Dialers,
+    DialReport,
+    SocketOption,
+    failure,
+    replace,
+    report,
+    set_options,
+)
 
 __all__ = ["DialedSocket", "SocketFactory"]
-
-AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
-"""An entry of `socket.getaddrinfo()`."""
 
 
 class DialedSocket(socket.socket):
@@ -21,6 +28,9 @@ class DialedSocket(socket.socket):
     On a non-blocking socket `connect()` raises `BlockingIOError` when the handshake has begun, as usual. A failed dial raises
     `DialError`. If the strategy needs a new socket after a failure, the descriptor keeps its number and refers to the new socket.
     """
+
+    _bound: tuple[str, int] | None = None
+    _attempt: _native.Attempt | None = None
 
     def __init__(
         self,
@@ -34,10 +44,14 @@ class DialedSocket(socket.socket):
         self._dialers = dialers
         # Options that a new socket of this descriptor gets too. Options set by other calls are lost with the old socket.
         self._options = socket_options
-        self._bound: tuple[str, int] | None = None
-        self.dial_report: DialReport | None = None
+        self._is_ip = family in (socket.AF_INET, socket.AF_INET6)
+        if socket_options:
+            set_options(self, socket_options)
+
+    @property
+    def dial_report(self) -> DialReport | None:
         """The report of the dial; on a non-blocking socket without the time of the handshake."""
-        set_options(self, socket_options)
+        return report(self._attempt) if self._attempt else None
 
     def dup(self) -> socket.socket:  # type: ignore[override]
         """Returns a socket of the standard library with a copy of the descriptor."""
@@ -54,26 +68,30 @@ class DialedSocket(socket.socket):
 
     def connect(self, address: object) -> None:
         """Chooses a source port and connects."""
-        if not isinstance(address, tuple) or self.family not in (socket.AF_INET, socket.AF_INET6):
+        if not isinstance(address, tuple) or not self._is_ip:
             super().connect(address)  # type: ignore[arg-type]
             return
         destination = target(address)
-        attempt = self._dialers.get(destination, self._bound).prepare(self.fileno())
+        attempt = self._dialers.get(destination, self._bound).prepare(self)
         while True:
-            begun = time.perf_counter_ns()
+            code = 0
             try:
-                super().connect(address)
-            except (BlockingIOError, InterruptedError):
-                self.dial_report = report(attempt, self, time.perf_counter_ns() - begun, 0)
-                raise
+                if self.gettimeout() == 0:
+                    # Without an exception at each connect().
+                    code = super().connect_ex(address)
+                else:
+                    super().connect(address)
             except OSError as error:
-                elapsed = time.perf_counter_ns() - begun
-                if attempt.failed(self.fileno(), failure(error), elapsed):
-                    replace(self, self._options)
-                    attempt.renew(self.fileno())
-            else:
-                self.dial_report = report(attempt, self, time.perf_counter_ns() - begun, 0)
-                return
+                code = failure(error)
+            if code in (0, errno.EINPROGRESS, errno.EINTR):
+                break
+            if attempt.failed(self, code):
+                replace(self, self._options)
+                attempt.renew(self)
+        attempt.finish(self)
+        self._attempt = attempt
+        if code:
+            raise OSError(code, os.strerror(code))
 
     def connect_ex(self, address: object) -> int:
         """Connects like `connect()`, and returns the errno instead of an exception."""

@@ -68,6 +68,7 @@ def namespace() -> None:
     # By default a port in TIME_WAIT on loopback is free again after a second.
     set_sysctl("net.ipv4.tcp_tw_reuse", "0")
     fourtuple.dialers.shared().clear()
+    fourtuple.dialers.shared(census=False).clear()
     # trio keeps the threads of a run for the next one, and they are in the namespace of an earlier test.
     threads_of_trio.THREAD_CACHE = threads_of_trio.ThreadCache()
 

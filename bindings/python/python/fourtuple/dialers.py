@@ -269,9 +269,9 @@ _all: weakref.WeakSet[Dialers] = weakref.WeakSet()
 
 
 @functools.lru_cache(None)
-def shared() -> Dialers:
+def shared(census: bool = True) -> Dialers:
     """Returns the dialers of calls and adapters without dialers of their own."""
-    return Dialers(searches="short-first")
+    return Dialers(searches="short-first", census=census)
 
 
 def _reset_all() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import fourtuple
 import fourtuple.aio
 import fourtuple.aiohttp
+import fourtuple.connect
 import fourtuple.httpx
 import fourtuple.requests
 import httpx
@@ -31,6 +32,22 @@ def test_a_silent_address_delays_no_client(server: Server, hosts: None, get: Get
     assert get(f"http://{HOST}:{PORT}/", Dialers()).startswith("127.0.0.1")
     # The clients have a timeout of 60 s, and the kernel gives up after 2 minutes.
     assert time.monotonic() - begun < 30
+
+
+def test_the_second_address_follows_the_wait_in_connect(
+    server: Server, hosts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    writable = fourtuple.connect._writable
+
+    def counted(pending: Any, seconds: float | None) -> Any:
+        waits.append(len(pending))
+        return writable(pending, seconds)
+
+    monkeypatch.setattr(fourtuple.connect, "_writable", counted)
+    fourtuple.create_connection((HOST, PORT), 60).close()
+    # No second wait for the silent address alone.
+    assert 1 not in waits
 
 
 def dial(timeout: float) -> None:

@@ -226,7 +226,8 @@ def _race(
                     pending.append(one)
                 except OSError as error:
                     errors.append(error)
-                following = time.monotonic() + DELAY
+                # Counted from the begin: the first one may have waited in connect() meanwhile.
+                following = now + DELAY
                 continue
             ends = [end for end in (deadline, following if rest else None) if end is not None]
             for one in _writable(pending, min(ends) - now if ends else None):

@@ -845,13 +845,7 @@ pub struct FailedElsewhere {
 impl Failures {
     /// Returns the calls of connect() that found no port for their destination, with the destination.
     pub fn without_port(&self) -> impl Iterator<Item = (&FailedCall, SocketAddr)> {
-        let found_none = |call: &&FailedCall| {
-            call.call == "connect"
-                && call.protocol == "tcp"
-                && call.errno == errno::EADDRNOTAVAIL
-                && !call.before_search
-        };
-        let found_none = self.calls.iter().filter(found_none);
+        let found_none = self.calls.iter().filter(|call| call.is_without_port());
         found_none.filter_map(|call| Some((call, call.address.as_ref()?.parse().ok()?)))
     }
 }
@@ -894,10 +888,23 @@ pub struct FailedCall {
     /// bind() that failed with EADDRINUSE: a socket that has the port; `null`: not looked for, or there is none any more.
     #[serde(default)]
     pub holder: Option<PortHolder>,
+    /// connect() that found no port: time since the start of the process; `null`: not asked, or the process has ended.
+    #[serde(default)]
+    pub running_ns: Option<u64>,
     /// Causes that the errno has for this call: the cause if it is known, otherwise possible causes. Records of `trace connect` and `trace accept`
     /// have them; a record of `doctor` has findings instead.
     #[serde(default)]
     pub causes: Vec<String>,
+}
+
+impl FailedCall {
+    /// Returns whether these are calls of connect() that found no port for their destination.
+    pub fn is_without_port(&self) -> bool {
+        self.call == "connect"
+            && self.protocol == "tcp"
+            && self.errno == errno::EADDRNOTAVAIL
+            && !self.before_search
+    }
 }
 
 /// A socket that has a port.

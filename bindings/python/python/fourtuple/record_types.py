@@ -1565,6 +1565,7 @@ class FailedCall(TypedDict):
     namespace: NotRequired[int]
     range: NotRequired[list[int] | None]
     route: NotRequired[str | None]
+    running_ns: NotRequired[int | None]
 
 
 class FailedElsewhere(TypedDict):

@@ -123,6 +123,7 @@ fn row(failed: &Failed) -> FailedCall {
         range: failed.range,
         route: None,
         holder: None,
+        running_ns: None,
         causes: Vec::new(),
     }
 }

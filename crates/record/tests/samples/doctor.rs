@@ -252,6 +252,7 @@ pub(crate) fn failed_call() -> FailedCall {
             remote: Some("127.0.0.1:9000".parse().unwrap()),
             state: "established".to_owned(),
         }),
+        running_ns: Some(86_400_000_000_000),
         causes: Vec::new(),
     }
 }

@@ -417,10 +417,10 @@ fn draft_p10(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64
         count(budget.total.into()),
         time(seconds)
     );
-    let owner = Callers::name(snapshot, subject);
     if budget.is_outrun() {
-        verdict += &format!("; {owner} {}", budget.closed());
+        verdict += &format!("; {} {}", Callers::closers(snapshot, subject), budget.closed());
     } else {
+        let owner = Callers::name(snapshot, subject);
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);
         if let Some(leak) = Growth::of(snapshot, subject, budget).and_then(|growth| growth.leak()) {
             verdict += &format!(" and {leak}");

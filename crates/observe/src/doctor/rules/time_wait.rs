@@ -430,7 +430,7 @@ fn t06(snapshot: &Snapshot, limit: f64) -> Checked {
 }
 
 fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
-    let closer = Callers::name(snapshot, subject);
+    let closer = Callers::closers(snapshot, subject);
     let verdict = format!(
         "{closer} closes its connections to {} first{}: {} of the {} ports of {} are in TIME_WAIT",
         subject.destination,

@@ -9,7 +9,7 @@ use fourtuple_syscalls::sock_diag::state;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
-use crate::host::snapshot::processes::Sockets;
+use crate::host::snapshot::processes::{self, Sockets};
 use crate::host::snapshot::{LISTED, reason, sums};
 
 /// Maximum number of failed calls whose address is looked up.
@@ -20,6 +20,9 @@ pub(super) fn look_up<'a>(calls: impl IntoIterator<Item = &'a mut FailedCall>, s
     const OF_ROUTES: [&str; 4] = [errno::EACCES, errno::EHOSTUNREACH, errno::EINVAL, errno::ENETUNREACH];
     let mut left = LOOKED_UP;
     for call in calls {
+        if call.is_without_port() && call.processes == 1 {
+            call.running_ns = processes::running_ns(sockets.root(), call.owner.pid);
+        }
         let Some(Ok(address)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
             continue;
         };

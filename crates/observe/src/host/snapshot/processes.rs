@@ -214,6 +214,14 @@ fn age(root: &Path, pid: u32) -> (u64, usize) {
     (own.started, ancestors)
 }
 
+/// Returns the time since the start of a process; `None` if it has ended.
+pub(super) fn running_ns(root: &Path, pid: u32) -> Option<u64> {
+    let uptime = fs::read_to_string(root.join("proc/uptime")).ok()?;
+    let uptime_s: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    let started_ns = Stat::read(root, pid)?.started * TICK_NS;
+    Some(((uptime_s * 1e9) as u64).saturating_sub(started_ns))
+}
+
 /// Fields of /proc/PID/stat.
 struct Stat {
     state: char,

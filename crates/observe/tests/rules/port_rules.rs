@@ -505,6 +505,39 @@ fn p07_failures_without_a_full_tuple_are_a_warning() {
     assert_eq!(the_finding(&snapshot, "P07").severity, Severity::Warning);
 }
 
+/// connect() passes over the ports of bind(), whatever the addresses (`__inet_hash_connect`: fastreuse of the bucket).
+#[test]
+fn p07_ports_that_bind_took_are_the_cause() {
+    in_namespace(|| {
+        small_range("20000 20039");
+        let (_one, first) = listener(NEAR, 100);
+        let (_two, second) = listener(FAR, 100);
+        let all: Vec<_> = (0..40)
+            .map(|index| {
+                let socket = bound(FAR, 0);
+                socket::connect(socket.as_fd(), if index % 2 == 0 { first } else { second }).unwrap();
+                socket
+            })
+            .collect();
+        let refused = TcpStream::connect(first).unwrap_err();
+        assert_eq!(
+            refused.kind(),
+            std::io::ErrorKind::AddrNotAvailable,
+            "from {NEAR}, which has no connection"
+        );
+        let mut snapshot = now();
+        let call = failed_call(owner(812, "envoy", 3), "connect", "EADDRNOTAVAIL", &first.to_string());
+        snapshot.failures = Part::Seen(Failures { calls: vec![call], ..Failures::default() });
+        let p07 = the_finding(&snapshot, "P07");
+        shows(&p07, &["bind() to 10.0.0.2 have 40 of 40 ports, and connect() passes over them"]);
+        let found = diagnose(&snapshot, &Limits::default()).findings;
+        assert_eq!((&*found[0].id, p07.severity), ("P08", Severity::Critical));
+        let effect = found.iter().find(|finding| finding.id == "P07").unwrap();
+        assert_eq!(effect.same_cause_as, Some(0), "{found:#?}");
+        drop(all);
+    });
+}
+
 #[test]
 fn p08_bind_to_port_0_is_told_by_the_parity() {
     in_namespace(|| {

@@ -87,6 +87,20 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
                 .because(fact)
                 .proper(Remedy::advice(change, effect))
         }
+        None if let Some((source, usable)) = taken_by_bind(snapshot) => {
+            let Source { address, in_use, .. } = source;
+            let fact = format!(
+                "sockets that seem to have called bind() to {address} have {} of {} ports, and connect() passes over them for every destination (P08)",
+                count((*in_use).into()),
+                count(usable.into())
+            );
+            let mut draft = Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact);
+            draft.now.extend(wider_range(snapshot, None));
+            draft.proper(Remedy::advice(
+                "in the program that calls bind(): setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &(int){1}, 4) before it",
+                "its sockets then take no port from other programs",
+            ))
+        }
         None => Draft::new(Severity::Warning, subject, verdict)
             .explains(failed)
             .because("no source has all its ports to this destination in use now: the ports are free again, or the program binds ports by number")
@@ -136,6 +150,17 @@ pub(super) const P08: Rule = Rule {
 const MIN_IN_USE: u32 = 20;
 
 fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
+    let bound = bound_first(snapshot, limit)?;
+    Ok(bound.into_iter().map(|(source, usable, fact)| draft_p08(snapshot, source, usable, fact)).collect())
+}
+
+/// Returns the source whose ports, which bind() seems to have chosen, are all that there are: connect() takes none of them, from any source.
+fn taken_by_bind(snapshot: &Snapshot) -> Option<(&Source, u32)> {
+    bound_first(snapshot, 95.0).ok()?.into_iter().map(|(source, usable, _)| (source, usable)).next()
+}
+
+/// Returns the sources that have this percentage of the ports, chosen by bind() as it seems, each with the number of usable ports and what tells so.
+fn bound_first(snapshot: &Snapshot, limit: f64) -> Result<Vec<(&Source, u32, String)>, String> {
     let usable = snapshot.ports.seen()?.usable();
     let connections = snapshot.connections.seen()?;
     let is_past = |source: &&Source| {
@@ -149,7 +174,7 @@ fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
     let has_parity = |source: &Source| {
         u64::from(source.in_use.saturating_sub(source.low_parity)) * 100 >= u64::from(source.in_use) * 95
     };
-    let drafts = connections.sources.iter().filter(is_past).filter(|source| !is_seen_otherwise(source)).filter_map(|source| {
+    let bound = connections.sources.iter().filter(is_past).filter(|source| !is_seen_otherwise(source)).filter_map(|source| {
         let fact = if has_parity(source) {
             let odd = snapshot.ports.seen().is_ok_and(|ports| ports.low & 1 == 0);
             format!(
@@ -163,9 +188,9 @@ fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
         } else {
             return None;
         };
-        Some(draft_p08(snapshot, source, usable, fact))
+        Some((source, usable, fact))
     });
-    Ok(drafts.collect())
+    Ok(bound.collect())
 }
 
 /// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source to its

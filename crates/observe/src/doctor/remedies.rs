@@ -314,19 +314,8 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
             rate(budget.ceiling_per_s())
         );
         let remedy = Remedy::sysctl("net.ipv4.tcp_tw_reuse", "1", effect);
-        let is_unknown = tuple.time_wait_plain.is_none();
-        let (source, destination) = (tuple.source, tuple.destination);
-        let change = remedy.change;
-        let with_timestamps = move |snapshot: &mut Snapshot| {
-            change.iter().for_each(|change| change(snapshot));
-            // While reuse was off, no socket could tell.
-            if is_unknown {
-                each_tuple(snapshot, source, destination, |tuple| tuple.time_wait_plain = Some(0));
-            }
-        };
-        let remedy = Remedy { change: Some(Box::new(with_timestamps)), ..remedy };
-        // A test has no peer like this one.
-        if is_unknown { remedy } else { remedy.tried(Cure::Reuse) }
+        // Neither a calculation nor a test has a peer like this one.
+        if tuple.time_wait_plain.is_none() { remedy.unproven() } else { remedy.tried(Cure::Reuse) }
     })
 }
 

@@ -464,18 +464,22 @@ fn a_trace_of_a_namespace_leaves_others_out() {
         sleep.arg("600");
         child::end_with_this_thread(&mut sleep);
         let mut process = sleep.spawn().unwrap();
-        // By the process, and by the path that doctor prints.
+        // By the process, by the path that doctor prints, and by default.
         let (number, path) = (process.id().to_string(), format!("/proc/{}/ns/net", process.id()));
-        for (trace, netns) in [("connect", &number), ("locks", &path), ("accept", &number)] {
-            // The trace starts in another namespace, as the shell of a user.
-            let started = thread::scope(|scope| {
-                let start = scope.spawn(|| {
-                    netns::enter_new().unwrap();
-                    let line = format!("trace {trace} --netns {netns} --json");
-                    attached(test, "tracing ", &mut fourtuple(&line))
-                });
-                start.join().unwrap()
-            });
+        let (by_number, by_path) = (format!("--netns {number} "), format!("--netns {path} "));
+        for (trace, flag) in
+            [("connect", &*by_number), ("locks", &by_path), ("accept", &by_number), ("connect", "")]
+        {
+            let start = || attached(test, "tracing ", &mut fourtuple(&format!("trace {trace} {flag}--json")));
+            // With the flag the trace starts in another namespace, as the shell of a user.
+            let elsewhere = || {
+                netns::enter_new().unwrap();
+                start()
+            };
+            let started = match flag {
+                "" => start(),
+                _ => thread::scope(|scope| scope.spawn(elsewhere).join().unwrap()),
+            };
             let Some((mut child, _stderr)) = started else { break };
             dial(3);
             thread::scope(|scope| {
@@ -490,7 +494,8 @@ fn a_trace_of_a_namespace_leaves_others_out() {
             child.wait().unwrap();
             let record = Ended { code: 0, stdout, stderr: String::new() }.json();
             require_valid(&record);
-            assert_eq!(record["settings"]["netns"], path, "{record:#}");
+            let expected = if flag.is_empty() { "/proc/self/ns/net" } else { &path };
+            assert_eq!(record["settings"]["netns"], expected, "{record:#}");
             let results = &record["results"];
             let number = match trace {
                 "connect" => &results["established"],

@@ -55,7 +55,8 @@ pub(super) struct AcceptFlags {
 }
 
 impl AcceptFlags {
-    pub(super) fn run(self) -> anyhow::Result<Exit> {
+    pub(super) fn run(mut self) -> anyhow::Result<Exit> {
+        self.network.or_own(self.pid, self.cgroup.as_deref());
         let accept = Accept {
             process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),

@@ -73,7 +73,8 @@ pub(super) struct ConnectFlags {
 }
 
 impl ConnectFlags {
-    pub(super) fn run(self) -> anyhow::Result<Exit> {
+    pub(super) fn run(mut self) -> anyhow::Result<Exit> {
+        self.network.or_own(self.pid, self.cgroup.as_deref());
         if let (Protocol::Udp, Some(tier)) = (self.protocol, self.tier.0) {
             return Err(UsageError(format!(
                 "invalid value '{}' for '--tier': --protocol udp has one tier; expected auto",

@@ -53,7 +53,8 @@ pub(super) struct LocksFlags {
 }
 
 impl LocksFlags {
-    pub(super) fn run(self) -> anyhow::Result<Exit> {
+    pub(super) fn run(mut self) -> anyhow::Result<Exit> {
+        self.network.or_own(self.pid, self.cgroup.as_deref());
         let locks = Locks {
             process: self.pid.map(process).transpose()?,
             name: self.comm.clone(),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use fourtuple_observe::doctor::{Limits, causes, diagnose};
 use fourtuple_observe::host::cgroup;
-use fourtuple_observe::host::namespace;
+use fourtuple_observe::host::namespace::{self, is_of_host};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
 use fourtuple_record::snapshot::{FailedCall, Failures, Part, Snapshot};
@@ -158,12 +158,24 @@ impl LiveHeat {
 /// The network namespace of a trace.
 #[derive(Debug, Args)]
 struct NetworkFlags {
-    /// Network namespace by name, file or process
+    /// Network namespace by name, file or process [default: all; in a container or under nsenter, its own]
     #[arg(long, value_name = "NETNS", value_parser = network)]
     netns: Option<PathBuf>,
 }
 
+/// The network namespace of this process.
+const OWN: &str = "/proc/self/ns/net";
+
 impl NetworkFlags {
+    /// Sets the default: a command that is typed in another network namespace than the host's, as `nsenter` and containers do, is about that
+    /// one, unless it names a process or a cgroup.
+    fn or_own(&mut self, process: Option<u32>, cgroup: Option<&Path>) {
+        let own = || fs::metadata(OWN).map(|file| file.ino() as u32);
+        if self.netns.is_none() && process.is_none() && cgroup.is_none() && !own().is_ok_and(is_of_host) {
+            self.netns = Some(OWN.into());
+        }
+    }
+
     /// Returns the path of the namespace for a record.
     fn path(&self) -> Option<String> {
         self.netns.as_ref().map(|path| path.display().to_string())

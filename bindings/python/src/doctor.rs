@@ -48,7 +48,7 @@ pub(crate) fn doctor(
         }
     };
     let snapshot = read(py, reader, time)?;
-    let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _ } =
+    let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _, explained: _ } =
         py.detach(|| diagnose(&snapshot, &limits));
     let settings = DoctorSettings {
         pid: None,

@@ -64,7 +64,7 @@ impl DoctorFlags {
         if let Some(to) = &self.to {
             restrict(&mut snapshot, to);
         }
-        let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _ } =
+        let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _, explained: _ } =
             diagnose_in(&namespace, &snapshot, &limits, &watch::try_cure);
         if let (Part::Hidden(why), Part::Hidden(_)) = (&snapshot.connections, &snapshot.listeners) {
             anyhow::ensure!(!findings.is_empty(), "cannot see the sockets of the namespace: {why}");

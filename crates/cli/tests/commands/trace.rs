@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use crate::program::situation::{has, paste};
 use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, child, netns};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::wire::Wire;
@@ -207,7 +209,16 @@ fn errnos_of_connect_have_the_cause_that_they_have_here() {
                 assert_eq!(failed.as_deref(), Some(errno), "{to}");
             }
         };
-        let Some(lines) = failed_calls(test, "connect", connects) else { return };
+        let connects_and_binds = || {
+            connects();
+            let address: SocketAddr = "10.9.0.99:0".parse().unwrap();
+            let socket = socket::open(Transport::Tcp, address, false).unwrap();
+            assert!(socket::bind(socket.as_fd(), address).is_err(), "EADDRNOTAVAIL");
+        };
+        let Some(lines) = failed_calls(test, "connect", connects_and_binds) else { return };
+        // What a rule of doctor finds.
+        let missing = "cannot use 10.9.0.99, which is not an address of this host: 1 call of bind() failed";
+        has_line(&lines, "bind EADDRNOTAVAIL 10.9.0.99:0 the cause here: ", missing);
         has_line(
             &lines,
             "connect EACCES [fd09::2]:4002",

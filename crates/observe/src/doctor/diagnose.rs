@@ -1,6 +1,6 @@
 //! Applies all rules to a snapshot, and each remedy to the finding that it claims to remove.
 
-use fourtuple_record::snapshot::{Owner, Snapshot};
+use fourtuple_record::snapshot::{FailedCall, Owner, Snapshot};
 use fourtuple_record::{Advice, Finding, Proof, Severity, TraceSymptom, Unchecked};
 
 use crate::doctor::attribute::with_callers;
@@ -26,6 +26,8 @@ pub struct Diagnosis {
     pub unexplained: Vec<Unexplained>,
     /// Symptoms other than failed calls, explained or not.
     pub symptoms: Vec<TraceSymptom>,
+    /// Failed calls and the verdicts of findings that are their cause.
+    pub explained: Vec<(FailedCall, String)>,
 }
 
 /// Rules whose findings are the cause of findings of other rules that are as severe: a process without descriptors or a stopped worker
@@ -57,8 +59,16 @@ pub fn diagnose_at(snapshot: &Snapshot, limits: &Limits, place: &Place<'_>) -> D
         match drafts {
             Ok(drafts) => {
                 diagnosis.checked.push(rule.id.to_owned());
-                for (what, amount) in drafts.iter().flat_map(|draft| &draft.explained) {
-                    account.explain(rule.id, what, *amount);
+                for draft in &drafts {
+                    for (what, amount) in &draft.explained {
+                        account.explain(rule.id, what, *amount);
+                        // A finding about the calls themselves is not their cause.
+                        let is_cause =
+                            rule.id != UNEXPLAINED && !matches!(draft.subject, Subject::Connects(..));
+                        let calls = account.calls(what).filter(|_| is_cause);
+                        let verdict = || format!("{} ({})", place.sentence(&draft.verdict), rule.id);
+                        diagnosis.explained.extend(calls.map(|call| (call.clone(), verdict())));
+                    }
                 }
                 findings.extend(drafts.into_iter().map(|draft| finding(rule, limit, snapshot, place, draft)));
             }

@@ -453,6 +453,14 @@ impl<'a> Account<'a> {
         self.items.iter().filter_map(symptom).collect()
     }
 
+    /// Returns the failed calls that are included.
+    pub(crate) fn calls(&self, what: &What) -> impl Iterator<Item = &'a FailedCall> {
+        self.items.iter().filter_map(move |item| match item.symptom {
+            Symptom::Calls(call) if includes(what, &item.symptom) => Some(call),
+            _ => None,
+        })
+    }
+
     /// Subtracts what a finding explains.
     pub(crate) fn explain(&mut self, rule: &'static str, what: &What, amount: u64) {
         let mut left = amount;

@@ -449,7 +449,7 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
     document.push(Block::Figures(trace_connect_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     match reasons(&results.failed) {
-        none if none.is_empty() => document.note(Tone::Good, "no failures"),
+        none if none.is_empty() => document.note(Tone::Good, "no connect failed"),
         some => document.note(Tone::Bad, format!("failed: {some}")),
     }
     failed_calls(&mut document, &results.calls);

@@ -154,7 +154,7 @@ impl Exporter {
     }
 
     fn record(&self, snapshot: Snapshot, diagnosis: Diagnosis) -> Saved {
-        let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _ } = diagnosis;
+        let Diagnosis { findings, checked, unchecked, unexplained: _, symptoms: _, explained: _ } = diagnosis;
         let settings = DoctorSettings { thresholds: self.thresholds.set.clone(), ..self.settings.clone() };
         let host = host(&snapshot);
         let history = Some(self.past.history());

@@ -277,47 +277,50 @@ impl Before {
         Before { namespace: namespace::of_this_thread(), reader }
     }
 
-    /// Adds the causes to the calls, as their namespaces are now, and returns the other symptoms since the start.
+    /// Adds the causes to the calls, as their namespaces are now, and returns the other symptoms since the start. A finding that explains calls is
+    /// their cause.
     fn explain(mut self, calls: &mut Part<Failures>) -> Part<Vec<TraceSymptom>> {
         let mut snapshot = self.reader.read();
-        if let Part::Seen(Failures { calls, .. }) = calls {
-            let namespaces: BTreeSet<u32> = calls.iter().map(|call| call.namespace).collect();
-            for (at, namespace) in namespaces.into_iter().enumerate() {
-                let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
-                let other = if Some(namespace) == self.namespace {
-                    self.reader.look_up(own.iter_mut().map(|call| &mut **call));
-                    None
-                } else {
-                    let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
-                    let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
-                    Some(
-                        processes
-                            .find_map(|process| foreign(process, namespace, &mut own))
-                            .unwrap_or_default(),
-                    )
-                };
-                for call in &mut own {
-                    call.causes = causes(other.as_ref().unwrap_or(&snapshot), call);
-                }
+        let mut calls = match calls {
+            Part::Seen(Failures { calls, .. }) => calls.iter_mut().collect(),
+            _ => Vec::new(),
+        };
+        let namespace = self.namespace;
+        let is_own = |call: &FailedCall| Some(call.namespace) == namespace;
+        self.reader.look_up(calls.iter_mut().map(|call| &mut **call).filter(|call| is_own(call)));
+        let own = calls.iter().filter(|call| is_own(call)).map(|call| (**call).clone()).collect();
+        snapshot.failures = Part::Seen(Failures { calls: own, ..Failures::default() });
+        let diagnosis = diagnose(&snapshot, &Limits::default());
+        let namespaces: BTreeSet<u32> = calls.iter().map(|call| call.namespace).collect();
+        for (at, namespace) in namespaces.into_iter().enumerate() {
+            let mut own: Vec<_> = calls.iter_mut().filter(|call| call.namespace == namespace).collect();
+            let other = (Some(namespace) != self.namespace).then(|| {
+                let processes: Vec<u32> = own.iter().map(|call| call.owner.pid).collect();
+                let mut processes = processes.into_iter().filter(|_| at < NAMESPACES);
+                processes.find_map(|process| foreign(process, namespace, &mut own)).unwrap_or_default()
+            });
+            for call in own {
+                let findings = diagnosis.explained.iter().filter(|(explained, _)| explained == *call);
+                let found: Vec<String> =
+                    findings.map(|(_, verdict)| format!("the cause here: {verdict}")).collect();
+                let judged = || causes(other.as_ref().unwrap_or(&snapshot), call);
+                call.causes = if found.is_empty() { judged() } else { found };
             }
-            let is_own = |call: &FailedCall| Some(call.namespace) == self.namespace;
-            let calls = calls.iter().filter(|call| is_own(call)).cloned().collect();
-            snapshot.failures = Part::Seen(Failures { calls, ..Failures::default() });
         }
-        snapshot.counters.seen().map(|_| diagnose(&snapshot, &Limits::default()).symptoms).into()
+        snapshot.counters.seen().map(|_| diagnosis.symptoms).into()
     }
 }
 
 /// Reads the namespace of the calling thread, and adds what it has at the addresses of the calls.
-fn read(calls: &mut [&mut FailedCall]) -> Snapshot {
+fn read(calls: &mut [&mut &mut FailedCall]) -> Snapshot {
     let mut reader = Reader::new(Path::new("/"));
     let snapshot = reader.read();
-    reader.look_up(calls.iter_mut().map(|call| &mut **call));
+    reader.look_up(calls.iter_mut().map(|call| &mut ***call));
     snapshot
 }
 
 /// Returns the namespace of a process, if the process lives and still is in it, and adds what it has at the addresses of the calls.
-fn foreign(process: u32, namespace: u32, calls: &mut [&mut FailedCall]) -> Option<Snapshot> {
+fn foreign(process: u32, namespace: u32, calls: &mut [&mut &mut FailedCall]) -> Option<Snapshot> {
     let target = TargetFlags { pid: Some(process), netns: None, container: None }.open().ok()?;
     if target.inode == namespace { target.within(|| Ok(read(calls))).ok() } else { None }
 }

@@ -312,6 +312,9 @@ pub struct Tuple {
     pub closes_per_s: f64,
     /// Sockets that entered TIME_WAIT in the last second.
     pub closed_last_s: u32,
+    /// Time since the first close that `closes_per_s` counts, or, if it counts none, since the oldest socket entered TIME_WAIT; 0: none is there.
+    #[serde(default)]
+    pub closing_ns: u64,
     /// Growth of `in_use` per second during the interval; negative: the number falls.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Signed"))]
     pub growth_per_s: f64,
@@ -337,6 +340,7 @@ impl Default for Tuple {
             states: Default::default(),
             closes_per_s: Default::default(),
             closed_last_s: Default::default(),
+            closing_ns: Default::default(),
             growth_per_s: Default::default(),
             time_wait_plain: Default::default(),
             idle: Default::default(),

@@ -1249,6 +1249,7 @@ class DoctorTuple(TypedDict):
     idle: IdleTimes | None
     fix: RunningFix | None
     owners: list[DoctorOwner]
+    closing_ns: NotRequired[int]
 
 
 class DoctorSource(TypedDict):

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use fourtuple_record::snapshot::{Owner, Part, Snapshot, Source, Tuple};
 
 use crate::doctor::accepting::process_of;
-use crate::doctor::budget::{Budget, RECENT_SECONDS, TIME_WAIT_SECONDS, state};
+use crate::doctor::budget::{Budget, state};
 use crate::doctor::words::{caller, count, counted, process, rate, time};
 
 /// Returns a copy of the snapshot in which tuples without a process have the processes that the tracer saw calling connect() to the same
@@ -281,14 +281,12 @@ impl Callers {
         let mut connects = connects.filter(|connects| connects.destination == tuple.destination);
         let failures = snapshot.failures.seen().into_iter().flat_map(|failures| failures.without_port());
         let mut failures = failures.filter(|(_, destination)| *destination == tuple.destination);
-        // Without a close lately all that is left is counted.
-        let counted_s = if tuple.closes_per_s > 0.0 { RECENT_SECONDS } else { TIME_WAIT_SECONDS };
         self.owner.sockets > 0
             || connects.any(|connects| {
                 connects.established > 0 && is_same(&caller(&connects.owner, connects.processes), &self.owner)
             })
             || failures.any(|(call, _)| {
-                let is_older = call.running_ns.is_some_and(|ns| ns as f64 >= counted_s * 1e9);
+                let is_older = call.running_ns.is_some_and(|ns| ns >= tuple.closing_ns);
                 is_older && is_same(&caller(&call.owner, call.processes), &self.owner)
             })
     }
@@ -454,13 +452,13 @@ pub(super) mod tests {
         };
         assert_eq!((owners(0), owners(1), owners(2)), (vec![(1, 0), (2, 0)], vec![(3, 7)], vec![]));
         // Connections are closed by a process that had some, or that is older than what is counted.
-        let closer = |running_ns, established, closes_per_s| {
+        let closer = |running_ns, established| {
             let mut snapshot = with_callers(&snapshot).unwrap();
             if let (Part::Seen(failures), Part::Seen(connections)) =
                 (&mut snapshot.failures, &mut snapshot.connections)
             {
                 failures.calls[0].running_ns = running_ns;
-                connections.tuples[0].closes_per_s = closes_per_s;
+                connections.tuples[0].closing_ns = 9;
             }
             let connects = vec![TracedConnects {
                 owner: owner(1),
@@ -472,17 +470,8 @@ pub(super) mod tests {
             snapshot.traced = Part::Seen(Traced { connects, ..Traced::default() });
             Callers::closers(&snapshot, &snapshot.connections.seen().unwrap().tuples[0])
         };
-        let s = 1_000_000_000;
-        assert_eq!(closer(None, 0, 7.0), "this host");
-        assert_eq!(
-            (closer(Some(9 * s), 0, 7.0), closer(Some(10 * s), 0, 7.0)),
-            ("this host".into(), "nginx[1]".into())
-        );
-        assert_eq!(
-            (closer(Some(59 * s), 0, 0.0), closer(Some(60 * s), 0, 0.0)),
-            ("this host".into(), "nginx[1]".into())
-        );
-        assert_eq!(closer(Some(s), 1, 7.0), "nginx[1]");
+        assert_eq!([closer(None, 0), closer(Some(8), 0)], ["this host", "this host"]);
+        assert_eq!([closer(Some(9), 0), closer(Some(8), 1)], ["nginx[1]", "nginx[1]"]);
         let known = processes_to(&snapshot, ([10, 0, 0, 2], 81).into());
         let how: Vec<_> = known.iter().map(|(owner, how)| (owner.pid, how.as_str())).collect();
         let failed = "3 calls of connect() to 10.0.0.2:81 failed with EADDRNOTAVAIL during the trace";

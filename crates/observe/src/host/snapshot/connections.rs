@@ -314,6 +314,7 @@ fn list(
         states: tuple.1.states(),
         closes_per_s: tuple.1.closes_per_s(),
         closed_last_s: tuple.1.closed_last_s,
+        closing_ns: tuple.1.closing().as_nanos() as u64,
         growth_per_s: growth(tuple),
         time_wait_plain: None,
         idle: None,

@@ -99,6 +99,8 @@ pub(super) struct Sums {
     recent: u32,
     /// Sockets that entered TIME_WAIT in the last second.
     pub(super) closed_last_s: u32,
+    /// Milliseconds since the oldest of the recent closes, and of all.
+    oldest: [u32; 2],
     /// One process with its sockets; process 0: none yet. Further processes are in the table.
     owner: (u32, u32),
 }
@@ -109,6 +111,9 @@ impl Sums {
         if let Some(left) = socket.expires.filter(|_| socket.state == state::TIME_WAIT) {
             self.recent += u32::from(left > TIME_WAIT - RECENT);
             self.closed_last_s += u32::from(left > TIME_WAIT - Duration::from_secs(1));
+            let age = TIME_WAIT.saturating_sub(left);
+            let ms = age.as_millis() as u32;
+            self.oldest = [self.oldest[0].max(if age < RECENT { ms } else { 0 }), self.oldest[1].max(ms)];
         }
     }
 
@@ -133,6 +138,11 @@ impl Sums {
 
     pub(super) fn closes_per_s(&self) -> f64 {
         f64::from(self.recent) / RECENT.as_secs_f64()
+    }
+
+    /// Returns the time since the first of the recent closes; without one, since the first of all.
+    pub(super) fn closing(&self) -> Duration {
+        Duration::from_millis(self.oldest[usize::from(self.recent == 0)].into())
     }
 
     /// Adds the sockets of another key.

@@ -158,7 +158,9 @@ impl LiveHeat {
 /// The network namespace of a trace.
 #[derive(Debug, Args)]
 struct NetworkFlags {
-    /// Network namespace by name, file or process [default: all; in a container or under nsenter, its own]
+    /// Network namespace by name, file or process
+    ///
+    /// The default is all; in a container or under nsenter its own, unless --pid or --cgroup is given.
     #[arg(long, value_name = "NETNS", value_parser = network)]
     netns: Option<PathBuf>,
 }

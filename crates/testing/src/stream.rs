@@ -20,6 +20,19 @@ pub fn socket() -> UdpSocket {
     socket
 }
 
+/// Sends a packet again until one arrives, and returns its length and where it came from. The queue of the loopback device (netdev_max_backlog)
+/// is that of all tests of the host, and the kernel drops what finds it full.
+pub fn arrives(send: impl Fn(), at: &UdpSocket, room: &mut [u8]) -> (usize, SocketAddr) {
+    at.set_read_timeout(Some(LONG / 6)).unwrap();
+    let mut tries = (0..6).map(|_| {
+        send();
+        at.recv_from(room)
+    });
+    let arrived = tries.find_map(Result::ok).expect("a packet that was sent arrives");
+    at.set_read_timeout(Some(LONG)).unwrap();
+    arrived
+}
+
 /// The two ends of a stream. With replies the far end returns each packet, and the client counts them.
 pub struct Stream {
     client: UdpSocket,

@@ -11,7 +11,7 @@ use crate::program::forwarder::Forwarder;
 use crate::program::{Room, fourtuple, list, number, require_valid, run};
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::stream::{LONG, Stream, socket};
+use fourtuple_testing::stream::{LONG, Stream, arrives, socket};
 
 fn restarts() -> usize {
     let number = std::env::var("FOURTUPLE_RESTARTS").ok();
@@ -119,8 +119,7 @@ fn two_links_are_taken_over_together() {
         let forwarder = Forwarder::start(&mut fourtuple(&arguments));
         let addresses = [forwarder.address.clone(), "127.0.0.2:4000".to_owned()];
         let mut bytes = [0; 10];
-        client.send_to(b"x", &addresses[1]).unwrap();
-        let (_, from) = other.recv_from(&mut bytes).unwrap();
+        let (_, from) = arrives(|| _ = client.send_to(b"x", &addresses[1]).unwrap(), &other, &mut bytes);
         // The links come in another order and with other routes: the successor finds each link by its address.
         room.file("links.toml", &format!("planes = 1\n{second}{}", first(&addresses[0])));
         let mut next = Forwarder::start(&mut fourtuple(&arguments));
@@ -129,12 +128,10 @@ fn two_links_are_taken_over_together() {
         assert!(next.line().starts_with("taken over from process "));
         assert_eq!(received(forwarder), 1);
         // The successor knows the client: replies from the next hop reach it, and its packets leave from the same source.
-        other.send_to(b"back", from).unwrap();
-        assert_eq!(client.recv(&mut bytes).unwrap(), 4);
-        client.send_to(b"y", &addresses[1]).unwrap();
-        assert_eq!(other.recv_from(&mut bytes).unwrap().1, from);
-        client.send_to(b"zz", &addresses[0]).unwrap();
-        assert_eq!(one.recv(&mut bytes).unwrap(), 2);
+        assert_eq!(arrives(|| _ = other.send_to(b"back", from).unwrap(), &client, &mut bytes).0, 4);
+        let sent = |bytes: &'static [u8], to: usize| _ = client.send_to(bytes, &addresses[to]).unwrap();
+        assert_eq!(arrives(|| sent(b"y", 1), &other, &mut bytes).1, from);
+        assert_eq!(arrives(|| sent(b"zz", 0), &one, &mut bytes).0, 2);
         assert_eq!(terminate(next), 2);
     });
 }

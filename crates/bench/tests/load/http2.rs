@@ -33,6 +33,8 @@ struct Peer {
     /// Bytes of bodies that were received.
     body: usize,
     has_goodbye: bool,
+    /// Bytes of all frames, and of the preface: received and sent.
+    bytes: (u64, u64),
 }
 
 impl Peer {
@@ -42,7 +44,8 @@ impl Peer {
         let mut preface = [0; 24];
         socket.read_exact(&mut preface)?;
         assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-        let mut peer = Peer { socket, open: VecDeque::new(), body: 0, has_goodbye: false };
+        let bytes = (preface.len() as u64, 0);
+        let mut peer = Peer { socket, open: VecDeque::new(), body: 0, has_goodbye: false, bytes };
         let mut settings = Vec::new();
         if let Some(streams) = streams {
             settings.extend_from_slice(&MAX_CONCURRENT_STREAMS.to_be_bytes());
@@ -57,6 +60,7 @@ impl Peer {
         frame.extend_from_slice(&[kind, flags]);
         frame.extend_from_slice(&stream.to_be_bytes());
         frame.extend_from_slice(payload);
+        self.bytes.1 += frame.len() as u64;
         self.socket.write_all(&frame)
     }
 
@@ -71,6 +75,7 @@ impl Peer {
         let stream = u32::from_be_bytes(stream);
         let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
         self.socket.read_exact(&mut payload)?;
+        self.bytes.0 += (head.len() + payload.len()) as u64;
         match kind {
             SETTINGS if flags & ACK == 0 => self.send(SETTINGS, ACK, 0, &[])?,
             DATA => self.body += payload.len(),
@@ -165,6 +170,27 @@ fn streams_share_connections() {
         assert_eq!((ran.results.engine.as_str(), ran.results.statuses[0].code), ("h2", 200));
         assert_eq!(ran.results.latency_ns.first_byte.samples, 200);
         assert_eq!(ran.results.latency_ns.handshake.samples, 2);
+    });
+}
+
+/// The frames of settings and windows are counted, too; what follows the last response, GOAWAY and acknowledgements, is not.
+#[test]
+fn bytes_are_those_of_the_frames() {
+    in_namespace(|| {
+        let bytes = Arc::new(Mutex::new((0, 0)));
+        let counted = Arc::clone(&bytes);
+        let (address, _) = served(None, move |peer, _| {
+            for _ in 0..100 {
+                peer.wait_for(1)?;
+                peer.answer()?;
+                *counted.lock().unwrap() = peer.bytes;
+            }
+            while peer.read()? {}
+            Ok(())
+        });
+        let ran = done("http2::bytes", &http2(address, 1, 1, 100));
+        let (sent, received) = (ran.results.sent_bytes.unwrap(), ran.results.received_bytes.unwrap());
+        assert_eq!((ran.results.operations, (sent, received)), (100, *bytes.lock().unwrap()), "{ran:#?}");
     });
 }
 

@@ -105,6 +105,46 @@ fn requests_equal_the_log_of_nginx() {
     });
 }
 
+/// The parts of a run are those of HTTP/1: the warm-up, the steps of a ramp, and a row for each second.
+#[test]
+fn the_parts_of_a_run_add_up_to_the_log_of_nginx() {
+    in_namespace(|| {
+        if !has("http2::the_parts_of_a_run_add_up_to_the_log_of_nginx", &["nginx"]) {
+            return;
+        }
+        let room = Room::new();
+        let nginx = Nginx::start(&room, 16);
+        let rows = room.join("rows.csv");
+        let load = |flags: &str| {
+            let target =
+                format!("load https://127.0.0.1:{PORT}/ --insecure --http2 --connections 2 --streams 5");
+            let ended = run(&mut fourtuple(&format!("{target} {flags} --json")));
+            assert!([0, 3].contains(&ended.code), "{ended:?}");
+            let record = ended.json();
+            assert_eq!(record["results"]["errors"], serde_json::json!({}), "{record:#}");
+            record["results"].clone()
+        };
+        let results = load("--warm-up 300ms --operations 400");
+        let warm_up = number(&results["warm_up"], "operations");
+        assert!(number(&results, "operations") == 400 && warm_up > 0, "{results:#}");
+        assert_eq!(nginx.requests(400 + warm_up), 400 + warm_up, "{results:#}");
+
+        let results = load("--ramp 100/s..400/s:3 --warm-up 100ms --for 500ms");
+        let steps = list(&results, "/steps");
+        let of = |field: &str| steps.iter().map(|step| number(step, field)).sum::<u64>();
+        let done = of("operations") + of("warm_up_operations");
+        assert!(!steps.is_empty() && of("warm_up_operations") > 0, "{results:#}");
+        assert_eq!(nginx.requests(done), done, "{results:#}");
+
+        let results = load(&format!("--rate 300/s --for 2500ms --csv {rows}"));
+        let text = fs::read_to_string(&rows).unwrap();
+        let operations =
+            text.lines().skip(1).map(|row| row.split(',').nth(1).unwrap().parse::<u64>().unwrap());
+        let operations: u64 = operations.sum();
+        assert_eq!((operations, nginx.requests(operations)), (number(&results, "operations"), operations));
+    });
+}
+
 struct Killed(Child);
 
 impl Drop for Killed {

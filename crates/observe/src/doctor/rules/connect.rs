@@ -30,7 +30,8 @@ pub(super) const P07: Rule = Rule {
          bind() by number, and another connection has the same addresses and ports (__inet_check_established). No counter of the kernel counts \
          it: only a trace sees it, or the log of the program (`Cannot assign requested address`).",
         "The rule names the process and the destination, and compares with the ports of the tuples to this destination. If one of them is full, \
-         P01 has the cause. If none is, the usual cause is bind() by number before connect(), for a tuple that is in TIME_WAIT or open.",
+         P01 has the cause. If none is, sockets that called bind() may have all ports: connect() passes over them for every destination, from \
+         any address (P08). Otherwise the usual cause is bind() by number before connect(), for a tuple that is in TIME_WAIT or open.",
         "The same errno from bind() means that the address is not an address of this host (P11). Exhausted ports give EADDRINUSE from bind() to \
          port 0, and EAGAIN from connect() of UDP.",
         "What helps: what P01 names. For bind() by number: connect() without bind(), or bind() to port 0 with IP_BIND_ADDRESS_NO_PORT.",

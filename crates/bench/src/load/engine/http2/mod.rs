@@ -1,8 +1,8 @@
 //! HTTP/2: a slot of the driver is a stream, and up to `--streams` slots share a connection. The crate h2 speaks the protocol.
 //!
 //! There is no task and no runtime: h2 is polled. A readable socket, or a waker that h2 calls, puts a connection or a stream on a
-//! list of [`Woken`], and each turn polls what is on the lists. All requests of a turn are sent by one system call per connection,
-//! before anything is received.
+//! list of [`Woken`], and each turn polls what is on the lists. A turn receives on one connection, whose streams then are in the cache
+//! until their next requests are sent, by one system call, at the beginning of the next turn.
 
 mod wire;
 mod woken;
@@ -81,7 +81,10 @@ impl Setup {
 
 pub(crate) struct Http2Engine {
     epoll: Epoll,
+    /// Events that were reported, those from `next` on not handled yet.
     ready: Vec<Ready>,
+    next: usize,
+    reported: usize,
     destinations: Vec<Endpoint>,
     options: Options,
     setup: Setup,
@@ -106,6 +109,8 @@ pub(crate) struct Http2Engine {
     counts: Streams,
     /// Number of calls of `wait`.
     turn: u64,
+    /// Number of connections that were opened.
+    generation: u32,
 }
 
 #[derive(Default)]
@@ -132,6 +137,8 @@ struct Connection {
     to: usize,
     local: Option<SocketAddr>,
     signals: Rc<Signals>,
+    /// Tells it from former connections of its number.
+    generation: u32,
     /// Number of requests so far.
     requests: u64,
     /// Number of streams in progress.
@@ -208,6 +215,8 @@ impl Http2Engine {
         Ok(Http2Engine {
             epoll: Epoll::new()?,
             ready: vec![Ready::NONE; BATCH],
+            next: 0,
+            reported: 0,
             destinations: destinations.to_vec(),
             options,
             setup,
@@ -225,6 +234,7 @@ impl Http2Engine {
             traffic: Rc::new(Traffic { enough, ..Traffic::default() }),
             counts: Streams::default(),
             turn: 0,
+            generation: 0,
         })
     }
 
@@ -252,7 +262,9 @@ impl Http2Engine {
         }
         let number = *self.unused.last().ok_or_else(|| failed(Errno::EMFILE.into()))?;
         let interest = Interest::READ.and(Interest::WRITE).and(Interest::EDGE);
-        self.epoll.add(opened.socket.as_fd(), u64::from(number), interest).map_err(failed)?;
+        self.generation = self.generation.wrapping_add(1);
+        let token = u64::from(self.generation) << 32 | u64::from(number);
+        self.epoll.add(opened.socket.as_fd(), token, interest).map_err(failed)?;
         let signals = Rc::new(Signals::new(Rc::clone(&self.traffic), self.woken_slots.list().clone()));
         let wire = Wire::new(opened.socket, self.setup.tls.as_ref(), Rc::clone(&signals))
             .map_err(|error| failed(io::Error::other(error)))?;
@@ -262,6 +274,7 @@ impl Http2Engine {
             to,
             local: None,
             signals,
+            generation: self.generation,
             requests: 0,
             active: 0,
             limit: 0,
@@ -543,8 +556,11 @@ impl Http2Engine {
     }
 
     fn handle(&mut self, ready: Ready) {
-        let number = ready.token() as u32;
+        let (number, generation) = (ready.token() as u32, (ready.token() >> 32) as u32);
         let Some(connection) = &mut self.connections[number as usize] else { return };
+        if connection.generation != generation {
+            return;
+        }
         connection.signals.ready(ready.readable(), ready.ended());
         if let Progress::Connecting { wire, opener, .. } = &connection.stage {
             if ready.failed() {
@@ -776,16 +792,18 @@ impl Engine for Http2Engine {
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         self.turn += 1;
         self.work();
-        let is_idle =
-            self.events.is_empty() && self.woken_connections.is_empty() && self.woken_slots.is_empty();
-        self.count_calls(1);
-        let mut room = mem::take(&mut self.ready);
-        let timeout = if is_idle { timeout } else { Duration::ZERO };
-        let count = self.epoll.wait_precisely(&mut room, timeout)?.len();
-        for ready in &room[..count] {
-            self.handle(*ready);
+        if self.next == self.reported {
+            let is_idle =
+                self.events.is_empty() && self.woken_connections.is_empty() && self.woken_slots.is_empty();
+            self.count_calls(1);
+            let timeout = if is_idle { timeout } else { Duration::ZERO };
+            self.reported = self.epoll.wait_precisely(&mut self.ready, timeout)?.len();
+            self.next = 0;
         }
-        self.ready = room;
+        if self.next < self.reported {
+            self.next += 1;
+            self.handle(self.ready[self.next - 1]);
+        }
         self.work();
         Ok(())
     }

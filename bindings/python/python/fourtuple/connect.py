@@ -121,6 +121,8 @@ DELAY = 0.25
 
 def interleaved(found: list[AddressInfo]) -> list[AddressInfo]:
     """Returns the addresses with the families in turn, beginning with the first one (RFC 8305, section 4)."""
+    if len(found) <= 2:
+        return found
     first = [entry for entry in found if entry[0] == found[0][0]]
     others = [entry for entry in found if entry[0] != found[0][0]]
     pairs = itertools.zip_longest(first, others)
@@ -129,6 +131,8 @@ def interleaved(found: list[AddressInfo]) -> list[AddressInfo]:
 
 class _Try:
     """A dial to one address, which waits for `seconds` in connect(), and then goes on with a non-blocking socket."""
+
+    __slots__ = ("_address", "_called", "_info", "_options", "_seconds", "attempt", "is_connected", "opened")
 
     def __init__(
         self,

@@ -133,13 +133,16 @@ pub fn of_this_thread() -> Option<u32> {
     Some(fs::metadata("/proc/thread-self/ns/net").ok()?.ino() as u32)
 }
 
+/// Returns whether the network namespace of this thread is the initial one, which alone has some sysctls. In a container process 1 does not
+/// tell.
+pub fn is_initial() -> bool {
+    fs::exists("/proc/sys/net/ipv4/tcp_mem").unwrap_or(false)
+}
+
 /// Returns whether a network namespace, which is the one of this thread, is that of process 1. Where nobody may look at that: whether it is the
-/// initial one, which alone has some sysctls.
+/// initial one.
 pub fn is_of_host(namespace: u32) -> bool {
-    match of(1) {
-        Some(of) => of == namespace,
-        None => fs::exists("/proc/sys/net/ipv4/tcp_mem").unwrap_or(false),
-    }
+    of(1).map_or_else(is_initial, |of| of == namespace)
 }
 
 /// Returns the other network namespaces of the processes that are visible, each with the lowest of their numbers.

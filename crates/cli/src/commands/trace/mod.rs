@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use fourtuple_observe::doctor::{Limits, causes, diagnose};
 use fourtuple_observe::host::cgroup;
-use fourtuple_observe::host::namespace::{self, is_of_host};
+use fourtuple_observe::host::namespace::{self, is_initial};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Folded, Instrument, Progress, Protocol, Results, Tier};
 use fourtuple_record::snapshot::{FailedCall, Failures, Part, Snapshot};
@@ -169,11 +169,10 @@ struct NetworkFlags {
 const OWN: &str = "/proc/self/ns/net";
 
 impl NetworkFlags {
-    /// Sets the default: a command that is typed in another network namespace than the host's, as `nsenter` and containers do, is about that
-    /// one, unless it names a process or a cgroup.
+    /// Sets the default: a command that is typed in a container or under `nsenter` is about its network namespace, unless it names a process or
+    /// a cgroup.
     fn or_own(&mut self, process: Option<u32>, cgroup: Option<&Path>) {
-        let own = || fs::metadata(OWN).map(|file| file.ino() as u32);
-        if self.netns.is_none() && process.is_none() && cgroup.is_none() && !own().is_ok_and(is_of_host) {
+        if self.netns.is_none() && process.is_none() && cgroup.is_none() && !is_initial() {
             self.netns = Some(OWN.into());
         }
     }

@@ -349,11 +349,17 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Adds destinations that answer none of several connects, if the program gives them up before the kernel sends a SYN again, as with
-    /// a short time limit, or as programs do that try the addresses of a name at the same time (RFC 8305).
+    /// Adds destinations that answer none of several connects, if the program gives them up with a short time limit, or as programs do that try
+    /// the addresses of a name at the same time (RFC 8305).
     fn add_given_up(&mut self, snapshot: &'a Snapshot) {
         let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
-        for given_up in connects.iter().filter(|of| of.failed >= GIVEN_UP && of.established == 0) {
+        let resent = snapshot.counter("TcpExt.TCPSynRetrans").map_or(0, |counter| counter.during);
+        let is_symptom = |of: &&TracedConnects| {
+            // Two are enough if SYNs were sent again: the only client of a destination makes no more in an interval.
+            let is_waiting = of.failed > 0 && of.failed.max(of.searches + of.given_port) >= 2 && resent >= 2;
+            of.established == 0 && (of.failed >= GIVEN_UP || is_waiting)
+        };
+        for given_up in connects.iter().filter(is_symptom) {
             let address = given_up.destination.to_string();
             let is_said = self.items.iter().any(|item| match item.symptom {
                 Symptom::Unanswered { found, .. } => found.destination == given_up.destination,

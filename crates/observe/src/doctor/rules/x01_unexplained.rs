@@ -776,6 +776,15 @@ mod tests {
         assert!(instead.is_some(), "{evidence:?}");
         let alone = of(vec![first(), connects("10.9.0.2:443", 0, 9)], Vec::new());
         assert!(alone.len() == 1 && !alone[0].1.iter().any(|fact| fact.contains("instead")), "{alone:?}");
+        // Two of a client that waits for a second SYN each time, or one and the next.
+        let few = |failed, searches, resent| {
+            let mut snapshot = snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", resent)]);
+            let connects = vec![TracedConnects { searches, ..connects("10.9.0.2:8000", failed, 0) }];
+            snapshot.traced = Part::Seen(Traced { connects, ..Traced::default() });
+            found(&snapshot).len()
+        };
+        assert_eq!([few(2, 1, 2), few(1, 2, 2)], [1, 1]);
+        assert_eq!([few(2, 2, 1), few(1, 1, 2), few(0, 2, 2)], [0, 0, 0]);
         // Now and then; a server that answers others; and calls with an error, which have their own symptom.
         assert_eq!(of(vec![connects("[fd09::2]:8000", 2, 0)], Vec::new()), []);
         assert_eq!(of(vec![connects("[fd09::2]:8000", 9, 1)], Vec::new()), []);

@@ -190,10 +190,11 @@ fn a_fix_begins_at_its_share_helps_and_ends() {
         assert_eq!(client.connect("127.0.0.1", address.port(), 150).0, 0);
         guard.read_twice();
         assert_eq!(guard.kinds(), [""; 0], "37% of the ports");
-        assert_eq!(client.connect("127.0.0.1", address.port(), 60).0, 0);
+        // Of half of the ports the first 16 samples of the fix may find too few.
+        assert_eq!(client.connect("127.0.0.1", address.port(), 150).0, 0);
         let attach = guard.event("attach");
         assert_eq!((text(&attach, "action"), text(&attach, "target")), ("fix-ports", name(&cgroup).as_str()));
-        assert!(text(&attach, "message").contains("210 of 400 ports"), "{attach}");
+        assert!(text(&attach, "message").contains("300 of 400 ports"), "{attach}");
         until("the programs are attached", || guard.links() == 2);
         let (failed, ports) = client.connect("127.0.0.1", address.port(), 40);
         assert_eq!((failed, ports.len()), (0, 40));

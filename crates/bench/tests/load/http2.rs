@@ -179,16 +179,18 @@ fn bytes_are_those_of_the_frames() {
     in_namespace(|| {
         let bytes = Arc::new(Mutex::new((0, 0)));
         let counted = Arc::clone(&bytes);
-        let (address, _) = served(None, move |peer, _| {
+        let (address, answered) = served(None, move |peer, answered| {
             for _ in 0..100 {
                 peer.wait_for(1)?;
                 peer.answer()?;
                 *counted.lock().unwrap() = peer.bytes;
+                answered.fetch_add(1, Ordering::Relaxed);
             }
             while peer.read()? {}
             Ok(())
         });
         let ran = done("http2::bytes", &http2(address, 1, 1, 100));
+        until(|| answered.load(Ordering::Relaxed) == 100);
         let (sent, received) = (ran.results.sent_bytes.unwrap(), ran.results.received_bytes.unwrap());
         assert_eq!((ran.results.operations, (sent, received)), (100, *bytes.lock().unwrap()), "{ran:#?}");
     });

@@ -1,8 +1,8 @@
 //! HTTP/2: a slot of the driver is a stream, and up to `--streams` slots share a connection. The crate h2 speaks the protocol.
 //!
 //! There is no task and no runtime: h2 is polled. A readable socket, or a waker that h2 calls, puts a connection or a stream on a
-//! list of [`Woken`], and each turn polls what is on the lists. A turn receives on few connections, one if it has several streams,
-//! so that these are in the cache until their next requests are sent, by one system call, at the beginning of the next turn.
+//! list of [`Woken`], and each turn polls what is on the lists. Where connections have several streams, a turn receives on one
+//! or a few, whose streams then are in the cache until their next requests are sent, by one system call, when the next turn begins.
 
 mod wire;
 mod woken;
@@ -39,8 +39,8 @@ use crate::load::workload::{Failure, HttpRequest, ParseOutcome, Status, TlsSetup
 const BATCH: usize = 64;
 
 /// Number of streams with something new after which a turn handles no other connection: their next requests come first. Not with one stream
-/// per connection, where a turn costs more than it saves.
-const ENOUGH: usize = 8;
+/// per connection, where a turn costs more than it saves. [`Traffic::enough`] ends the receives of a single connection.
+const NEWS_PER_TURN: usize = 8;
 
 /// The window of each stream and of each connection, in bytes, as h2load has it: the server never waits for this client.
 const WINDOW: u32 = (1 << 30) - 1;
@@ -804,11 +804,11 @@ impl Engine for Http2Engine {
             self.reported = self.epoll.wait_precisely(&mut self.ready, timeout)?.len();
             self.next = 0;
         }
-        let enough = if self.setup.streams == 1 { BATCH } else { ENOUGH };
+        let most = if self.setup.streams == 1 { BATCH } else { NEWS_PER_TURN };
         while self.next < self.reported {
             self.next += 1;
             self.handle(self.ready[self.next - 1]);
-            if self.woken_slots.list().len() >= enough {
+            if self.woken_slots.list().len() >= most {
                 break;
             }
         }

@@ -276,7 +276,7 @@ impl Callers {
 
     /// Returns whether they can have closed the sockets in TIME_WAIT that are counted: they have connections, the trace saw them connect, or the
     /// process is older than what is counted. A process whose connect() only fails may have found the ports taken.
-    pub(crate) fn have_closed(&self, snapshot: &Snapshot, tuple: &Tuple) -> bool {
+    fn have_closed(&self, snapshot: &Snapshot, tuple: &Tuple) -> bool {
         let connects = snapshot.traced.seen().into_iter().flat_map(|traced| &traced.connects);
         let mut connects = connects.filter(|connects| connects.destination == tuple.destination);
         let failures = snapshot.failures.seen().into_iter().flat_map(|failures| failures.without_port());
@@ -289,6 +289,16 @@ impl Callers {
                 let is_older = call.running_ns.is_some_and(|ns| ns >= tuple.closing_ns);
                 is_older && is_same(&caller(&call.owner, call.processes), &self.owner)
             })
+    }
+
+    /// Returns who closed what of a tuple, and who else connects to its destination.
+    pub(crate) fn closed(snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> String {
+        let closed = budget.closed();
+        match Callers::of(snapshot, tuple) {
+            Some(callers) if callers.have_closed(snapshot, tuple) => format!("{callers} {closed}"),
+            Some(callers) => format!("{HOST} {closed}; {callers} calls connect()"),
+            None => format!("{HOST} {closed}"),
+        }
     }
 
     /// Returns the name of those that closed the sockets in TIME_WAIT of a tuple: the processes, if they can have, or the host.

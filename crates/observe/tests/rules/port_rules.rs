@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -505,6 +505,16 @@ fn p07_failures_without_a_full_tuple_are_a_warning() {
     assert_eq!(the_finding(&snapshot, "P07").severity, Severity::Warning);
 }
 
+/// Connects sockets that are bound to port 0 before, to two servers in turn.
+fn bound_first(number: usize, servers: [SocketAddr; 2]) -> Vec<OwnedFd> {
+    let connected = |index: usize| {
+        let socket = bound(FAR, 0);
+        socket::connect(socket.as_fd(), servers[index % 2]).unwrap();
+        socket
+    };
+    (0..number).map(connected).collect()
+}
+
 /// connect() passes over the ports of bind(), whatever the addresses (`__inet_hash_connect`: fastreuse of the bucket).
 #[test]
 fn p07_ports_that_bind_took_are_the_cause() {
@@ -512,13 +522,7 @@ fn p07_ports_that_bind_took_are_the_cause() {
         small_range("20000 20039");
         let (_one, first) = listener(NEAR, 100);
         let (_two, second) = listener(FAR, 100);
-        let all: Vec<_> = (0..40)
-            .map(|index| {
-                let socket = bound(FAR, 0);
-                socket::connect(socket.as_fd(), if index % 2 == 0 { first } else { second }).unwrap();
-                socket
-            })
-            .collect();
+        let all = bound_first(40, [first, second]);
         let refused = TcpStream::connect(first).unwrap_err();
         assert_eq!(
             refused.kind(),
@@ -546,13 +550,7 @@ fn p08_bind_to_port_0_is_told_by_the_parity() {
         let (_two, second) = listener(FAR, 100);
         let _by_connect = connect(first, 45);
         assert!(findings("P08").is_empty());
-        let by_bind: Vec<_> = (0..60)
-            .map(|index| {
-                let socket = bound(FAR, 0);
-                socket::connect(socket.as_fd(), if index % 2 == 0 { first } else { second }).unwrap();
-                socket
-            })
-            .collect();
+        let by_bind = bound_first(60, [first, second]);
         let finding = the_finding(&now(), "P08");
         let together = "2 destinations together have 60 of 200 ports";
         says(&finding, &[&this_process(), "bind() to 10.0.0.2", together]);

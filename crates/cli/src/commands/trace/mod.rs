@@ -282,14 +282,14 @@ impl Before {
     /// their cause.
     fn explain(mut self, calls: &mut Part<Failures>) -> Part<Vec<TraceSymptom>> {
         let mut snapshot = self.reader.read();
-        let mut calls = match calls {
-            Part::Seen(Failures { calls, .. }) => calls.iter_mut().collect(),
-            _ => Vec::new(),
+        let calls = match calls {
+            Part::Seen(Failures { calls, .. }) => calls.as_mut_slice(),
+            _ => &mut [],
         };
         let namespace = self.namespace;
         let is_own = |call: &FailedCall| Some(call.namespace) == namespace;
-        self.reader.look_up(calls.iter_mut().map(|call| &mut **call).filter(|call| is_own(call)));
-        let own = calls.iter().filter(|call| is_own(call)).map(|call| (**call).clone()).collect();
+        self.reader.look_up(calls.iter_mut().filter(|call| is_own(call)));
+        let own = calls.iter().filter(|call| is_own(call)).cloned().collect();
         snapshot.failures = Part::Seen(Failures { calls: own, ..Failures::default() });
         let diagnosis = diagnose(&snapshot, &Limits::default());
         let namespaces: BTreeSet<u32> = calls.iter().map(|call| call.namespace).collect();
@@ -301,7 +301,7 @@ impl Before {
                 processes.find_map(|process| foreign(process, namespace, &mut own)).unwrap_or_default()
             });
             for call in own {
-                let findings = diagnosis.explained.iter().filter(|(explained, _)| explained == *call);
+                let findings = diagnosis.explained.iter().filter(|(explained, _)| *explained == *call);
                 let found: Vec<String> =
                     findings.map(|(_, verdict)| format!("the cause here: {verdict}")).collect();
                 let judged = || causes(other.as_ref().unwrap_or(&snapshot), call);
@@ -313,15 +313,15 @@ impl Before {
 }
 
 /// Reads the namespace of the calling thread, and adds what it has at the addresses of the calls.
-fn read(calls: &mut [&mut &mut FailedCall]) -> Snapshot {
+fn read(calls: &mut [&mut FailedCall]) -> Snapshot {
     let mut reader = Reader::new(Path::new("/"));
     let snapshot = reader.read();
-    reader.look_up(calls.iter_mut().map(|call| &mut ***call));
+    reader.look_up(calls.iter_mut().map(|call| &mut **call));
     snapshot
 }
 
 /// Returns the namespace of a process, if the process lives and still is in it, and adds what it has at the addresses of the calls.
-fn foreign(process: u32, namespace: u32, calls: &mut [&mut &mut FailedCall]) -> Option<Snapshot> {
+fn foreign(process: u32, namespace: u32, calls: &mut [&mut FailedCall]) -> Option<Snapshot> {
     let target = TargetFlags { pid: Some(process), netns: None, container: None }.open().ok()?;
     if target.inode == namespace { target.within(|| Ok(read(calls))).ok() } else { None }
 }

@@ -444,7 +444,7 @@ fn draft_p10(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64
         time(seconds)
     );
     if budget.is_outrun() {
-        verdict += &format!("; {} {}", Callers::closers(snapshot, subject), budget.closed());
+        verdict += &format!("; {}", Callers::closed(snapshot, subject, budget));
     } else {
         let owner = Callers::name(snapshot, subject);
         verdict += &format!("; {owner} opens {:.1}/s more than it closes", subject.growth_per_s);

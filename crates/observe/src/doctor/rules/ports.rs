@@ -69,11 +69,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         verdict += &format!(", {} of them in TIME_WAIT", percent(time_wait.into(), in_use.into()));
     }
     if budget.closes_per_s > 0.0 {
-        verdict += &format!("; {} {}", Callers::closers(snapshot, subject), budget.closed());
-        let others = Callers::of(snapshot, subject).filter(|callers| !callers.have_closed(snapshot, subject));
-        if let Some(callers) = others {
-            verdict += &format!("; {callers} calls connect()");
-        }
+        verdict += &format!("; {}", Callers::closed(snapshot, subject, budget));
     } else if let Some(leak) = Growth::of(snapshot, subject, budget).and_then(|growth| growth.leak()) {
         verdict += &format!("; {} {leak}", Callers::name(snapshot, subject));
     } else if let Some(callers) = Callers::of(snapshot, subject) {

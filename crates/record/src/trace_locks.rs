@@ -1,6 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Distribution, Record};
+use crate::snapshot::Part;
+use crate::{Distribution, Record, TraceSymptom};
 
 /// The record of `fourtuple trace locks`.
 pub type TraceLocksRecord = Record<TraceLocksSettings, TraceLocksResults>;
@@ -63,6 +64,9 @@ pub struct TraceLocksResults {
     pub ports: Vec<LockPort>,
     /// Kinds of lock waits that this host cannot show, one line each.
     pub blind_spots: Vec<String>,
+    /// Symptoms in the network namespace of the trace, as `doctor` counts them; waits for locks explain none of them. `hidden`: not read.
+    #[serde(default)]
+    pub symptoms: Part<Vec<TraceSymptom>>,
 }
 
 /// The waits for locks of one class.

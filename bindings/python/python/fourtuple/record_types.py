@@ -1912,6 +1912,10 @@ class LockPort(TypedDict):
     max_ns: int
 
 
+class TraceLocksResultsSymptomsSeen(TypedDict):
+    seen: list[TraceSymptom]
+
+
 class TraceLocksResults(TypedDict):
     tier: Literal["tp_btf"]
     elapsed_ns: int
@@ -1929,6 +1933,7 @@ class TraceLocksResults(TypedDict):
     ports: list[LockPort]
     blind_spots: list[str]
     notes: NotRequired[list[str]]
+    symptoms: NotRequired[TraceLocksResultsSymptomsSeen | DoctorHidden]
 
 
 class TraceLocksRecord(TypedDict):

@@ -375,7 +375,7 @@ fn traces_have_the_symptoms_of_the_namespace() {
         let connect =
             || TcpStream::connect_timeout(&listener.local_addr().unwrap(), Duration::from_millis(1500));
         let _waiting = [connect().unwrap(), connect().unwrap()];
-        for command in ["connect", "accept"] {
+        for command in ["connect", "accept", "locks"] {
             let Some(record) = traced(std::process::id(), test, command, || assert!(connect().is_err()))
             else {
                 return;

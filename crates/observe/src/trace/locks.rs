@@ -7,7 +7,7 @@ use crate::host::processors;
 use fourtuple_bpf::BpfError;
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, PATHS, Totals, WaitKey};
-use fourtuple_record::snapshot::{self, TracedLocks};
+use fourtuple_record::snapshot::{self, Part, TracedLocks};
 use fourtuple_record::{LockClass, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;
 
@@ -284,6 +284,7 @@ fn results(
         paths: sums.paths(),
         ports: sums.ports(),
         blind_spots: coverage.blind_spots(),
+        symptoms: Part::default(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! A lock trace: a listener whose queue is contended, and a lost stack.
 
+use fourtuple_record::snapshot::Part;
 use fourtuple_record::*;
 
-use super::record;
+use super::{record, symptoms};
 
 pub(crate) fn trace_locks() -> TraceLocksRecord {
     let settings = TraceLocksSettings {
@@ -57,6 +58,7 @@ pub(crate) fn trace_locks() -> TraceLocksRecord {
         paths: vec![path, lost],
         ports: (0..40).map(|at| LockPort { port: 9_000 + at, waits: 1, wait_ns: 300, max_ns: 300 }).collect(),
         blind_spots: vec!["</script>paravirtual".into()],
+        symptoms: symptoms(),
     };
     record("trace locks", settings, results)
 }
@@ -71,5 +73,6 @@ pub(crate) fn bare_trace_locks() -> TraceLocksRecord {
     results.classes[0].times_ns = None;
     results.paths.clear();
     results.ports.clear();
+    results.symptoms = Part::Hidden("</script>".into());
     record
 }

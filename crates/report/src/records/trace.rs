@@ -653,6 +653,7 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
     document.list("Remedies", Tone::Plain, remedies);
     document.table_below("By call path, innermost function first", trace_locks_paths(results));
     document.table_below("Buckets of local ports", trace_locks_ports(results));
+    symptoms(&mut document, &results.symptoms);
     document.list("What this host cannot show", Tone::Dim, unnamed(&results.blind_spots));
     document.advice.push(match results.classes.iter().max_by_key(|class| class.wait_ns) {
         None => "nothing waited for a lock of TCP: locks are not why connections are slow".to_owned(),

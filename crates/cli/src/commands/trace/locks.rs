@@ -4,13 +4,14 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple_observe::trace::{Locks, LocksProgress};
 use fourtuple_record::measure::words::counted;
+use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Saved, TraceLocksSettings};
 use fourtuple_report::duration;
 use fourtuple_report::flame::{COLOURS, Caption};
 use indicatif::HumanCount;
 
 use crate::commands::trace::{
-    Description, NetworkFlags, cgroup_id, comm, process, run_instrument, write_flame,
+    Before, Description, NetworkFlags, cgroup_id, comm, process, run_instrument, write_flame,
 };
 use crate::exit::Exit;
 use crate::line::Line;
@@ -69,7 +70,12 @@ impl LocksFlags {
         };
         let show = |line: &Line, progress: &LocksProgress| line.set(&words(progress));
         let (record, folded) = self.network.within(|network| {
-            run_instrument(&description, &Locks { network, ..locks }, self.settings(), &self.output, show)
+            let before = Before::read();
+            let locks = Locks { network, ..locks };
+            let (mut record, folded) =
+                run_instrument(&description, &locks, self.settings(), &self.output, show)?;
+            record.results.symptoms = before.explain(&mut Part::default());
+            Ok((record, folded))
         })?;
         let kernel = record.host.kernel.clone();
         let exit = self.output.finish(&Saved::TraceLocks(record))?;

@@ -11,7 +11,7 @@ use crate::doctor::attribute::is_own;
 use crate::doctor::command::Setting;
 use crate::doctor::draft::Remedy;
 use crate::doctor::words::{count, counted, filled, process, states};
-use fourtuple_record::errno;
+use fourtuple_record::errno::*;
 
 /// The events of a healthy host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub(crate) enum Noise {
     PerSecond(f64),
     /// As many percent of the connections that were opened in the interval are normal, and 5 events per second of fewer connections.
     OfOpens(u64),
+    /// Honest programs have any number of events.
+    Any,
 }
 
 impl Noise {
@@ -37,11 +39,12 @@ impl Noise {
                 let opens = during("Tcp.ActiveOpens") + during("Tcp.PassiveOpens");
                 rate > 5.0 && events * 100 > opens * percent
             }
+            Noise::Any => false,
         }
     }
 }
 
-use Noise::{Nothing, PerSecond};
+use Noise::{Any, Nothing, PerSecond};
 
 /// The judgement of a snapshot about a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,26 +86,19 @@ pub(crate) enum When {
 /// The meaning of an errno of a call.
 #[derive(Debug)]
 pub(crate) struct CallRow {
+    /// `""`: every call; the same of the errno and the protocol.
     pub(crate) call: &'static str,
     pub(crate) errno: &'static str,
-    /// `""`: every protocol.
     pub(crate) protocol: &'static str,
-    /// Calls per second; `None`: honest programs have any number of them.
-    pub(crate) noise: Option<Noise>,
+    pub(crate) noise: Noise,
     pub(crate) causes: &'static [Cause],
 }
 
-const fn failure(call: &'static str, errno: &'static str, noise: Noise, causes: &'static [Cause]) -> CallRow {
-    CallRow { call, errno, protocol: "", noise: Some(noise), causes }
-}
-
-const fn honest(call: &'static str, errno: &'static str, protocol: &'static str) -> CallRow {
-    CallRow { call, errno, protocol, noise: None, causes: &[] }
-}
-
-/// A row of one protocol.
-const fn only(protocol: &'static str, row: CallRow) -> CallRow {
-    CallRow { protocol, ..row }
+/// Rows of a table: `CALL, ERRNO, PROTOCOL, NOISE => [CAUSE, ...];`.
+macro_rules! rows {
+    ($($call:expr, $errno:expr, $protocol:expr, $noise:expr => [$($cause:expr),* $(,)?];)*) => {
+        &[$(CallRow { call: $call, errno: $errno, protocol: $protocol, noise: $noise, causes: &[$($cause),*] }),*]
+    };
 }
 
 const fn rule(id: &'static str, text: &'static str) -> Cause {
@@ -119,17 +115,6 @@ const fn shown(judge: fn(&Snapshot, &FailedCall) -> Judged, text: &'static str, 
 
 const fn perhaps(text: &'static str, cure: Cure) -> Cause {
     Cause { text, when: When::Unknown, cure: Some(cure) }
-}
-
-/// The row of a call that finds no port for a socket of UDP.
-const fn without_udp_port(call: &'static str) -> CallRow {
-    let causes = const {
-        &[
-            shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
-            perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
-        ]
-    };
-    only("udp", failure(call, errno::EAGAIN, Nothing, causes))
 }
 
 const NO_RIGHT: &str =
@@ -152,848 +137,338 @@ pub(crate) const OWN_RANGE: Cure = (
 
 /// The first row that matches is valid. Sources: the pages of socket(2), bind(2), listen(2), connect(2), accept(2), send(2), recv(2), ip(7),
 /// ipv6(7), unix(7), and the functions that are named.
-pub(crate) const CALLS: &[CallRow] = &[
+pub(crate) const CALLS: &[CallRow] = rows! {
     // Of unix sockets: rows below are about networks.
-    only(
-        "unix",
-        failure(
-            "bind",
-            errno::EINVAL,
-            PerSecond(2.0),
-            &[perhaps(
-                "the socket is bound already, or the path is longer than 107 bytes",
-                ("in the program: one bind() for each socket, and a shorter path", "the path is valid"),
-            )],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "connect",
-            errno::EPERM,
-            Nothing,
-            &[perhaps(
-                "the datagram socket at the path is connected to another one, or a BPF program of the cgroup or a security module refuses",
-                (
-                    "`ss -axp` shows to whom it is connected; `bpftool cgroup tree` and `ausearch -m avc` show what refuses",
-                    "the call is permitted",
-                ),
-            )],
-        ),
-    ),
-    only("unix", failure("connect", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
-    only("unix", failure("bind", errno::EACCES, Nothing, &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
-    only("unix", failure("send", errno::EACCES, PerSecond(0.5), &[perhaps(NO_RIGHT, SHOW_RIGHTS)])),
-    only(
-        "unix",
-        failure(
-            "connect",
-            errno::ENOENT,
-            PerSecond(2.0),
-            &[perhaps(
-                "the server has not started, or has another path",
-                ("start the server, or give the client the path that `ss -lx` shows", "someone answers"),
-            )],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "connect",
-            errno::ECONNREFUSED,
-            PerSecond(2.0),
-            &[
-                shown(
-                    has_unix_listener,
-                    "SERVER listens at the path now, and did not before",
-                    ("nothing, if the server was only restarted", "it answers again"),
-                ),
-                shown(
-                    is_abstract,
-                    "no program of this network namespace listens at the name: abstract names belong to a namespace, as ports do",
-                    (
-                        "start the server, or share its namespace (hostNetwork, `--network host`), or take a path, which a mount shares",
-                        "someone answers",
-                    ),
-                ),
-                perhaps(
-                    "no program listens at the path: the socket file is of a server that has ended",
-                    ("start the server", "someone answers"),
-                ),
-            ],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "send",
-            errno::ECONNREFUSED,
-            PerSecond(2.0),
-            &[perhaps(
-                "no socket is at the path any more: its program has ended",
-                ("start the program again; the sender may need a new connect()", "someone receives"),
-            )],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "send",
-            errno::EMSGSIZE,
-            PerSecond(2.0),
-            &[perhaps(
-                "the message is larger than the send buffer",
-                ("a greater SO_SNDBUF (net.core.wmem_max), or smaller messages", "the message fits"),
-            )],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "send",
-            errno::EPERM,
-            PerSecond(0.5),
-            &[perhaps(
-                "the socket at the path is connected to another one, or a security module refuses",
-                ("`ss -axp` shows to whom it is connected", "its program can receive from others"),
-            )],
-        ),
-    ),
-    only(
-        "unix",
-        failure(
-            "bind",
-            errno::EADDRINUSE,
-            Nothing,
-            &[
-                shown(
-                    has_unix_listener,
-                    "SERVER listens at the path",
-                    ("stop SERVER, or take another path", "bind() makes the socket file"),
-                ),
-                shown(
-                    is_abstract,
-                    "another socket of this network namespace has the name",
-                    ("`ss -axp` names its process: stop it, or take another name", "bind() gets the name"),
-                ),
-                // A datagram socket has its path, and does not listen.
-                perhaps(
-                    "the file at the path is of a server that has ended, or of a datagram socket",
-                    (
-                        "if `ss -axp` shows nobody at the path, `rm PATH`; in the program: unlink() before bind()",
-                        "bind() makes the socket file",
-                    ),
-                ),
-            ],
-        ),
-    ),
+    "bind", EINVAL, "unix", PerSecond(2.0) => [
+        perhaps("the socket is bound already, or the path is longer than 107 bytes",
+            ("in the program: one bind() for each socket, and a shorter path", "the path is valid")),
+    ];
+    "connect", EPERM, "unix", Nothing => [
+        perhaps("the datagram socket at the path is connected to another one, or a BPF program of the cgroup or a security module refuses",
+            ("`ss -axp` shows to whom it is connected; `bpftool cgroup tree` and `ausearch -m avc` show what refuses", "the call is permitted")),
+    ];
+    "connect", EACCES, "unix", Nothing => [
+        perhaps(NO_RIGHT, SHOW_RIGHTS),
+    ];
+    "bind", EACCES, "unix", Nothing => [
+        perhaps(NO_RIGHT, SHOW_RIGHTS),
+    ];
+    "send", EACCES, "unix", PerSecond(0.5) => [
+        perhaps(NO_RIGHT, SHOW_RIGHTS),
+    ];
+    "connect", ENOENT, "unix", PerSecond(2.0) => [
+        perhaps("the server has not started, or has another path",
+            ("start the server, or give the client the path that `ss -lx` shows", "someone answers")),
+    ];
+    "connect", ECONNREFUSED, "unix", PerSecond(2.0) => [
+        shown(has_unix_listener, "SERVER listens at the path now, and did not before",
+            ("nothing, if the server was only restarted", "it answers again")),
+        shown(is_abstract, "no program of this network namespace listens at the name: abstract names belong to a namespace, as ports do",
+            ("start the server, or share its namespace (hostNetwork, `--network host`), or take a path, which a mount shares", "someone answers")),
+        perhaps("no program listens at the path: the socket file is of a server that has ended", ("start the server", "someone answers")),
+    ];
+    "send", ECONNREFUSED, "unix", PerSecond(2.0) => [
+        perhaps("no socket is at the path any more: its program has ended",
+            ("start the program again; the sender may need a new connect()", "someone receives")),
+    ];
+    "send", EMSGSIZE, "unix", PerSecond(2.0) => [
+        perhaps("the message is larger than the send buffer", ("a greater SO_SNDBUF (net.core.wmem_max), or smaller messages", "the message fits")),
+    ];
+    "send", EPERM, "unix", PerSecond(0.5) => [
+        perhaps("the socket at the path is connected to another one, or a security module refuses",
+            ("`ss -axp` shows to whom it is connected", "its program can receive from others")),
+    ];
+    "bind", EADDRINUSE, "unix", Nothing => [
+        shown(has_unix_listener, "SERVER listens at the path", ("stop SERVER, or take another path", "bind() makes the socket file")),
+        shown(is_abstract, "another socket of this network namespace has the name",
+            ("`ss -axp` names its process: stop it, or take another name", "bind() gets the name")),
+        // A datagram socket has its path, and does not listen.
+        perhaps("the file at the path is of a server that has ended, or of a datagram socket",
+            ("if `ss -axp` shows nobody at the path, `rm PATH`; in the program: unlink() before bind()", "bind() makes the socket file")),
+    ];
     // getaddrinfo(3) connects UDP sockets to sort addresses.
-    honest("connect", errno::ENETUNREACH, "udp"),
-    honest("connect", errno::EADDRNOTAVAIL, "udp"),
-    failure(
-        "connect",
-        errno::EADDRNOTAVAIL,
-        Nothing,
-        &[
-            shown(
-                ipv6_is_disabled,
-                "the host has no IPv6 address to connect from: DISABLED",
-                (TO_IPV4, "connect() needs no IPv6"),
-            ),
-            shown(
-                ipv6_is_off,
-                "the host has no IPv6 address to connect from: no device has one",
-                (OWN_IPV6, "connect() has a source address"),
-            ),
-            shown(
-                has_own_range,
-                "the ports RANGE are in use, and the program permits no others (IP_LOCAL_PORT_RANGE)",
-                OWN_RANGE,
-            ),
-            rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
-            rule("P06", "the ports of the range are held by bind()"),
-            rule(
-                "P07",
-                "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)",
-            ),
-            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
-            shown(
-                before_search,
-                "no source address can be used: the address of the socket is gone, or no device has one",
-                (
-                    "a source address that `ip address show` lists, or none in the configuration of the program",
-                    "connect() has one",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::ECONNREFUSED,
-        PerSecond(2.0),
-        &[
-            shown(
-                listens_at_device,
-                "SERVER listens at LISTENER by one device only (SO_BINDTODEVICE), and connections from this host arrive at lo",
-                (
-                    "in the server no SO_BINDTODEVICE (a device or VRF in its configuration), or another listener at 127.0.0.1 for this host",
-                    "someone answers",
-                ),
-            ),
-            shown(
-                listens_by_ipv6_only,
-                "SERVER listens at LISTENER for IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only; nginx: `ipv6only`)",
-                (
-                    "in the server also a listener at 0.0.0.0:PORT (nginx: `listen PORT;` beside `listen [::]:PORT;`)",
-                    "someone answers",
-                ),
-            ),
-            shown(
-                listens_elsewhere,
-                "SERVER listens at LISTENER, not at ADDRESS",
-                (
-                    "in the client LISTENER instead of ADDRESS (a name such as localhost has both), or in the server ADDRESS too",
-                    "someone answers",
-                ),
-            ),
-            shown(
-                lacks_listener,
-                "no socket listens at the address on this host",
-                ("start the server, or give the client the address that `ss -ltn` shows", "someone answers"),
-            ),
-            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
-            perhaps(
-                "no socket listens at the address, or a firewall resets connections to it",
-                (
-                    "start the server at ADDRESS, or accept port PORT in the firewall in front of it",
-                    "someone answers",
-                ),
-            ),
-            rule_here(
-                "A06",
-                "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections",
-            ),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::ETIMEDOUT,
-        Nothing,
-        &[
-            shown(
-                lacks_neighbours,
-                "the table of neighbours has no place for the address or for its router (net.ipv4.neigh.default.gc_thresh3)",
-                (
-                    "a greater net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)",
-                    "each host of the links has an entry",
-                ),
-            ),
-            shown(is_route_lost, LOST_ROUTE, RESTORE_ROUTE),
-            shown(is_dropped_on_the_way_out, UNSENT, ACCEPT_OUTPUT),
-            shown(
-                is_dropped_on_the_way_in,
-                "SERVER listens at LISTENER on this host and has got none of the SYNs: a firewall rule (input chain: `nft list ruleset`, \
-                 `iptables-save`) or a BPF program of this host drops them",
-                ("accept port PORT in the input chain", "the SYN is answered"),
-            ),
-            perhaps(
-                "the host is down, or a firewall drops the packets",
-                (
-                    "`traceroute -T -p PORT ADDRESS` shows where the packets end: start the host, or accept port PORT in the firewall there; Recv-Q above \
-                     Send-Q in `ss -ltn` of the host is a full queue",
-                    "the SYN is answered",
-                ),
-            ),
-            rule_here("A01", "the accept queue of the server is full"),
-            rule_here("A03", "the listener drops SYNs"),
-            rule("N01", "the table of connection tracking is full"),
-            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::EHOSTUNREACH,
-        Nothing,
-        &[
-            shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
-            shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
-            perhaps(
-                "no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
-                (
-                    "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
-                    "the host answers",
-                ),
-            ),
-            rule("P11", "the source address is not an address of this host"),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::ENETUNREACH,
-        PerSecond(1.0),
-        &[
-            shown(
-                ipv6_is_disabled,
-                "the host has no IPv6 address, and hence no route: DISABLED",
-                (TO_IPV4, "connect() needs no IPv6"),
-            ),
-            shown(
-                ipv6_is_off,
-                "the host has no IPv6 address, and hence no route",
-                (OWN_IPV6, "connect() has a source address and a route"),
-            ),
-            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
-            shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
-            shown(
-                is_route_known,
-                "there is a route to ADDRESS, but none by the device (SO_BINDTODEVICE), the mark or the source of the socket, or a router answers that \
-                 it has none",
-                (
-                    "`ip route get ADDRESS oif DEVICE mark MARK` and `traceroute ADDRESS` show where there is none: a route there",
-                    "there is a route",
-                ),
-            ),
-            shown(is_route_unknown, NO_ROUTE, ADD_ROUTE),
-        ],
-    ),
-    without_udp_port("connect"),
-    failure(
-        "connect",
-        errno::EAGAIN,
-        Nothing,
-        &[
-            rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
-            perhaps(
-                "the accept queue of the Unix listener was full for a moment (unix_stream_connect)",
-                (
-                    "a longer backlog of the server (`ss -lx` has it as Send-Q)",
-                    "there is a place in the queue",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::EADDRINUSE,
-        Nothing,
-        &[
-            rule("P01", "all ports of the range are in use for this source"),
-            perhaps(
-                "the socket is bound to a port, and another connection has the same addresses and ports",
-                (
-                    "in the program: no bind() to a port before connect(), or IP_BIND_ADDRESS_NO_PORT and port 0",
-                    "the kernel chooses a free port",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::EINVAL,
-        Nothing,
-        &[
-            shown(
-                is_link_local,
-                "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
-                ("the address with its device, as in fe80::1%eth0", "the kernel knows the link"),
-            ),
-            shown(is_route_refused, "the route to ADDRESS is of type `blackhole`", OTHER_ROUTE),
-            perhaps(
-                "the socket listens, or its state does not allow connect()",
-                ("in the program: a new socket for each connect()", "its state allows connect()"),
-            ),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::EACCES,
-        Nothing,
-        &[
-            shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
-            shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
-            shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
-            perhaps(
-                "a security module (SELinux, AppArmor, Landlock)",
-                (
-                    "permit it in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal",
-                    "the call is permitted",
-                ),
-            ),
-            shown(
-                is_answered,
-                "a router or firewall answers that it is prohibited (ICMPv6)",
-                ("accept ADDRESS in the firewall there (`traceroute ADDRESS`)", "the packets pass"),
-            ),
-            shown(is_route_unknown, PROHIBITED, OTHER_ROUTE),
-        ],
-    ),
-    failure(
-        "connect",
-        errno::EPERM,
-        Nothing,
-        &[perhaps(
-            "a local firewall rule (output chain), or a BPF program of the cgroup (BPF_CGROUP_INET4_CONNECT)",
-            (
-                "`nft list ruleset` and `bpftool cgroup tree` show what refuses the call: accept ADDRESS there",
-                "the call is permitted",
-            ),
-        )],
-    ),
-    failure(
-        "connect",
-        errno::ECONNRESET,
-        PerSecond(2.0),
-        &[perhaps(
-            "the peer reset the connection during the handshake",
-            (
-                "on the peer: net.ipv4.tcp_abort_on_overflow = 0, and no firewall rule that resets",
-                "the handshake completes",
-            ),
-        )],
-    ),
-    honest("connect", errno::EISCONN, ""),
-    honest("connect", errno::EALREADY, ""),
-    failure(
-        "bind",
-        errno::EADDRNOTAVAIL,
-        Nothing,
-        &[
-            rule(
-                "P11",
-                "the address is not an address of this host (`ip address`; net.ipv4.ip_nonlocal_bind permits it)",
-            ),
-            shown(
-                is_tentative_itself,
-                "the IPv6 address is tentative: duplicate address detection is not complete, or has found a duplicate (`ip -6 address show`)",
-                (NOT_TENTATIVE, "the address can be used"),
-            ),
-            perhaps(
-                "the IPv6 address needs a zone, or was tentative (duplicate address detection)",
-                (
-                    "the address with its device, as in fe80::1%eth0; after a boot, wait until `ip -6 address show` has no tentative address",
-                    "bind() finds the address",
-                ),
-            ),
-        ],
-    ),
-    only(
-        "udp",
-        failure(
-            "bind",
-            errno::EADDRINUSE,
-            Nothing,
-            &[
-                shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
-                shown(
-                    is_taken,
-                    "TAKEN",
-                    (
-                        "stop that process, or take another address or port (SO_REUSEPORT, in both programs, shares it)",
-                        "bind() gets the port",
-                    ),
-                ),
-                perhaps(
-                    "another UDP socket has the port",
-                    (
-                        "`ss -uanp sport = :PORT` names its process: stop it, or take another address or port (SO_REUSEPORT, in both programs, shares it)",
-                        "bind() gets the port",
-                    ),
-                ),
-            ],
-        ),
-    ),
-    failure(
-        "bind",
-        errno::EADDRINUSE,
-        Nothing,
-        &[
-            rule("P08", "bind() to port 0 found no port: the range is used up"),
-            shown(
-                conflicts_with_listener,
-                "SERVER listens at LISTENER",
-                ("stop SERVER, or take another port", "the address is free"),
-            ),
-            shown(
-                has_left_connections,
-                "no program listens at the port, but it still has connections, LEFT, and bind() without SO_REUSEADDR waits for the end of all",
-                (
-                    "in the program: SO_REUSEADDR before bind(), as servers have it (the former server needs it too)",
-                    "connections of the port do not prevent a restart",
-                ),
-            ),
-            shown(
-                is_taken,
-                "TAKEN, and no program listens at the port",
-                (
-                    "let the process end it; a port of the range has to be reserved, or connect() chooses it again (SO_REUSEADDR does not help)",
-                    "bind() gets the port",
-                ),
-            ),
-            perhaps(
-                "the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
-                (
-                    "`ss -tanp sport = :PORT` shows what has the port; SO_REUSEADDR before bind()",
-                    "bind() gets the port",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "bind",
-        errno::EACCES,
-        Nothing,
-        &[
-            shown(
-                may_be_privileged,
-                "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE",
-                (
-                    "`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
-                    "the port can be bound without root",
-                ),
-            ),
-            perhaps(
-                "a security module (SELinux, AppArmor, Landlock)",
-                (
-                    "permit the port in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal (SELinux: `semanage port -l`)",
-                    "the port can be bound",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "bind",
-        errno::EPERM,
-        Nothing,
-        &[perhaps(
-            "a BPF program of the cgroup, or a security module",
-            (
-                "`bpftool cgroup tree` and `ausearch -m avc` show what refuses the call",
-                "it can be permitted there",
-            ),
-        )],
-    ),
-    failure(
-        "bind",
-        errno::EINVAL,
-        PerSecond(2.0),
-        &[perhaps(
-            "the socket is bound already, or a link-local address lacks its zone",
-            (
-                "in the program: one bind() for each socket; a link-local address with its device, as in fe80::1%eth0",
-                "the address is valid",
-            ),
-        )],
-    ),
-    failure(
-        "listen",
-        errno::EADDRINUSE,
-        Nothing,
-        &[
-            shown(
-                has_listener,
-                "another socket listens at the address",
-                ("`ss -ltnp` names its process: stop it, or take another port", "the address is free"),
-            ),
-            perhaps(
-                "another socket listens at the address, or no port of the range is free",
-                (
-                    "`ss -ltnp` names the process of the address; for port 0, a wider net.ipv4.ip_local_port_range",
-                    "the address is free",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "accept",
-        errno::EMFILE,
-        Nothing,
-        &[
-            rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
-            perhaps(
-                "the process had RLIMIT_NOFILE descriptors open when it called accept() (`prlimit --pid PID`)",
-                (
-                    "`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit",
-                    "the process may open more",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "accept",
-        errno::ENFILE,
-        Nothing,
-        &[perhaps(
-            "the host has fs.file-max files open",
-            ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files"),
-        )],
-    ),
+    "connect", ENETUNREACH, "udp", Any => [];
+    "connect", EADDRNOTAVAIL, "udp", Any => [];
+    "connect", EADDRNOTAVAIL, "", Nothing => [
+        shown(ipv6_is_disabled, "the host has no IPv6 address to connect from: DISABLED", (TO_IPV4, "connect() needs no IPv6")),
+        shown(ipv6_is_off, "the host has no IPv6 address to connect from: no device has one", (OWN_IPV6, "connect() has a source address")),
+        shown(has_own_range, "the ports RANGE are in use, and the program permits no others (IP_LOCAL_PORT_RANGE)", OWN_RANGE),
+        rule("P01", "all ports of the range are in use for this destination (__inet_hash_connect)"),
+        rule("P06", "the ports of the range are held by bind()"),
+        rule("P07", "the program binds a port by number, and the tuple is still in TIME_WAIT or open (__inet_check_established)"),
+        shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
+        shown(before_search, "no source address can be used: the address of the socket is gone, or no device has one",
+            ("a source address that `ip address show` lists, or none in the configuration of the program", "connect() has one")),
+    ];
+    "connect", ECONNREFUSED, "", PerSecond(2.0) => [
+        shown(listens_at_device, "SERVER listens at LISTENER by one device only (SO_BINDTODEVICE), and connections from this host arrive at lo",
+            ("in the server no SO_BINDTODEVICE (a device or VRF in its configuration), or another listener at 127.0.0.1 for this host",
+             "someone answers")),
+        shown(listens_by_ipv6_only, "SERVER listens at LISTENER for IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only; nginx: `ipv6only`)",
+            ("in the server also a listener at 0.0.0.0:PORT (nginx: `listen PORT;` beside `listen [::]:PORT;`)", "someone answers")),
+        shown(listens_elsewhere, "SERVER listens at LISTENER, not at ADDRESS",
+            ("in the client LISTENER instead of ADDRESS (a name such as localhost has both), or in the server ADDRESS too", "someone answers")),
+        shown(lacks_listener, "no socket listens at the address on this host",
+            ("start the server, or give the client the address that `ss -ltn` shows", "someone answers")),
+        shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
+        perhaps("no socket listens at the address, or a firewall resets connections to it",
+            ("start the server at ADDRESS, or accept port PORT in the firewall in front of it", "someone answers")),
+        rule_here("A06", "an accept queue overflows and net.ipv4.tcp_abort_on_overflow resets connections"),
+    ];
+    "connect", ETIMEDOUT, "", Nothing => [
+        shown(lacks_neighbours, "the table of neighbours has no place for the address or for its router (net.ipv4.neigh.default.gc_thresh3)",
+            ("a greater net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)", "each host of the links has an entry")),
+        shown(is_route_lost, LOST_ROUTE, RESTORE_ROUTE),
+        shown(is_dropped_on_the_way_out, UNSENT, ACCEPT_OUTPUT),
+        shown(is_dropped_on_the_way_in,
+            "SERVER listens at LISTENER on this host and has got none of the SYNs: a firewall rule (input chain: `nft list ruleset`, \
+             `iptables-save`) or a BPF program of this host drops them",
+            ("accept port PORT in the input chain", "the SYN is answered")),
+        perhaps("the host is down, or a firewall drops the packets",
+            ("`traceroute -T -p PORT ADDRESS` shows where the packets end: start the host, or accept port PORT in the firewall there; Recv-Q above \
+             Send-Q in `ss -ltn` of the host is a full queue",
+             "the SYN is answered")),
+        rule_here("A01", "the accept queue of the server is full"),
+        rule_here("A03", "the listener drops SYNs"),
+        rule("N01", "the table of connection tracking is full"),
+        shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
+    ];
+    "connect", EHOSTUNREACH, "", Nothing => [
+        shown(is_tentative, TENTATIVE, (NOT_TENTATIVE, "a source address can be used")),
+        shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
+        perhaps("no host answers for the address (ARP, neighbour discovery: `ip neighbour`), or a router or firewall refuses it",
+            ("`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
+             "the host answers")),
+        rule("P11", "the source address is not an address of this host"),
+    ];
+    "connect", ENETUNREACH, "", PerSecond(1.0) => [
+        shown(ipv6_is_disabled, "the host has no IPv6 address, and hence no route: DISABLED", (TO_IPV4, "connect() needs no IPv6")),
+        shown(ipv6_is_off, "the host has no IPv6 address, and hence no route", (OWN_IPV6, "connect() has a source address and a route")),
+        shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
+        shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
+        shown(is_route_known,
+            "there is a route to ADDRESS, but none by the device (SO_BINDTODEVICE), the mark or the source of the socket, or a router answers that \
+             it has none",
+            ("`ip route get ADDRESS oif DEVICE mark MARK` and `traceroute ADDRESS` show where there is none: a route there", "there is a route")),
+        shown(is_route_unknown, NO_ROUTE, ADD_ROUTE),
+    ];
+    "connect", EAGAIN, "udp", Nothing => [
+        shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+        perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
+    ];
+    "connect", EAGAIN, "", Nothing => [
+        rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
+        perhaps("the accept queue of the Unix listener was full for a moment (unix_stream_connect)",
+            ("a longer backlog of the server (`ss -lx` has it as Send-Q)", "there is a place in the queue")),
+    ];
+    "connect", EADDRINUSE, "", Nothing => [
+        rule("P01", "all ports of the range are in use for this source"),
+        perhaps("the socket is bound to a port, and another connection has the same addresses and ports",
+            ("in the program: no bind() to a port before connect(), or IP_BIND_ADDRESS_NO_PORT and port 0", "the kernel chooses a free port")),
+    ];
+    "connect", EINVAL, "", Nothing => [
+        shown(is_link_local, "a link-local address needs a zone: fe80::1%eth0 (sin6_scope_id; __ip6_datagram_connect, tcp_v6_connect)",
+            ("the address with its device, as in fe80::1%eth0", "the kernel knows the link")),
+        shown(is_route_refused, "the route to ADDRESS is of type `blackhole`", OTHER_ROUTE),
+        perhaps("the socket listens, or its state does not allow connect()",
+            ("in the program: a new socket for each connect()", "its state allows connect()")),
+    ];
+    "connect", EACCES, "", Nothing => [
+        shown(is_rejected_here, REJECTED, ACCEPT_OUTPUT),
+        shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
+        shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
+        perhaps("a security module (SELinux, AppArmor, Landlock)",
+            ("permit it in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal", "the call is permitted")),
+        shown(is_answered, "a router or firewall answers that it is prohibited (ICMPv6)",
+            ("accept ADDRESS in the firewall there (`traceroute ADDRESS`)", "the packets pass")),
+        shown(is_route_unknown, PROHIBITED, OTHER_ROUTE),
+    ];
+    "connect", EPERM, "", Nothing => [
+        perhaps("a local firewall rule (output chain), or a BPF program of the cgroup (BPF_CGROUP_INET4_CONNECT)",
+            ("`nft list ruleset` and `bpftool cgroup tree` show what refuses the call: accept ADDRESS there", "the call is permitted")),
+    ];
+    "connect", ECONNRESET, "", PerSecond(2.0) => [
+        perhaps("the peer reset the connection during the handshake",
+            ("on the peer: net.ipv4.tcp_abort_on_overflow = 0, and no firewall rule that resets", "the handshake completes")),
+    ];
+    "connect", EISCONN, "", Any => [];
+    "connect", EALREADY, "", Any => [];
+    "bind", EADDRNOTAVAIL, "", Nothing => [
+        rule("P11", "the address is not an address of this host (`ip address`; net.ipv4.ip_nonlocal_bind permits it)"),
+        shown(is_tentative_itself,
+            "the IPv6 address is tentative: duplicate address detection is not complete, or has found a duplicate (`ip -6 address show`)",
+            (NOT_TENTATIVE, "the address can be used")),
+        perhaps("the IPv6 address needs a zone, or was tentative (duplicate address detection)",
+            ("the address with its device, as in fe80::1%eth0; after a boot, wait until `ip -6 address show` has no tentative address",
+             "bind() finds the address")),
+    ];
+    "bind", EADDRINUSE, "udp", Nothing => [
+        shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+        shown(is_taken, "TAKEN",
+            ("stop that process, or take another address or port (SO_REUSEPORT, in both programs, shares it)", "bind() gets the port")),
+        perhaps("another UDP socket has the port",
+            ("`ss -uanp sport = :PORT` names its process: stop it, or take another address or port (SO_REUSEPORT, in both programs, shares it)",
+             "bind() gets the port")),
+    ];
+    "bind", EADDRINUSE, "", Nothing => [
+        rule("P08", "bind() to port 0 found no port: the range is used up"),
+        shown(conflicts_with_listener, "SERVER listens at LISTENER", ("stop SERVER, or take another port", "the address is free")),
+        shown(has_left_connections,
+            "no program listens at the port, but it still has connections, LEFT, and bind() without SO_REUSEADDR waits for the end of all",
+            ("in the program: SO_REUSEADDR before bind(), as servers have it (the former server needs it too)",
+             "connections of the port do not prevent a restart")),
+        shown(is_taken, "TAKEN, and no program listens at the port",
+            ("let the process end it; a port of the range has to be reserved, or connect() chooses it again (SO_REUSEADDR does not help)",
+             "bind() gets the port")),
+        perhaps("the port is taken: another listener, an open or closing connection of the port without SO_REUSEADDR, or a connection from the range",
+            ("`ss -tanp sport = :PORT` shows what has the port; SO_REUSEADDR before bind()", "bind() gets the port")),
+    ];
+    "bind", EACCES, "", Nothing => [
+        shown(may_be_privileged, "a port below net.ipv4.ip_unprivileged_port_start without CAP_NET_BIND_SERVICE",
+            ("`sysctl -w net.ipv4.ip_unprivileged_port_start=PORT`, or `setcap cap_net_bind_service=+ep PROGRAM`",
+             "the port can be bound without root")),
+        perhaps("a security module (SELinux, AppArmor, Landlock)",
+            ("permit the port in the policy: `ausearch -m avc`, or the log of the kernel, has the refusal (SELinux: `semanage port -l`)",
+             "the port can be bound")),
+    ];
+    "bind", EPERM, "", Nothing => [
+        perhaps("a BPF program of the cgroup, or a security module",
+            ("`bpftool cgroup tree` and `ausearch -m avc` show what refuses the call", "it can be permitted there")),
+    ];
+    "bind", EINVAL, "", PerSecond(2.0) => [
+        perhaps("the socket is bound already, or a link-local address lacks its zone",
+            ("in the program: one bind() for each socket; a link-local address with its device, as in fe80::1%eth0", "the address is valid")),
+    ];
+    "listen", EADDRINUSE, "", Nothing => [
+        shown(has_listener, "another socket listens at the address",
+            ("`ss -ltnp` names its process: stop it, or take another port", "the address is free")),
+        perhaps("another socket listens at the address, or no port of the range is free",
+            ("`ss -ltnp` names the process of the address; for port 0, a wider net.ipv4.ip_local_port_range", "the address is free")),
+    ];
+    "accept", EMFILE, "", Nothing => [
+        rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
+        perhaps("the process had RLIMIT_NOFILE descriptors open when it called accept() (`prlimit --pid PID`)",
+            ("`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit", "the process may open more")),
+    ];
+    "accept", ENFILE, "", Nothing => [
+        perhaps("the host has fs.file-max files open", ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files")),
+    ];
     // A client that gives up before accept() does not count against the server.
-    failure(
-        "accept",
-        errno::ECONNABORTED,
-        PerSecond(10.0),
-        &[perhaps(
-            "clients close the connection before accept()",
-            (
-                "more workers that accept (`fourtuple trace accept` shows the waits), or a longer time limit of the clients",
-                "connections are accepted before clients give up",
-            ),
-        )],
-    ),
+    "accept", ECONNABORTED, "", PerSecond(10.0) => [
+        perhaps("clients close the connection before accept()",
+            ("more workers that accept (`fourtuple trace accept` shows the waits), or a longer time limit of the clients",
+             "connections are accepted before clients give up")),
+    ];
     // A thread closes or shuts down the listener for which another one waits.
-    honest("accept", errno::EINVAL, ""),
-    honest("accept", errno::EBADF, ""),
-    failure(
-        "socket",
-        errno::EMFILE,
-        Nothing,
-        &[
-            rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
-            perhaps(
-                "the process had RLIMIT_NOFILE descriptors open when it called socket() (`prlimit --pid PID`)",
-                (
-                    "`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit",
-                    "the process may open more",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "socket",
-        errno::ENFILE,
-        Nothing,
-        &[perhaps(
-            "the host has fs.file-max files open",
-            ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files"),
-        )],
-    ),
-    failure(
-        "socket",
-        errno::EPERM,
-        PerSecond(1.0),
-        &[perhaps(
-            "a BPF program of the cgroup, or a raw socket without CAP_NET_RAW",
-            (
-                "`setcap cap_net_raw=+ep PROGRAM`; `bpftool cgroup tree` shows programs that refuse sockets",
-                "the socket can be made",
-            ),
-        )],
-    ),
-    failure(
-        "socket",
-        errno::EACCES,
-        PerSecond(1.0),
-        &[perhaps(
-            "a security module, or a raw socket without CAP_NET_RAW",
-            (
-                "`setcap cap_net_raw=+ep PROGRAM`; `ausearch -m avc` shows what a security module refused",
-                "the socket can be made",
-            ),
-        )],
-    ),
+    "accept", EINVAL, "", Any => [];
+    "accept", EBADF, "", Any => [];
+    "socket", EMFILE, "", Nothing => [
+        rule("F01", "the process has RLIMIT_NOFILE descriptors open"),
+        perhaps("the process had RLIMIT_NOFILE descriptors open when it called socket() (`prlimit --pid PID`)",
+            ("`prlimit --pid PID --nofile=65536:`, and LimitNOFILE=65536 in its unit", "the process may open more")),
+    ];
+    "socket", ENFILE, "", Nothing => [
+        perhaps("the host has fs.file-max files open", ("`sysctl -w fs.file-max=9223372036854775807`", "the host may open more files")),
+    ];
+    "socket", EPERM, "", PerSecond(1.0) => [
+        perhaps("a BPF program of the cgroup, or a raw socket without CAP_NET_RAW",
+            ("`setcap cap_net_raw=+ep PROGRAM`; `bpftool cgroup tree` shows programs that refuse sockets", "the socket can be made")),
+    ];
+    "socket", EACCES, "", PerSecond(1.0) => [
+        perhaps("a security module, or a raw socket without CAP_NET_RAW",
+            ("`setcap cap_net_raw=+ep PROGRAM`; `ausearch -m avc` shows what a security module refused", "the socket can be made")),
+    ];
     // Programs try families and protocols that a kernel need not have.
-    honest("socket", "", ""),
-    failure(
-        "send",
-        errno::EPERM,
-        PerSecond(0.5),
-        &[
-            rule("N01", "the table of connection tracking is full"),
-            rule("N02", "connections collide in connection tracking"),
-            perhaps(
-                "a local firewall rule (output chain) drops the packet",
-                (
-                    "accept ADDRESS in the output chain (`nft list ruleset`, `iptables-save`)",
-                    "the packets leave the host",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "send",
-        errno::ENOBUFS,
-        PerSecond(0.5),
-        &[
-            shown(
-                has_full_queue,
-                "the queue of a device is full (`tc -s qdisc`)",
-                (
-                    "`ip link set dev DEVICE txqueuelen 10000`, or a higher limit of its queueing discipline",
-                    "bursts have a place",
-                ),
-            ),
-            perhaps(
-                "there is no memory, or the device refuses packets",
-                (
-                    "more memory for the cgroup (memory.max); `ip -s link` shows the device that refuses packets",
-                    "packets have a place",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "send",
-        errno::ENETUNREACH,
-        PerSecond(1.0),
-        &[
-            shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
-            perhaps(
-                "there is no route to the address, or none by the device, the mark or the source of the socket (`ip route get ADDRESS oif DEVICE mark MARK`)",
-                ADD_ROUTE,
-            ),
-        ],
-    ),
-    failure(
-        "send",
-        errno::EACCES,
-        PerSecond(0.5),
-        &[
-            shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
-            shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
-            perhaps(
-                "a broadcast address without SO_BROADCAST, a route of type `prohibit`, or a security module",
-                (
-                    "`ip route get ADDRESS` shows the type of the route; `ausearch -m avc` shows what a security module refused",
-                    "the packets leave the host",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "send",
-        errno::EHOSTUNREACH,
-        PerSecond(1.0),
-        &[
-            shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
-            perhaps(
-                "no host answers for the address, or a router or firewall refuses it",
-                (
-                    "`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
-                    "the host answers",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "send",
-        errno::EADDRNOTAVAIL,
-        PerSecond(0.5),
-        &[perhaps(
-            "no port of the range is free, or the source address is gone",
-            (
-                "a source address that `ip address show` lists, and a wider net.ipv4.ip_local_port_range",
-                "there is an address and a port",
-            ),
-        )],
-    ),
-    failure(
-        "send",
-        errno::ECONNREFUSED,
-        PerSecond(2.0),
-        &[perhaps(
-            "an earlier datagram came back as ICMP port unreachable: no socket has the port",
-            ("start what receives at ADDRESS, port PORT", "a socket has the port"),
-        )],
-    ),
-    failure(
-        "send",
-        errno::EMSGSIZE,
-        PerSecond(2.0),
-        &[perhaps(
-            "the datagram is larger than the MTU of the path, or than 65,507 bytes",
-            (
-                "smaller datagrams, or IP_MTU_DISCOVER with IP_PMTUDISC_WANT, with which the kernel makes fragments",
-                "the datagram fits",
-            ),
-        )],
-    ),
-    without_udp_port("send"),
-    failure(
-        "recv",
-        errno::ECONNREFUSED,
-        PerSecond(2.0),
-        &[perhaps(
-            "the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",
-            ("start what receives at ADDRESS, port PORT", "a socket has the port"),
-        )],
-    ),
-    failure(
-        "recv",
-        errno::ETIMEDOUT,
-        PerSecond(1.0),
-        &[perhaps(
-            "the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2",
-            (
-                "keepalives that are shorter than the time limits of firewalls on the way (TCP_KEEPIDLE, net.ipv4.tcp_keepalive_time)",
-                "idle connections stay open",
-            ),
-        )],
-    ),
-    failure(
-        "recv",
-        errno::EHOSTUNREACH,
-        PerSecond(1.0),
-        &[perhaps(
-            "a router answered that the peer cannot be reached",
-            ("`traceroute ADDRESS` shows the router: a route or a rule there", "the peer can be reached"),
-        )],
-    ),
+    "socket", "", "", Any => [];
+    "send", EPERM, "", PerSecond(0.5) => [
+        rule("N01", "the table of connection tracking is full"),
+        rule("N02", "connections collide in connection tracking"),
+        perhaps("a local firewall rule (output chain) drops the packet",
+            ("accept ADDRESS in the output chain (`nft list ruleset`, `iptables-save`)", "the packets leave the host")),
+    ];
+    "send", ENOBUFS, "", PerSecond(0.5) => [
+        shown(has_full_queue, "the queue of a device is full (`tc -s qdisc`)",
+            ("`ip link set dev DEVICE txqueuelen 10000`, or a higher limit of its queueing discipline", "bursts have a place")),
+        perhaps("there is no memory, or the device refuses packets",
+            ("more memory for the cgroup (memory.max); `ip -s link` shows the device that refuses packets", "packets have a place")),
+    ];
+    "send", ENETUNREACH, "", PerSecond(1.0) => [
+        shown(is_route_refused, NO_ROUTE, ADD_ROUTE),
+        perhaps(
+            "there is no route to the address, or none by the device, the mark or the source of the socket (`ip route get ADDRESS oif DEVICE mark \
+             MARK`)",
+            ADD_ROUTE),
+    ];
+    "send", EACCES, "", PerSecond(0.5) => [
+        shown(is_route_refused, PROHIBITED, OTHER_ROUTE),
+        shown(is_to_broadcast, BROADCAST, SET_BROADCAST),
+        perhaps("a broadcast address without SO_BROADCAST, a route of type `prohibit`, or a security module",
+            ("`ip route get ADDRESS` shows the type of the route; `ausearch -m avc` shows what a security module refused",
+             "the packets leave the host")),
+    ];
+    "send", EHOSTUNREACH, "", PerSecond(1.0) => [
+        shown(is_route_refused, "the route to ADDRESS is of type `unreachable`", OTHER_ROUTE),
+        perhaps("no host answers for the address, or a router or firewall refuses it",
+            ("`ip neighbour show to ADDRESS` and `traceroute ADDRESS` show who refuses: start the host, or accept it in the firewall there",
+             "the host answers")),
+    ];
+    "send", EADDRNOTAVAIL, "", PerSecond(0.5) => [
+        perhaps("no port of the range is free, or the source address is gone",
+            ("a source address that `ip address show` lists, and a wider net.ipv4.ip_local_port_range", "there is an address and a port")),
+    ];
+    "send", ECONNREFUSED, "", PerSecond(2.0) => [
+        perhaps("an earlier datagram came back as ICMP port unreachable: no socket has the port",
+            ("start what receives at ADDRESS, port PORT", "a socket has the port")),
+    ];
+    "send", EMSGSIZE, "", PerSecond(2.0) => [
+        perhaps("the datagram is larger than the MTU of the path, or than 65,507 bytes",
+            ("smaller datagrams, or IP_MTU_DISCOVER with IP_PMTUDISC_WANT, with which the kernel makes fragments", "the datagram fits")),
+    ];
+    "send", EAGAIN, "udp", Nothing => [
+        shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
+        perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
+    ];
+    "recv", ECONNREFUSED, "", PerSecond(2.0) => [
+        perhaps("the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",
+            ("start what receives at ADDRESS, port PORT", "a socket has the port")),
+    ];
+    "recv", ETIMEDOUT, "", PerSecond(1.0) => [
+        perhaps("the peer did not answer: keepalive, TCP_USER_TIMEOUT or tcp_retries2",
+            ("keepalives that are shorter than the time limits of firewalls on the way (TCP_KEEPIDLE, net.ipv4.tcp_keepalive_time)",
+             "idle connections stay open")),
+    ];
+    "recv", EHOSTUNREACH, "", PerSecond(1.0) => [
+        perhaps("a router answered that the peer cannot be reached",
+            ("`traceroute ADDRESS` shows the router: a route or a rule there", "the peer can be reached")),
+    ];
     // Peers reset connections, and programs close them while data is on the way.
-    honest("send", errno::ECONNRESET, ""),
-    honest("send", errno::EPIPE, ""),
-    honest("recv", errno::ECONNRESET, ""),
-    honest("recv", errno::EPIPE, ""),
-    honest("send", errno::ENOTCONN, ""),
-    honest("recv", errno::ENOTCONN, ""),
-    honest("send", errno::EBADF, ""),
-    honest("recv", errno::EBADF, ""),
-    honest("recv", errno::EINVAL, ""),
+    "send", ECONNRESET, "", Any => [];
+    "send", EPIPE, "", Any => [];
+    "recv", ECONNRESET, "", Any => [];
+    "recv", EPIPE, "", Any => [];
+    "send", ENOTCONN, "", Any => [];
+    "recv", ENOTCONN, "", Any => [];
+    "send", EBADF, "", Any => [];
+    "recv", EBADF, "", Any => [];
+    "recv", EINVAL, "", Any => [];
     // Probes of libraries: an address of a family that the socket has not.
-    honest("connect", errno::EAFNOSUPPORT, ""),
-    honest("connect", errno::EBADF, ""),
-    failure(
-        "",
-        errno::ENOMEM,
-        Nothing,
-        &[
-            rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
-            perhaps(
-                "the kernel has no memory for sockets, or the memory cgroup is full",
-                (
-                    "more memory for the cgroup (memory.max, memory.events) or the host",
-                    "there is memory for sockets",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "",
-        errno::ENOBUFS,
-        Nothing,
-        &[
-            rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
-            perhaps(
-                "the kernel has no memory for sockets, or the memory cgroup is full",
-                (
-                    "more memory for the cgroup (memory.max, memory.events) or the host",
-                    "there is memory for sockets",
-                ),
-            ),
-        ],
-    ),
-    failure(
-        "",
-        "",
-        PerSecond(2.0),
-        &[perhaps(
-            "see the man page of the call",
-            (
-                "`strace -f -p PID -e trace=network` shows the call with its arguments",
-                "the arguments tell the cause",
-            ),
-        )],
-    ),
-];
+    "connect", EAFNOSUPPORT, "", Any => [];
+    "connect", EBADF, "", Any => [];
+    "", ENOMEM, "", Nothing => [
+        rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
+        perhaps("the kernel has no memory for sockets, or the memory cgroup is full",
+            ("more memory for the cgroup (memory.max, memory.events) or the host", "there is memory for sockets")),
+    ];
+    "", ENOBUFS, "", Nothing => [
+        rule("F02", "TCP has no memory left (net.ipv4.tcp_mem)"),
+        perhaps("the kernel has no memory for sockets, or the memory cgroup is full",
+            ("more memory for the cgroup (memory.max, memory.events) or the host", "there is memory for sockets")),
+    ];
+    "", "", "", PerSecond(2.0) => [
+        perhaps("see the man page of the call",
+            ("`strace -f -p PID -e trace=network` shows the call with its arguments", "the arguments tell the cause")),
+    ];
+};
 
 /// Returns what the errno of a call means.
 pub(crate) fn row_of(call: &FailedCall) -> &'static CallRow {
@@ -1039,7 +514,7 @@ pub(crate) fn judged(snapshot: &Snapshot, call: &FailedCall, checked: &[String])
 pub(crate) fn timed_out(owner: &Owner, processes: u32, to: SocketAddr, failed: u64) -> FailedCall {
     FailedCall {
         call: "connect".to_owned(),
-        errno: errno::ETIMEDOUT.to_owned(),
+        errno: ETIMEDOUT.to_owned(),
         protocol: "tcp".to_owned(),
         owner: owner.clone(),
         processes,
@@ -1157,9 +632,9 @@ const OPTIONAL: [&str; 8] =
 
 /// Returns whether the calls are more than noise.
 pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> bool {
-    let Some(noise) = row_of(call).noise else { return false };
+    let noise = row_of(call).noise;
     let path = call.address.as_deref().filter(|_| call.protocol == "unix").unwrap_or_default();
-    let is_optional = call.errno == errno::ENOENT && OPTIONAL.iter().any(|service| path.contains(service));
+    let is_optional = call.errno == ENOENT && OPTIONAL.iter().any(|service| path.contains(service));
     // Netlink and packet sockets have errnos of their own meaning.
     call.protocol != "other"
         && !is_optional
@@ -1170,9 +645,7 @@ pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> 
 /// Returns whether no healthy program has such a failure. Of another network namespace nothing else is known: an attempt with an address
 /// of a family that the namespace lacks ends before the search for a port.
 pub(crate) fn is_never_normal(snapshot: &Snapshot, call: &FailedCall) -> bool {
-    row_of(call).noise == Some(Noise::Nothing)
-        && !call.before_search
-        && is_failure_of_interest(snapshot, call)
+    row_of(call).noise == Noise::Nothing && !call.before_search && is_failure_of_interest(snapshot, call)
 }
 
 /// Returns whether the process connects to another address of the same port instead, as programs do with the addresses of a name.
@@ -1294,7 +767,7 @@ fn is_rejected_here(snapshot: &Snapshot, call: &FailedCall) -> Judged {
         |name: &str| snapshot.counter(&format!("{group}.{name}")).map_or(0, |counter| counter.during);
     match during("OutDestUnreachs").min(during("InDestUnreachs")) {
         messages if messages < call.failed => Judged::No,
-        _ if call.errno == errno::ECONNREFUSED => Judged::Perhaps,
+        _ if call.errno == ECONNREFUSED => Judged::Perhaps,
         _ => Judged::Yes,
     }
 }
@@ -1595,10 +1068,10 @@ mod tests {
         // Calls of unix sockets do not fail with them.
         let absent = ["EADDRNOTAVAIL", "ETIMEDOUT", "EHOSTUNREACH", "ENETUNREACH"];
         let absent_of = [
-            ("connect", errno::EADDRINUSE),
-            ("connect", errno::ECONNRESET),
-            ("listen", errno::EADDRINUSE),
-            ("recv", errno::ECONNREFUSED),
+            ("connect", EADDRINUSE),
+            ("connect", ECONNRESET),
+            ("listen", EADDRINUSE),
+            ("recv", ECONNREFUSED),
         ];
         let of_network = |text: &str| {
             let plain = |word: &str| word.trim_matches(|letter: char| !letter.is_alphanumeric()).to_owned();
@@ -1775,7 +1248,7 @@ mod tests {
             };
             let call = FailedCall {
                 call: "bind".to_owned(),
-                errno: errno::EADDRINUSE.to_owned(),
+                errno: EADDRINUSE.to_owned(),
                 protocol: protocol.to_owned(),
                 address: Some("0.0.0.0:40000".to_owned()),
                 holder: Some(holder),

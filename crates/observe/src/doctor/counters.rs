@@ -64,664 +64,287 @@ impl Next {
     }
 }
 
-const fn row(name: &'static str, noise: Noise, means: &'static str, next: &'static Next) -> CounterRow {
-    CounterRow { name, noise, means, next }
+/// Constants: `NAME: PRACTICE; LOOK => SHOWS; CURE => EFFECT;`.
+macro_rules! next {
+    ($($constant:ident: $practice:expr; $look:expr => $shows:expr; $cure:expr => $effect:expr;)*) => {
+        $(const $constant: &Next = &Next { practice: $practice, look: ($look, $shows), cure: ($cure, $effect) };)*
+    };
 }
 
-const NO_NEIGHBOUR: &str = "a packet to an address of a link was dropped: the table of neighbours had no place (neigh_alloc); counted for the whole host";
-const NEIGHBOURS: &Next = &Next {
-    practice: "more hosts on the links, pods and containers included, than net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)",
-    look: ("ip neighbour", "as many entries as gc_thresh3; those of other network namespaces count too"),
-    cure: (
-        "on the host `sysctl -w net.ipv4.neigh.default.gc_thresh1=4096 net.ipv4.neigh.default.gc_thresh2=8192 net.ipv4.neigh.default.gc_thresh3=16384`",
-        "each host of the links has an entry",
-    ),
-};
+/// Rows of the table: `NAME, NOISE, NEXT => MEANING;`.
+macro_rules! rows {
+    ($($name:expr, $noise:expr, $next:expr => $means:expr;)*) => {
+        &[$(CounterRow { name: $name, noise: $noise, means: $means, next: $next }),*]
+    };
+}
+
 const NOT_OURS: &str =
     "a packet came for an address that is not of this host, and is not forwarded (ip_error, ip6_pkt_discard)";
-const ELSEWHERE: &Next = &Next {
-    practice: "an address that this host serves is on no device here: of a load balancer with direct return, of a failover that has not ended, or a \
-               former one; or a gateway that does not forward",
-    look: ("tcpdump -nni any -Q in -c 20", "the destinations that `ip address show` does not have"),
-    cure: (
-        "`ip address add ADDRESS/32 dev lo` if this host serves it; on a gateway `sysctl -w net.ipv4.ip_forward=1` (net.ipv6.conf.all.forwarding) and a \
-         route; otherwise another route on the sender",
-        "the packets are delivered",
-    ),
-};
-const MARTIAN: &Next = &Next {
-    practice: "a firewall translates connections of other hosts to 127.0.0.1, where a server listens: the kernel drops them",
-    look: ("nft list ruleset", "rules with `dnat to 127.`; `iptables-save -t nat` has those of iptables"),
-    cure: (
+const NO_NEIGHBOUR: &str = "a packet to an address of a link was dropped: the table of neighbours had no place (neigh_alloc); counted for the whole host";
+
+next! {
+    NEIGHBOURS:
+        "more hosts on the links, pods and containers included, than net.ipv4.neigh.default.gc_thresh3 (net.ipv6 likewise)";
+        "ip neighbour" => "as many entries as gc_thresh3; those of other network namespaces count too";
+        "on the host `sysctl -w net.ipv4.neigh.default.gc_thresh1=4096 net.ipv4.neigh.default.gc_thresh2=8192 \
+         net.ipv4.neigh.default.gc_thresh3=16384`" => "each host of the links has an entry";
+    ELSEWHERE:
+        "an address that this host serves is on no device here: of a load balancer with direct return, of a failover that has not ended, or a \
+         former one; or a gateway that does not forward";
+        "tcpdump -nni any -Q in -c 20" => "the destinations that `ip address show` does not have";
+        "`ip address add ADDRESS/32 dev lo` if this host serves it; on a gateway `sysctl -w net.ipv4.ip_forward=1` (net.ipv6.conf.all.forwarding) \
+         and a route; otherwise another route on the sender" => "the packets are delivered";
+    MARTIAN:
+        "a firewall translates connections of other hosts to 127.0.0.1, where a server listens: the kernel drops them";
+        "nft list ruleset" => "rules with `dnat to 127.`; `iptables-save -t nat` has those of iptables";
         "let the server listen on an address of a device, and translate to that; or `sysctl -w net.ipv4.conf.all.route_localnet=1`, with a rule \
-         that drops packets of other hosts to 127.0.0.0/8 that were not translated",
-        "the packets are delivered",
-    ),
-};
-const FORGOTTEN: &Next = &Next {
-    practice: "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
-               another client",
-    look: (
-        "ss -tnpoi state established",
-        "connections whose lastrcv is long ago: their clients may have forgotten them",
-    ),
-    cure: (
-        "in the server: keepalives (net.ipv4.tcp_keepalive_time, nginx `so_keepalive`) or an idle limit that is shorter than that of the NAT in front \
-         of it",
-        "the port is free when it is used again",
-    ),
-};
-const ACCEPT: &Next = &Next {
-    practice: "a program that accepts too slowly or has stopped, or a burst that is longer than its backlog",
-    look: ("ss -ltnp", "of each listener: Recv-Q connections wait, Send-Q is its backlog"),
-    cure: (
-        "a longer backlog in listen() and net.core.somaxconn, or more workers that accept",
-        "a burst has a place",
-    ),
-};
-const NO_LISTENER: &Next = &Next {
-    practice: "a full accept queue (TcpExt.ListenOverflows grows too), otherwise clients to which no route leads back",
-    look: ("ss -ltnp", "of each listener: Recv-Q connections wait, Send-Q is its backlog"),
-    cure: (
-        "a longer backlog and more workers; without a full queue, a route to the clients (`ip route get CLIENT`)",
-        "the SYN is answered",
-    ),
-};
-const SYN_QUEUE: &Next = &Next {
-    practice: "a SYN flood, or more handshakes at a time than the backlog of the listener",
-    look: (
-        "ss -tn state syn-recv",
-        "the handshakes in progress; many of addresses that never answer are a flood",
-    ),
-    cure: (
-        "`sysctl -w net.ipv4.tcp_syncookies=1`, and a longer backlog in listen() and net.core.somaxconn",
-        "no SYN is dropped",
-    ),
-};
-const COOKIE: &Next = &Next {
-    practice: "clients that answer late, port scans, or a load balancer that moves connections between hosts",
-    look: (
-        "nstat -az 'TcpExtSyncookies*'",
-        "compare the cookies that were sent, valid (Recv) and wrong (Failed)",
-    ),
-    cure: ("a longer backlog of the listener, so that it needs no cookies", "ACKs need no cookie"),
-};
-const TIME_WAIT_LIMIT: &Next = &Next {
-    practice: "more closed connections per minute than the limit",
-    look: ("ss -s", "the number after timewait; the limit is net.ipv4.tcp_max_tw_buckets"),
-    cure: ("`sysctl -w net.ipv4.tcp_max_tw_buckets=262144`, or kept connections", "each has its 60 s"),
-};
-const MIGRATION: &Next = &Next {
-    practice: "a reload that closes a listener while handshakes wait and no other socket of its group takes them",
-    look: ("ss -ltnp", "the listeners that are there now"),
-    cure: (
-        "accept what waits before close(), or start the new workers before the old ones end",
-        "no handshake is lost",
-    ),
-};
-const MEMORY: &Next = &Next {
-    practice: "many connections with full buffers, whose peers or programs do not read",
-    look: (
-        "cat /proc/net/sockstat",
-        "TCP: orphan, and mem in pages; the limits are net.ipv4.tcp_max_orphans and net.ipv4.tcp_mem",
-    ),
-    cure: (
-        "fewer or smaller buffers (net.ipv4.tcp_wmem, tcp_rmem), or a higher net.ipv4.tcp_mem and tcp_max_orphans",
-        "TCP has memory",
-    ),
-};
-const NO_MEMORY: &Next = &Next {
-    practice: "a host that swaps or reclaims memory all the time",
-    look: ("cat /proc/pressure/memory", "the share of time in which tasks wait for memory"),
-    cure: (
-        "less memory for programs, more for the host, or a higher vm.min_free_kbytes",
-        "packets have memory",
-    ),
-};
-const SILENT_PEER: &Next = &Next {
-    practice: "a peer that was switched off, or a firewall that forgot the connection",
-    look: ("ss -tnpo", "connections with timer:(on,...) and the peers that do not answer"),
-    cure: (
-        "keepalives that are shorter than the time limits of firewalls on the way (net.ipv4.tcp_keepalive_time)",
-        "the firewall keeps the connection",
-    ),
-};
-const UNREAD: &Next = &Next {
-    practice: "a program that reads slower than its peers send, or has stopped",
-    look: ("ss -tnmp", "a socket with a large Recv-Q and a d of skmem above 0 (drops), and its process"),
-    cure: (
-        "a program that reads sooner or with more threads; for bursts a larger third value of net.ipv4.tcp_rmem",
-        "data has a place",
-    ),
-};
-const BUSY_SOCKET: &Next = &Next {
-    practice: "a processor that is busy while a process holds the socket: large transfers, or too few processors",
-    look: ("ss -tnmp", "a socket with a d of skmem above 0 (drops), and its process"),
-    cure: (
-        "larger third values of net.ipv4.tcp_rmem and tcp_wmem, or another processor for the process",
-        "the backlog has a place",
-    ),
-};
-const SEND: &Next = &Next {
-    practice: "a full queue of the device, a rule of the output chain, a route that is gone, or a full table of neighbours of the host (arp_cache, which \
-               `fourtuple doctor` sees there)",
-    look: ("tc -s qdisc", "the device whose dropped grows"),
-    cure: (
-        "a longer queue (`ip link set dev DEVICE txqueuelen 10000`), or the route or rule that is missing (`ip route get ADDRESS`, `nft list ruleset`)",
-        "the packet is sent",
-    ),
-};
-const SPLIT: &Next = &Next {
-    practice: "a program with a send buffer that is small for what it writes, and packets that are lost on the way",
-    look: ("ss -tnmpi", "a socket with retrans, and its send buffer (tb of skmem)"),
-    cure: (
-        "a larger SO_SNDBUF, or none, so that the kernel chooses (net.ipv4.tcp_wmem)",
-        "the packet can be sent again",
-    ),
-};
-const NO_ANSWER: &Next = &Next {
-    practice: "a server that is down or has a full queue, or a firewall that drops the SYN",
-    look: ("ss -tnp state syn-sent", "the destinations that do not answer, and the processes that wait"),
-    cure: ("start the server, or accept the port in the firewall in front of it", "the SYN is answered"),
-};
-const REFUSED: &Next = &Next {
-    practice: "a server that is not started, or a health check of one",
-    look: ("fourtuple trace connect --for 10s", "the calls that fail, with their process, address and errno"),
-    cure: (
-        "start the server, or take its address out of the configuration of the client",
-        "the handshake completes",
-    ),
-};
-const TIMESTAMPS: &Next = &Next {
-    practice: "hosts behind one NAT address whose clocks of timestamps differ, or packets that overtake each other",
-    look: ("nstat -az 'TcpExtPAWS*'", "which of the counters grows"),
-    cure: (
-        "timestamps that the NAT removes or the clients do not send (net.ipv4.tcp_timestamps = 0 there)",
-        "no packet is too old",
-    ),
-};
-const KEYS: &Next = &Next {
-    practice: "a BGP session whose ends have different passwords",
-    look: ("tcpdump -nni any -M KEY tcp port 179", "with the key, whether the signature is valid"),
-    cure: ("the same password at both ends", "the signature is valid"),
-};
-const TTL: &Next = &Next {
-    practice: "a BGP session with GTSM (ttl-security) over more hops than it permits, or forged packets",
-    look: ("tcpdump -nnvi any tcp port 179", "the TTL of the packets that arrive"),
-    cure: ("the number of hops in ttl-security of the session", "the TTL suffices"),
-};
-const REVERSE_PATH: &Next = &Next {
-    practice: "routes that differ in the two directions: several devices, a VPN, policy routing",
-    look: (
-        "sysctl -a --pattern '[.]rp_filter'",
-        "devices with 1 (strict); the higher of all and the device counts",
-    ),
-    cure: (
-        "`sysctl -w net.ipv4.conf.all.rp_filter=2` (loose), or a route back by the device from which the packets come",
-        "the packets are accepted",
-    ),
-};
-const FAST_OPEN: &Next = &Next {
-    practice: "a firewall or a server that does not know TCP Fast Open, or more requests than the queue of TCP_FASTOPEN",
-    look: ("nstat -az 'TcpExtTCPFastOpen*'", "which of the counters grows"),
-    cure: (
-        "a longer queue in TCP_FASTOPEN on the server; `sysctl -w net.ipv4.tcp_fastopen=0` on clients",
-        "connections open without a detour",
-    ),
-};
-const DAMAGED: &Next = &Next {
-    practice: "a device or a virtual machine with wrong checksum offload, or a defective cable or memory",
-    look: ("tcpdump -nnvi any", "packets with \"bad\" or \"incorrect\", and from where they come"),
-    cure: (
-        "`ethtool -K DEVICE rx off tx off` as a test; then the driver, the cable or the sender",
-        "checksums are right",
-    ),
-};
-const DATAGRAMS: &Next = &Next {
-    practice: "a program that reads slower than datagrams come, or bursts that are larger than its buffer",
-    look: ("ss -uanmp", "a socket with a large Recv-Q or a d of skmem above 0 (drops), and its process"),
-    cure: (
-        "a larger SO_RCVBUF (up to net.core.rmem_max) for bursts; more threads that read, each with a socket (SO_REUSEPORT)",
-        "datagrams have a place",
-    ),
-};
-const UNSENT_DATAGRAMS: &Next = &Next {
-    practice: "a program that sends faster than the device, without a pause",
-    look: ("tc -s qdisc", "the device whose dropped or backlog grows"),
-    cure: (
-        "a longer queue (`ip link set dev DEVICE txqueuelen 10000`), a larger SO_SNDBUF (up to net.core.wmem_max), or pauses of the sender",
-        "datagrams are sent",
-    ),
-};
-const DATAGRAM_MEMORY: &Next = &Next {
-    practice: "sockets with large buffers that nobody reads",
-    look: ("cat /proc/net/sockstat", "UDP: mem in pages; the limit is the third value of net.ipv4.udp_mem"),
-    cure: (
-        "close or read the sockets that `ss -uanmp` shows with a large Recv-Q, or a higher net.ipv4.udp_mem",
-        "datagrams have memory",
-    ),
-};
-const NO_SOCKET: &Next = &Next {
-    practice: "a service that is not started or has moved, answers that come too late, or a scan",
-    look: (
-        "tcpdump -nni any 'icmp[0] == 3 or icmp6[0] == 1'",
-        "the addresses and ports of the datagrams, in the answers to their senders",
-    ),
-    cure: (
-        "start what receives at the port, or take the address out of the configuration of the senders",
-        "a socket has the port",
-    ),
-};
-const HEADER: &Next = &Next {
-    practice: "a routing loop, or traceroute",
-    look: (
-        "tcpdump -nnvi any 'icmp[0] == 11 or icmp6[0] == 3'",
-        "the destinations whose packets are sent in a circle",
-    ),
-    cure: ("a route on one of the hosts of the circle (`ip route get ADDRESS` on each)", "packets arrive"),
-};
-const DISCARDED: &Next = &Next {
-    practice: "a policy of IPsec that demands encryption, or a host without memory",
-    look: (
-        "cat /proc/net/xfrm_stat /proc/pressure/memory",
-        "XfrmIn counters that grow: IPsec; otherwise memory",
-    ),
-    cure: ("the policy that `ip xfrm policy` shows, or more memory", "packets are delivered"),
-};
-const NO_ROUTE: &Next = &Next {
-    practice: "a program that tries IPv6 or a private network on a host without a route to it",
-    look: (
-        "fourtuple trace connect --for 10s",
-        "the calls that fail with ENETUNREACH, with their process and address",
-    ),
-    cure: (
-        "`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`), or take the address out of the configuration",
-        "there is a route",
-    ),
-};
-const FRAGMENTS: &Next = &Next {
-    practice: "large datagrams (DNS, NFS, VPN) over a path that loses or filters fragments",
-    look: ("tcpdump -nni any '(ip[6:2] & 0x3fff != 0) or ip6[6] == 44'", "from where fragments come"),
-    cure: (
-        "datagrams that fit the MTU, or a higher net.ipv4.ipfrag_high_thresh",
-        "there are no fragments, or they have a place",
-    ),
-};
-const MTU: &Next = &Next {
-    practice: "a tunnel (VPN, overlay network) with a smaller MTU than the sender knows",
-    look: (
-        "tcpdump -nnvi any '(icmp[0] == 3 and icmp[1] == 4) or icmp6[0] == 2'",
-        "the destinations and the MTU of their paths",
-    ),
-    cure: (
-        "the MTU of the path on the device of the sender, or `sysctl -w net.ipv4.tcp_mtu_probing=1` for TCP",
-        "packets fit",
-    ),
-};
-const PROCESSOR: &Next = &Next {
-    practice: "one processor that receives the packets of all queues, or a burst that is longer than its queue",
-    look: ("cat /proc/net/softnet_stat", "a line for each processor: packets, then drops, in hexadecimal"),
-    cure: (
-        "more processors for received packets (`ethtool -L DEVICE combined N`, or rps_cpus); for bursts `sysctl -w net.core.netdev_max_backlog=10000`",
-        "packets have a place",
-    ),
-};
-const TABLE: &Next = &Next {
-    practice: "more connections than net.netfilter.nf_conntrack_max, often short ones that stay for their timeout",
-    look: ("sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max", "how full the table is"),
-    cure: (
-        "`sysctl -w net.netfilter.nf_conntrack_max=262144`, or `notrack` rules for connections that need no tracking",
-        "new connections have a place",
-    ),
-};
-const COLLISION: &Next = &Next {
-    practice: "SNAT of many connections to one destination by few ports; two questions to DNS at a time by one socket",
-    look: ("conntrack -S", "insert_failed and drop of each processor"),
-    cure: (
-        "more ports or addresses for SNAT (`masquerade to :1024-65535 fully-random`); `options single-request-reopen` in resolv.conf for DNS",
-        "each connection has a tuple of its own",
-    ),
-};
-const STRAY: &Next = &Next {
-    practice: "answers to connections that are forgotten, or forged ICMP",
-    look: ("conntrack -S", "error and invalid of each processor"),
-    cure: (
-        "none, unless connections end: then longer timeouts (net.netfilter.nf_conntrack_tcp_timeout_established)",
-        "entries stay as long as their connections",
-    ),
-};
-const CHAIN: &Next = &Next {
-    practice: "a table with few buckets for its entries",
-    look: (
-        "sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_buckets",
-        "entries for each bucket",
-    ),
-    cure: ("`sysctl -w net.netfilter.nf_conntrack_buckets=262144`", "chains are short"),
-};
+         that drops packets of other hosts to 127.0.0.0/8 that were not translated" => "the packets are delivered";
+    FORGOTTEN:
+        "clients that have lost their connections without a FIN or RST, or a NAT or load balancer that gives the port of an idle connection to \
+         another client";
+        "ss -tnpoi state established" => "connections whose lastrcv is long ago: their clients may have forgotten them";
+        "in the server: keepalives (net.ipv4.tcp_keepalive_time, nginx `so_keepalive`) or an idle limit that is shorter than that of the NAT in \
+         front of it" => "the port is free when it is used again";
+    ACCEPT:
+        "a program that accepts too slowly or has stopped, or a burst that is longer than its backlog";
+        "ss -ltnp" => "of each listener: Recv-Q connections wait, Send-Q is its backlog";
+        "a longer backlog in listen() and net.core.somaxconn, or more workers that accept" => "a burst has a place";
+    NO_LISTENER:
+        "a full accept queue (TcpExt.ListenOverflows grows too), otherwise clients to which no route leads back";
+        "ss -ltnp" => "of each listener: Recv-Q connections wait, Send-Q is its backlog";
+        "a longer backlog and more workers; without a full queue, a route to the clients (`ip route get CLIENT`)" => "the SYN is answered";
+    SYN_QUEUE:
+        "a SYN flood, or more handshakes at a time than the backlog of the listener";
+        "ss -tn state syn-recv" => "the handshakes in progress; many of addresses that never answer are a flood";
+        "`sysctl -w net.ipv4.tcp_syncookies=1`, and a longer backlog in listen() and net.core.somaxconn" => "no SYN is dropped";
+    COOKIE:
+        "clients that answer late, port scans, or a load balancer that moves connections between hosts";
+        "nstat -az 'TcpExtSyncookies*'" => "compare the cookies that were sent, valid (Recv) and wrong (Failed)";
+        "a longer backlog of the listener, so that it needs no cookies" => "ACKs need no cookie";
+    TIME_WAIT_LIMIT:
+        "more closed connections per minute than the limit";
+        "ss -s" => "the number after timewait; the limit is net.ipv4.tcp_max_tw_buckets";
+        "`sysctl -w net.ipv4.tcp_max_tw_buckets=262144`, or kept connections" => "each has its 60 s";
+    MIGRATION:
+        "a reload that closes a listener while handshakes wait and no other socket of its group takes them";
+        "ss -ltnp" => "the listeners that are there now";
+        "accept what waits before close(), or start the new workers before the old ones end" => "no handshake is lost";
+    MEMORY:
+        "many connections with full buffers, whose peers or programs do not read";
+        "cat /proc/net/sockstat" => "TCP: orphan, and mem in pages; the limits are net.ipv4.tcp_max_orphans and net.ipv4.tcp_mem";
+        "fewer or smaller buffers (net.ipv4.tcp_wmem, tcp_rmem), or a higher net.ipv4.tcp_mem and tcp_max_orphans" => "TCP has memory";
+    NO_MEMORY:
+        "a host that swaps or reclaims memory all the time";
+        "cat /proc/pressure/memory" => "the share of time in which tasks wait for memory";
+        "less memory for programs, more for the host, or a higher vm.min_free_kbytes" => "packets have memory";
+    SILENT_PEER:
+        "a peer that was switched off, or a firewall that forgot the connection";
+        "ss -tnpo" => "connections with timer:(on,...) and the peers that do not answer";
+        "keepalives that are shorter than the time limits of firewalls on the way (net.ipv4.tcp_keepalive_time)" =>
+            "the firewall keeps the connection";
+    UNREAD:
+        "a program that reads slower than its peers send, or has stopped";
+        "ss -tnmp" => "a socket with a large Recv-Q and a d of skmem above 0 (drops), and its process";
+        "a program that reads sooner or with more threads; for bursts a larger third value of net.ipv4.tcp_rmem" => "data has a place";
+    BUSY_SOCKET:
+        "a processor that is busy while a process holds the socket: large transfers, or too few processors";
+        "ss -tnmp" => "a socket with a d of skmem above 0 (drops), and its process";
+        "larger third values of net.ipv4.tcp_rmem and tcp_wmem, or another processor for the process" => "the backlog has a place";
+    SEND:
+        "a full queue of the device, a rule of the output chain, a route that is gone, or a full table of neighbours of the host (arp_cache, which \
+         `fourtuple doctor` sees there)";
+        "tc -s qdisc" => "the device whose dropped grows";
+        "a longer queue (`ip link set dev DEVICE txqueuelen 10000`), or the route or rule that is missing (`ip route get ADDRESS`, `nft list \
+         ruleset`)" => "the packet is sent";
+    SPLIT:
+        "a program with a send buffer that is small for what it writes, and packets that are lost on the way";
+        "ss -tnmpi" => "a socket with retrans, and its send buffer (tb of skmem)";
+        "a larger SO_SNDBUF, or none, so that the kernel chooses (net.ipv4.tcp_wmem)" => "the packet can be sent again";
+    NO_ANSWER:
+        "a server that is down or has a full queue, or a firewall that drops the SYN";
+        "ss -tnp state syn-sent" => "the destinations that do not answer, and the processes that wait";
+        "start the server, or accept the port in the firewall in front of it" => "the SYN is answered";
+    REFUSED:
+        "a server that is not started, or a health check of one";
+        "fourtuple trace connect --for 10s" => "the calls that fail, with their process, address and errno";
+        "start the server, or take its address out of the configuration of the client" => "the handshake completes";
+    TIMESTAMPS:
+        "hosts behind one NAT address whose clocks of timestamps differ, or packets that overtake each other";
+        "nstat -az 'TcpExtPAWS*'" => "which of the counters grows";
+        "timestamps that the NAT removes or the clients do not send (net.ipv4.tcp_timestamps = 0 there)" => "no packet is too old";
+    KEYS:
+        "a BGP session whose ends have different passwords";
+        "tcpdump -nni any -M KEY tcp port 179" => "with the key, whether the signature is valid";
+        "the same password at both ends" => "the signature is valid";
+    TTL:
+        "a BGP session with GTSM (ttl-security) over more hops than it permits, or forged packets";
+        "tcpdump -nnvi any tcp port 179" => "the TTL of the packets that arrive";
+        "the number of hops in ttl-security of the session" => "the TTL suffices";
+    REVERSE_PATH:
+        "routes that differ in the two directions: several devices, a VPN, policy routing";
+        "sysctl -a --pattern '[.]rp_filter'" => "devices with 1 (strict); the higher of all and the device counts";
+        "`sysctl -w net.ipv4.conf.all.rp_filter=2` (loose), or a route back by the device from which the packets come" => "the packets are accepted";
+    FAST_OPEN:
+        "a firewall or a server that does not know TCP Fast Open, or more requests than the queue of TCP_FASTOPEN";
+        "nstat -az 'TcpExtTCPFastOpen*'" => "which of the counters grows";
+        "a longer queue in TCP_FASTOPEN on the server; `sysctl -w net.ipv4.tcp_fastopen=0` on clients" => "connections open without a detour";
+    DAMAGED:
+        "a device or a virtual machine with wrong checksum offload, or a defective cable or memory";
+        "tcpdump -nnvi any" => "packets with \"bad\" or \"incorrect\", and from where they come";
+        "`ethtool -K DEVICE rx off tx off` as a test; then the driver, the cable or the sender" => "checksums are right";
+    DATAGRAMS:
+        "a program that reads slower than datagrams come, or bursts that are larger than its buffer";
+        "ss -uanmp" => "a socket with a large Recv-Q or a d of skmem above 0 (drops), and its process";
+        "a larger SO_RCVBUF (up to net.core.rmem_max) for bursts; more threads that read, each with a socket (SO_REUSEPORT)" =>
+            "datagrams have a place";
+    UNSENT_DATAGRAMS:
+        "a program that sends faster than the device, without a pause";
+        "tc -s qdisc" => "the device whose dropped or backlog grows";
+        "a longer queue (`ip link set dev DEVICE txqueuelen 10000`), a larger SO_SNDBUF (up to net.core.wmem_max), or pauses of the sender" =>
+            "datagrams are sent";
+    DATAGRAM_MEMORY:
+        "sockets with large buffers that nobody reads";
+        "cat /proc/net/sockstat" => "UDP: mem in pages; the limit is the third value of net.ipv4.udp_mem";
+        "close or read the sockets that `ss -uanmp` shows with a large Recv-Q, or a higher net.ipv4.udp_mem" => "datagrams have memory";
+    NO_SOCKET:
+        "a service that is not started or has moved, answers that come too late, or a scan";
+        "tcpdump -nni any 'icmp[0] == 3 or icmp6[0] == 1'" => "the addresses and ports of the datagrams, in the answers to their senders";
+        "start what receives at the port, or take the address out of the configuration of the senders" => "a socket has the port";
+    HEADER:
+        "a routing loop, or traceroute";
+        "tcpdump -nnvi any 'icmp[0] == 11 or icmp6[0] == 3'" => "the destinations whose packets are sent in a circle";
+        "a route on one of the hosts of the circle (`ip route get ADDRESS` on each)" => "packets arrive";
+    DISCARDED:
+        "a policy of IPsec that demands encryption, or a host without memory";
+        "cat /proc/net/xfrm_stat /proc/pressure/memory" => "XfrmIn counters that grow: IPsec; otherwise memory";
+        "the policy that `ip xfrm policy` shows, or more memory" => "packets are delivered";
+    NO_ROUTE:
+        "a program that tries IPv6 or a private network on a host without a route to it";
+        "fourtuple trace connect --for 10s" => "the calls that fail with ENETUNREACH, with their process and address";
+        "`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`), or take the address out of the configuration" => "there is a route";
+    FRAGMENTS:
+        "large datagrams (DNS, NFS, VPN) over a path that loses or filters fragments";
+        "tcpdump -nni any '(ip[6:2] & 0x3fff != 0) or ip6[6] == 44'" => "from where fragments come";
+        "datagrams that fit the MTU, or a higher net.ipv4.ipfrag_high_thresh" => "there are no fragments, or they have a place";
+    MTU:
+        "a tunnel (VPN, overlay network) with a smaller MTU than the sender knows";
+        "tcpdump -nnvi any '(icmp[0] == 3 and icmp[1] == 4) or icmp6[0] == 2'" => "the destinations and the MTU of their paths";
+        "the MTU of the path on the device of the sender, or `sysctl -w net.ipv4.tcp_mtu_probing=1` for TCP" => "packets fit";
+    PROCESSOR:
+        "one processor that receives the packets of all queues, or a burst that is longer than its queue";
+        "cat /proc/net/softnet_stat" => "a line for each processor: packets, then drops, in hexadecimal";
+        "more processors for received packets (`ethtool -L DEVICE combined N`, or rps_cpus); for bursts `sysctl -w \
+         net.core.netdev_max_backlog=10000`" => "packets have a place";
+    TABLE:
+        "more connections than net.netfilter.nf_conntrack_max, often short ones that stay for their timeout";
+        "sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max" => "how full the table is";
+        "`sysctl -w net.netfilter.nf_conntrack_max=262144`, or `notrack` rules for connections that need no tracking" =>
+            "new connections have a place";
+    COLLISION:
+        "SNAT of many connections to one destination by few ports; two questions to DNS at a time by one socket";
+        "conntrack -S" => "insert_failed and drop of each processor";
+        "more ports or addresses for SNAT (`masquerade to :1024-65535 fully-random`); `options single-request-reopen` in resolv.conf for DNS" =>
+            "each connection has a tuple of its own";
+    STRAY:
+        "answers to connections that are forgotten, or forged ICMP";
+        "conntrack -S" => "error and invalid of each processor";
+        "none, unless connections end: then longer timeouts (net.netfilter.nf_conntrack_tcp_timeout_established)" =>
+            "entries stay as long as their connections";
+    CHAIN:
+        "a table with few buckets for its entries";
+        "sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_buckets" => "entries for each bucket";
+        "`sysctl -w net.netfilter.nf_conntrack_buckets=262144`" => "chains are short";
+}
 
 /// Counters of failures. Left out are counters that honest traffic raises, such as Tcp.EstabResets and TcpExt.TCPAbortOnData (programs that
 /// close with data unread) and Tcp.RetransSegs, and sums of others, such as Udp.InErrors.
-pub(crate) const COUNTERS: &[CounterRow] = &[
-    row(
-        "TcpExt.ListenOverflows",
-        Nothing,
-        "an accept queue was full (tcp_conn_request, tcp_v4_syn_recv_sock)",
-        ACCEPT,
-    ),
-    row(
-        "TcpExt.ListenDrops",
-        Nothing,
-        "a listener dropped a SYN or a last ACK (tcp_listendrop): a full queue, no memory, or no route back",
-        NO_LISTENER,
-    ),
-    row(
-        "TcpExt.TCPReqQFullDrop",
-        Nothing,
-        "the SYN queue was full, and the SYN was dropped (tcp_syn_flood_action)",
-        SYN_QUEUE,
-    ),
-    row(
-        "TcpExt.TCPReqQFullDoCookies",
-        Nothing,
-        "the SYN queue was full, and the SYN got a cookie",
-        SYN_QUEUE,
-    ),
-    row(
-        "TcpExt.SyncookiesFailed",
-        PerSecond(10.0),
-        "an ACK had no valid SYN cookie: an old connection, a scan, or a cookie of another host behind the same address",
-        COOKIE,
-    ),
-    row(
-        "TcpExt.TCPTimeWaitOverflow",
-        Nothing,
-        "a connection skipped TIME_WAIT: net.ipv4.tcp_max_tw_buckets was reached",
-        TIME_WAIT_LIMIT,
-    ),
-    row(
-        "TcpExt.TCPMigrateReqFailure",
-        Nothing,
-        "a connection of a closed listener could not be moved (inet_csk_listen_stop)",
-        MIGRATION,
-    ),
-    row(
-        "TcpExt.TCPAbortOnMemory",
-        Nothing,
-        "a connection was reset: too many orphans, or no memory for TCP (tcp_check_oom)",
-        MEMORY,
-    ),
-    row(
-        "TcpExt.TCPMemoryPressures",
-        Nothing,
-        "TCP entered memory pressure: net.ipv4.tcp_mem, second value",
-        MEMORY,
-    ),
-    row(
-        "TcpExt.TCPAbortOnTimeout",
-        PerSecond(5.0),
-        "a connection ended because the peer did not answer (tcp_write_err): tcp_retries2, keepalive or TCP_USER_TIMEOUT",
-        SILENT_PEER,
-    ),
-    row("TcpExt.TCPAbortFailed", PerSecond(5.0), "a RST could not be sent: no memory, or no route", SEND),
-    row(
-        "TcpExt.TCPBacklogDrop",
-        PerSecond(5.0),
-        "a packet met a full backlog of its socket, while the process held the socket (tcp_add_backlog)",
-        BUSY_SOCKET,
-    ),
-    row(
-        "TcpExt.TCPRcvQDrop",
-        PerSecond(1.0),
-        "a packet met a full receive queue (tcp_data_queue): the process does not read, or TCP has no memory",
-        UNREAD,
-    ),
-    row(
-        "TcpExt.TCPZeroWindowDrop",
-        PerSecond(5.0),
-        "a packet arrived although the window was closed: the process does not read",
-        UNREAD,
-    ),
-    row(
-        "TcpExt.RcvPruned",
-        PerSecond(1.0),
-        "packets were thrown away because the receive buffer was full (tcp_prune_queue)",
-        UNREAD,
-    ),
-    row(
-        "TcpExt.TCPOFODrop",
-        PerSecond(5.0),
-        "an out-of-order packet had no place in the receive buffer",
-        UNREAD,
-    ),
-    row(
-        "TcpExt.PFMemallocDrop",
-        Nothing,
-        "a packet was dropped because the host has no memory left but the reserve",
-        NO_MEMORY,
-    ),
-    row(
-        "TcpExt.TCPWqueueTooBig",
-        PerSecond(1.0),
-        "a send queue was too long to be split for a retransmission (tcp_fragment)",
-        SPLIT,
-    ),
-    row(
-        "TcpExt.TCPRetransFail",
-        PerSecond(5.0),
-        "a packet could not be sent again: no route, a full queue of the device, or a firewall",
-        SEND,
-    ),
-    row(
-        "TcpExt.TCPSynRetrans",
-        OfOpens(10),
-        "a SYN or SYN-ACK was sent again: the peer or a firewall did not answer, or a listener dropped the packet",
-        NO_ANSWER,
-    ),
-    row(
-        "Tcp.AttemptFails",
-        OfOpens(20),
-        "a handshake ended without a connection: refused, reset, or not answered",
-        REFUSED,
-    ),
-    row(
-        "TcpExt.PAWSActive",
-        PerSecond(1.0),
-        "a SYN-ACK had a wrong timestamp (PAWS): another host answers from the address",
-        TIMESTAMPS,
-    ),
-    row(
-        "TcpExt.PAWSEstab",
-        PerSecond(5.0),
-        "a packet had an older timestamp than its predecessor (PAWS): several hosts behind one address, or reordering",
-        TIMESTAMPS,
-    ),
-    row(
-        "TcpExt.TCPMD5NotFound",
-        PerSecond(1.0),
-        "a packet had no MD5 signature, and the socket expects one (TCP_MD5SIG)",
-        KEYS,
-    ),
-    row(
-        "TcpExt.TCPMD5Unexpected",
-        PerSecond(1.0),
-        "a packet had an MD5 signature, and the socket expects none",
-        KEYS,
-    ),
-    row("TcpExt.TCPMD5Failure", PerSecond(1.0), "a packet had a wrong MD5 signature: the keys differ", KEYS),
-    row("TcpExt.TCPAOBad", PerSecond(1.0), "a packet had a wrong TCP-AO signature: the keys differ", KEYS),
-    row(
-        "TcpExt.TCPAOKeyNotFound",
-        PerSecond(1.0),
-        "a packet had a TCP-AO signature with a key that the socket has not",
-        KEYS,
-    ),
-    row(
-        "TcpExt.TCPAORequired",
-        PerSecond(1.0),
-        "a packet had no TCP-AO signature, and the socket expects one",
-        KEYS,
-    ),
-    row("TcpExt.TCPMinTTLDrop", PerSecond(1.0), "a packet had a lower TTL than IP_MINTTL demands", TTL),
-    row(
-        "TcpExt.IPReversePathFilter",
-        PerSecond(5.0),
-        "a packet came from a device that does not lead back to its source (net.ipv4.conf.*.rp_filter)",
-        REVERSE_PATH,
-    ),
-    row("TcpExt.TCPFastOpenListenOverflow", Nothing, "the queue of TCP Fast Open was full", FAST_OPEN),
-    row(
-        "TcpExt.TCPFastOpenActiveFail",
-        PerSecond(1.0),
-        "TCP Fast Open was refused or lost; the SYN was sent again without data",
-        FAST_OPEN,
-    ),
-    row(
-        "TcpExt.TCPSYNChallenge",
-        OfOpens(1),
-        "a SYN came for a connection that is open here, and got an ACK (RFC 5961): the client resets the connection, and sends its SYN again after a second",
-        FORGOTTEN,
-    ),
-    row("Tcp.InErrs", PerSecond(1.0), "a TCP packet was malformed or had a wrong checksum", DAMAGED),
-    row("Udp.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket", DATAGRAMS),
-    row("Udp6.RcvbufErrors", Nothing, "a datagram met a full receive queue of its socket", DATAGRAMS),
-    row(
-        "Udp.SndbufErrors",
-        PerSecond(1.0),
-        "a datagram was not sent: the send buffer or the queue of the device was full",
-        UNSENT_DATAGRAMS,
-    ),
-    row(
-        "Udp6.SndbufErrors",
-        PerSecond(1.0),
-        "a datagram was not sent: the send buffer or the queue of the device was full",
-        UNSENT_DATAGRAMS,
-    ),
-    row("Udp.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached", DATAGRAM_MEMORY),
-    row("Udp6.MemErrors", Nothing, "a datagram was dropped: net.ipv4.udp_mem was reached", DATAGRAM_MEMORY),
-    row("Udp.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum", DAMAGED),
-    row("Udp6.InCsumErrors", PerSecond(1.0), "a datagram had a wrong checksum", DAMAGED),
-    row(
-        "Udp.NoPorts",
-        PerSecond(50.0),
-        "a datagram came for a port without a socket; the sender gets ICMP port unreachable",
-        NO_SOCKET,
-    ),
-    row(
-        "Udp6.NoPorts",
-        PerSecond(50.0),
-        "a datagram came for a port without a socket; the sender gets ICMPv6 port unreachable",
-        NO_SOCKET,
-    ),
-    row("Ip.InHdrErrors", PerSecond(1.0), "an IP header was malformed, or its TTL was used up", HEADER),
-    row(
-        "Ip6.InHdrErrors",
-        PerSecond(1.0),
-        "an IPv6 header was malformed, or its hop limit was used up",
-        HEADER,
-    ),
-    row(
-        "Ip.InDiscards",
-        PerSecond(1.0),
-        "a packet was dropped before it was delivered: no memory",
-        DISCARDED,
-    ),
-    row(
-        "Ip6.InDiscards",
-        PerSecond(5.0),
-        "a packet was dropped before it was delivered: no memory, or a policy of IPsec",
-        DISCARDED,
-    ),
-    row(
-        "Ip.OutDiscards",
-        PerSecond(1.0),
-        "a packet was not sent: no memory, or a full queue of the device",
-        SEND,
-    ),
-    row(
-        "Ip6.OutDiscards",
-        PerSecond(5.0),
-        "a packet was not sent: no memory, or a full queue of the device",
-        SEND,
-    ),
-    row("Ip.InAddrErrors", PerSecond(5.0), NOT_OURS, ELSEWHERE),
-    row("Ip6.InAddrErrors", PerSecond(5.0), NOT_OURS, ELSEWHERE),
-    row("IpExt.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
-    row("Ip6.InNoRoutes", PerSecond(5.0), NOT_OURS, ELSEWHERE),
-    row(
-        "rt_cache.in_martian_dst",
-        PerSecond(1.0),
-        "a packet of another host came for 127.0.0.0/8 or 0.0.0.0/8 (ip_route_input_slow); counted for the whole host",
-        MARTIAN,
-    ),
-    row(
-        "Ip.OutNoRoutes",
-        PerSecond(5.0),
-        "no route led to the destination (`ip route get ADDRESS`)",
-        NO_ROUTE,
-    ),
+pub(crate) const COUNTERS: &[CounterRow] = rows! {
+    "TcpExt.ListenOverflows", Nothing, ACCEPT => "an accept queue was full (tcp_conn_request, tcp_v4_syn_recv_sock)";
+    "TcpExt.ListenDrops", Nothing, NO_LISTENER =>
+        "a listener dropped a SYN or a last ACK (tcp_listendrop): a full queue, no memory, or no route back";
+    "TcpExt.TCPReqQFullDrop", Nothing, SYN_QUEUE => "the SYN queue was full, and the SYN was dropped (tcp_syn_flood_action)";
+    "TcpExt.TCPReqQFullDoCookies", Nothing, SYN_QUEUE => "the SYN queue was full, and the SYN got a cookie";
+    "TcpExt.SyncookiesFailed", PerSecond(10.0), COOKIE =>
+        "an ACK had no valid SYN cookie: an old connection, a scan, or a cookie of another host behind the same address";
+    "TcpExt.TCPTimeWaitOverflow", Nothing, TIME_WAIT_LIMIT => "a connection skipped TIME_WAIT: net.ipv4.tcp_max_tw_buckets was reached";
+    "TcpExt.TCPMigrateReqFailure", Nothing, MIGRATION => "a connection of a closed listener could not be moved (inet_csk_listen_stop)";
+    "TcpExt.TCPAbortOnMemory", Nothing, MEMORY => "a connection was reset: too many orphans, or no memory for TCP (tcp_check_oom)";
+    "TcpExt.TCPMemoryPressures", Nothing, MEMORY => "TCP entered memory pressure: net.ipv4.tcp_mem, second value";
+    "TcpExt.TCPAbortOnTimeout", PerSecond(5.0), SILENT_PEER =>
+        "a connection ended because the peer did not answer (tcp_write_err): tcp_retries2, keepalive or TCP_USER_TIMEOUT";
+    "TcpExt.TCPAbortFailed", PerSecond(5.0), SEND => "a RST could not be sent: no memory, or no route";
+    "TcpExt.TCPBacklogDrop", PerSecond(5.0), BUSY_SOCKET =>
+        "a packet met a full backlog of its socket, while the process held the socket (tcp_add_backlog)";
+    "TcpExt.TCPRcvQDrop", PerSecond(1.0), UNREAD =>
+        "a packet met a full receive queue (tcp_data_queue): the process does not read, or TCP has no memory";
+    "TcpExt.TCPZeroWindowDrop", PerSecond(5.0), UNREAD => "a packet arrived although the window was closed: the process does not read";
+    "TcpExt.RcvPruned", PerSecond(1.0), UNREAD => "packets were thrown away because the receive buffer was full (tcp_prune_queue)";
+    "TcpExt.TCPOFODrop", PerSecond(5.0), UNREAD => "an out-of-order packet had no place in the receive buffer";
+    "TcpExt.PFMemallocDrop", Nothing, NO_MEMORY => "a packet was dropped because the host has no memory left but the reserve";
+    "TcpExt.TCPWqueueTooBig", PerSecond(1.0), SPLIT => "a send queue was too long to be split for a retransmission (tcp_fragment)";
+    "TcpExt.TCPRetransFail", PerSecond(5.0), SEND => "a packet could not be sent again: no route, a full queue of the device, or a firewall";
+    "TcpExt.TCPSynRetrans", OfOpens(10), NO_ANSWER =>
+        "a SYN or SYN-ACK was sent again: the peer or a firewall did not answer, or a listener dropped the packet";
+    "Tcp.AttemptFails", OfOpens(20), REFUSED => "a handshake ended without a connection: refused, reset, or not answered";
+    "TcpExt.PAWSActive", PerSecond(1.0), TIMESTAMPS => "a SYN-ACK had a wrong timestamp (PAWS): another host answers from the address";
+    "TcpExt.PAWSEstab", PerSecond(5.0), TIMESTAMPS =>
+        "a packet had an older timestamp than its predecessor (PAWS): several hosts behind one address, or reordering";
+    "TcpExt.TCPMD5NotFound", PerSecond(1.0), KEYS => "a packet had no MD5 signature, and the socket expects one (TCP_MD5SIG)";
+    "TcpExt.TCPMD5Unexpected", PerSecond(1.0), KEYS => "a packet had an MD5 signature, and the socket expects none";
+    "TcpExt.TCPMD5Failure", PerSecond(1.0), KEYS => "a packet had a wrong MD5 signature: the keys differ";
+    "TcpExt.TCPAOBad", PerSecond(1.0), KEYS => "a packet had a wrong TCP-AO signature: the keys differ";
+    "TcpExt.TCPAOKeyNotFound", PerSecond(1.0), KEYS => "a packet had a TCP-AO signature with a key that the socket has not";
+    "TcpExt.TCPAORequired", PerSecond(1.0), KEYS => "a packet had no TCP-AO signature, and the socket expects one";
+    "TcpExt.TCPMinTTLDrop", PerSecond(1.0), TTL => "a packet had a lower TTL than IP_MINTTL demands";
+    "TcpExt.IPReversePathFilter", PerSecond(5.0), REVERSE_PATH =>
+        "a packet came from a device that does not lead back to its source (net.ipv4.conf.*.rp_filter)";
+    "TcpExt.TCPFastOpenListenOverflow", Nothing, FAST_OPEN => "the queue of TCP Fast Open was full";
+    "TcpExt.TCPFastOpenActiveFail", PerSecond(1.0), FAST_OPEN => "TCP Fast Open was refused or lost; the SYN was sent again without data";
+    "TcpExt.TCPSYNChallenge", OfOpens(1), FORGOTTEN =>
+        "a SYN came for a connection that is open here, and got an ACK (RFC 5961): the client resets the connection, and sends its SYN again after a second";
+    "Tcp.InErrs", PerSecond(1.0), DAMAGED => "a TCP packet was malformed or had a wrong checksum";
+    "Udp.RcvbufErrors", Nothing, DATAGRAMS => "a datagram met a full receive queue of its socket";
+    "Udp6.RcvbufErrors", Nothing, DATAGRAMS => "a datagram met a full receive queue of its socket";
+    "Udp.SndbufErrors", PerSecond(1.0), UNSENT_DATAGRAMS => "a datagram was not sent: the send buffer or the queue of the device was full";
+    "Udp6.SndbufErrors", PerSecond(1.0), UNSENT_DATAGRAMS => "a datagram was not sent: the send buffer or the queue of the device was full";
+    "Udp.MemErrors", Nothing, DATAGRAM_MEMORY => "a datagram was dropped: net.ipv4.udp_mem was reached";
+    "Udp6.MemErrors", Nothing, DATAGRAM_MEMORY => "a datagram was dropped: net.ipv4.udp_mem was reached";
+    "Udp.InCsumErrors", PerSecond(1.0), DAMAGED => "a datagram had a wrong checksum";
+    "Udp6.InCsumErrors", PerSecond(1.0), DAMAGED => "a datagram had a wrong checksum";
+    "Udp.NoPorts", PerSecond(50.0), NO_SOCKET => "a datagram came for a port without a socket; the sender gets ICMP port unreachable";
+    "Udp6.NoPorts", PerSecond(50.0), NO_SOCKET => "a datagram came for a port without a socket; the sender gets ICMPv6 port unreachable";
+    "Ip.InHdrErrors", PerSecond(1.0), HEADER => "an IP header was malformed, or its TTL was used up";
+    "Ip6.InHdrErrors", PerSecond(1.0), HEADER => "an IPv6 header was malformed, or its hop limit was used up";
+    "Ip.InDiscards", PerSecond(1.0), DISCARDED => "a packet was dropped before it was delivered: no memory";
+    "Ip6.InDiscards", PerSecond(5.0), DISCARDED => "a packet was dropped before it was delivered: no memory, or a policy of IPsec";
+    "Ip.OutDiscards", PerSecond(1.0), SEND => "a packet was not sent: no memory, or a full queue of the device";
+    "Ip6.OutDiscards", PerSecond(5.0), SEND => "a packet was not sent: no memory, or a full queue of the device";
+    "Ip.InAddrErrors", PerSecond(5.0), ELSEWHERE => NOT_OURS;
+    "Ip6.InAddrErrors", PerSecond(5.0), ELSEWHERE => NOT_OURS;
+    "IpExt.InNoRoutes", PerSecond(5.0), ELSEWHERE => NOT_OURS;
+    "Ip6.InNoRoutes", PerSecond(5.0), ELSEWHERE => NOT_OURS;
+    "rt_cache.in_martian_dst", PerSecond(1.0), MARTIAN =>
+        "a packet of another host came for 127.0.0.0/8 or 0.0.0.0/8 (ip_route_input_slow); counted for the whole host";
+    "Ip.OutNoRoutes", PerSecond(5.0), NO_ROUTE => "no route led to the destination (`ip route get ADDRESS`)";
     // getaddrinfo(3) asks for a route to each IPv6 address that it sorts.
-    row(
-        "Ip6.OutNoRoutes",
-        PerSecond(50.0),
-        "no route led to the destination (`ip -6 route get ADDRESS`)",
-        NO_ROUTE,
-    ),
-    row(
-        "Ip.ReasmFails",
-        PerSecond(1.0),
-        "fragments could not be joined: one was lost, or net.ipv4.ipfrag_high_thresh was reached",
-        FRAGMENTS,
-    ),
-    row(
-        "Ip6.ReasmFails",
-        PerSecond(1.0),
-        "fragments could not be joined: one was lost, or net.ipv6.ip6frag_high_thresh was reached",
-        FRAGMENTS,
-    ),
-    row("Ip.FragFails", PerSecond(5.0), "a packet was larger than the MTU and must not be fragmented", MTU),
-    row("Ip6.FragFails", PerSecond(5.0), "a packet was larger than the MTU", MTU),
-    row("IpExt.InCsumErrors", PerSecond(1.0), "an IP header had a wrong checksum", DAMAGED),
-    row("IpExt.InTruncatedPkts", PerSecond(1.0), "a packet was shorter than its header says", DAMAGED),
-    row("arp_cache.table_fulls", Nothing, NO_NEIGHBOUR, NEIGHBOURS),
-    row("ndisc_cache.table_fulls", Nothing, NO_NEIGHBOUR, NEIGHBOURS),
-    row(
-        "softnet.dropped",
-        Nothing,
-        "a packet met a full queue of a processor (net.core.netdev_max_backlog); counted for the whole host",
-        PROCESSOR,
-    ),
-    row(
-        "softnet.flow_limit_count",
-        PerSecond(1.0),
-        "a processor dropped packets of its largest flow (net.core.flow_limit_cpu_bitmap); counted for the whole host",
-        PROCESSOR,
-    ),
-    row(
-        "conntrack.drop",
-        Nothing,
-        "connection tracking dropped a packet: a full table, no memory, or a collision",
-        TABLE,
-    ),
-    row(
-        "conntrack.early_drop",
-        Nothing,
-        "connection tracking evicted an entry because the table was full",
-        TABLE,
-    ),
-    row(
-        "conntrack.insert_failed",
-        Nothing,
-        "a new connection had the same tuple as another one: the packet was dropped",
-        COLLISION,
-    ),
-    row(
-        "conntrack.error",
-        PerSecond(5.0),
-        "connection tracking met an ICMP error that belongs to no connection",
-        STRAY,
-    ),
-    row("conntrack.chaintoolong", Nothing, "a chain of the hash table was too long for a new entry", CHAIN),
-];
+    "Ip6.OutNoRoutes", PerSecond(50.0), NO_ROUTE => "no route led to the destination (`ip -6 route get ADDRESS`)";
+    "Ip.ReasmFails", PerSecond(1.0), FRAGMENTS => "fragments could not be joined: one was lost, or net.ipv4.ipfrag_high_thresh was reached";
+    "Ip6.ReasmFails", PerSecond(1.0), FRAGMENTS => "fragments could not be joined: one was lost, or net.ipv6.ip6frag_high_thresh was reached";
+    "Ip.FragFails", PerSecond(5.0), MTU => "a packet was larger than the MTU and must not be fragmented";
+    "Ip6.FragFails", PerSecond(5.0), MTU => "a packet was larger than the MTU";
+    "IpExt.InCsumErrors", PerSecond(1.0), DAMAGED => "an IP header had a wrong checksum";
+    "IpExt.InTruncatedPkts", PerSecond(1.0), DAMAGED => "a packet was shorter than its header says";
+    "arp_cache.table_fulls", Nothing, NEIGHBOURS => NO_NEIGHBOUR;
+    "ndisc_cache.table_fulls", Nothing, NEIGHBOURS => NO_NEIGHBOUR;
+    "softnet.dropped", Nothing, PROCESSOR => "a packet met a full queue of a processor (net.core.netdev_max_backlog); counted for the whole host";
+    "softnet.flow_limit_count", PerSecond(1.0), PROCESSOR =>
+        "a processor dropped packets of its largest flow (net.core.flow_limit_cpu_bitmap); counted for the whole host";
+    "conntrack.drop", Nothing, TABLE => "connection tracking dropped a packet: a full table, no memory, or a collision";
+    "conntrack.early_drop", Nothing, TABLE => "connection tracking evicted an entry because the table was full";
+    "conntrack.insert_failed", Nothing, COLLISION => "a new connection had the same tuple as another one: the packet was dropped";
+    "conntrack.error", PerSecond(5.0), STRAY => "connection tracking met an ICMP error that belongs to no connection";
+    "conntrack.chaintoolong", Nothing, CHAIN => "a chain of the hash table was too long for a new entry";
+};
 
 /// Returns why a queueing discipline of this kind drops packets, and the next step.
 pub(crate) fn drops_of_qdisc(kind: &str) -> &'static Next {

@@ -15,9 +15,8 @@ use fourtuple_syscalls::socket::{self, Connect, Transport};
 use fourtuple_syscalls::{Endpoint, inherited, option};
 
 use crate::listen::error::ListenError;
-use crate::listen::group::{Inner, ListenerGroup};
+use crate::listen::group::{self, Inner, ListenerGroup, Listeners, SocketPath, TcpOptions, bind_path};
 use crate::listen::handoff::{self, HandoffQueue};
-use crate::listen::listeners::{self, Listeners, SocketPath, TcpOptions, bind_path};
 use crate::listen::policy::{self, AcceptPolicy, Family, Workers};
 use crate::listen::recycle::Recycle;
 use crate::listen::seats::Seats;
@@ -291,15 +290,15 @@ impl ListenerGroupBuilder {
         }
         // With SO_REUSEPORT from the start, another server of the same user could silently take a share of the connections.
         // So the first bind(2) is exclusive.
-        let first = listeners::bind(&self.endpoint, self.tcp, false, nonblocking)?;
+        let first = group::bind(&self.endpoint, self.tcp, false, nonblocking)?;
         if policy.has_listener_each() {
-            let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
-            let listener = listeners::reserve(&first, &endpoint, self.tcp, backlog)?;
+            let endpoint = group::local_endpoint(&first, &self.endpoint)?;
+            let listener = group::reserve(&first, &endpoint, self.tcp, backlog)?;
             handoff.offer_listener(listener.as_fd(), handoff::deadline()).map_err(failed("sendmsg()"))?;
             return Ok((Listeners::PerWorker { _holder: Some(first) }, endpoint, None));
         }
         socket::listen(first.as_fd(), backlog).map_err(failed("listen()"))?;
-        let endpoint = listeners::local_endpoint(&first, &self.endpoint)?;
+        let endpoint = group::local_endpoint(&first, &self.endpoint)?;
         Ok((Listeners::Shared(Arc::new(first)), endpoint, None))
     }
 

@@ -11,8 +11,8 @@ use fourtuple_syscalls::{option, socket};
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
+use crate::listen::group::Listeners;
 use crate::listen::handoff::Arrival;
-use crate::listen::listeners::Listeners;
 use crate::listen::seats::Count;
 use crate::listen::wait::{AcceptOutcome, Preparation, Released, Seat, SharedState, Wait};
 

@@ -14,7 +14,7 @@ use fourtuple_syscalls::socket;
 
 use crate::listen::connection::Connection;
 use crate::listen::error::ListenError;
-use crate::listen::listeners::Listeners;
+use crate::listen::group::Listeners;
 use crate::listen::seats::Count;
 use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Released, Seat, SharedState, Wait};
 

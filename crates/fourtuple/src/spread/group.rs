@@ -8,10 +8,9 @@ use fourtuple_syscalls::option::{self, Answer, Instruction};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, membarrier};
 
-use crate::spread::control::{self, By, ControlFilter};
-use crate::spread::error::UdpGroupError;
+use crate::spread::UdpGroupError;
 use crate::spread::programs::Programs;
-use crate::spread::selector::{DeviceName, Selector, SlotRule};
+use crate::spread::selector::{self, By, ControlFilter, DeviceName, Selector, SlotRule};
 
 /// Maximum number of sockets of a group.
 pub(super) const MAX_MEMBERS: usize = 1024;
@@ -162,8 +161,8 @@ impl UdpGroup {
         if !(1..=MAX_MEMBERS).contains(&members) {
             return Err(UdpGroupError::Members { members });
         }
-        let selector = selector(spread, filter)?;
-        let programs = match &selector {
+        let chooser = chooser(spread, filter)?;
+        let programs = match &chooser {
             Chooser::Table(rule) => Some(Programs::load(*spread, Some(*rule), filter)?),
             _ if spread.needs_bpf() => Some(Programs::load(*spread, None, None)?),
             _ => None,
@@ -178,11 +177,11 @@ impl UdpGroup {
             live: None,
             link: None,
         };
-        let has_table = matches!(selector, Chooser::Table(_));
+        let has_table = matches!(chooser, Chooser::Table(_));
         for seat in 0..members {
             let member = group.open_member()?;
             if seat == 0 {
-                group.attach(&member, &selector, members, filter)?;
+                group.attach(&member, &chooser, members, filter)?;
             }
             group.bind(&member)?;
             if let (true, Some(programs)) = (has_table, &group.programs) {
@@ -202,7 +201,7 @@ impl UdpGroup {
         }
         // The control socket is bound last: before members have their slots, the kernel's hash would give it data.
         if let Some(filter) = filter {
-            let control = group.filtered_socket(&control::only_control(filter))?;
+            let control = group.filtered_socket(&selector::only_control(filter))?;
             group.bind(&control)?;
             if let (true, Some(programs)) = (has_table, &group.programs) {
                 programs.seat_control(control.as_fd())?;
@@ -244,7 +243,7 @@ impl UdpGroup {
 
     fn open_member(&self) -> Result<OwnedFd, UdpGroupError> {
         match &self.filter {
-            Some(filter) => self.filtered_socket(&control::without_control(filter)),
+            Some(filter) => self.filtered_socket(&selector::without_control(filter)),
             None => self.socket(),
         }
     }
@@ -275,21 +274,21 @@ impl UdpGroup {
     fn attach(
         &self,
         first: &OwnedFd,
-        selector: &Chooser,
+        chooser: &Chooser,
         members: usize,
         filter: Option<&ControlFilter>,
     ) -> Result<(), UdpGroupError> {
-        if matches!(selector, Chooser::Kernel) {
+        if matches!(chooser, Chooser::Kernel) {
             return Ok(());
         }
         self.set_reuse_port(first)?;
-        let by = match (selector, &self.programs) {
+        let by = match (chooser, &self.programs) {
             (Chooser::Table(_), Some(programs)) => return programs.attach(first.as_fd()),
             (Chooser::Classic(by), _) => *by,
             _ => return Ok(()),
         };
         const CALL: &str = "setsockopt(SO_ATTACH_REUSEPORT_CBPF)";
-        let program = control::program(by, members as u32, filter);
+        let program = selector::program(by, members as u32, filter);
         match option::attach_group_selector(first.as_fd(), &program).map_err(self.failure(CALL))? {
             Answer::Done => Ok(()),
             Answer::Absent => Err(UdpGroupError::Absent {
@@ -535,7 +534,7 @@ impl UdpGroup {
 }
 
 /// Returns the mechanism for a selector and filter, or the reason why there is none.
-fn selector(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser, UdpGroupError> {
+fn chooser(spread: &Selector, filter: Option<&ControlFilter>) -> Result<Chooser, UdpGroupError> {
     let spread = *spread;
     if let Some(why) = spread.fault() {
         return Err(UdpGroupError::Impossible { selector: spread, why });

@@ -14,11 +14,9 @@ mod built {
         BpfError, Chooser, Control, Counted, CpuMap, GroupMap, Mode, ModeRequest, SourcePort,
     };
 
-    use crate::spread::control::ControlFilter;
-    use crate::spread::error::UdpGroupError;
+    use crate::spread::UdpGroupError;
     use crate::spread::group::XdpReport;
-    use crate::spread::selector::FlowKey;
-    use crate::spread::selector::{CpuOrder, Selector, SlotRule};
+    use crate::spread::selector::{ControlFilter, CpuOrder, FlowKey, Selector, SlotRule};
 
     /// The eBPF programs of a group.
     #[derive(Debug)]
@@ -183,10 +181,9 @@ mod not_built {
     use std::net::SocketAddr;
     use std::os::fd::BorrowedFd;
 
-    use crate::spread::control::ControlFilter;
-    use crate::spread::error::UdpGroupError;
+    use crate::spread::UdpGroupError;
     use crate::spread::group::XdpReport;
-    use crate::spread::selector::{Selector, SlotRule};
+    use crate::spread::selector::{ControlFilter, Selector, SlotRule};
 
     /// The eBPF programs of a group, which this build lacks.
     #[derive(Debug)]

@@ -13,10 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{self, Instant};
 
-use crate::blocking_thread;
 use crate::dial::dialer::{DialReport, Dialer};
-use crate::dial::dialers::Dialers;
 use crate::dial::error::{BuildError, DialError};
+use crate::dial::tokio::Dialers;
+use crate::on_blocking_thread;
 
 /// Opens connections to host names on tokio: resolves the name, and connects to its addresses by Happy Eyeballs (RFC 8305), each
 /// from a free port that the [`Dialer`](super::Dialer) of the address finds.
@@ -205,7 +205,7 @@ impl fmt::Debug for Connector {
         formatter
             .debug_struct("Connector")
             .field("dialers", &self.dialers)
-            .field("resolver", &Opaque)
+            .field("resolver", &format_args!(".."))
             .field("timeout", &self.timeout)
             .field("attempt_delay", &self.attempt_delay)
             .field("nodelay", &self.nodelay)
@@ -507,17 +507,8 @@ impl Resolve for SystemResolver {
                 return Ok(vec![SocketAddr::new(address, port)]);
             }
             let host = host.to_owned();
-            blocking_thread::run(move || Ok((host, port).to_socket_addrs()?.collect())).await?
+            on_blocking_thread(move || Ok((host, port).to_socket_addrs()?.collect())).await?
         })
-    }
-}
-
-/// Displays a resolver in `Debug` output, because functions have no `Debug`.
-pub(super) struct Opaque;
-
-impl fmt::Debug for Opaque {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("..")
     }
 }
 

@@ -17,8 +17,6 @@ mod builder;
 #[cfg(feature = "tokio")]
 mod connector;
 mod dialer;
-#[cfg(feature = "tokio")]
-mod dialers;
 mod error;
 mod ledger;
 pub mod strategy;
@@ -34,8 +32,8 @@ pub use connector::{
     ConnectError, Connector, ConnectorBuilder, DialedStream, Resolve, Resolving, SystemResolver,
 };
 pub use dialer::{DialReport, Dialer, GuardedStream};
-#[cfg(feature = "tokio")]
-pub use dialers::Dialers;
 pub use error::{BuildError, Census, DialError, Uncounted, Unseen};
 pub use strategy::{Step, Strategy};
+#[cfg(feature = "tokio")]
+pub use tokio::Dialers;
 pub use udp::{Sharing, UdpDialer};

@@ -23,6 +23,8 @@ use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::{self, HandoffConnection};
 use crate::listen::policy::Family;
 use crate::listen::seats::Phase;
+#[cfg(feature = "tokio")]
+use crate::on_blocking_thread;
 
 /// The interval at which a drain counts the remaining connections.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -401,7 +403,7 @@ impl ListenerGroup {
         work: impl FnOnce(&ListenerGroup) -> Result<T, ListenError> + Send + 'static,
     ) -> Result<T, ListenError> {
         let group = self.clone();
-        let done = crate::blocking_thread::run(move || work(&group)).await;
+        let done = on_blocking_thread(move || work(&group)).await;
         done.unwrap_or_else(|error| Err(self.failed("spawn_blocking()")(error)))
     }
 }

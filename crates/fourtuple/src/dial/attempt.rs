@@ -24,9 +24,9 @@ use fourtuple_syscalls::{fork, is_of_source, resource};
 use crate::capabilities::LocalPortRange;
 use crate::dial::builder::bind_address;
 use crate::dial::dialer::{DialReport, Dialer};
-use crate::dial::error::{DialError, Uncounted};
 use crate::dial::ledger::{Failure, PortLedger};
 use crate::dial::strategy::{Step, Strategy};
+use crate::dial::{DialError, Uncounted};
 use crate::ports::{PortRange, Random};
 
 /// Ports that one dial takes from the ledger before it follows the strategy: two, because another process may hold the first.

@@ -9,9 +9,9 @@ use ipnet::IpNet;
 
 use crate::capabilities::{self, LocalPortRange};
 use crate::dial::dialer::Dialer;
-use crate::dial::error::{BuildError, Counter, SOCK_DIAG, Unseen};
 use crate::dial::ledger::PortLedger;
 use crate::dial::strategy::Strategy;
+use crate::dial::{BuildError, Counter, SOCK_DIAG, Unseen};
 use crate::ports::{PortRange, PortSet};
 
 /// The strategy of a dialer, and how it was chosen.

@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::time::{self, Instant};
 
 use crate::dial::dialer::{DialReport, Dialer};
-use crate::dial::error::{BuildError, DialError};
 use crate::dial::tokio::Dialers;
+use crate::dial::{BuildError, DialError};
 use crate::on_blocking_thread;
 
 /// Opens connections to host names on tokio: resolves the name, and connects to its addresses by Happy Eyeballs (RFC 8305), each

@@ -14,9 +14,9 @@ use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::SourcePool;
 use crate::dial::builder::{DialerBuilder, StrategyChoice};
-use crate::dial::error::{Counter, DialError};
 use crate::dial::ledger::PortLedger;
 use crate::dial::strategy::Strategy;
+use crate::dial::{Counter, DialError};
 use crate::ports::{PortRange, PortSet};
 
 /// Opens TCP connections to one destination.

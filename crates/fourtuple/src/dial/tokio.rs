@@ -20,8 +20,8 @@ use crate::capabilities::ProbeError;
 use crate::dial::attempt::{Attempt, Retry};
 use crate::dial::builder::DialerBuilder;
 use crate::dial::dialer::{self, DialReport, Dialer};
-use crate::dial::error::{BuildError, DialError, Uncounted, Unseen};
 use crate::dial::udp::UdpDialer;
+use crate::dial::{BuildError, DialError, Uncounted, Unseen};
 use crate::on_blocking_thread;
 
 const SPAWN: &str = "spawn_blocking";

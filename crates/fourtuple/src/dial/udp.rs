@@ -12,8 +12,8 @@ use crate::capabilities;
 use crate::dial::attempt;
 use crate::dial::builder::{SourcePool, bind_address};
 use crate::dial::dialer::{self, DialReport};
-use crate::dial::error::{BuildError, Counter, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::dial::strategy::Strategy;
+use crate::dial::{BuildError, Counter, DialError, SOCK_DIAG, Uncounted, Unseen};
 use crate::ports::{PortRange, PortSet};
 
 /// Whether a connected UDP socket shares its port with sockets to other destinations.

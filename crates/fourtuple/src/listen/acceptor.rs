@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::event_fd::EventFd;
 
+use crate::listen::ListenError;
 use crate::listen::connection::{Connection, OpenGuard};
-use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff;
 use crate::listen::policy::open_waiter;

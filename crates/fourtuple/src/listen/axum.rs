@@ -19,8 +19,8 @@ use axum::serve::{IncomingStream, Listener};
 use tokio::time;
 use tower_service::Service;
 
+use crate::listen::ListenError;
 use crate::listen::async_connection::{AsyncConnection, ConnectionHandle, StreamAddr};
-use crate::listen::error::ListenError;
 use crate::listen::tokio::{AsyncAcceptor, OnError, Session};
 
 /// Pause after an accept() that failed. The trait cannot return the error.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::socket::{self, Connect, Transport};
 use fourtuple_syscalls::{Endpoint, inherited, option};
 
-use crate::listen::error::ListenError;
+use crate::listen::ListenError;
 use crate::listen::group::{self, Inner, ListenerGroup, Listeners, SocketPath, TcpOptions, bind_path};
 use crate::listen::handoff::{self, HandoffQueue};
 use crate::listen::policy::{self, AcceptPolicy, Family, Workers};

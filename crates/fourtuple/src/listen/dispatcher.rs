@@ -15,8 +15,8 @@ use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::{self, AcceptFailure};
 use fourtuple_syscalls::{Errno, message};
 
+use crate::listen::ListenError;
 use crate::listen::acceptor::AcceptWaker;
-use crate::listen::error::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
 use crate::listen::policy::AcceptPolicy;

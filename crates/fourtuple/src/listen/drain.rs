@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::socket::AcceptFailure;
 use fourtuple_syscalls::{Errno, option, sock_diag, socket};
 
-use crate::listen::error::ListenError;
+use crate::listen::ListenError;
 use crate::listen::group::ListenerGroup;
 use crate::listen::handoff::{self, HandoffConnection};
 use crate::listen::policy::Family;

@@ -18,7 +18,7 @@ use fourtuple_syscalls::fork::{self, End, Process};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 
-use crate::listen::error::ListenError;
+use crate::listen::ListenError;
 use crate::listen::handoff::HandoffQueue;
 use crate::listen::policy::{AcceptPolicy, Family, PolicyChoice, Workers};
 use crate::listen::recycle::{BreakEven, Recycle};

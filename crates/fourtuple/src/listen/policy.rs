@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use fourtuple_syscalls::Endpoint;
 
-use crate::listen::error::ListenError;
+use crate::listen::ListenError;
 use crate::listen::wait::{
     Preparation, Seat, SharedState, Wait, blocking, dispatcher, least_busy, pool, shared_oneshot,
     uring_oneshot,

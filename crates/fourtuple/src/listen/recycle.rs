@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::listen::error::ListenError;
+use crate::listen::ListenError;
 use crate::sync::{AtomicU64, Ordering};
 
 /// When the server closes a kept connection.

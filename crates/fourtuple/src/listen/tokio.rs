@@ -20,10 +20,10 @@ use fourtuple_syscalls::epoll;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
 
+use crate::listen::ListenError;
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
 use crate::listen::async_connection::{AsyncConnection, Stream, Turn};
 use crate::listen::connection::{Connection, OpenGuard, chance};
-use crate::listen::error::ListenError;
 use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::policy::Family;
 use crate::listen::recycle::Recycle;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::{option, socket};
 
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
-use crate::listen::error::ListenError;
 use crate::listen::group::Listeners;
 use crate::listen::handoff::Arrival;
 use crate::listen::seats::Count;

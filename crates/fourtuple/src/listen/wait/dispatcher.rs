@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::{Errno, message};
 
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
 use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
-use crate::listen::error::ListenError;
 use crate::listen::handoff::{self, HandoffConnection, ROOM};
 use crate::listen::seats::Count;
 use crate::listen::wait::{Idle, Preparation, Released, Seat, SharedState, Wait, sooner};

@@ -12,8 +12,8 @@ use fourtuple_bpf::{BpfError, Leaks, LeastBusy};
 use fourtuple_syscalls::epoll::Interest;
 use fourtuple_syscalls::option;
 
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
-use crate::listen::error::ListenError;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
 use crate::listen::wait::pool::{ListenerInterest, Pool};

@@ -10,9 +10,9 @@ use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::{self, AcceptFailure};
 use fourtuple_syscalls::{Endpoint, Errno, epoll};
 
+use crate::listen::ListenError;
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::dispatcher::WorkerChannels;
-use crate::listen::error::ListenError;
 use crate::listen::group::{ListenerGroup, Listeners};
 use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
@@ -33,7 +33,7 @@ pub(crate) mod uring_oneshot;
 macro_rules! absent {
     ($module:ident, $policy:ident, $feature:literal) => {
         pub(crate) mod $module {
-            use crate::listen::error::ListenError;
+            use crate::listen::ListenError;
             use crate::listen::policy::AcceptPolicy;
             use crate::listen::wait::{Preparation, SharedState};
             use crate::listen::wait::{Seat, Wait};

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
 use fourtuple_syscalls::{option, socket};
 
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
-use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::socket;
 
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
-use crate::listen::error::ListenError;
 use crate::listen::group::Listeners;
 use crate::listen::seats::Count;
 use crate::listen::wait::{AcceptOutcome, Idle, Preparation, Released, Seat, SharedState, Wait};

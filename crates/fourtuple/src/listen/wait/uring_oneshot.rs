@@ -14,8 +14,8 @@ use fourtuple_syscalls::accept_ring::{AcceptRing, Outcome};
 use fourtuple_syscalls::{Endpoint, Errno, socket};
 
 use crate::errors::is_temporary;
+use crate::listen::ListenError;
 use crate::listen::connection::Connection;
-use crate::listen::error::ListenError;
 use crate::listen::handoff::Arrival;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;

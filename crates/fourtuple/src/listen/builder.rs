@@ -15,10 +15,10 @@ use fourtuple_syscalls::socket::{self, Connect, Transport};
 use fourtuple_syscalls::{Endpoint, inherited, option};
 
 use crate::listen::ListenError;
+use crate::listen::connection::Recycle;
 use crate::listen::group::{self, Inner, ListenerGroup, Listeners, SocketPath, TcpOptions, bind_path};
 use crate::listen::handoff::{self, HandoffQueue};
 use crate::listen::policy::{self, AcceptPolicy, Family, Workers};
-use crate::listen::recycle::Recycle;
 use crate::listen::seats::Seats;
 use crate::listen::wait::Preparation;
 

@@ -19,9 +19,9 @@ use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 
 use crate::listen::ListenError;
+use crate::listen::connection::{BreakEven, Recycle};
 use crate::listen::handoff::HandoffQueue;
 use crate::listen::policy::{AcceptPolicy, Family, PolicyChoice, Workers};
-use crate::listen::recycle::{BreakEven, Recycle};
 use crate::listen::seats::{Phase, SeatStats, Seats};
 use crate::listen::wait::SharedState;
 

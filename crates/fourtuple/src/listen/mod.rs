@@ -36,7 +36,6 @@ mod drain;
 mod group;
 mod handoff;
 mod policy;
-mod recycle;
 mod seats;
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -48,13 +47,12 @@ pub use async_connection::{AsyncConnection, ConnectionHandle, StreamAddr};
 #[cfg(feature = "axum")]
 pub use axum::{ByRequest, by_request};
 pub use builder::ListenerGroupBuilder;
-pub use connection::{Connection, OpenGuard};
+pub use connection::{BreakEven, Connection, OpenGuard, Recycle};
 pub use dispatcher::{Dispatcher, DispatcherStats};
 pub use drain::DrainReport;
 pub use fourtuple_syscalls::{Endpoint, EndpointParseError};
 pub use group::{ListenerGroup, SocketPath, WorkerProcess, bind_path};
 pub use policy::{AcceptPolicy, AcceptPolicyError, Family, PolicyChoice, UnknownFamily, Workers};
-pub use recycle::{BreakEven, Recycle};
 pub use seats::SeatStats;
 #[cfg(feature = "tokio")]
 pub use tokio::{AsyncAcceptor, Incoming};

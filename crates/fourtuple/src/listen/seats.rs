@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::listen::recycle::Comparison;
+use crate::listen::connection::Comparison;
 use crate::sync::{AtomicU64, Counters, Ordering};
 
 /// The counters of one seat, padded to four cache lines so that workers do not share a cache line.

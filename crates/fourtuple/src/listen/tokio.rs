@@ -23,10 +23,9 @@ use tokio::task::yield_now;
 use crate::listen::ListenError;
 use crate::listen::acceptor::{AcceptWaker, Acceptor, LeaveReport};
 use crate::listen::async_connection::{AsyncConnection, Stream, Turn};
-use crate::listen::connection::{Connection, OpenGuard, chance};
+use crate::listen::connection::{Connection, OpenGuard, Recycle, chance};
 use crate::listen::group::{Inner, ListenerGroup};
 use crate::listen::policy::Family;
-use crate::listen::recycle::Recycle;
 use crate::listen::seats::{Count, Phase};
 
 /// The acceptor of one worker of a group, for a task of its tokio runtime: usually a current-thread runtime in each of several threads,

@@ -57,8 +57,7 @@ const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
     // Operations of io_uring that 6.1 lacks; those that are probed before use have tests in other crates.
     ("fourtuple_syscalls-unit", "ring::"),
     ("library", "errors::"),
-    ("library", "ports::"),
-    ("library", "vectors::"),
+    ("library", "strategies::steps_equal_the_vectors_of_all_languages"),
     ("run", "a_program_cannot_truncate_the_counters"),
     ("run", "bound_sockets_left_alone_are_reported_at_once"),
     ("run", "bad_values_and_programs_are_refused_in_one_line"),

@@ -23,13 +23,10 @@ use tracing::{Event, Metadata, Subscriber};
 mod accept_axum;
 mod accept_tokio;
 mod connector;
-mod errnos;
-mod ports;
-mod sources;
+mod failures;
 mod strategies;
 mod traps;
 mod udp;
-mod vectors;
 
 /// Collects the fields of events as text.
 #[derive(Clone, Default)]

@@ -12,8 +12,7 @@ use fourtuple_syscalls::datagram::Batch;
 
 #[cfg(feature = "bpf")]
 mod bpf;
-mod control;
-mod wire;
+mod selectors;
 
 /// A time limit for the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);

@@ -20,8 +20,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing::{Event, Metadata, Subscriber};
 
-mod accept_axum;
-mod accept_tokio;
+mod acceptor;
 mod connector;
 mod failures;
 mod strategies;

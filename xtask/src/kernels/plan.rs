@@ -36,8 +36,7 @@ const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "flame", "truth", "surro
 
 /// Tests that show on another architecture what they show on this one, and take minutes in emulation. The tests of the other crates run
 /// every BPF program and system call that they use.
-const TESTS_OF_ANY_ARCHITECTURE: &[&str] =
-    &["allocations", "child_process", "interrupted", "listen", "signal_storm", "spread"];
+const TESTS_OF_ANY_ARCHITECTURE: &[&str] = &["listen", "own_process", "signals", "spread"];
 
 /// Single tests that take a processor, by program: a worker that shares an emulated processor with its client makes the client wait, and
 /// some tests run hundreds of processes.

@@ -1,7 +1,12 @@
-//! A dial allocates no memory, with any strategy and any result. The binary has no other test, because its allocator is global.
+//! A dial allocates no memory, with any strategy and any result: the allocator of this program counts. Child processes draw other ports than
+//! each other. The binary has no other tests, and these run in turn: until exec() a child has copies of the sockets of all tests, which then
+//! stay open.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
@@ -12,6 +17,9 @@ use fourtuple_testing::{in_namespace, listener, set_sysctl};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Held by the test that runs.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const DIALS: u64 = 50;
 
@@ -27,6 +35,7 @@ fn allocations_of(mut act: impl FnMut()) -> u64 {
 
 #[test]
 fn a_dial_allocates_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     in_namespace(|| {
         assert!(allocations_of(|| drop(std::hint::black_box(Box::new(1)))) >= DIALS, "the count counts");
         // Slightly fewer ports than each strategy dials, so that the ledger is cleared and windows become full.
@@ -109,4 +118,35 @@ fn failures_allocate_nothing() {
     let _held: Vec<_> = std::iter::from_fn(|| dialer.dial().ok()).collect();
     let exhausted = || assert!(matches!(dialer.dial(), Err(DialError::PortsExhausted { .. })));
     assert_eq!(allocations_of(exhausted), 0, "no port left");
+}
+
+#[test]
+fn trap_11_a_child_process_draws_other_ports() {
+    // The child process runs this test again and only prints the ports that it draws.
+    const CHILD: &str = "FOURTUPLE_TEST_DRAWS";
+    if std::env::var_os(CHILD).is_some() {
+        let dialer = |port: u16| {
+            let destination = SocketAddr::from(([127, 0, 0, 1], port));
+            Dialer::builder(destination).strategy(Strategy::SELECT_TEST_REPEAT).build().unwrap()
+        };
+        let (_listener, destination) = listener("127.0.0.1", 64);
+        let drawn: Vec<u16> =
+            (0..8).map(|_| dialer(destination.port()).dial().unwrap().1.source.port()).collect();
+        println!("drawn {drawn:?}");
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_namespace(|| {
+        let draw = || {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "trap_11_a_child_process_draws_other_ports", "--nocapture"])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            text.lines().find(|line| line.starts_with("drawn")).expect(&text).to_owned()
+        };
+        let draws: HashSet<String> = (0..4).map(|_| draw()).collect();
+        assert_eq!(draws.len(), 4, "children that draw alike collide on every port: {draws:?}");
+    });
 }

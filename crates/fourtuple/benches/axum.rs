@@ -7,7 +7,7 @@
 //! share, and one for each runtime (SO_REUSEPORT). `AsyncAcceptor` places connections, and with `by_request` requests.
 #![forbid(unsafe_code)]
 
-mod summary;
+mod measurement;
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ use axum::routing::get;
 use fourtuple::listen::{AcceptPolicy, AsyncAcceptor, ListenerGroupBuilder, Workers, by_request};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use summary::{load, quartiles};
+use measurement::{load, quartiles};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 

@@ -1,23 +1,34 @@
-//! Measures the cost of a [`Dialer`] beyond its system calls: dials with it and bare calls, in one network namespace, on loopback.
+//! Measures the costs of a [`Dialer`] in a network namespace of its own, on loopback.
 //!
-//! `cargo bench -p fourtuple --bench dial`
+//! - `cargo bench -p fourtuple --bench dial`: the cost beyond its system calls: dials with it and bare calls. The time of a dial covers the
+//!   calls from socket() to getsockname(), and [`Dialer::release`] if the dialer keeps a ledger. It excludes accept() and close().
+//! - `cargo bench -p fourtuple --bench dial -- connect`: the cost of a connect on tokio. Needs root.
+//! - `cargo bench -p fourtuple --bench dial -- build`: the time of a build. Needs root.
 //!
-//! The time of a dial covers the calls from socket() to getsockname(), and [`Dialer::release`] if the dialer keeps a ledger. It
-//! excludes accept() and close(). Both sides of a comparison close with RST, unlike applications, so that the ports do not run
-//! out in TIME_WAIT.
+//! Rounds of dials alternate in the order A B B A. Both sides of a comparison close with RST, unlike applications, so that the ports do not
+//! run out in TIME_WAIT.
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::hint::black_box;
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
+use std::{env, fs, io};
 
-use fourtuple::dial::{Dialer, SourcePool, Strategy};
+use fourtuple::dial::{Connector, Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;
 use fourtuple_record::measure::median_interval;
+use fourtuple_syscalls::allocator::{CountingAllocator, allocations};
 use fourtuple_syscalls::socket::{self, Progress, Transport};
-use fourtuple_syscalls::{netns, option};
+use fourtuple_syscalls::{netns, option, resource};
+use measurement::{hold, load, quartiles};
+use tokio::net::TcpStream as TokioStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time;
+
+mod measurement;
 
 /// Number of connections that stay open until they are accepted and closed outside of the measured time.
 const HELD: usize = 50;
@@ -240,12 +251,199 @@ fn enter_namespace() -> io::Result<()> {
     }
 }
 
-fn main() {
+fn overheads() -> Result<(), Box<dyn Error>> {
     if let Err(error) = enter_namespace() {
         println!("nothing measured: no network namespace to be had: {error}");
-        return;
+        return Ok(());
     }
-    let (mut server, destination) = Server::listen().expect("a listener in an empty namespace");
+    let (mut server, destination) = Server::listen()?;
     println!("{BLOCKS} blocks of A B B A, {HELD} dials a letter: median and its 95% interval");
     pairs(destination).iter_mut().for_each(|pair| overhead(&mut server, pair));
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // cargo adds `--bench`.
+    match env::args().skip(1).find(|argument| !argument.starts_with("--")).as_deref() {
+        None => overheads(),
+        Some("connect") => connects(),
+        Some("build") => builds(),
+        Some(other) => Err(format!("{other:?}: expected connect, build, or nothing").into()),
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// The kernel's default range.
+const LOW: u16 = 32_768;
+const HIGH: u16 = 60_999;
+const CONNECT_BLOCKS: usize = 400;
+/// The default of a connector.
+const LIMIT: Duration = Duration::from_secs(10);
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn AsFd>, Box<dyn Error>>>>>;
+
+/// A way to connect. The boxes of the future and of the stream are an allocation each, in every way.
+struct Side {
+    name: &'static str,
+    connect: Box<dyn Fn() -> Connecting>,
+    /// The dialer whose ports are released after each round, as if the server had closed first.
+    dialer: Option<&'static Dialer>,
+}
+
+/// The costs of one side.
+#[derive(Clone, Copy, Default)]
+struct Costs {
+    clock: Duration,
+    cpu: Duration,
+    allocations: u64,
+}
+
+/// Measures the cost of a connect on tokio beyond `tokio::net::TcpStream::connect`, while 20% of the ports to the destination are in use. The time
+/// excludes accept() and close().
+fn connects() -> Result<(), Box<dyn Error>> {
+    netns::enter_new()?;
+    let listener = TcpListener::bind("127.0.0.1:4000")?;
+    let address = listener.local_addr()?;
+    let held = hold((LOW..=HIGH).step_by(5), &listener)?;
+    println!("{} sockets hold 20% of the ports {LOW} to {HIGH} to {address}", held.len());
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let connector: &'static Connector = Box::leak(Box::new(Connector::new()));
+    let dialer: &'static Dialer = Box::leak(Box::new(runtime.block_on(connector.dialers().get(address))?));
+    let plain = || {
+        let connect = move || -> Connecting {
+            Box::pin(async move { Ok(Box::new(TokioStream::connect(address).await?) as Box<dyn AsFd>) })
+        };
+        Side { name: "TcpStream::connect", connect: Box::new(connect), dialer: None }
+    };
+    // What a connector does besides: a time limit, and TCP_NODELAY.
+    let limited = || {
+        let connect = move || -> Connecting {
+            Box::pin(async move {
+                let stream = time::timeout(LIMIT, TokioStream::connect(address)).await??;
+                stream.set_nodelay(true)?;
+                Ok(Box::new(stream) as Box<dyn AsFd>)
+            })
+        };
+        Side { name: "timeout(TcpStream::connect), set_nodelay", connect: Box::new(connect), dialer: None }
+    };
+    let dial = move || -> Connecting {
+        Box::pin(async move { Ok(Box::new(dialer.dial_tokio().await?.0) as Box<dyn AsFd>) })
+    };
+    let dialed = Side { name: "dial_tokio", connect: Box::new(dial), dialer: Some(dialer) };
+    let connect = move || -> Connecting {
+        Box::pin(async move { Ok(Box::new(connector.connect_to(address).await?) as Box<dyn AsFd>) })
+    };
+    let connected = Side { name: "Connector::connect_to", connect: Box::new(connect), dialer: Some(dialer) };
+    for (side, reference) in [(dialed, plain()), (connected, limited()), (plain(), plain())] {
+        compare(&runtime, &listener, &side, &reference)?;
+    }
+    println!("load average {}", load());
+    Ok(())
+}
+
+fn compare(
+    runtime: &Runtime,
+    listener: &TcpListener,
+    side: &Side,
+    reference: &Side,
+) -> Result<(), Box<dyn Error>> {
+    let mut ratios = [Vec::with_capacity(CONNECT_BLOCKS), Vec::with_capacity(CONNECT_BLOCKS)];
+    let mut micros = Vec::with_capacity(CONNECT_BLOCKS);
+    let mut allocated = [0; 2];
+    // The first twentieth of the blocks is warm-up.
+    for block in 0..CONNECT_BLOCKS + CONNECT_BLOCKS / 20 {
+        let mut costs = [Costs::default(); 2];
+        for turn in [0, 1, 1, 0] {
+            // Every second block is B A A B, because the side in the middle has an advantage.
+            let index = turn ^ (block % 2);
+            let cost = round(runtime, listener, if index == 0 { side } else { reference })?;
+            costs[index].clock += cost.clock;
+            costs[index].cpu += cost.cpu;
+            costs[index].allocations += cost.allocations;
+        }
+        if block >= CONNECT_BLOCKS / 20 {
+            let [ours, theirs] = costs;
+            ratios[0].push(ours.clock.as_secs_f64() / theirs.clock.as_secs_f64());
+            ratios[1].push(ours.cpu.as_secs_f64() / theirs.cpu.as_secs_f64());
+            micros.push(theirs.clock.as_secs_f64() * 1e6 / (2 * HELD) as f64);
+            allocated[0] += ours.allocations;
+            allocated[1] += theirs.allocations;
+        }
+    }
+    let [clock, cpu] = ratios.map(|ratios| quartiles(&ratios));
+    let [ours, theirs] = allocated.map(|count| count as f64 / (CONNECT_BLOCKS * 2 * HELD) as f64);
+    println!("{} / {}", side.name, reference.name);
+    println!("  time by the clock: {clock}; reference, us: {}", quartiles(&micros));
+    println!("  CPU time: {cpu}");
+    println!("  allocations per connect: {ours:.2} and {theirs:.2}");
+    Ok(())
+}
+
+/// Returns the costs of some connects in sequence.
+fn round(runtime: &Runtime, listener: &TcpListener, side: &Side) -> Result<Costs, Box<dyn Error>> {
+    runtime.block_on(async {
+        let mut streams = Vec::with_capacity(HELD);
+        let (counted, cpu, begun) = (allocations(), resource::thread_cpu_time(), Instant::now());
+        for _ in 0..HELD {
+            streams.push((side.connect)().await?);
+        }
+        let costs = Costs {
+            clock: begun.elapsed(),
+            cpu: resource::thread_cpu_time() - cpu,
+            allocations: allocations() - counted,
+        };
+        for stream in streams {
+            let source = socket::local_address((*stream).as_fd())?;
+            option::set_reset_on_close((*stream).as_fd())?;
+            drop((stream, listener.accept()?));
+            if let Some(dialer) = side.dialer {
+                dialer.release(source);
+            }
+        }
+        Ok(costs)
+    })
+}
+
+/// Sockets in the namespace: both ends of each connection.
+const SOCKETS: usize = 9000;
+const BUILDS: usize = 101;
+
+/// Measures [`DialerBuilder::build`](fourtuple::dial::DialerBuilder::build) while the namespace has 9,000 TCP sockets to other destinations.
+fn builds() -> Result<(), Box<dyn Error>> {
+    netns::enter_new()?;
+    fs::write("/proc/sys/net/core/somaxconn", "65535")?;
+    let destination: SocketAddr = "127.0.0.1:4000".parse()?;
+    // Half of the sockets are to the port, and half to the address, of the destination.
+    let others = ["127.0.0.2:4000", "127.0.0.1:4001"];
+    let (mut listeners, mut held) = (Vec::new(), Vec::new());
+    for other in others {
+        let other: SocketAddr = other.parse()?;
+        let listener = socket::open(Transport::Tcp, other, false)?;
+        socket::bind(listener.as_fd(), other)?;
+        socket::listen(listener.as_fd(), 65_535)?;
+        listeners.push(listener);
+        for _ in 0..SOCKETS / 2 / others.len() {
+            held.push(TcpStream::connect(other)?);
+        }
+    }
+    // The first build probes the kernel.
+    let mut times = Vec::new();
+    for _ in 0..=BUILDS {
+        let begun = Instant::now();
+        Dialer::builder(destination).build()?;
+        times.push(begun.elapsed());
+    }
+    let times = &mut times[1..];
+    times.sort_unstable();
+    let micros = |quarter: usize| times[BUILDS * quarter / 4].as_secs_f64() * 1e6;
+    println!(
+        "build() at {SOCKETS} sockets to other destinations: median {:.0} us, quartiles {:.0} and {:.0} us, {BUILDS} builds",
+        micros(2),
+        micros(1),
+        micros(3)
+    );
+    println!("load average {}", load());
+    Ok(())
 }

@@ -8,24 +8,19 @@
 //! calls of an unmodified program. The server closes each connection first, so that the use stays at 95%. Trials of 0.5 s alternate in the order A B B A.
 #![forbid(unsafe_code)]
 
-mod stall;
-mod summary;
+mod measurement;
 
 use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::dial::Connector;
-use fourtuple_syscalls::option::Answer;
-use fourtuple_syscalls::parking::Parking;
-use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{child, netns, option};
+use fourtuple_syscalls::{child, netns};
 use http_body_util::{BodyExt, Empty};
 use hyper::Uri;
 use hyper::body::Bytes;
@@ -47,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write("/proc/sys/net/ipv4/ip_local_port_range", format!("{LOW} {HIGH}"))?;
     let listener = TcpListener::bind("127.0.0.1:4000")?;
     let address = listener.local_addr()?;
-    let held = fill(&listener, address)?;
+    let held = measurement::hold((LOW..=HIGH).filter(|port| port % 20 != 1), &listener)?;
     println!("{} sockets hold 95% of the ports {LOW} to {HIGH} to {address}", held.len());
     let nginx = if env::args().any(|argument| argument == "nginx") {
         drop(listener);
@@ -80,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, samples) in
         [("HttpConnector, connections/s", theirs), ("Connector, connections/s", ours), ("ratio", ratios)]
     {
-        println!("{name}: {}", summary::quartiles(&samples));
+        println!("{name}: {}", measurement::quartiles(&samples));
     }
     if nginx.is_some() {
         let begun = Instant::now();
@@ -90,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         };
-        let stall = runtime.block_on(stall::measure(connects))?;
+        let stall = runtime.block_on(measurement::stall(connects))?;
         let time = begun.elapsed();
         println!("{CONNECTS} connects with Connector in {:.1} s, none failed", time.as_secs_f64());
         let until = Instant::now() + time;
@@ -100,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         };
-        let idle = runtime.block_on(stall::measure(nothing))?;
+        let idle = runtime.block_on(measurement::stall(nothing))?;
         for (what, stall) in [("with these connects", stall), ("in the same time without connects", idle)] {
             let [clock, cpu, asleep] =
                 [stall.clock, stall.cpu, stall.asleep].map(|time| time.as_secs_f64() * 1e6);
@@ -109,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
-    println!("load average {}", summary::load());
+    println!("load average {}", measurement::load());
     Ok(())
 }
 
@@ -151,29 +146,6 @@ impl Drop for Nginx {
         let _ =
             fs::remove_dir_all(env::temp_dir().join(format!("fourtuple-bench-nginx-{}", std::process::id())));
     }
-}
-
-/// Holds 95% of the ports, without a descriptor for each socket. Option 51 with one port chooses the port as an unmodified
-/// connect() does: a bind by number would change the cost of the kernel's search.
-fn fill(listener: &TcpListener, address: SocketAddr) -> Result<Parking, Box<dyn Error>> {
-    let mut held = Parking::new()?;
-    for port in LOW..=HIGH {
-        if port % 20 == 1 {
-            continue;
-        }
-        let socket = socket::open(Transport::Tcp, address, false)?;
-        if option::set_local_port_range(socket.as_fd(), port, port)? == Answer::Absent {
-            return Err("this kernel has no IP_LOCAL_PORT_RANGE".into());
-        }
-        socket::connect(socket.as_fd(), address)?;
-        let (accepted, _) = listener.accept()?;
-        for socket in [socket, accepted.into()] {
-            if held.park(socket) {
-                held.settle()?;
-            }
-        }
-    }
-    Ok(held)
 }
 
 /// Answers each request and closes the connection.

@@ -5,7 +5,7 @@
 //! the thread, and asleep. The last column counts the voluntary context switches. An interval without CPU time and without a switch was
 //! spent in the run queue, and depends on the load of the machine alone. Each column has its own maximum. Needs root, for a network namespace.
 
-mod stall;
+mod measurement;
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +18,7 @@ use fourtuple::dial::{DialError, Dialer, SourcePool, Strategy};
 use fourtuple_syscalls::parking::Parking;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use stall::{Stall, measure};
+use measurement::{Stall, stall};
 use tokio::runtime::Builder;
 use tokio::task;
 
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "longest interval between polls of a second task      by the clock         CPU time           asleep  switches"
     );
-    let idle = runtime.block_on(measure(async {
+    let idle = runtime.block_on(stall(async {
         let until = Instant::now() + Duration::from_millis(500);
         while Instant::now() < until {
             task::yield_now().await;
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             built = Some(Dialer::builder(address).strategy(strategy).build_tokio().await?);
             Ok(())
         };
-        print(&format!("build_tokio(), {strategy}"), runtime.block_on(measure(building))?);
+        print(&format!("build_tokio(), {strategy}"), runtime.block_on(stall(building))?);
         let dialer = built.ok_or("not built")?;
         let dials = async {
             for _ in 0..DIALS {
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         };
-        print(&format!("dial_tokio(), {strategy}"), runtime.block_on(measure(dials))?);
+        print(&format!("dial_tokio(), {strategy}"), runtime.block_on(stall(dials))?);
         let blocking = async {
             for _ in 0..DIALS {
                 exhausted(dialer.dial())?;
@@ -75,11 +75,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         };
-        print(&format!("dial() in a task, {strategy}"), runtime.block_on(measure(blocking))?);
+        print(&format!("dial() in a task, {strategy}"), runtime.block_on(stall(blocking))?);
     }
     let builder = || Dialer::builder(address).sources(SourcePool::any());
     let building = async { builder().build().map(drop).map_err(Into::into) };
-    print("build() in a task, auto", runtime.block_on(measure(building))?);
+    print("build() in a task, auto", runtime.block_on(stall(building))?);
     Ok(())
 }
 

@@ -6,10 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod dialer;
-mod doctor;
 mod errors;
-mod plan;
-mod record;
+mod records;
 
 use pyo3::prelude::*;
 
@@ -21,11 +19,7 @@ mod _native {
     #[pymodule_export]
     use crate::dialer::{Attempt, Dialer, family_open_to_choice, probe};
     #[pymodule_export]
-    use crate::doctor::doctor;
-    #[pymodule_export]
-    use crate::plan::plan;
-    #[pymodule_export]
-    use crate::record::{check_record, schema};
+    use crate::records::{check_record, doctor, plan, schema};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -8,8 +8,7 @@ use fourtuple::dial::{Attempt, DialError, Dialer, Retry};
 use libc::{sockaddr_storage, socklen_t};
 
 use crate::dialer::SharedDialer;
-use crate::error::{Error, Failure};
-use crate::{address, run};
+use crate::{Error, Failure, c_address, run};
 
 /// `FOURTUPLE_SAME_SOCKET` and `FOURTUPLE_FRESH_SOCKET`.
 const SAME_SOCKET: c_int = 1;
@@ -147,7 +146,7 @@ unsafe extern "C" fn fourtuple_finish(
         let finished = attempt.finish(descriptor(&fd)?).map_err(Failure::Dial)?;
         // SAFETY: the caller passes null or a place for the report.
         if let Some(report) = unsafe { report.as_mut() } {
-            let (source, source_length) = address::write(finished.source);
+            let (source, source_length) = c_address(finished.source);
             *report = Report { source, source_length, tries: finished.attempts };
         }
         Ok(0)

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use fourtuple::dial::Dialer;
 use libc::{size_t, sockaddr, socklen_t};
 
-use crate::error::{Error, Failure, copy};
-use crate::{address, run, text};
+use crate::{Error, Failure, copy, read_address, run, text};
 
 /// `struct fourtuple_settings`.
 #[repr(C)]
@@ -42,7 +41,7 @@ unsafe extern "C" fn fourtuple_dialer_new(
         let place = unsafe { dialer.as_mut() }.ok_or_else(|| Failure::invalid("dialer is null"))?;
         *place = std::ptr::null_mut();
         // SAFETY: the caller passes an address of this length.
-        let mut builder = Dialer::builder(unsafe { address::read(destination, length) }?);
+        let mut builder = Dialer::builder(unsafe { read_address(destination, length) }?);
         // SAFETY: the caller passes null or settings.
         if let Some(settings) = unsafe { settings.as_ref() } {
             if settings.reserved != 0 {
@@ -136,7 +135,7 @@ unsafe extern "C" fn fourtuple_release(
         // SAFETY: the caller passes null or a dialer.
         let dialer = unsafe { dialer.as_ref() }.ok_or_else(|| Failure::invalid("dialer is null"))?;
         // SAFETY: the caller passes an address of this length.
-        dialer.0.release(unsafe { address::read(source, length) }?);
+        dialer.0.release(unsafe { read_address(source, length) }?);
         Ok(0)
     };
     // SAFETY: the caller passes null or a place for the error.

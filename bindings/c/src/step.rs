@@ -5,8 +5,7 @@ use fourtuple::capabilities::LocalPortRange;
 use fourtuple::dial::{Step, Strategy};
 use fourtuple::ports::{PortRange, Random};
 
-use crate::error::Failure;
-use crate::run;
+use crate::{Failure, run};
 
 /// `struct fourtuple_strategy`.
 #[repr(C)]

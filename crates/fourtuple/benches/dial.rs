@@ -9,13 +9,15 @@
 //! run out in TIME_WAIT.
 #![forbid(unsafe_code)]
 
+use std::env;
 use std::error::Error;
+use std::fs;
 use std::hint::black_box;
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
-use std::{env, fs, io};
 
 use fourtuple::dial::{Connector, Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;

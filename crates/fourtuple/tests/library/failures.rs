@@ -5,11 +5,12 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+use std::thread;
 use std::time::Duration;
-use std::{io, thread};
 
 use fourtuple::dial::{
     BuildError, ConnectError, Connector, DialError, DialReport, Dialer, Sharing, SourcePool, Strategy,

@@ -2,14 +2,16 @@
 //! languages test their strategies.
 
 use std::collections::HashSet;
+use std::env;
 use std::fmt::Write as _;
+use std::fs;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
-use std::{env, fs, thread};
 
 use fastrand::Rng;
 use fourtuple::capabilities::{self, LocalPortRange};

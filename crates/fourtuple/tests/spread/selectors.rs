@@ -2,11 +2,12 @@
 //! that the receiving kernel verifies.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
-use std::{fs, thread};
 
 use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;

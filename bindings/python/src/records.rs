@@ -22,13 +22,7 @@ use serde::Serialize;
 use crate::errors;
 
 /// Returns a record as JSON.
-fn json<S, R>(
-    command: &str,
-    started: &str,
-    host: Host,
-    settings: S,
-    results: R,
-) -> PyResult<String>
+fn json<S, R>(command: &str, started: &str, host: Host, settings: S, results: R) -> PyResult<String>
 where
     Record<S, R>: Serialize,
 {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
-use fourtuple_testing::threads::until_others_sleep;
+use fourtuple_testing::process::until_others_sleep;
 use fourtuple_testing::{StopOnDrop, in_namespace, listener, open_descriptors, set_sysctl};
 
 /// Held by the test that runs.

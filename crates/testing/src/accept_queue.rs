@@ -9,9 +9,9 @@ use fourtuple_syscalls::option;
 
 /// Opens a listener whose accept queue is full: the kernel drops each further SYN. Returns the connection in the queue too.
 pub fn full_listener(address: &str) -> (OwnedFd, SocketAddr, TcpStream) {
-    // With a backlog of 0 the queue has room for one connection.
+    // With a backlog of 0 the queue takes one connection.
     let (socket, address) = super::listener(address, 0);
-    let queued = TcpStream::connect(address).expect("room for one connection");
+    let queued = TcpStream::connect(address).expect("space for one connection");
     while option::accept_queue(socket.as_fd()).expect("a listener") == 0 {
         thread::yield_now();
     }

@@ -1,4 +1,5 @@
-//! A continuous stream of numbered packets, each of which must arrive exactly once.
+//! UDP packets over the loopback device: a continuous stream of numbered packets, each of which must arrive exactly once, and a wait for packets
+//! on their way.
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -22,11 +23,11 @@ pub fn socket() -> UdpSocket {
 
 /// Sends a packet again until one arrives, and returns its length and where it came from. The queue of the loopback device (netdev_max_backlog)
 /// is that of all tests of the host, and the kernel drops what finds it full.
-pub fn arrives(send: impl Fn(), at: &UdpSocket, room: &mut [u8]) -> (usize, SocketAddr) {
+pub fn arrives(send: impl Fn(), at: &UdpSocket, buffer: &mut [u8]) -> (usize, SocketAddr) {
     at.set_read_timeout(Some(LONG / 6)).unwrap();
     let mut tries = (0..6).map(|_| {
         send();
-        at.recv_from(room)
+        at.recv_from(buffer)
     });
     let arrived = tries.find_map(Result::ok).expect("a packet that was sent arrives");
     at.set_read_timeout(Some(LONG)).unwrap();
@@ -72,10 +73,10 @@ impl Stream {
 
 fn echo(target: &UdpSocket, over: &AtomicBool) {
     target.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-    let mut room = [0; 100];
+    let mut buffer = [0; 100];
     while !over.load(Ordering::Relaxed) {
-        let Ok((length, from)) = target.recv_from(&mut room) else { continue };
-        target.send_to(&room[..length], from).unwrap();
+        let Ok((length, from)) = target.recv_from(&mut buffer) else { continue };
+        target.send_to(&buffer[..length], from).unwrap();
     }
 }
 
@@ -83,17 +84,39 @@ fn echo(target: &UdpSocket, over: &AtomicBool) {
 /// each exactly once.
 fn stream(to: SocketAddr, sender: &UdpSocket, out: &UdpSocket, stop: &AtomicBool) -> u32 {
     let (mut sent, mut got) = (0, HashSet::new());
-    let mut room = [0; 100];
+    let mut buffer = [0; 100];
     while !stop.load(Ordering::Relaxed) || got.len() < sent as usize {
         while !stop.load(Ordering::Relaxed) && sent - (got.len() as u32) < WINDOW {
             sender.send_to(&sent.to_be_bytes(), to).unwrap();
             sent += 1;
         }
         if got.len() < sent as usize {
-            assert_eq!(out.recv(&mut room).expect("a packet that was sent comes out"), 4);
-            assert!(got.insert(u32::from_be_bytes(room[..4].try_into().unwrap())), "a packet came twice");
+            assert_eq!(out.recv(&mut buffer).expect("a packet that was sent comes out"), 4);
+            assert!(got.insert(u32::from_be_bytes(buffer[..4].try_into().unwrap())), "a packet came twice");
         }
     }
     assert!((0..sent).all(|number| got.contains(&number)));
     sent
+}
+
+/// Waits for packets on their way over loopback.
+///
+/// Softirqs that fall behind on a slow machine leave packets in the queue of the device (netdev_max_backlog, 1,000 packets). A test that
+/// sends more without a wait loses packets there, also packets of other tests.
+pub struct Loopback(UdpSocket);
+
+impl Loopback {
+    /// Opens a socket that sends to itself.
+    pub fn open() -> Loopback {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        socket.connect(socket.local_addr().expect("an address")).expect("a way to itself");
+        socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        Loopback(socket)
+    }
+
+    /// Waits until all packets that were sent before have been delivered.
+    pub fn flush(&self) {
+        let arrives = || self.0.send(&[0]).and_then(|_| self.0.recv(&mut [0])).is_ok();
+        assert!((0..100).any(|_| arrives()), "nothing passes the loopback device");
+    }
 }

@@ -23,7 +23,7 @@ use fourtuple::listen::{
 use fourtuple_record::measure::balance;
 use fourtuple_syscalls::seccomp;
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::threads::until_others_sleep;
+use fourtuple_testing::process::until_others_sleep;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};

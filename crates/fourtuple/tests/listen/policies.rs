@@ -12,7 +12,7 @@ use fourtuple::listen::{
 };
 use fourtuple_record::measure::balance;
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::threads::until_others_sleep;
+use fourtuple_testing::process::until_others_sleep;
 
 use crate::{Worker, ask, closed_gate, connect, endpoint, open, serve};
 

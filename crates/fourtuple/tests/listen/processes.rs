@@ -369,7 +369,7 @@ mod soak {
 
     use fourtuple::listen::AcceptPolicy;
     use fourtuple_syscalls::option;
-    use fourtuple_testing::segment::{Raw, SYN};
+    use fourtuple_testing::wire::{Raw, SYN};
     use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl};
 
     use crate::policies::is_available;

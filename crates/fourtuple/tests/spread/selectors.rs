@@ -12,7 +12,7 @@ use std::time::Instant;
 use fourtuple::spread::{ControlFilter, Selector, UdpGroup, UdpGroupError};
 use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
-use fourtuple_testing::loopback::Loopback;
+use fourtuple_testing::stream::Loopback;
 use fourtuple_testing::wire::{FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl};
 

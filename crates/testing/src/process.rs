@@ -1,13 +1,49 @@
-//! A Python process that runs the code that a test sends: a server or a client that is another program.
+//! Processes that tests start, kept apart from readings of the processes that hold a socket; a Python process, which is another program as a
+//! server or a client; and the threads of a test.
 
 use std::env;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
 
 use fourtuple_syscalls::child;
 
-use crate::{skip, starting};
+use crate::skip;
+
+/// Written while a process starts: between fork() and exec() a child holds copies of all sockets of the test program, also of the sockets of
+/// tests in other threads.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Starts a process.
+///
+/// # Errors
+///
+/// The errors of [`Command::spawn`].
+pub fn start(command: &mut Command) -> io::Result<Child> {
+    let _starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+    // Returns after the exec().
+    command.spawn()
+}
+
+/// Starts a process and waits for its end.
+///
+/// # Errors
+///
+/// The errors of [`Command::status`].
+pub fn status(command: &mut Command) -> io::Result<ExitStatus> {
+    start(command)?.wait()
+}
+
+/// Calls `read`, which reads what processes hold, while no process starts by way of this module.
+pub fn undisturbed<T>(read: impl FnOnce() -> T) -> T {
+    let _undisturbed = STARTING.read().unwrap_or_else(PoisonError::into_inner);
+    read()
+}
 
 /// Returns whether python3 is installed; reports the test as skipped otherwise.
 pub fn is_installed(test: &str) -> bool {
@@ -66,7 +102,7 @@ impl Python {
         let mut command = Command::new("python3");
         command.args(["-c", LOOP, kind]).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         child::end_with_this_thread(&mut command);
-        let mut child = starting::start(&mut command).expect("python3");
+        let mut child = start(&mut command).expect("python3");
         let input = child.stdin.take();
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -121,11 +157,62 @@ impl Drop for Python {
     fn drop(&mut self) {
         drop(self.input.take());
         // A stopped process does not see the end of its input.
-        let _ = starting::status(
-            Command::new("kill").args(["-CONT", &self.pid.to_string()]).stderr(Stdio::null()),
-        );
+        let _ = status(Command::new("kill").args(["-CONT", &self.pid.to_string()]).stderr(Stdio::null()));
         let _ = self.child.wait();
         // The pipe ends when the last process has ended.
         let _ = io::copy(&mut self.output, &mut io::sink());
+    }
+}
+
+/// Waits until the other threads of the calling thread's network namespace sleep: all workers wait for events, and no message is on
+/// its way between two of them.
+///
+/// The threads of other tests are in other namespaces.
+pub fn until_others_sleep() {
+    // A thread that slept at its turn may have been woken by a thread whose turn came later, so a second look must find the same.
+    while !(do_others_sleep() && do_others_sleep()) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn do_others_sleep() -> bool {
+    let this = fs::read_link("/proc/thread-self").expect("procfs");
+    let namespace = fs::read_link("/proc/thread-self/ns/net").expect("procfs");
+    let threads =
+        fs::read_dir("/proc/self/task").expect("procfs").map(|entry| entry.expect("a thread").path());
+    let others = threads.filter(|path| path.file_name() != this.file_name());
+    // A thread that has ended in the meantime has no files.
+    let is_here = |path: &Path| fs::read_link(path.join("ns/net")).is_ok_and(|other| other == namespace);
+    let sleeps = |path: &Path| {
+        let stat = fs::read_to_string(path.join("stat"));
+        stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|fields| fields.starts_with(" S")))
+    };
+    others.filter(|path| is_here(path)).all(|path| sleeps(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use crate::in_namespace;
+
+    use super::*;
+
+    #[test]
+    fn sleeping_threads_are_told_from_busy_ones() {
+        in_namespace(|| {
+            let (begin, begun) = mpsc::channel();
+            let (end, ended) = mpsc::channel::<()>();
+            let other = thread::spawn(move || {
+                // Busy until the test asks it to wait.
+                while begun.try_recv().is_err() {}
+                ended.recv().unwrap_err();
+            });
+            assert!(!(do_others_sleep() && do_others_sleep() && do_others_sleep()), "one thread is busy");
+            begin.send(()).unwrap();
+            until_others_sleep();
+            drop(end);
+            other.join().unwrap();
+        });
     }
 }

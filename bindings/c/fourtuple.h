@@ -35,7 +35,7 @@ extern "C" {
 enum fourtuple_kind {
     FOURTUPLE_FAILED = -1,           /* any other failure: see errnum and message */
     FOURTUPLE_PORTS_EXHAUSTED = -2,  /* no source port is free; the message counts the sockets that hold them */
-    FOURTUPLE_SOURCE_NOT_LOCAL = -3, /* the source is no address of this host */
+    FOURTUPLE_SOURCE_NOT_LOCAL = -3, /* the source is not an address of this host */
     FOURTUPLE_TUPLE_BUSY = -4,       /* the fixed source port is in use */
     FOURTUPLE_REFUSED = -5,          /* ECONNREFUSED */
     FOURTUPLE_SELF_CONNECT = -6,     /* the kernel connected the socket to itself */
@@ -95,7 +95,7 @@ int fourtuple_dialer_choice(const fourtuple_dialer *dialer, char *buffer, size_t
 int fourtuple_prepare(const fourtuple_dialer *dialer, int fd, fourtuple_attempt **attempt, struct fourtuple_error *error);
 
 /* Sets the options for the next connect() after one failed with errnum: errno, or SO_ERROR after a wait. Returns FOURTUPLE_SAME_SOCKET,
- * FOURTUPLE_FRESH_SOCKET or the reason why the dial ends. EINPROGRESS is no failure and must not be passed. */
+ * FOURTUPLE_FRESH_SOCKET or the reason why the dial ends. EINPROGRESS is not a failure and must not be passed. */
 int fourtuple_next(fourtuple_attempt *attempt, int fd, int errnum, struct fourtuple_error *error);
 
 /* Sets the options of a fresh socket. */

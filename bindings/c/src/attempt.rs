@@ -33,7 +33,7 @@ const _: () = assert!(size_of::<Report>() == 136);
 /// Borrows a descriptor of C for one call.
 fn descriptor(fd: &c_int) -> Result<BorrowedFd<'_>, Failure> {
     if *fd < 0 {
-        return Err(Failure::invalid(format!("{fd} is no descriptor")));
+        return Err(Failure::invalid(format!("{fd} is not a descriptor")));
     }
     // SAFETY: the caller keeps the descriptor open during the call; a closed one gives EBADF.
     Ok(unsafe { BorrowedFd::borrow_raw(*fd) })
@@ -90,7 +90,7 @@ unsafe extern "C" fn fourtuple_next(
         let attempt = unsafe { attempt.as_mut() }.ok_or_else(|| Failure::invalid("attempt is null"))?;
         if matches!(errnum, 0 | libc::EINPROGRESS | libc::EALREADY | libc::EINTR) {
             return Err(Failure::invalid(format!(
-                "errno {errnum} is no failure of connect(): wait for the socket"
+                "errno {errnum} is not a failure of connect(): wait for the socket"
             )));
         }
         let failure = io::Error::from_raw_os_error(errnum);

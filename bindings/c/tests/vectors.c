@@ -21,13 +21,13 @@ static int agrees(const struct fourtuple_strategy *strategy, uint64_t random, un
         if (found == 0)
             break;
         const char *comma = tried > 0 ? ", " : "";
-        size_t room = sizeof steps - length;
+        size_t space = sizeof steps - length;
         if (step.kind == 0)
-            length += (size_t)snprintf(steps + length, room, "%snull", comma);
+            length += (size_t)snprintf(steps + length, space, "%snull", comma);
         else if (step.kind == 1)
-            length += (size_t)snprintf(steps + length, room, "%s[%u, %u]", comma, step.low, step.high);
+            length += (size_t)snprintf(steps + length, space, "%s[%u, %u]", comma, step.low, step.high);
         else
-            length += (size_t)snprintf(steps + length, room, "%s%u", comma, step.low);
+            length += (size_t)snprintf(steps + length, space, "%s%u", comma, step.low);
     }
     snprintf(steps + length, sizeof steps - length, "]]");
     return strncmp(steps, text, strlen(steps)) == 0;

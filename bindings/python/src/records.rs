@@ -93,7 +93,7 @@ pub(crate) fn plan(
         }
     };
     if range.low() == 0 {
-        return Err(errors::invalid(py, "range: 0 is no port; expected a range from port 1 on"));
+        return Err(errors::invalid(py, "range: 0 is not a port; expected a range from port 1 on"));
     }
     let hold = Duration::try_from_secs_f64(hold)
         .map_err(|error| errors::invalid(py, format!("hold = {hold}: {error}")))?;

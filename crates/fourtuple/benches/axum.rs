@@ -167,14 +167,14 @@ fn client(address: SocketAddr, number: usize, done: &AtomicBool) -> std::io::Res
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     let mut random = fastrand::Rng::with_seed(number as u64);
-    let (mut waits, mut room) = (Vec::new(), [0; 1024]);
+    let (mut waits, mut buffer) = (Vec::new(), [0; 1024]);
     while !done.load(Ordering::Acquire) {
         let (path, time) = if random.u32(..20) == 0 { ("long", LONG) } else { ("short", SHORT) };
         let begun = Instant::now();
         stream.write_all(format!("GET /{path} HTTP/1.1\r\nhost: bench\r\n\r\n").as_bytes())?;
         let mut filled = 0;
-        while !room[..filled].ends_with(b"\r\n\r\nok") {
-            match stream.read(&mut room[filled..])? {
+        while !buffer[..filled].ends_with(b"\r\n\r\nok") {
+            match stream.read(&mut buffer[filled..])? {
                 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
                 count => filled += count,
             }

@@ -180,10 +180,10 @@ fn work(group: &ListenerGroup, theirs: &mut UnixStream) -> Result<(), Box<dyn Er
 
 /// Answers the complete lines, each with the seat of the worker and the number of the line.
 fn answer(acceptor: &mut Acceptor, mut connection: Connection) -> Result<(), ListenError> {
-    let mut room = [0; 4096];
-    match connection.read(&mut room) {
+    let mut buffer = [0; 4096];
+    match connection.read(&mut buffer) {
         Ok(0) => return Ok(()),
-        Ok(count) => connection.carry.extend_from_slice(&room[..count]),
+        Ok(count) => connection.carry.extend_from_slice(&buffer[..count]),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(_) => return Ok(()),
     }

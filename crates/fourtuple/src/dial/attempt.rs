@@ -279,7 +279,7 @@ impl<'a> Attempt<'a> {
 
     /// Takes a free port from the ledger or, if it has none, the first step of the strategy.
     fn hint(&mut self, ledger: &mut PortLedger, left: u32) -> Option<Step> {
-        if ledger.room(self.page) == 0 {
+        if ledger.free_ports(self.page) == 0 {
             ledger.forget(self.page);
         }
         let Some(port) = with_random(|random| ledger.take(self.page, random)) else {

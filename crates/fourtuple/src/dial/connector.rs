@@ -620,11 +620,11 @@ impl AsyncRead for DialedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        room: &mut ReadBuf<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let (before, has_room) = (room.filled().len(), room.remaining() > 0);
-        let result = ready!(Pin::new(&mut self.stream).poll_read(context, room));
-        let is_end = has_room && result.is_ok() && room.filled().len() == before;
+        let (before, has_space) = (buffer.filled().len(), buffer.remaining() > 0);
+        let result = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        let is_end = has_space && result.is_ok() && buffer.filled().len() == before;
         self.note(&result, is_end);
         Poll::Ready(result)
     }

@@ -33,7 +33,7 @@ struct Page {
     /// Ports known to be in use, and reserved ports, which an automatic choice never takes.
     taken: PortSet,
     /// Ports of the range that are not in `taken`.
-    room: u32,
+    free: u32,
     back_off: Option<BackOff>,
     /// The length of the last back-off, if no dial has succeeded since.
     last_wait: Duration,
@@ -73,7 +73,7 @@ impl PortLedger {
         let empty = range.len() - reserved.count_in(range);
         let page = |_| Page {
             taken: reserved.clone(),
-            room: empty,
+            free: empty,
             back_off: None,
             last_wait: Duration::ZERO,
             failed: None,
@@ -165,7 +165,7 @@ impl PortLedger {
             let Some(back_off) = &mut entry.back_off else { return false };
             if back_off.until <= now && back_off.why == Failure::Exhausted {
                 entry.back_off = None;
-                ranks.set(page, entry.room + 1);
+                ranks.set(page, entry.free + 1);
                 return false;
             }
             if back_off.until <= now && tried.is_none() {
@@ -190,14 +190,14 @@ impl PortLedger {
         }
     }
 
-    fn set_room(&mut self, page: usize, room: u32) {
-        self.pages[page].room = room;
+    fn set_free(&mut self, page: usize, free: u32) {
+        self.pages[page].free = free;
         self.rank(page);
     }
 
     fn rank(&mut self, page: usize) {
         let entry = &self.pages[page];
-        self.ranks.set(page, if entry.back_off.is_some() { 0 } else { entry.room + 1 });
+        self.ranks.set(page, if entry.back_off.is_some() { 0 } else { entry.free + 1 });
     }
 
     /// Returns whether the source of `page` is backed off because it had no free port.
@@ -206,14 +206,14 @@ impl PortLedger {
     }
 
     /// Returns the number of free ports of `page`, as far as the ledger knows.
-    pub(super) fn room(&self, page: usize) -> u32 {
-        self.pages[page].room
+    pub(super) fn free_ports(&self, page: usize) -> u32 {
+        self.pages[page].free
     }
 
     /// Returns whether half of the ports of `page` or more are in use. From there on a search by parity looks through one half of
     /// the ports in vain.
     pub(super) fn past_half(&self, page: usize) -> bool {
-        self.pages[page].room * 2 <= self.empty
+        self.pages[page].free * 2 <= self.empty
     }
 
     /// Records that the ledger has all ports in use, as the kernel listed them.
@@ -225,7 +225,7 @@ impl PortLedger {
     /// at most the ports in use.
     pub(super) fn is_sparse(&self, page: usize) -> bool {
         let page = &self.pages[page];
-        page.is_read && page.room * 4 > self.empty * 3
+        page.is_read && page.free * 4 > self.empty * 3
     }
 
     /// Records whether a search of the kernel took long, while [`PortLedger::is_sparse`]. After two such searches in sequence other
@@ -253,20 +253,20 @@ impl PortLedger {
         let taken = &mut self.pages[page].taken;
         let port = taken.next_free(self.range, start)?;
         taken.insert(port);
-        self.set_room(page, self.room(page).saturating_sub(1));
+        self.set_free(page, self.free_ports(page).saturating_sub(1));
         Some(port)
     }
 
     /// Marks `port` as in use.
     pub(super) fn note(&mut self, page: usize, port: u16) {
         if self.range.contains(port) && self.pages[page].taken.insert(port) {
-            self.set_room(page, self.room(page).saturating_sub(1));
+            self.set_free(page, self.free_ports(page).saturating_sub(1));
         }
     }
 
     /// Counts a port in use whose number is unknown, so that dials still alternate between the sources.
     pub(super) fn note_unknown(&mut self, page: usize) {
-        self.set_room(page, self.room(page).saturating_sub(1));
+        self.set_free(page, self.free_ports(page).saturating_sub(1));
         // Rank 1: no free port on any page. Rank 0: all sources are backed off.
         if self.ranks.get(self.ranks.highest()) == 1 {
             (0..self.pages.len()).for_each(|page| self.forget(page));
@@ -275,7 +275,7 @@ impl PortLedger {
 
     /// Counts a port as free that was counted by [`PortLedger::note_unknown`].
     pub(super) fn free_unknown(&mut self, page: usize) {
-        self.set_room(page, self.empty.min(self.room(page) + 1));
+        self.set_free(page, self.empty.min(self.free_ports(page) + 1));
         self.has_port(page);
     }
 
@@ -289,7 +289,7 @@ impl PortLedger {
     /// Marks `port` as free.
     pub(super) fn free(&mut self, page: usize, port: u16) {
         if self.range.contains(port) && !self.reserved.contains(port) && self.pages[page].taken.remove(port) {
-            self.set_room(page, self.empty.min(self.room(page) + 1));
+            self.set_free(page, self.empty.min(self.free_ports(page) + 1));
             self.has_port(page);
         }
     }
@@ -299,7 +299,7 @@ impl PortLedger {
     pub(super) fn forget(&mut self, page: usize) {
         self.pages[page].taken.copy_from(&self.reserved);
         self.pages[page].is_read = false;
-        self.set_room(page, self.empty);
+        self.set_free(page, self.empty);
     }
 
     /// Returns the page of a source address.
@@ -319,12 +319,12 @@ pub(super) struct RankTree {
 }
 
 impl RankTree {
-    /// Creates a tree in which each of `pages` pages has the rank `room`.
-    pub(super) fn new(pages: usize, room: u32) -> Self {
+    /// Creates a tree in which each of `pages` pages has the rank `rank`.
+    pub(super) fn new(pages: usize, rank: u32) -> Self {
         let leaves = pages.next_power_of_two();
         let mut ranks = RankTree { tree: vec![0; 2 * leaves], leaves };
         for page in 0..pages {
-            ranks.set(page, room);
+            ranks.set(page, rank);
         }
         ranks
     }
@@ -333,9 +333,9 @@ impl RankTree {
         self.tree[self.leaves + page]
     }
 
-    pub(super) fn set(&mut self, page: usize, room: u32) {
+    pub(super) fn set(&mut self, page: usize, rank: u32) {
         let mut node = self.leaves + page;
-        self.tree[node] = room;
+        self.tree[node] = rank;
         while node > 1 {
             let largest = self.tree[node].max(self.tree[node ^ 1]);
             node /= 2;
@@ -379,7 +379,7 @@ mod tests {
         given.sort_unstable();
         let expected: Vec<u16> = (100..110).chain(120..164).collect();
         assert_eq!(given, expected);
-        assert_eq!((ledger.room(0), ledger.room(1)), (0, 54));
+        assert_eq!((ledger.free_ports(0), ledger.free_ports(1)), (0, 54));
         ledger.free(0, 130);
         ledger.free(0, 115);
         ledger.free(0, 99);
@@ -411,11 +411,11 @@ mod tests {
         let mut random = Random::with_seed(5);
         while ledger.take(1, &mut random).is_some() {}
         ledger.forget(1);
-        assert_eq!(ledger.room(1), 7);
+        assert_eq!(ledger.free_ports(1), 7);
         ledger.note(1, 100);
         ledger.note(1, 101);
         ledger.note(1, 9);
-        assert_eq!(ledger.room(1), 6);
+        assert_eq!(ledger.free_ports(1), 6);
     }
 
     #[test]
@@ -435,7 +435,7 @@ mod tests {
         let mut ledger = ledger(100, 199, "");
         ledger.forget(0);
         assert_eq!(
-            [0, 1].map(|page| (ledger.room(page), ledger.is_sparse(page))),
+            [0, 1].map(|page| (ledger.free_ports(page), ledger.is_sparse(page))),
             [(100, false), (100, true)]
         );
     }
@@ -527,11 +527,11 @@ mod tests {
             let mut ranks = RankTree::new(pages, 5);
             let mut expected = vec![5; pages];
             for _ in 0..2000 {
-                let (page, room) = (random.usize(..pages), random.u32(..9));
-                ranks.set(page, room);
-                expected[page] = room;
+                let (page, rank) = (random.usize(..pages), random.u32(..9));
+                ranks.set(page, rank);
+                expected[page] = rank;
                 let most = *expected.iter().max().unwrap();
-                let first = expected.iter().position(|room| *room == most).unwrap();
+                let first = expected.iter().position(|rank| *rank == most).unwrap();
                 assert_eq!((ranks.highest(), ranks.get(first)), (first, most));
             }
             expected.iter().enumerate().for_each(|(page, _)| ranks.set(page, 0));

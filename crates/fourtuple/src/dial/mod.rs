@@ -159,7 +159,7 @@ pub enum DialError {
     },
     /// The source is not an address of this host: bind() failed with EADDRNOTAVAIL.
     #[error(
-        "the source {source_address} is no address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
+        "the source {source_address} is not an address of this host; add it to a device, or use IP_FREEBIND on a socket of your own"
     )]
     #[non_exhaustive]
     SourceNotLocal {

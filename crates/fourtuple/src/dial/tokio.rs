@@ -138,7 +138,7 @@ impl Dialer {
             Err(error) => {
                 // Without a wait a task that repeats a failing dial would keep the thread from all other tasks.
                 task::yield_now().await;
-                // Boxed, as below: most dials need no room for it.
+                // Boxed, as below: most dials do not need the memory.
                 return Err(Box::pin(self.counted_tokio(error)).await);
             }
         };

@@ -80,7 +80,7 @@ pub struct LeaveReport {
     /// Idle connections in the handoff queue while the group has no other worker: connections of this worker and of earlier
     /// workers. They are closed with the group unless a worker joins before.
     pub waiting: usize,
-    /// Idle connections for which the handoff queue, which takes some hundreds, had no room: the worker waits for it for a second in
+    /// Idle connections for which the handoff queue, which takes some hundreds, had no space: the worker waits for it for a second in
     /// total. Also those that sendmsg(2) refused. Dropping them closes them. To lose no request,
     /// wait for the next request of each and mark its response as the last.
     pub kept: Vec<Connection>,

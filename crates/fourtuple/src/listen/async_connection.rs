@@ -248,24 +248,24 @@ impl AsyncRead for AsyncConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        room: &mut ReadBuf<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let stream = self.get_mut();
-        let before = room.filled().len();
+        let before = buffer.filled().len();
         let rest = &stream.carry[stream.replayed..];
         if rest.is_empty() {
-            let read = stream.pinned().poll_read(context, room);
+            let read = stream.pinned().poll_read(context, buffer);
             if read.is_pending() && stream.bytes.is_over(&stream.session.turn) && stream.session.can_return()
             {
                 // For hyper the connection ends here.
                 stream.bytes.has_ended = true;
                 return Poll::Ready(Ok(()));
             }
-            stream.bytes.read(&stream.session.turn, &room.filled()[before..]);
+            stream.bytes.read(&stream.session.turn, &buffer.filled()[before..]);
             return read;
         }
-        let length = rest.len().min(room.remaining());
-        room.put_slice(&rest[..length]);
+        let length = rest.len().min(buffer.remaining());
+        buffer.put_slice(&rest[..length]);
         stream.bytes.read(&stream.session.turn, &rest[..length]);
         stream.replayed += length;
         if stream.replayed == stream.carry.len() {
@@ -356,11 +356,11 @@ impl AsyncRead for Stream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        room: &mut ReadBuf<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, room),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(context, room),
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }

@@ -143,7 +143,7 @@ impl ListenerGroupBuilder {
         self
     }
 
-    /// Sets how long the writes of a worker may wait for room in the socket's send buffer, in total between two calls of
+    /// Sets how long the writes of a worker may wait for space in the socket's send buffer, in total between two calls of
     /// [`Acceptor::next`](crate::listen::Acceptor::next): 2 s by default.
     ///
     /// The worker serves no other connection meanwhile, so one client that does not read delays other clients by up to this
@@ -343,7 +343,7 @@ impl ListenerGroupBuilder {
         let mut adopted = Vec::new();
         for listener in listeners {
             let listener = listener.into();
-            let of_socket = |error| refused("a descriptor is no socket", Some(error));
+            let of_socket = |error| refused("a descriptor is not a socket", Some(error));
             if !option::is_listening(listener.as_fd()).map_err(of_socket)? {
                 return Err(refused("a socket does not listen", None));
             }

@@ -91,7 +91,7 @@ pub struct Connection {
     /// Whether the connection has exceeded the idle limit while the ring of its worker still polls it.
     #[cfg(feature = "uring")]
     pub(crate) expired: bool,
-    /// The remaining time for which its writes may wait for room until the next call of `Acceptor::next`.
+    /// The remaining time for which its writes may wait for space until the next call of `Acceptor::next`.
     pub(crate) write_left: Duration,
 }
 
@@ -171,12 +171,12 @@ impl AsFd for Connection {
 
 /// Reads with recv(2) without waiting: returns [`io::ErrorKind::WouldBlock`] when there is no data.
 impl Read for Connection {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        socket::receive(self.socket.as_fd(), room)
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        socket::receive(self.socket.as_fd(), buffer)
     }
 }
 
-/// Writes with send(2), which waits for room in the send buffer. The worker serves no other connection meanwhile.
+/// Writes with send(2), which waits for space in the send buffer. The worker serves no other connection meanwhile.
 ///
 /// Returns [`io::ErrorKind::TimedOut`] when the writes since [`next`](crate::listen::Acceptor::next) returned the connection have
 /// waited for longer than [`ListenerGroupBuilder::write_timeout`](crate::listen::ListenerGroupBuilder::write_timeout) in total, even
@@ -185,7 +185,7 @@ impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match socket::send(self.socket.as_fd(), bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_room()?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_space()?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => return other,
             }
@@ -198,7 +198,7 @@ impl Write for Connection {
 }
 
 impl Connection {
-    fn wait_for_room(&mut self) -> io::Result<()> {
+    fn wait_for_space(&mut self) -> io::Result<()> {
         let begun = Instant::now();
         let writable = socket::wait_writable(self.socket.as_fd(), Some(self.write_left));
         self.write_left = self.write_left.saturating_sub(begun.elapsed());

@@ -18,7 +18,7 @@ use fourtuple_syscalls::{Errno, message};
 use crate::listen::ListenError;
 use crate::listen::acceptor::AcceptWaker;
 use crate::listen::group::ListenerGroup;
-use crate::listen::handoff::{self, Arrival, HandoffConnection, ROOM};
+use crate::listen::handoff::{self, Arrival, HandoffConnection, MAX_MESSAGE};
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::{Count, Phase, Seats};
 use crate::listen::wait::{Idle, SharedState, cause_of};
@@ -33,7 +33,7 @@ const EVENTS: usize = 128;
 const ACCEPTS: usize = 64;
 /// The interval at which the dispatcher checks its stop flag, dead workers and the idle limit.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// The pause after a call that found no descriptor or no room.
+/// The pause after a call that found no descriptor or no space.
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// One choice of a worker in this number is random.
 const RANDOM_EVERY: u32 = 8;
@@ -176,7 +176,7 @@ pub struct Dispatcher {
     /// The end of a pause in sending connections to workers.
     hand_after: Option<Instant>,
     checked: Instant,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     stats: DispatcherStats,
 }
 
@@ -244,7 +244,7 @@ impl Dispatcher {
             accept_after: None,
             hand_after: None,
             checked: Instant::now(),
-            room: vec![0; ROOM],
+            buffer: vec![0; MAX_MESSAGE],
             stats: DispatcherStats::default(),
         })
     }
@@ -508,16 +508,16 @@ impl Dispatcher {
 
     /// Receives a message of a worker.
     fn on_worker_message(&mut self, seat: usize) -> Result<(), ListenError> {
-        let mut room = std::mem::take(&mut self.room);
+        let mut buffer = std::mem::take(&mut self.buffer);
         let channels = self.channels();
-        let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut room));
+        let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut buffer));
         let result = match received {
             Ok((count, socket)) => {
                 // Before anything else: the dispatcher may be killed.
                 if socket.is_some() {
                     self.seats().hold();
                 }
-                self.handle_message(seat, &room[..count], socket)
+                self.handle_message(seat, &buffer[..count], socket)
             }
             Err(error) if handoff::is_empty(&error) => Ok(()),
             Err(error) => match Errno::of(&error) {
@@ -531,7 +531,7 @@ impl Dispatcher {
                 _ => Err(self.group.failed("recvmsg()")(error)),
             },
         };
-        self.room = room;
+        self.buffer = buffer;
         result
     }
 
@@ -576,12 +576,12 @@ impl Dispatcher {
         self.workers[seat].present = false;
         self.workers[seat].outstanding = 0;
         let mut returned = Vec::new();
-        let mut room = vec![0; ROOM];
+        let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             let channels = self.channels();
-            match channels.receive(|| message::receive(channels.of_worker(seat), &mut room)) {
+            match channels.receive(|| message::receive(channels.of_worker(seat), &mut buffer)) {
                 Ok((count, Some(socket))) => {
-                    let Some((kind, rest)) = room[..count].split_first() else { continue };
+                    let Some((kind, rest)) = buffer[..count].split_first() else { continue };
                     let fresh = kind & FRESH != 0;
                     let connection = HandoffConnection::read(rest, socket, self.seats());
                     returned.extend(
@@ -621,7 +621,7 @@ impl Drop for Dispatcher {
         // No worker takes a connection from a drained group.
         let all_pending = self.ready.drain(..).chain(idle).filter(|_| !self.group.is_drained());
         for pending in all_pending {
-            // A connection for which the queue has no room is closed. The epoll is closed too, so nothing must be removed.
+            // A connection for which the queue has no space is closed. The epoll is closed too, so nothing must be removed.
             let _ = self.group.0.handoff.offer(&pending.connection);
         }
         let workers = std::mem::take(&mut self.workers);

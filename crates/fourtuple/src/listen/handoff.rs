@@ -16,7 +16,7 @@ const CONNECTION: u8 = b'C';
 const LISTENER: u8 = b'L';
 const NUDGE: u8 = b'N';
 /// Maximum size of a message. A connection with a longer carry cannot be sent.
-pub(crate) const ROOM: usize = 64 * 1024 + HEAD;
+pub(crate) const MAX_MESSAGE: usize = 64 * 1024 + HEAD;
 
 /// A received message.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl HandoffConnection {
 
 /// Returns the bytes of a message with a connection. WouldBlock: the carry is too long.
 fn head(kind: u8, served: u32, draw: u32, born: Instant, mark: u64, carry: &[u8]) -> io::Result<Vec<u8>> {
-    if carry.len() > ROOM - HEAD {
+    if carry.len() > MAX_MESSAGE - HEAD {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let mut bytes = Vec::with_capacity(HEAD + carry.len());
@@ -147,7 +147,7 @@ fn head(kind: u8, served: u32, draw: u32, born: Instant, mark: u64, carry: &[u8]
     Ok(bytes)
 }
 
-/// Sends a connection without waiting. Dropping `connection` closes the caller's copy. WouldBlock: the channel has no room, or
+/// Sends a connection without waiting. Dropping `connection` closes the caller's copy. WouldBlock: the channel has no space, or
 /// the carry is too long.
 pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connection) -> io::Result<()> {
     let Connection { served, draw, born, mark, carry, .. } = connection;
@@ -155,7 +155,7 @@ pub(crate) fn send_connection(to: BorrowedFd<'_>, kind: u8, connection: &Connect
     send_counted(connection.seats(), to, &bytes, connection.as_fd())
 }
 
-/// Returns whether a later retry of sendmsg(2) may succeed: the channel has no room, the kernel no memory, or too many descriptors of this
+/// Returns whether a later retry of sendmsg(2) may succeed: the channel has no space, the kernel no memory, or too many descriptors of this
 /// user are in transit (ETOOMANYREFS).
 pub(crate) fn is_full(error: &io::Error) -> bool {
     // `head` returns an error without an errno.
@@ -169,14 +169,14 @@ pub(crate) fn is_empty(error: &io::Error) -> bool {
     matches!(Errno::of(error), Some(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM))
 }
 
-/// Receives a message without waiting. `room` has [`ROOM`] bytes.
-fn receive(from: BorrowedFd<'_>, room: &mut [u8], seats: &Arc<Seats>) -> io::Result<Option<Arrival>> {
-    match message::receive(from, room) {
-        Ok((count, socket)) => Ok(read(&room[..count], socket, seats)),
+/// Receives a message without waiting. `buffer` has [`MAX_MESSAGE`] bytes.
+fn receive(from: BorrowedFd<'_>, buffer: &mut [u8], seats: &Arc<Seats>) -> io::Result<Option<Arrival>> {
+    match message::receive(from, buffer) {
+        Ok((count, socket)) => Ok(read(&buffer[..count], socket, seats)),
         Err(error) if is_empty(&error) => Ok(None),
         Err(error) => {
             // The kernel has closed the connection in the message.
-            if Errno::of(&error) == Some(Errno::EMFILE) && room[0] == CONNECTION {
+            if Errno::of(&error) == Some(Errno::EMFILE) && buffer[0] == CONNECTION {
                 seats.sub_in_transit();
             }
             Err(error)
@@ -210,7 +210,7 @@ pub(crate) struct HandoffQueue {
     turn: crate::sync::AtomicU64,
 }
 
-/// The time for which a worker that leaves waits for room in the queue, in total for all its messages.
+/// The time for which a worker that leaves waits for space in the queue, in total for all its messages.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the end of the wait of a worker that leaves now.
@@ -245,7 +245,7 @@ impl HandoffQueue {
     pub(crate) fn take(&self) -> io::Result<Option<Arrival>> {
         #[cfg(all(test, fourtuple_loom))]
         self.turn();
-        receive(self.receiver.as_fd(), &mut vec![0; ROOM], &self.seats)
+        receive(self.receiver.as_fd(), &mut vec![0; MAX_MESSAGE], &self.seats)
     }
 
     /// Takes a listener without an owner, if there is one.
@@ -257,7 +257,7 @@ impl HandoffQueue {
         }
     }
 
-    /// Offers a listener to the next worker that joins; `false` if there was no room until the deadline.
+    /// Offers a listener to the next worker that joins; `false` if there was no space until the deadline.
     pub(crate) fn offer_listener(&self, listener: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
         self.send_until(until, &self.ownerless.0, |to| message::send(to, &[LISTENER], Some(listener)))
     }
@@ -267,12 +267,12 @@ impl HandoffQueue {
         self.send_until(until, &self.sender, |to| message::send(to, &[LISTENER], Some(listener)))
     }
 
-    /// Puts a connection into the queue; `false` if there was no room until the deadline.
+    /// Puts a connection into the queue; `false` if there was no space until the deadline.
     pub(crate) fn put(&self, connection: &Connection, until: Instant) -> io::Result<bool> {
         self.send_until(until, &self.sender, |to| send_connection(to, CONNECTION, connection))
     }
 
-    /// Puts a connection of no worker into the queue, without waiting for room.
+    /// Puts a connection of no worker into the queue, without waiting for space.
     pub(crate) fn offer(&self, connection: &HandoffConnection) -> io::Result<()> {
         connection.send(self.sender.as_fd(), CONNECTION, &self.seats)
     }
@@ -315,7 +315,7 @@ impl HandoffQueue {
         Ok(connections)
     }
 
-    /// Calls `send` until the queue has room, at least once; `false` after the deadline.
+    /// Calls `send` until the queue has space, at least once; `false` after the deadline.
     fn send_until(
         &self,
         until: Instant,
@@ -386,7 +386,7 @@ mod tests {
         let seats = Arc::new(Seats::new(1).unwrap());
         let (_client, server) = UnixStream::pair().unwrap();
         let mut connection = Connection::new(server.into(), OpenGuard::new(&seats, 0));
-        connection.carry = vec![0; ROOM];
+        connection.carry = vec![0; MAX_MESSAGE];
         assert_eq!(
             send_connection(HandoffQueue::new(&seats).unwrap().sender.as_fd(), CONNECTION, &connection)
                 .unwrap_err()

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The module starts no thread (except one per worker in the adapter for tokio), implements no protocol and changes no sysctl.
-//! Reading from a connection never waits. Writing waits for room in the send buffer, for as long as
+//! Reading from a connection never waits. Writing waits for space in the send buffer, for as long as
 //! [`ListenerGroupBuilder::write_timeout`] permits.
 //!
 //! A connection has one owner at every moment: the worker that serves it, the policy's `Wait` that watches it, or the handoff queue. Its

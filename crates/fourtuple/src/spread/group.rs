@@ -601,7 +601,7 @@ impl UdpGroup {
             // Fails for a descriptor that is not an IP socket.
             let address = socket::local_address(member.as_fd()).map_err(|error| UdpGroupError::NotOne {
                 selector: spread,
-                why: "a member is no UDP socket",
+                why: "a member is not a UDP socket",
                 error: Some(error),
             })?;
             if *first.get_or_insert(address) != address {

@@ -158,7 +158,7 @@ pub enum UdpGroupError {
         index: usize,
     },
     /// The given sockets do not form a group.
-    #[error("{selector}: these sockets are no group of it: {why}")]
+    #[error("{selector}: these sockets do not form a group of it: {why}")]
     #[non_exhaustive]
     NotOne {
         /// The selector of the expected group.

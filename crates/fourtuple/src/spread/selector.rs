@@ -382,7 +382,7 @@ pub struct DeviceName([u8; IFNAMSIZ]);
 ///
 /// Example: [`DeviceName`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no name of a network device: expected 1 to {} bytes without / and blanks", IFNAMSIZ - 1)]
+#[error("{text:?} is not the name of a network device: expected 1 to {} bytes without / and blanks", IFNAMSIZ - 1)]
 pub struct DeviceNameError {
     text: String,
 }

@@ -381,8 +381,8 @@ fn leaving_leaves_the_accept_queue_to_other_workers() {
     });
 }
 
-/// The handoff queue has no room for all connections, and no worker takes any.
-fn wait_for_room() {
+/// The handoff queue has no space for all connections, and no worker takes any.
+fn wait_for_space() {
     const IDLE: usize = 400;
     let group =
         ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
@@ -405,7 +405,7 @@ fn wait_for_room() {
 
 #[test]
 fn leaving_waits_for_room_once() {
-    in_namespace(wait_for_room);
+    in_namespace(wait_for_space);
 }
 
 #[test]
@@ -413,7 +413,7 @@ fn signals_do_not_shorten_the_wait_for_room() {
     in_namespace(|| {
         let _timer = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
         let before = IntervalTimer::signals();
-        wait_for_room();
+        wait_for_space();
         assert!(IntervalTimer::signals() > before + 100);
     });
 }

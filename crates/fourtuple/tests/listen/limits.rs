@@ -146,7 +146,7 @@ fn a_held_connection_extends_no_wait() {
     });
 }
 
-/// A client that reads slowly: each single wait for room is short.
+/// A client that reads slowly: each single wait for space is short.
 #[test]
 fn a_slow_reader_has_a_write_limit() {
     in_namespace(|| {
@@ -161,10 +161,10 @@ fn a_slow_reader_has_a_write_limit() {
             let over = &over;
             let _over = StopOnDrop(over);
             scope.spawn(move || {
-                let mut room = vec![0; 64 * 1024];
+                let mut buffer = vec![0; 64 * 1024];
                 while !over.load(Ordering::Acquire) {
                     thread::sleep(Duration::from_millis(5));
-                    if !matches!(stream.read(&mut room), Ok(1..)) {
+                    if !matches!(stream.read(&mut buffer), Ok(1..)) {
                         return;
                     }
                 }

@@ -226,10 +226,10 @@ impl Worker {
 }
 
 pub(crate) fn serve(acceptor: &mut Acceptor, mut connection: Connection) {
-    let mut room = [0; 64];
-    match connection.read(&mut room) {
+    let mut buffer = [0; 64];
+    match connection.read(&mut buffer) {
         Ok(0) => return,
-        Ok(count) => connection.carry.extend_from_slice(&room[..count]),
+        Ok(count) => connection.carry.extend_from_slice(&buffer[..count]),
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
         Err(_) => return,
     }

@@ -11,14 +11,14 @@ use fourtuple_syscalls::{Errno, message};
 use crate::listen::ListenError;
 use crate::listen::connection::Connection;
 use crate::listen::dispatcher::{self, DONE, FRESH, JOINED, KEPT, KEPT_AND_DONE, LEFT, WorkerChannels};
-use crate::listen::handoff::{self, HandoffConnection, ROOM};
+use crate::listen::handoff::{self, HandoffConnection, MAX_MESSAGE};
 use crate::listen::seats::Count;
 use crate::listen::wait::{Idle, Preparation, Released, Seat, SharedState, Wait, sooner};
 
 const WAKER: u64 = u64::MAX;
 const DISPATCHER: u64 = u64::MAX - 1;
 const EVENTS: usize = 16;
-/// The time after which a worker retries a message for which the channel had no room.
+/// The time after which a worker retries a message for which the channel had no space.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 struct Dispatched {
@@ -33,7 +33,7 @@ struct Dispatched {
     /// Connections that cannot be sent because their `carry` is too long; the worker waits for their next bytes itself.
     own: Idle<Connection>,
     ready: VecDeque<Ready>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 /// Creates the channels between the dispatcher and the workers.
@@ -60,7 +60,7 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
         kept: None,
         own: Idle::new(group.0.idle),
         ready: VecDeque::with_capacity(EVENTS),
-        room: vec![0; ROOM],
+        buffer: vec![0; MAX_MESSAGE],
     }))
 }
 
@@ -77,7 +77,7 @@ fn end(seat: &Seat) -> BorrowedFd<'_> {
 }
 
 impl Dispatched {
-    /// Sends the kept connection and the next message. A message for which the channel has no room stays for a retry.
+    /// Sends the kept connection and the next message. A message for which the channel has no space stays for a retry.
     fn report(&mut self, seat: &Seat) -> Result<(), ListenError> {
         if let Some(connection) = self.kept.take() {
             if self.unsent == Some(DONE) {
@@ -115,9 +115,9 @@ impl Dispatched {
     }
 
     fn receive(&mut self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
-        match channels(seat).receive(|| message::receive(end(seat), &mut self.room)) {
+        match channels(seat).receive(|| message::receive(end(seat), &mut self.buffer)) {
             Ok((count, socket)) => {
-                let Some((kind, rest)) = self.room[..count].split_first() else { return Ok(None) };
+                let Some((kind, rest)) = self.buffer[..count].split_first() else { return Ok(None) };
                 let seats = &seat.group.0.seats;
                 let received = socket.and_then(|socket| HandoffConnection::read(rest, socket, seats));
                 let Some(received) = received else { return Ok(None) };
@@ -224,7 +224,7 @@ impl Wait for Dispatched {
             connections.push(connection);
         }
         // The dispatcher takes back the messages that this worker did not read, or the seat's next worker reads them. If the
-        // channel has no room, the dispatcher finds the seat free.
+        // channel has no space, the dispatcher finds the seat free.
         let told = match message::send(end(seat), &[LEFT, self.tenure], None) {
             Err(error) if !handoff::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
             _ => Ok(()),

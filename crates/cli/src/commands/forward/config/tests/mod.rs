@@ -148,7 +148,7 @@ fn errors_name_the_setting_and_its_value() {
         (LinkText { bfd: Some("fe80::1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "needs its device"),
         (
             LinkText { bfd: Some("fe80::1%a/b".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-            "is no name of a network device",
+            "is not the name of a network device",
         ),
         (
             LinkText { bfd_interval: Some("50ms".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },

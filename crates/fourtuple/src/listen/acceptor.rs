@@ -121,18 +121,12 @@ impl ListenerGroup {
     ///
     /// Example: [`Acceptor`].
     pub fn join(&self) -> Result<Acceptor, ListenError> {
-        Acceptor::join(self)
-    }
-}
-
-impl Acceptor {
-    fn join(group: &ListenerGroup) -> Result<Acceptor, ListenError> {
-        let event = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
-        group.register_waker(&event);
+        let event = Arc::new(EventFd::new().map_err(self.failed("eventfd()"))?);
+        self.register_waker(&event);
         let waker = AcceptWaker::new(&event);
-        let seats = &group.0.seats;
+        let seats = &self.0.seats;
         let number = seats.take().ok_or(ListenError::Full { seats: seats.count() })?;
-        let seat = Seat { group: group.clone(), number, waker: event };
+        let seat = Seat { group: self.clone(), number, waker: event };
         match open_waiter(&seat) {
             Ok(wait) => {
                 let random = fastrand::Rng::new();
@@ -144,7 +138,9 @@ impl Acceptor {
             }
         }
     }
+}
 
+impl Acceptor {
     /// Waits for a readable connection: a new one with its first bytes, or a kept one. Returns `None` after `timeout`, after a
     /// [wakeup](AcceptWaker::wake), or when the group is [drained](ListenerGroup::drain).
     ///

@@ -223,7 +223,7 @@ impl ListenerGroupBuilder {
         let family = Family::of(&self.endpoint);
         let choice = policy::choose(self.policy, family, self.workers);
         choice.policy.check(family, self.workers)?;
-        let failed = self.failed();
+        let failed = |call| ListenError::call(call, &self.endpoint);
         let seats = Arc::new(Seats::new(self.seats).map_err(failed("mmap()"))?);
         let handoff = HandoffQueue::new(&seats).map_err(failed("socketpair()"))?;
         let backlog = i32::try_from(self.backlog).unwrap_or(i32::MAX);
@@ -277,7 +277,7 @@ impl ListenerGroupBuilder {
         backlog: i32,
         handoff: &HandoffQueue,
     ) -> Result<(Listeners, Endpoint, Option<SocketPath>), ListenError> {
-        let failed = self.failed();
+        let failed = |call| ListenError::call(call, &self.endpoint);
         let nonblocking = policy != AcceptPolicy::Blocking;
         if !self.adopted.is_empty() {
             let listeners = self.adopt(policy, nonblocking, handoff)?;
@@ -302,17 +302,6 @@ impl ListenerGroupBuilder {
         Ok((Listeners::Shared(Arc::new(first)), endpoint, None))
     }
 
-    /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
-    fn failed(&self) -> impl Fn(&'static str) -> Box<dyn Fn(std::io::Error) -> ListenError> + use<> {
-        let endpoint = self.endpoint.clone();
-        move |call| {
-            let endpoint = endpoint.clone();
-            Box::new(move |error| ListenError::Call { call, endpoint: endpoint.clone(), error })
-        }
-    }
-}
-
-impl ListenerGroupBuilder {
     /// Returns a builder for a group of listeners that another process or another library has opened, with the defaults of
     /// [`at`](ListenerGroupBuilder::at). The accept queues, the backlog and the options of the listeners stay as they are; the group
     /// sets or clears O_NONBLOCK. A path of a unix socket is not removed at the end.
@@ -397,7 +386,7 @@ impl ListenerGroupBuilder {
         nonblocking: bool,
         handoff: &HandoffQueue,
     ) -> Result<Listeners, ListenError> {
-        let failed = |call| move |error| ListenError::Call { call, endpoint: self.endpoint.clone(), error };
+        let failed = |call| ListenError::call(call, &self.endpoint);
         let refused = |why| Err(ListenError::Adopted { why, error: None });
         for listener in &self.adopted {
             socket::set_nonblocking(listener.as_fd(), nonblocking).map_err(failed("ioctl(FIONBIO)"))?;

@@ -192,24 +192,18 @@ impl ListenerGroup {
     ///
     /// Example: [`Dispatcher`].
     pub fn dispatcher(&self) -> Result<Dispatcher, ListenError> {
-        Dispatcher::of(self)
-    }
-}
-
-impl Dispatcher {
-    fn of(group: &ListenerGroup) -> Result<Dispatcher, ListenError> {
-        let policy = group.policy();
-        let SharedState::Channels(channels) = &group.0.shared else {
+        let policy = self.policy();
+        let SharedState::Channels(channels) = &self.0.shared else {
             let why = "its workers accept by themselves; open it with AcceptPolicy::Dispatcher";
             return Err(ListenError::NoDispatcher { policy, why });
         };
-        let listener = group.listener()?;
-        let waker = Arc::new(EventFd::new().map_err(group.failed("eventfd()"))?);
-        group.register_waker(&waker);
-        let epoll = Epoll::new().map_err(group.failed("epoll_create1()"))?;
-        let failed = group.failed("epoll_ctl()");
+        let listener = self.listener()?;
+        let waker = Arc::new(EventFd::new().map_err(self.failed("eventfd()"))?);
+        self.register_waker(&waker);
+        let epoll = Epoll::new().map_err(self.failed("epoll_create1()"))?;
+        let failed = self.failed("epoll_ctl()");
         epoll.add(waker.as_fd(), WAKER, Interest::ACCEPT).map_err(&failed)?;
-        epoll.add(group.0.handoff.receiver(), HANDOFF, Interest::ACCEPT).map_err(&failed)?;
+        epoll.add(self.0.handoff.receiver(), HANDOFF, Interest::ACCEPT).map_err(&failed)?;
         epoll.add(listener.as_fd(), LISTENER, Interest::ACCEPT).map_err(&failed)?;
         for seat in 0..channels.count() {
             epoll
@@ -221,7 +215,7 @@ impl Dispatcher {
             let why = "it has one already; drop that first";
             return Err(ListenError::NoDispatcher { policy: AcceptPolicy::Dispatcher, why });
         };
-        let seats = &group.0.seats;
+        let seats = &self.0.seats;
         for (seat, worker) in workers.iter_mut().enumerate() {
             // The dispatcher of a process that died has read the messages of the workers that joined.
             if !worker.present && seats.get(seat, Count::Taken) != 0 {
@@ -231,14 +225,14 @@ impl Dispatcher {
         }
         let turn = workers.iter().map(|worker| worker.since).max().unwrap_or(0);
         Ok(Dispatcher {
-            group: group.clone(),
+            group: self.clone(),
             listener,
             waker,
             epoll,
             depth: 1,
             workers,
             turn,
-            idle: Idle::new(group.0.idle),
+            idle: Idle::new(self.0.idle),
             ready: VecDeque::new(),
             handed_over: false,
             accept_after: None,
@@ -248,7 +242,9 @@ impl Dispatcher {
             stats: DispatcherStats::default(),
         })
     }
+}
 
+impl Dispatcher {
     /// Sets how many unfinished connections a worker may have: 1 by default. With 1, no request waits behind a busy worker. A
     /// larger depth hides the latency of the messages between dispatcher and worker, at the cost of such waits.
     ///
@@ -327,7 +323,7 @@ impl Dispatcher {
     fn channels(&self) -> &WorkerChannels {
         match &self.group.0.shared {
             SharedState::Channels(channels) => channels,
-            _ => unreachable!("`Dispatcher::of` has checked the policy"),
+            _ => unreachable!("`ListenerGroup::dispatcher` has checked the policy"),
         }
     }
 

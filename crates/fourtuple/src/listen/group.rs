@@ -231,8 +231,7 @@ impl ListenerGroup {
 
     /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
     pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {
-        let endpoint = self.0.endpoint.clone();
-        move |error| ListenError::Call { call, endpoint: endpoint.clone(), error }
+        ListenError::call(call, &self.0.endpoint)
     }
 }
 
@@ -336,8 +335,7 @@ pub(crate) struct TcpOptions {
 impl TcpOptions {
     /// Reads the options of a TCP listener that another process has opened.
     pub(crate) fn of(listener: &OwnedFd, endpoint: &Endpoint) -> Result<TcpOptions, ListenError> {
-        let failed =
-            |error| call("getsockopt(TCP_DEFER_ACCEPT, TCP_FASTOPEN or IPV6_V6ONLY)", endpoint, error);
+        let failed = ListenError::call("getsockopt(TCP_DEFER_ACCEPT, TCP_FASTOPEN or IPV6_V6ONLY)", endpoint);
         let set = |value: u32| (value > 0).then(|| u16::try_from(value).unwrap_or(u16::MAX));
         let ipv6_only = endpoint
             .inet()
@@ -345,15 +343,15 @@ impl TcpOptions {
             .then(|| option::is_ipv6_only(listener.as_fd()))
             .transpose();
         Ok(TcpOptions {
-            defer_accept: set(option::defer_accept(listener.as_fd()).map_err(failed)?),
-            fast_open: set(option::fast_open(listener.as_fd()).map_err(failed)?),
+            defer_accept: set(option::defer_accept(listener.as_fd()).map_err(&failed)?),
+            fast_open: set(option::fast_open(listener.as_fd()).map_err(&failed)?),
             ipv6_only: ipv6_only.map_err(failed)?,
         })
     }
 
     /// Sets the options on a socket that is not bound.
     fn set(self, socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenError> {
-        let failed = |name| move |error| call(name, endpoint, error);
+        let failed = |name| ListenError::call(name, endpoint);
         let done = |name, answer| match answer {
             Answer::Done => Ok(()),
             Answer::Absent => Err(failed(name)(io::ErrorKind::Unsupported.into())),
@@ -387,7 +385,7 @@ pub(crate) fn reserve(
     backlog: i32,
 ) -> Result<OwnedFd, ListenError> {
     option::set_reuse_address(holder.as_fd(), false)
-        .map_err(|error| call("setsockopt(SO_REUSEADDR)", endpoint, error))?;
+        .map_err(ListenError::call("setsockopt(SO_REUSEADDR)", endpoint))?;
     set_reuse_port(holder, endpoint)?;
     open_reuseport(endpoint, options, backlog)
 }
@@ -399,13 +397,13 @@ pub(crate) fn open_reuseport(
     backlog: i32,
 ) -> Result<OwnedFd, ListenError> {
     let listener = bind(endpoint, options, true, true)?;
-    socket::listen(listener.as_fd(), backlog).map_err(|error| call("listen()", endpoint, error))?;
+    socket::listen(listener.as_fd(), backlog).map_err(ListenError::call("listen()", endpoint))?;
     Ok(listener)
 }
 
 fn set_reuse_port(socket: &OwnedFd, endpoint: &Endpoint) -> Result<(), ListenError> {
-    let failed = |error| call("setsockopt(SO_REUSEPORT)", endpoint, error);
-    match option::set_reuse_port(socket.as_fd()).map_err(failed)? {
+    let failed = ListenError::call("setsockopt(SO_REUSEPORT)", endpoint);
+    match option::set_reuse_port(socket.as_fd()).map_err(&failed)? {
         Answer::Done => Ok(()),
         Answer::Absent => Err(failed(io::ErrorKind::Unsupported.into())),
     }
@@ -418,7 +416,7 @@ pub(crate) fn bind(
     reuse_port: bool,
     nonblocking: bool,
 ) -> Result<OwnedFd, ListenError> {
-    let failed = |name| move |error| call(name, endpoint, error);
+    let failed = |name| ListenError::call(name, endpoint);
     let Some(address) = endpoint.inet() else {
         return Err(failed("bind()")(io::ErrorKind::InvalidInput.into()));
     };
@@ -438,17 +436,13 @@ pub(crate) fn bind(
 /// Returns the address of a socket, with the port that the kernel chose.
 pub(crate) fn local_endpoint(socket: &OwnedFd, endpoint: &Endpoint) -> Result<Endpoint, ListenError> {
     let address = socket::local_address(socket.as_fd());
-    Ok(address.map_err(|error| call("getsockname()", endpoint, error))?.into())
+    Ok(address.map_err(ListenError::call("getsockname()", endpoint))?.into())
 }
 
 /// Returns whether the kernel moves the queue of a closed SO_REUSEPORT listener to the remaining ones of its group
 /// (net.ipv4.tcp_migrate_req, Linux 5.14).
 pub(crate) fn kernel_migrates_queues() -> bool {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").is_ok_and(|value| value.trim() == "1")
-}
-
-fn call(call: &'static str, endpoint: &Endpoint, error: io::Error) -> ListenError {
-    ListenError::Call { call, endpoint: endpoint.clone(), error }
 }
 
 /// Binds a unix socket to a path. Returns the socket, which does not listen yet, and a guard that removes the path when it is
@@ -471,10 +465,7 @@ fn call(call: &'static str, endpoint: &Endpoint, error: io::Error) -> ListenErro
 pub fn bind_path(path: &Path, nonblocking: bool) -> Result<(OwnedFd, SocketPath), ListenError> {
     remove_dead(path)?;
     let endpoint = Endpoint::Unix(path.to_owned());
-    let failed = |call| {
-        let endpoint = endpoint.clone();
-        move |error| ListenError::Call { call, endpoint, error }
-    };
+    let failed = |call| ListenError::call(call, &endpoint);
     let socket = socket::open_stream(&endpoint, nonblocking).map_err(failed("socket()"))?;
     socket::bind_endpoint(socket.as_fd(), &endpoint).map_err(failed("bind()"))?;
     Ok((socket, SocketPath::of(path)))
@@ -490,12 +481,9 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(ListenError::Call { call: "stat()", endpoint, error }),
+        Err(error) => return Err(ListenError::call("stat()", &endpoint)(error)),
     }
-    let failed = |call| {
-        let endpoint = endpoint.clone();
-        move |error| ListenError::Call { call, endpoint, error }
-    };
+    let failed = |call| ListenError::call(call, &endpoint);
     let caller = socket::open_stream(&endpoint, true).map_err(failed("socket()"))?;
     match socket::connect_endpoint(caller.as_fd(), &endpoint) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {

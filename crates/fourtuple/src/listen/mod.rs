@@ -203,6 +203,12 @@ pub enum ListenError {
 }
 
 impl ListenError {
+    /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
+    pub(crate) fn call(call: &'static str, endpoint: &Endpoint) -> impl Fn(io::Error) -> ListenError + use<> {
+        let endpoint = endpoint.clone();
+        move |error| ListenError::Call { call, endpoint: endpoint.clone(), error }
+    }
+
     /// Returns whether the settings are at fault, rather than the environment.
     pub fn is_usage(&self) -> bool {
         matches!(

@@ -25,11 +25,7 @@ const BACK_OFF: Duration = Duration::from_millis(10);
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     if let Listeners::Shared(listener) = preparation.listeners {
         let set = option::set_receive_timeout(listener.as_fd(), CHECK_INTERVAL);
-        set.map_err(|error| ListenError::Call {
-            call: "setsockopt(SO_RCVTIMEO)",
-            endpoint: preparation.endpoint.clone(),
-            error,
-        })?;
+        set.map_err(ListenError::call("setsockopt(SO_RCVTIMEO)", preparation.endpoint))?;
     }
     Ok(SharedState::None)
 }
@@ -114,16 +110,6 @@ impl Wait for Blocking {
     fn keep(&mut self, _seat: &Seat, connection: Connection) -> Result<(), ListenError> {
         self.connection = Some(connection);
         self.since = Instant::now();
-        Ok(())
-    }
-
-    /// Returns zero: the worker serves only this connection.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
-        Duration::ZERO
-    }
-
-    /// Does nothing: no epoll watches the connection.
-    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
     }
 

@@ -39,11 +39,7 @@ struct Dispatched {
 /// Creates the channels between the dispatcher and the workers.
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     let channels = WorkerChannels::new(preparation.seats).map(SharedState::Channels);
-    channels.map_err(|error| ListenError::Call {
-        call: "socketpair()",
-        endpoint: preparation.endpoint.clone(),
-        error,
-    })
+    channels.map_err(ListenError::call("socketpair()", preparation.endpoint))
 }
 
 pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
@@ -180,9 +176,7 @@ impl Wait for Dispatched {
             seat.close_idle(self.own.sweep());
             let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
             left = sooner(left, self.own.until_sweep());
-            if self.unsent.is_some() {
-                left = Some(left.map_or(RETRY_INTERVAL, |left| left.min(RETRY_INTERVAL)));
-            }
+            left = sooner(left, self.unsent.map(|_| RETRY_INTERVAL));
             let mut events = [Ready::NONE; EVENTS];
             let ready = self.epoll.wait(&mut events, left).map_err(seat.group.failed("epoll_wait()"))?;
             if !ready.is_empty() {
@@ -197,16 +191,6 @@ impl Wait for Dispatched {
         if let Some(earlier) = self.kept.replace(connection) {
             self.give_back(seat, earlier, KEPT)?;
         }
-        Ok(())
-    }
-
-    /// Returns zero: a ready connection waits for any worker.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
-        Duration::ZERO
-    }
-
-    /// Does nothing: a connection that `next` returned is in no epoll.
-    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
         Ok(())
     }
 

@@ -65,11 +65,17 @@ pub(crate) trait Wait: Send {
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError>;
 
     /// Returns how long the request that `next` has just returned waited for this worker while another worker was idle. The
-    /// connection has been kept since `kept`, and `next` was called at `asked`. Zero where an idle worker takes the next request.
-    fn misplaced(&self, seat: &Seat, kept: Instant, asked: Instant) -> Duration;
+    /// connection has been kept since `kept`, and `next` was called at `asked`. Zero where a ready connection waits for any worker, or the
+    /// worker serves only this connection.
+    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
+        Duration::ZERO
+    }
 
-    /// Stops watching a connection that `next` returned. Another epoll will watch it, and both would report its events.
-    fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError>;
+    /// Stops watching a connection that `next` returned. Another epoll will watch it, and both would report its events. Does nothing where
+    /// `next` returns connections that nothing watches.
+    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
+        Ok(())
+    }
 
     /// Stops accepting, for another process that accepts from the same listeners, and takes the connection for which the kernel may
     /// have woken only this worker. Called between two calls of `next`, at most once.

@@ -364,7 +364,7 @@ impl Wait for Pool {
                 if pause.is_zero() {
                     self.listen_again(seat)?;
                 } else {
-                    left = Some(left.map_or(pause, |left| left.min(pause)));
+                    left = sooner(left, Some(pause));
                 }
             }
             let mut events = [Ready::NONE; EVENTS];

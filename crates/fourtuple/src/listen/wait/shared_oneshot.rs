@@ -29,11 +29,7 @@ pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, List
         unreachable!("a policy without listener_each has a shared listener")
     };
     let shared = SharedEpoll::new(listener, preparation.idle).map(SharedState::Epoll);
-    shared.map_err(|error| ListenError::Call {
-        call: "epoll_ctl()",
-        endpoint: preparation.endpoint.clone(),
-        error,
-    })
+    shared.map_err(ListenError::call("epoll_ctl()", preparation.endpoint))
 }
 
 pub(crate) fn open(_seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
@@ -113,11 +109,6 @@ impl Wait for SharedOneshot {
 
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError> {
         seat.watched(shared(seat).put(connection)).map(drop)
-    }
-
-    /// Returns zero: a ready connection waits for any worker.
-    fn misplaced(&self, _seat: &Seat, _kept: Instant, _asked: Instant) -> Duration {
-        Duration::ZERO
     }
 
     fn forget(&mut self, seat: &Seat, connection: &mut Connection) -> Result<(), ListenError> {

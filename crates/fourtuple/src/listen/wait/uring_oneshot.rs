@@ -34,12 +34,7 @@ const BACK_OFF: Duration = Duration::from_millis(10);
 pub(crate) fn prepare(preparation: &Preparation<'_>) -> Result<SharedState, ListenError> {
     let endpoint = preparation.endpoint;
     let mut ring = AcceptRing::new().map_err(|error| refused(endpoint, error))?;
-    let waits = ring.waits();
-    if waits.map_err(|error| ListenError::Call {
-        call: "io_uring_enter()",
-        endpoint: endpoint.clone(),
-        error,
-    })? {
+    if ring.waits().map_err(ListenError::call("io_uring_enter()", endpoint))? {
         return Ok(SharedState::None);
     }
     Err(ListenError::Absent {
@@ -63,7 +58,7 @@ fn refused(endpoint: &Endpoint, error: io::Error) -> ListenError {
         Some(Errno::EINVAL) => {
             ListenError::Absent { policy, what: "IORING_SETUP_DEFER_TASKRUN (Linux 6.1)", error }
         }
-        _ => ListenError::Call { call: "io_uring_setup()", endpoint: endpoint.clone(), error },
+        _ => ListenError::call("io_uring_setup()", endpoint)(error),
     }
 }
 
@@ -343,7 +338,7 @@ impl UringOneshot {
                 if pause.is_zero() {
                     self.accept_after = None;
                 } else {
-                    left = Some(left.map_or(pause, |left| left.min(pause)));
+                    left = sooner(left, Some(pause));
                 }
             }
             self.arm(ring, seat).map_err(seat.group.failed("io_uring_enter()"))?;
@@ -388,11 +383,6 @@ impl Wait for UringOneshot {
         self.rounds.as_ref().map_or(Duration::ZERO, |rounds| {
             rounds.misplaced(kept, asked, || seat.group.0.seats.others_idle(seat.number))
         })
-    }
-
-    /// Does nothing: the poll of the connection has completed.
-    fn forget(&mut self, _seat: &Seat, _connection: &mut Connection) -> Result<(), ListenError> {
-        Ok(())
     }
 
     fn hand_over(&mut self, seat: &Seat) -> Result<(), ListenError> {

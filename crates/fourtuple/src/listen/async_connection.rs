@@ -333,22 +333,26 @@ pub(super) enum Stream {
     Unix(UnixStream),
 }
 
+/// Makes the same call on the socket of either family.
+macro_rules! on_either {
+    ($stream:expr, $socket:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($socket) => $call,
+            Stream::Unix($socket) => $call,
+        }
+    };
+}
+
 impl Stream {
     /// Returns the socket, which the runtime watches no longer.
     pub(super) fn into_socket(self) -> io::Result<OwnedFd> {
-        Ok(match self {
-            Stream::Tcp(stream) => stream.into_std()?.into(),
-            Stream::Unix(stream) => stream.into_std()?.into(),
-        })
+        Ok(on_either!(self, socket => socket.into_std()?.into()))
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Tcp(stream) => stream.as_fd(),
-            Stream::Unix(stream) => stream.as_fd(),
-        }
+        on_either!(self, socket => socket.as_fd())
     }
 }
 
@@ -358,19 +362,13 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
+        on_either!(self.get_mut(), socket => Pin::new(socket).poll_read(context, buffer))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Stream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
+        on_either!(self.get_mut(), socket => Pin::new(socket).poll_write(context, bytes))
     }
 
     fn poll_write_vectored(
@@ -378,31 +376,19 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
-        }
+        on_either!(self.get_mut(), socket => Pin::new(socket).poll_write_vectored(context, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Stream::Tcp(stream) => stream.is_write_vectored(),
-            Stream::Unix(stream) => stream.is_write_vectored(),
-        }
+        on_either!(self, socket => socket.is_write_vectored())
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            Stream::Unix(stream) => Pin::new(stream).poll_flush(context),
-        }
+        on_either!(self.get_mut(), socket => Pin::new(socket).poll_flush(context))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-        }
+        on_either!(self.get_mut(), socket => Pin::new(socket).poll_shutdown(context))
     }
 }
 

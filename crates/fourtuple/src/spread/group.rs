@@ -211,18 +211,6 @@ impl UdpGroup {
         Ok(group)
     }
 
-    /// Returns a group of open sockets.
-    pub(super) fn of(
-        address: SocketAddr,
-        spread: Selector,
-        members: Vec<OwnedFd>,
-        control: Option<OwnedFd>,
-        link: Option<OwnedFd>,
-    ) -> UdpGroup {
-        let members = members.into_iter().map(Some).collect();
-        UdpGroup { address, spread, members, control, filter: None, programs: None, live: None, link }
-    }
-
     fn failure(&self, call: &'static str) -> impl Fn(io::Error) -> UdpGroupError {
         let address = self.address;
         move |error| UdpGroupError::Call { call, address, error }
@@ -620,7 +608,8 @@ impl UdpGroup {
                 error: None,
             });
         }
-        Ok(UdpGroup::of(address, spread, members, control, link))
+        let members = members.into_iter().map(Some).collect();
+        Ok(UdpGroup { address, spread, members, control, filter: None, programs: None, live: None, link })
     }
 }
 

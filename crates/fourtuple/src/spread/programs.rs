@@ -175,7 +175,7 @@ mod built {
     }
 }
 
-/// A build without the feature `bpf`.
+/// A build without the feature `bpf` has no eBPF program of a group.
 #[cfg(not(feature = "bpf"))]
 mod not_built {
     use std::net::SocketAddr;
@@ -185,74 +185,51 @@ mod not_built {
     use crate::spread::group::XdpReport;
     use crate::spread::selector::{ControlFilter, Selector, SlotRule};
 
-    /// The eBPF programs of a group, which this build lacks.
+    type Done = Result<(), UdpGroupError>;
+
     #[derive(Debug)]
-    pub(in crate::spread) struct Programs {
-        spread: Selector,
-    }
+    pub(in crate::spread) enum Programs {}
 
     impl Programs {
         pub(in crate::spread) const SLOTS: usize = 1;
 
         pub(in crate::spread) fn load(
-            spread: Selector,
-            _rule: Option<SlotRule>,
-            _control: Option<&ControlFilter>,
+            selector: Selector,
+            _: Option<SlotRule>,
+            _: Option<&ControlFilter>,
         ) -> Result<Programs, UdpGroupError> {
-            Err(UdpGroupError::NotBuilt { selector: spread, feature: "bpf" })
+            Err(UdpGroupError::NotBuilt { selector, feature: "bpf" })
         }
 
-        fn not_built(&self) -> UdpGroupError {
-            UdpGroupError::NotBuilt { selector: self.spread, feature: "bpf" }
+        pub(in crate::spread) fn attach(&self, _: BorrowedFd<'_>) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn attach(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn attach_to_device(&mut self, _: SocketAddr, _: u32, _: usize) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn attach_to_device(
-            &mut self,
-            _address: SocketAddr,
-            _device: u32,
-            _members: usize,
-        ) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn seat(&self, _: usize, _: BorrowedFd<'_>) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn seat(
-            &self,
-            _seat: usize,
-            _socket: BorrowedFd<'_>,
-        ) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn seat_control(&self, _: BorrowedFd<'_>) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn seat_control(&self, _socket: BorrowedFd<'_>) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn leave(&self, _: usize) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn leave(&self, _seat: usize) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn choose(&self, _: SlotRule) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn choose(&self, _rule: SlotRule) -> Result<(), UdpGroupError> {
-            Err(self.not_built())
+        pub(in crate::spread) fn give(&self, _: usize, _: usize) -> Done {
+            match *self {}
         }
-
-        pub(in crate::spread) fn give(&self, _slot: usize, _seat: usize) -> Result<(), UdpGroupError> {
-            Ok(())
-        }
-
         pub(in crate::spread) fn strays(&self) -> u64 {
-            0
+            match *self {}
         }
-
         pub(in crate::spread) fn link(&self) -> Option<BorrowedFd<'_>> {
-            None
+            match *self {}
         }
-
         pub(in crate::spread) fn at_device(&self) -> Option<XdpReport> {
-            None
+            match *self {}
         }
     }
 }

@@ -137,6 +137,12 @@ fn is_required(list: &str, need: &str) -> bool {
     has(need) || has("all") && !has(&format!("-{need}"))
 }
 
+/// An array of the named constants of `Errno`, which the caller has imported.
+#[macro_export]
+macro_rules! errnos {
+    ($($name:ident)*) => { [$(Errno::$name),*] };
+}
+
 /// Returns the mount point of a cgroup2 file system.
 pub fn cgroup_root() -> io::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts")?;

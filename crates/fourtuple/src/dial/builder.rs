@@ -165,11 +165,8 @@ impl DialerBuilder {
         if let Some(source_address) = self.sources.foreign_family(destination) {
             return Err(BuildError::Family { source_address, destination });
         }
-        match &self.device {
-            Some(name) if name.is_empty() || name.len() > 15 => {
-                return Err(BuildError::Device { name: name.clone() });
-            }
-            _ => {}
+        if let Some(name) = self.device.as_ref().filter(|name| name.is_empty() || name.len() > 15) {
+            return Err(BuildError::Device { name: name.clone() });
         }
         let addresses = self.sources.addresses();
         if self.source_port.is_some() && (self.source_port == Some(0) || addresses.len() > 1) {

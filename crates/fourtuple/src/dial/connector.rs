@@ -332,7 +332,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Dial(#[from] DialError),
     /// The connections to all addresses of a name failed.
-    #[error("no address of {host} could be connected: {}", List(failures))]
+    #[error("no address of {host} could be connected: {}", list(failures))]
     #[non_exhaustive]
     AllFailed {
         /// The host.
@@ -396,9 +396,7 @@ impl ConnectError {
             ConnectError::Build(error) => error.is_retryable(),
             ConnectError::Dial(error) => error.is_retryable(),
             ConnectError::AllFailed { failures, .. } => failures.iter().any(ConnectError::is_retryable),
-            ConnectError::NoHost { .. } | ConnectError::NotHttp { .. } | ConnectError::NoAddress { .. } => {
-                false
-            }
+            _ => false,
         }
     }
 }
@@ -409,24 +407,18 @@ impl From<ConnectError> for io::Error {
     }
 }
 
-/// Displays errors with their sources, because `source()` can return only one error.
-struct List<'a>(&'a [ConnectError]);
-
-impl fmt::Display for List<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, error) in self.0.iter().enumerate() {
-            if index > 0 {
-                formatter.write_str("; ")?;
-            }
-            error.fmt(formatter)?;
-            let mut source = std::error::Error::source(error);
-            while let Some(error) = source {
-                write!(formatter, ": {error}")?;
-                source = error.source();
-            }
+/// Returns the texts of errors with their sources, because `source()` can return only one error.
+fn list(errors: &[ConnectError]) -> String {
+    let with_sources = |error: &ConnectError| {
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(error) = source {
+            text += &format!(": {error}");
+            source = error.source();
         }
-        Ok(())
-    }
+        text
+    };
+    errors.iter().map(with_sources).collect::<Vec<_>>().join("; ")
 }
 
 /// The future of a name resolution.

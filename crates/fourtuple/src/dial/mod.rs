@@ -258,16 +258,11 @@ impl DialError {
     /// Returns the kind of [`io::Error`] that fits: [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if no source port is free, as
     /// connect() of TCP reports this case.
     pub fn kind(&self) -> io::ErrorKind {
-        match self {
-            DialError::PortsExhausted { .. } | DialError::SourceNotLocal { .. } => {
-                io::ErrorKind::AddrNotAvailable
-            }
-            DialError::TupleBusy { .. } | DialError::WouldShadow { .. } => io::ErrorKind::AddrInUse,
-            DialError::Refused { .. } | DialError::SelfConnect { .. } => io::ErrorKind::ConnectionRefused,
-            DialError::TimedOut { .. } => io::ErrorKind::TimedOut,
-            DialError::NotSupported { .. } => io::ErrorKind::Unsupported,
-            DialError::CannotSee { .. } => io::ErrorKind::Other,
-            DialError::Call { error, .. } => error.kind(),
+        match (self, self.raw_os_error()) {
+            (DialError::NotSupported { .. }, _) => io::ErrorKind::Unsupported,
+            (DialError::Call { error, .. }, _) => error.kind(),
+            (DialError::CannotSee { .. }, _) | (_, None) => io::ErrorKind::Other,
+            (_, Some(errno)) => io::Error::from_raw_os_error(errno).kind(),
         }
     }
 
@@ -317,10 +312,8 @@ impl DialError {
             | DialError::Refused { .. }
             | DialError::SelfConnect { .. }
             | DialError::TimedOut { .. } => true,
-            DialError::SourceNotLocal { .. }
-            | DialError::CannotSee { .. }
-            | DialError::NotSupported { .. } => false,
             DialError::Call { error, .. } => is_temporary(error),
+            _ => false,
         }
     }
 }
@@ -336,11 +329,8 @@ impl BuildError {
     /// Returns the kind of [`io::Error`] that fits.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            BuildError::PortZero { .. }
-            | BuildError::Family { .. }
-            | BuildError::Device { .. }
-            | BuildError::SourcePort => io::ErrorKind::InvalidInput,
             BuildError::Probe(ProbeError { error, .. }) | BuildError::Range { error } => error.kind(),
+            _ => io::ErrorKind::InvalidInput,
         }
     }
 
@@ -348,11 +338,8 @@ impl BuildError {
     /// route.
     pub fn is_retryable(&self) -> bool {
         match self {
-            BuildError::PortZero { .. }
-            | BuildError::Family { .. }
-            | BuildError::Device { .. }
-            | BuildError::SourcePort => false,
             BuildError::Probe(ProbeError { error, .. }) | BuildError::Range { error } => is_temporary(error),
+            _ => false,
         }
     }
 }

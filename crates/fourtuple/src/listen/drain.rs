@@ -144,19 +144,8 @@ impl ListenerGroup {
             }
             thread::sleep(CHECK_INTERVAL);
         };
-        seats.set_phase(Phase::Drained);
-        self.wake_all();
-        let after = self.sums();
-        let Remaining { open, queued, handshakes } = remaining;
-        Ok(DrainReport {
-            accepted: after.0 - before.0,
-            answered: after.1 - before.1,
-            open,
-            queued,
-            handshakes,
-            still_queued: self.0.is_filter_refused.load(Ordering::Relaxed),
-            elapsed: begun.elapsed(),
-        })
+        let report = self.end(begun, before, remaining);
+        Ok(DrainReport { still_queued: self.0.is_filter_refused.load(Ordering::Relaxed), ..report })
     }
 
     /// Ends the group while another process accepts from the same listeners ([`listeners`](ListenerGroup::listeners)): workers stop
@@ -209,18 +198,24 @@ impl ListenerGroup {
             }
             thread::sleep(CHECK_INTERVAL);
         };
-        seats.set_phase(Phase::Drained);
+        Ok(self.end(begun, before, Remaining { open, queued: 0, handshakes: Some(0) }))
+    }
+
+    /// Ends the group. `before`: the sums when the drain began.
+    fn end(&self, begun: Instant, before: (u64, u64), remaining: Remaining) -> DrainReport {
+        self.0.seats.set_phase(Phase::Drained);
         self.wake_all();
         let after = self.sums();
-        Ok(DrainReport {
+        let Remaining { open, queued, handshakes } = remaining;
+        DrainReport {
             accepted: after.0 - before.0,
             answered: after.1 - before.1,
             open,
-            queued: 0,
-            handshakes: Some(0),
+            queued,
+            handshakes,
             still_queued: false,
             elapsed: begun.elapsed(),
-        })
+        }
     }
 
     /// Wakes the acceptors and dispatchers of this process.

@@ -269,20 +269,10 @@ impl ListenError {
             ListenError::NoDispatcher { policy, .. } => *policy == AcceptPolicy::Dispatcher,
             ListenError::Bpf { error, .. } => has_temporary_cause(&**error),
             ListenError::Call { error, .. } => is_temporary_for_server(error),
-            ListenError::Impossible { .. }
-            | ListenError::NotPermitted { .. }
-            | ListenError::Absent { .. }
-            | ListenError::NotBuilt { .. }
-            | ListenError::Setting { .. }
-            | ListenError::Drained
-            | ListenError::NotASocket { .. }
-            | ListenError::NotMeasurable
-            | ListenError::Adopted { .. } => false,
+            _ => false,
         }
     }
-}
 
-impl ListenError {
     /// Returns the kind of [`io::Error`] that fits.
     pub fn kind(&self) -> io::ErrorKind {
         match self {

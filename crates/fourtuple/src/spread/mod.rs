@@ -239,22 +239,10 @@ impl UdpGroupError {
             UdpGroupError::NoDevice { error, .. } | UdpGroupError::Call { error, .. } => {
                 is_temporary_for_server(error)
             }
-            UdpGroupError::Members { .. }
-            | UdpGroupError::Impossible { .. }
-            | UdpGroupError::NoControl { .. }
-            | UdpGroupError::Absent { .. }
-            | UdpGroupError::NotPermitted { .. }
-            | UdpGroupError::NotBuilt { .. }
-            | UdpGroupError::WhichDevice { .. }
-            | UdpGroupError::Fixed { .. }
-            | UdpGroupError::Weights { .. }
-            | UdpGroupError::NoMember { .. }
-            | UdpGroupError::NotOne { .. } => false,
+            _ => false,
         }
     }
-}
 
-impl UdpGroupError {
     /// Returns the kind of [`io::Error`] that fits.
     pub fn kind(&self) -> io::ErrorKind {
         match self {

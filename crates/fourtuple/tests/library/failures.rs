@@ -21,7 +21,7 @@ use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, device, netns, option, route};
 use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
-use fourtuple_testing::{each_in_namespace, in_namespace, listener, print, set_sysctl};
+use fourtuple_testing::{each_in_namespace, errnos, in_namespace, listener, print, set_sysctl};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task;
 
@@ -473,34 +473,10 @@ fn udp_looks_up_the_route_again_without_its_address() {
 
 /// The errors of connect(2), and of the route and the neighbour of its SYN (`ip_route_connect`, `ip_queue_xmit`). EINPROGRESS and EINTR are
 /// left out: a connect() with these errors goes on.
-const ERRNOS: [Errno; 27] = [
-    Errno::EACCES,
-    Errno::EPERM,
-    Errno::EADDRINUSE,
-    Errno::EADDRNOTAVAIL,
-    Errno::EAFNOSUPPORT,
-    Errno::EAGAIN,
-    Errno::EALREADY,
-    Errno::EBADF,
-    Errno::ECONNREFUSED,
-    Errno::ECONNRESET,
-    Errno::ECONNABORTED,
-    Errno::EFAULT,
-    Errno::EINVAL,
-    Errno::EISCONN,
-    Errno::ENETDOWN,
-    Errno::ENETUNREACH,
-    Errno::EHOSTDOWN,
-    Errno::EHOSTUNREACH,
-    Errno::ENONET,
-    Errno::ENOBUFS,
-    Errno::ENOMEM,
-    Errno::ENOPROTOOPT,
-    Errno::ENOTSOCK,
-    Errno::EOPNOTSUPP,
-    Errno::EPROTO,
-    Errno::EPROTOTYPE,
-    Errno::ETIMEDOUT,
+const ERRNOS: [Errno; 27] = errnos![
+    EACCES EPERM EADDRINUSE EADDRNOTAVAIL EAFNOSUPPORT EAGAIN EALREADY EBADF ECONNREFUSED ECONNRESET
+    ECONNABORTED EFAULT EINVAL EISCONN ENETDOWN ENETUNREACH EHOSTDOWN EHOSTUNREACH ENONET ENOBUFS ENOMEM
+    ENOPROTOOPT ENOTSOCK EOPNOTSUPP EPROTO EPROTOTYPE ETIMEDOUT
 ];
 const STRATEGIES: [Strategy; 4] =
     [Strategy::KernelDefault, Strategy::FullRange, Strategy::RANDOM_WINDOW, Strategy::SELECT_TEST_REPEAT];

@@ -12,85 +12,32 @@ use fourtuple::listen::{
 };
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, FailingCall};
-use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, print};
+use fourtuple_testing::{StopOnDrop, each_in_namespace, errnos, in_namespace, print};
 
 use crate::endpoint;
 
 /// The errors in accept(2), also in its section "Error handling", and errors of other kernels.
-const ERRNOS: [Errno; 27] = [
-    Errno::EAGAIN,
-    Errno::EINTR,
-    Errno::ECONNABORTED,
-    Errno::ECONNRESET,
-    Errno::EPROTO,
-    Errno::ENOPROTOOPT,
-    Errno::EOPNOTSUPP,
-    Errno::ENETDOWN,
-    Errno::ENETUNREACH,
-    Errno::EHOSTDOWN,
-    Errno::EHOSTUNREACH,
-    Errno::ENONET,
-    Errno::ETIMEDOUT,
-    Errno::EMFILE,
-    Errno::ENFILE,
-    Errno::ENOBUFS,
-    Errno::ENOMEM,
-    Errno::EPERM,
-    Errno::EACCES,
-    Errno::ENOSR,
-    Errno::ESOCKTNOSUPPORT,
-    Errno::EPROTONOSUPPORT,
-    Errno::EBADF,
-    Errno::EFAULT,
-    Errno::EINVAL,
-    Errno::ENOTSOCK,
-    Errno::ENOSYS,
-];
-const POLICIES: [AcceptPolicy; 8] = [
-    AcceptPolicy::Exclusive,
-    AcceptPolicy::Plain,
-    AcceptPolicy::Blocking,
-    AcceptPolicy::ROTATE,
-    AcceptPolicy::SharedOneshot,
-    AcceptPolicy::Reuseport,
-    AcceptPolicy::ReuseportLeastBusy,
-    AcceptPolicy::Dispatcher,
+const ERRNOS: [Errno; 27] = errnos![
+    EAGAIN EINTR ECONNABORTED ECONNRESET EPROTO ENOPROTOOPT EOPNOTSUPP ENETDOWN ENETUNREACH EHOSTDOWN
+    EHOSTUNREACH ENONET ETIMEDOUT EMFILE ENFILE ENOBUFS ENOMEM EPERM EACCES ENOSR ESOCKTNOSUPPORT
+    EPROTONOSUPPORT EBADF EFAULT EINVAL ENOTSOCK ENOSYS
 ];
 /// The errors of adding to an epoll in epoll_ctl(2).
-const WATCH_ERRNOS: [Errno; 8] = [
-    Errno::ENOSPC,
-    Errno::ENOMEM,
-    Errno::EPERM,
-    Errno::EEXIST,
-    Errno::ENOENT,
-    Errno::ELOOP,
-    Errno::EBADF,
-    Errno::EINVAL,
+const WATCH_ERRNOS: [Errno; 8] = errnos![
+    ENOSPC ENOMEM EPERM EEXIST ENOENT ELOOP EBADF EINVAL
 ];
 /// The errors of sendmsg(2) and recvmsg(2) on a Unix socket.
-const MESSAGE_ERRNOS: [Errno; 19] = [
-    Errno::EAGAIN,
-    Errno::EINTR,
-    Errno::ENOBUFS,
-    Errno::ENOMEM,
-    Errno::ETOOMANYREFS,
-    Errno::EACCES,
-    Errno::EBADF,
-    Errno::ECONNREFUSED,
-    Errno::ECONNRESET,
-    Errno::EDESTADDRREQ,
-    Errno::EFAULT,
-    Errno::EINVAL,
-    Errno::EISCONN,
-    Errno::EMSGSIZE,
-    Errno::ENOTCONN,
-    Errno::ENOTSOCK,
-    Errno::EOPNOTSUPP,
-    Errno::EPERM,
-    Errno::EPIPE,
+const MESSAGE_ERRNOS: [Errno; 19] = errnos![
+    EAGAIN EINTR ENOBUFS ENOMEM ETOOMANYREFS EACCES EBADF ECONNREFUSED ECONNRESET EDESTADDRREQ EFAULT EINVAL
+    EISCONN EMSGSIZE ENOTCONN ENOTSOCK EOPNOTSUPP EPERM EPIPE
 ];
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(10);
+
+/// Returns the policies whose accept(2) a seccomp filter sees.
+fn policies() -> Vec<AcceptPolicy> {
+    AcceptPolicy::ALL.into_iter().filter(|policy| *policy != AcceptPolicy::UringOneshot).collect()
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Expected {
@@ -302,7 +249,7 @@ fn ready(group: &ListenerGroup, call: FailingCall) -> TcpStream {
 fn every_errno_of_accept_leaves_the_worker_alive() {
     in_namespace(|| {
         let call = FailingCall::Accept;
-        matrix(call, &POLICIES, &ERRNOS, |group, errno| match group.policy() {
+        matrix(call, &policies(), &ERRNOS, |group, errno| match group.policy() {
             AcceptPolicy::Dispatcher => dispatcher(group, (call, errno), |stats| {
                 let DispatcherStats { failed_accepts, out_of_process_descriptors, .. } = *stats;
                 let others = [stats.out_of_host_descriptors, stats.out_of_memory, stats.other_failed_accepts];
@@ -325,7 +272,7 @@ fn every_errno_of_epoll_ctl_leaves_the_worker_alive() {
         let call = FailingCall::AddWatch;
         // `blocking` has no epoll.
         let policies: Vec<_> =
-            POLICIES.into_iter().filter(|policy| *policy != AcceptPolicy::Blocking).collect();
+            policies().into_iter().filter(|policy| *policy != AcceptPolicy::Blocking).collect();
         matrix(call, &policies, &WATCH_ERRNOS, |group, errno| match group.policy() {
             AcceptPolicy::Dispatcher => dispatcher(group, (call, errno), |stats| stats.unwatched),
             _ => worker(group, (call, errno), |stats| stats.unwatched),

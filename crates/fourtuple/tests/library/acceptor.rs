@@ -33,10 +33,10 @@ use hyper::{Request, Response, server};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::{DEADLINE, run, runtime};
 
 fn endpoint(family: Family) -> Endpoint {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -51,6 +51,10 @@ fn endpoint(family: Family) -> Endpoint {
     }
 }
 
+fn builder(policy: AcceptPolicy, family: Family) -> ListenerGroupBuilder {
+    ListenerGroupBuilder::at(endpoint(family)).policy(policy)
+}
+
 /// A group, and the thread of its dispatcher if the policy has one.
 struct Open {
     group: ListenerGroup,
@@ -59,7 +63,7 @@ struct Open {
 }
 
 fn open(policy: AcceptPolicy, family: Family) -> Open {
-    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(8).open().unwrap();
+    let group = builder(policy, family).max_workers(8).open().unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let dispatcher = (group.policy() == AcceptPolicy::Dispatcher).then(|| {
         let (mut dispatcher, over) = (group.dispatcher().unwrap(), Arc::clone(&over));
@@ -85,15 +89,6 @@ impl Drop for Open {
             std::panic::resume_unwind(panic);
         }
     }
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// Runs a client, and fails the test if it does not end.
-fn run<T>(future: impl Future<Output = T>) -> T {
-    runtime().block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an answer in time") })
 }
 
 /// A worker with its own runtime.
@@ -161,7 +156,7 @@ async fn serve_http(stream: AsyncConnection) {
 
 /// Returns whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
 fn is_available(policy: AcceptPolicy) -> bool {
-    match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
+    match (builder(policy, Family::Tcp4).open(), policy.facility()) {
         (Ok(_), _) => true,
         (Err(ListenError::NotBuilt { .. }), Some(_)) if !cfg!(all(feature = "bpf", feature = "uring")) => {
             false
@@ -402,9 +397,7 @@ fn an_untaken_connection_goes_to_another_worker() {
 #[test]
 fn recycle_closes_connections_and_measured_is_refused() {
     in_namespace(|| {
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
-            .policy(AcceptPolicy::SharedOneshot)
-            .max_workers(4);
+        let listen = builder(AcceptPolicy::SharedOneshot, Family::Tcp4).max_workers(4);
         let group = listen.clone().recycle(Recycle::Requests(2)).open().unwrap();
         let worker = Worker::start(&group, serve_bytes);
         run(async {

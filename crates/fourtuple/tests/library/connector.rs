@@ -19,7 +19,7 @@ use fourtuple::dial::{
 };
 use fourtuple_syscalls::option;
 use fourtuple_testing::accept_queue::full_listener;
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{in_namespace, listener};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -32,17 +32,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::task::{self, JoinSet, LocalSet};
 
-/// A timeout that only a failing test reaches.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-fn range(text: &str) {
-    set_sysctl("net.ipv4.ip_local_port_range", text);
-}
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end in time") })
-}
+use crate::{range, run};
 
 /// Serves HTTP in a task of the runtime, and returns the address.
 async fn http_server(address: &str) -> SocketAddr {

@@ -25,6 +25,8 @@ use fourtuple_testing::{each_in_namespace, errnos, in_namespace, listener, print
 use tokio::runtime::{Builder, Runtime};
 use tokio::task;
 
+use crate::runtime;
+
 const POOL: &str = "10.9.0.12,10.9.0.13,10.9.0.14,10.9.0.15";
 
 fn address(text: &str) -> IpAddr {
@@ -617,10 +619,6 @@ fn exhaustion_without_tcp_diag_is_reported() {
 #[ignore = "needs a kernel without udp_diag: cargo xtask kernels boots one"]
 fn udp_without_udp_diag_shares_nothing() {
     in_namespace(|| a_shared_tuple_is_not_risked(Errno::ENOENT));
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// Waits for the future on a thread that cannot start threads.

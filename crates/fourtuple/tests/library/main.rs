@@ -7,14 +7,16 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{Dialer, Sharing, SourcePool, Strategy};
 use fourtuple::listen::{AcceptPolicy, Family, ListenerGroupBuilder, Recycle, Workers};
 use fourtuple::ports::{PortRange, PortSet};
 use fourtuple::spread::Selector;
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
@@ -26,6 +28,32 @@ mod failures;
 mod strategies;
 mod traps;
 mod udp;
+
+/// A timeout that only a failing test reaches.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Sets the range of ports of this namespace.
+fn range(text: &str) {
+    set_sysctl("net.ipv4.ip_local_port_range", text);
+}
+
+/// Returns whether this kernel has IP_LOCAL_PORT_RANGE, or reports a skipped test.
+fn has_option(test: &str) -> bool {
+    let has = capabilities::probe().unwrap().local_port_range != LocalPortRange::Absent;
+    if !has {
+        skip(test, "ip_local_port_range", "not in this kernel");
+    }
+    has
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a future, and fails the test if it does not end.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    runtime().block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end in time") })
+}
 
 /// Collects the fields of events as text.
 #[derive(Clone, Default)]

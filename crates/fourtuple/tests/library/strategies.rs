@@ -23,16 +23,14 @@ use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
 use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, seccomp};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_testing::{in_namespace, listener, set_sysctl};
+
+use crate::has_option;
 
 const PORTS: u16 = 64;
 
 fn small_range() {
     set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
-}
-
-fn has_option() -> bool {
-    capabilities::probe().unwrap().local_port_range != LocalPortRange::Absent
 }
 
 /// Dials until the ports run out.
@@ -174,8 +172,8 @@ fn kernel_default_fills_every_port() {
 #[test]
 fn full_range_fills_every_port() {
     in_namespace(|| {
-        if !has_option() {
-            return skip("full_range_fills_every_port", "ip_local_port_range", "not in this kernel");
+        if !has_option("full_range_fills_every_port") {
+            return;
         }
         fills_every_port(Strategy::FullRange, "127.0.0.1");
     });
@@ -184,8 +182,8 @@ fn full_range_fills_every_port() {
 #[test]
 fn full_range_fills_every_port_of_ipv6() {
     in_namespace(|| {
-        if !has_option() {
-            return skip("full_range_fills_every_port_of_ipv6", "ip_local_port_range", "not in this kernel");
+        if !has_option("full_range_fills_every_port_of_ipv6") {
+            return;
         }
         fills_every_port(Strategy::FullRange, "::1");
     });
@@ -194,12 +192,8 @@ fn full_range_fills_every_port_of_ipv6() {
 #[test]
 fn random_window_ends_at_the_full_range_and_fills_every_port() {
     in_namespace(|| {
-        if !has_option() {
-            return skip(
-                "random_window_ends_at_the_full_range_and_fills_every_port",
-                "ip_local_port_range",
-                "not in this kernel",
-            );
+        if !has_option("random_window_ends_at_the_full_range_and_fills_every_port") {
+            return;
         }
         let strategy = Strategy::RandomWindow {
             width: NonZeroU16::new(4).unwrap(),
@@ -213,12 +207,8 @@ fn random_window_ends_at_the_full_range_and_fills_every_port() {
 #[test]
 fn a_window_without_fallback_fails_while_ports_are_free() {
     in_namespace(|| {
-        if !has_option() {
-            return skip(
-                "a_window_without_fallback_fails_while_ports_are_free",
-                "ip_local_port_range",
-                "not in this kernel",
-            );
+        if !has_option("a_window_without_fallback_fails_while_ports_are_free") {
+            return;
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -266,8 +256,8 @@ fn auto_fills_every_port_and_reports_its_choice() {
 #[test]
 fn auto_names_a_free_port_at_any_fill() {
     in_namespace(|| {
-        if !has_option() {
-            return skip("auto_names_a_free_port_at_any_fill", "ip_local_port_range", "not in this kernel");
+        if !has_option("auto_names_a_free_port_at_any_fill") {
+            return;
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -295,12 +285,8 @@ fn auto_handles_ports_taken_by_other_processes() {
 #[test]
 fn the_ledger_starts_with_the_ports_in_use() {
     in_namespace(|| {
-        if !has_option() {
-            return skip(
-                "the_ledger_starts_with_the_ports_in_use",
-                "ip_local_port_range",
-                "not in this kernel",
-            );
+        if !has_option("the_ledger_starts_with_the_ports_in_use") {
+            return;
         }
         small_range();
         let (_listener, destination) = listener("127.0.0.1", 1024);
@@ -448,12 +434,8 @@ fn a_mapped_destination_is_dialed_as_ipv4() {
 #[test]
 fn windows_of_more_than_1024_ports_are_long_searches() {
     in_namespace(|| {
-        if !has_option() {
-            return skip(
-                "windows_of_more_than_1024_ports_are_long_searches",
-                "ip_local_port_range",
-                "no option 51",
-            );
+        if !has_option("windows_of_more_than_1024_ports_are_long_searches") {
+            return;
         }
         set_sysctl("net.ipv4.ip_local_port_range", "20000 29999");
         let (_listener, destination) = listener("127.0.0.1", 16);

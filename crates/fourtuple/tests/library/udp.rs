@@ -9,11 +9,9 @@ use std::time::Duration;
 use fourtuple::dial::{BuildError, DialError, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::in_namespace;
 
-fn range(text: &str) {
-    set_sysctl("net.ipv4.ip_local_port_range", text);
-}
+use crate::range;
 
 fn dialer(destination: &str, sharing: Sharing) -> UdpDialer {
     UdpDialer::new(destination.parse().unwrap(), None, sharing).unwrap()

@@ -20,7 +20,7 @@ use fourtuple_syscalls::{option, privileges, sock_diag};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
-use crate::{Stream, Worker, connect, endpoint, open, try_ask};
+use crate::{Stream, Worker, builder, connect, open, try_ask};
 
 /// A timeout that only a failing test reaches.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ fn ask(group: &ListenerGroup, requests: u32, answers: &AtomicU64, stop: &AtomicB
 }
 
 fn drain_under_load(policy: AcceptPolicy, family: Family) -> DrainReport {
-    let group = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(8).open().unwrap();
+    let group = builder(policy, family).max_workers(8).open().unwrap();
     let (answers, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (group, answers, stop) = (&group, &answers, &stop);
     let never = AtomicBool::new(false);
@@ -152,8 +152,7 @@ fn a_drain_under_load_resets_no_connection() {
 fn a_full_queue_is_served_before_the_end() {
     in_namespace(|| {
         for (policy, family) in everywhere("a_full_queue_is_served_before_the_end") {
-            let group =
-                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(4).open().unwrap();
+            let group = builder(policy, family).max_workers(4).open().unwrap();
             // A listener of the group queues the connections until a worker joins.
             let mut streams: Vec<_> = (0..16).map(|_| connect(&group)).collect();
             for stream in &mut streams {
@@ -240,8 +239,7 @@ fn a_drain_waits_for_no_other_server() {
 #[test]
 fn a_drain_reports_remaining_connections() {
     in_namespace(|| {
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+        let group = builder(AcceptPolicy::Exclusive, Family::Tcp4).open().unwrap();
         let mut acceptor = group.join().unwrap();
         let mut held = connect(&group);
         held.write_all(b"?").unwrap();
@@ -261,8 +259,7 @@ fn a_drain_reports_remaining_connections() {
 #[test]
 fn without_sock_diag_handshakes_are_unknown() {
     in_namespace(|| {
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+        let group = builder(AcceptPolicy::Exclusive, Family::Tcp4).open().unwrap();
         let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
         let _client = half_open(address);
         seccomp::refuse(Facility::SocketDiag).unwrap();
@@ -276,9 +273,7 @@ fn without_sock_diag_handshakes_are_unknown() {
 #[test]
 fn a_server_without_privileges_drains() {
     in_namespace(|| {
-        let open = || {
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap()
-        };
+        let open = || builder(AcceptPolicy::Exclusive, Family::Tcp4).open().unwrap();
         let drain = |group: &ListenerGroup| {
             thread::scope(|scope| {
                 let acceptor = group.join().unwrap();
@@ -306,8 +301,7 @@ fn a_server_without_privileges_drains() {
 fn a_kept_connection_is_open_until_the_deadline() {
     in_namespace(|| {
         for (policy, family) in everywhere("a_kept_connection_is_open_until_the_deadline") {
-            let group =
-                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(4).open().unwrap();
+            let group = builder(policy, family).max_workers(4).open().unwrap();
             let never = AtomicBool::new(false);
             thread::scope(|scope| {
                 let (group, never) = (&group, &never);
@@ -338,7 +332,7 @@ fn a_kept_connection_is_open_until_the_deadline() {
 fn the_last_worker_reports_waiting_connections() {
     in_namespace(|| {
         for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot] {
-            let group = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).open().unwrap();
+            let group = builder(policy, Family::Unix).open().unwrap();
             let mut first = group.join().unwrap();
             let second = group.join().unwrap();
             let mut streams = [connect(&group), connect(&group)];
@@ -364,7 +358,7 @@ fn leaving_leaves_the_accept_queue_to_other_workers() {
     in_namespace(|| {
         let policies = [AcceptPolicy::Exclusive, AcceptPolicy::Plain, AcceptPolicy::ROTATE];
         for policy in policies {
-            let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open().unwrap();
+            let group = builder(policy, Family::Tcp4).open().unwrap();
             let leaving = group.join().unwrap();
             let mut staying = group.join().unwrap();
             let mut streams: Vec<_> = (0..QUEUED).map(|_| connect(&group)).collect();
@@ -384,8 +378,7 @@ fn leaving_leaves_the_accept_queue_to_other_workers() {
 /// The handoff queue has no space for all connections, and no worker takes any.
 fn wait_for_space() {
     const IDLE: usize = 400;
-    let group =
-        ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive).open().unwrap();
+    let group = builder(AcceptPolicy::Exclusive, Family::Tcp4).open().unwrap();
     let mut acceptor = group.join().unwrap();
     let mut streams = Vec::new();
     for _ in 0..IDLE {
@@ -497,7 +490,7 @@ fn processes_use_tcp_migrate_req() {
     in_namespace(|| {
         // The sysctl belongs to this namespace. It is absent before Linux 5.14; the listener is then handed over.
         let _ = std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "1");
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Reuseport);
+        let listen = builder(AcceptPolicy::Reuseport, Family::Tcp4);
         let group = listen.workers(Workers::Processes).open().unwrap();
         let leaving = group.join().unwrap();
         let mut waiting: Vec<_> = (0..5).map(|_| connect(&group)).collect();

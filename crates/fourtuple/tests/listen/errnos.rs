@@ -7,14 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{
-    AcceptPolicy, DispatcherStats, Family, ListenError, ListenerGroup, ListenerGroupBuilder, SeatStats,
-};
+use fourtuple::listen::{AcceptPolicy, DispatcherStats, Family, ListenError, ListenerGroup, SeatStats};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, FailingCall};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, errnos, in_namespace, print};
 
-use crate::endpoint;
+use crate::builder;
 
 /// The errors in accept(2), also in its section "Error handling", and errors of other kernels.
 const ERRNOS: [Errno; 27] = errnos![
@@ -168,7 +166,7 @@ fn matrix(
     each_in_namespace(policies, |policy| {
         let mut classes = [" Waits:", " Counted:", " Ends:"].map(str::to_owned);
         for errno in errnos {
-            let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).max_workers(1);
+            let listen = builder(*policy, Family::Tcp4).max_workers(1);
             let group = match listen.open() {
                 Ok(group) => group,
                 Err(error) => {
@@ -312,7 +310,7 @@ fn a_worker_that_leaves_returns_what_it_cannot_hand_over() {
     let policies =
         [AcceptPolicy::Exclusive, AcceptPolicy::Plain, AcceptPolicy::ROTATE, AcceptPolicy::UringOneshot];
     each_in_namespace(&policies, |policy| {
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(*policy).max_workers(2);
+        let listen = builder(*policy, Family::Tcp4).max_workers(2);
         // This kernel has no io_uring.
         let Ok(group) = listen.open() else { return assert_eq!(*policy, AcceptPolicy::UringOneshot) };
         let mut acceptor = group.join().unwrap();

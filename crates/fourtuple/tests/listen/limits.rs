@@ -19,7 +19,7 @@ use fourtuple_syscalls::{option, seccomp};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::{everywhere, is_available};
-use crate::{Opened, Stream, Worker, ask, connect, endpoint, serve, try_ask};
+use crate::{Opened, Stream, Worker, ask, builder, connect, endpoint, serve, try_ask};
 
 const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -60,7 +60,7 @@ fn ask_in_time(group: &ListenerGroup) -> Box<dyn Stream> {
 fn silent_connections_are_closed() {
     in_namespace(|| {
         for (policy, family) in everywhere("silent_connections_are_closed") {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let listen = builder(policy, family).max_workers(2);
             let group = listen.idle_timeout(Duration::from_millis(100)).open().unwrap();
             beside(&group, 1, || {
                 // One client that never sends a byte, and one that sends one request.
@@ -86,7 +86,7 @@ fn silent_connections_are_closed_under_load() {
             *family == Family::Unix && ![AcceptPolicy::Blocking, AcceptPolicy::Dispatcher].contains(policy)
         });
         for (policy, family) in policies {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(1);
+            let listen = builder(policy, family).max_workers(1);
             let group = listen.idle_timeout(Duration::from_millis(100)).open().unwrap();
             let mut acceptor = group.join().unwrap();
             let _silent = connect(&group);
@@ -104,7 +104,7 @@ fn silent_connections_are_closed_under_load() {
 fn active_connections_are_kept() {
     in_namespace(|| {
         for (policy, family) in everywhere("active_connections_are_kept") {
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let listen = builder(policy, family).max_workers(2);
             let group = listen.idle_timeout(Duration::from_secs(60)).open().unwrap();
             beside(&group, 1, || {
                 let mut stream = connect(&group);
@@ -122,8 +122,7 @@ fn active_connections_are_kept() {
 fn a_held_connection_extends_no_wait() {
     in_namespace(|| {
         for (policy, family) in everywhere("a_held_connection_extends_no_wait") {
-            let group =
-                Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).open().unwrap());
+            let group = Opened::from(builder(policy, family).open().unwrap());
             let mut acceptor = group.join().unwrap();
             let mut stream = connect(&group);
             stream.write_all(b"x").unwrap();
@@ -151,7 +150,7 @@ fn a_held_connection_extends_no_wait() {
 fn a_slow_reader_has_a_write_limit() {
     in_namespace(|| {
         const LIMIT: Duration = Duration::from_millis(200);
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Exclusive);
+        let listen = builder(AcceptPolicy::Exclusive, Family::Tcp4);
         let group = listen.write_timeout(LIMIT).open().unwrap();
         let mut acceptor = group.join().unwrap();
         let mut stream = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
@@ -183,7 +182,7 @@ fn a_slow_reader_has_a_write_limit() {
 fn slow_readers_delay_an_honest_client_up_to_the_limit() {
     in_namespace(|| {
         let limit = std::env::var("FOURTUPLE_WRITE_LIMIT_MS").map_or(100, |limit| limit.parse().unwrap());
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::SharedOneshot);
+        let listen = builder(AcceptPolicy::SharedOneshot, Family::Tcp4);
         let group = listen.write_timeout(Duration::from_millis(limit)).open().unwrap();
         let (group, stop) = (&group, &AtomicBool::new(false));
         thread::scope(|scope| {
@@ -224,11 +223,7 @@ fn slow_readers_delay_an_honest_client_up_to_the_limit() {
 fn only_the_unwatched_connection_is_dropped() {
     in_namespace(|| {
         for policy in [AcceptPolicy::Exclusive, AcceptPolicy::SharedOneshot, AcceptPolicy::Plain] {
-            let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
-                .policy(policy)
-                .max_workers(1)
-                .open()
-                .unwrap();
+            let group = builder(policy, Family::Tcp4).max_workers(1).open().unwrap();
             let group = &group;
             thread::scope(|scope| {
                 let mut acceptor = group.join().unwrap();
@@ -263,8 +258,7 @@ fn only_the_unwatched_connection_is_dropped() {
 #[test]
 fn a_dispatcher_without_watches_continues() {
     in_namespace(|| {
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher).open().unwrap();
+        let group = builder(AcceptPolicy::Dispatcher, Family::Tcp4).open().unwrap();
         let mut dispatcher = group.dispatcher().unwrap();
         let (waker, stop) = (dispatcher.waker(), &AtomicBool::new(false));
         thread::scope(|scope| {
@@ -286,8 +280,7 @@ fn a_dispatcher_without_watches_continues() {
 #[test]
 fn a_listener_without_watches_is_added_again() {
     in_namespace(|| {
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::ROTATE).open().unwrap();
+        let group = builder(AcceptPolicy::ROTATE, Family::Tcp4).open().unwrap();
         let mut acceptor = group.join().unwrap();
         let ready = || {
             let mut stream = connect(&group);
@@ -359,9 +352,7 @@ fn the_address_is_reserved_before_workers_join() {
 #[test]
 fn processes_have_separate_listeners() {
     in_namespace(|| {
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
-            .policy(AcceptPolicy::Reuseport)
-            .workers(Workers::Processes);
+        let listen = builder(AcceptPolicy::Reuseport, Family::Tcp4).workers(Workers::Processes);
         let group = listen.open().unwrap();
         let _acceptors = [group.join().unwrap(), group.join().unwrap(), group.join().unwrap()];
         let mut listeners = 0;
@@ -375,7 +366,7 @@ fn signals_interrupt_no_wait() {
     in_namespace(|| {
         each_in_namespace(everywhere("signals_interrupt_no_wait"), |(policy, family)| {
             // A slow host needs longer than the default limit for the response.
-            let listen = ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2);
+            let listen = builder(policy, family).max_workers(2);
             let group = listen.write_timeout(Duration::from_secs(60)).open().unwrap();
             let (group, stop, waited) = (&group, &AtomicBool::new(false), &AtomicBool::new(false));
             thread::scope(|scope| {
@@ -439,7 +430,7 @@ fn signals_interrupt_no_wait() {
 #[test]
 fn settings_out_of_range_are_refused() {
     in_namespace(|| {
-        let at = || ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher);
+        let at = || builder(AcceptPolicy::Dispatcher, Family::Tcp4);
         let age = |jitter| Recycle::Age { limit: Duration::from_secs(1), jitter };
         for (listen, setting) in [
             (at().max_workers(0), "max_workers is 0"),
@@ -510,8 +501,7 @@ fn backlog_reports_the_somaxconn_limit() {
 fn client_resets_do_not_end_a_worker() {
     in_namespace(|| {
         for (policy, family) in everywhere("client_resets_do_not_end_a_worker") {
-            let group =
-                ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(2).open().unwrap();
+            let group = builder(policy, family).max_workers(2).open().unwrap();
             let Some(address) = group.endpoint().inet() else { continue };
             beside(&group, 2, || {
                 for number in 0..100 {
@@ -528,7 +518,7 @@ fn client_resets_do_not_end_a_worker() {
 }
 
 fn open(policy: AcceptPolicy) -> ListenerGroup {
-    let listen = ListenerGroupBuilder::at(endpoint(Family::Unix)).policy(policy).max_workers(16);
+    let listen = builder(policy, Family::Unix).max_workers(16);
     listen.recycle(Recycle::Measured).open().unwrap()
 }
 

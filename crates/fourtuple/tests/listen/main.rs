@@ -118,6 +118,11 @@ pub(crate) fn endpoint(family: Family) -> Endpoint {
     }
 }
 
+/// Returns the settings of a group with an endpoint of its own.
+pub(crate) fn builder(policy: AcceptPolicy, family: Family) -> ListenerGroupBuilder {
+    ListenerGroupBuilder::at(endpoint(family)).policy(policy)
+}
+
 /// A group, and the thread of its dispatcher if the policy has one.
 pub(crate) struct Opened {
     group: ListenerGroup,
@@ -133,7 +138,7 @@ impl Deref for Opened {
 }
 
 pub(crate) fn open(policy: AcceptPolicy, family: Family) -> Opened {
-    Opened::from(ListenerGroupBuilder::at(endpoint(family)).policy(policy).max_workers(16).open().unwrap())
+    Opened::from(builder(policy, family).max_workers(16).open().unwrap())
 }
 
 impl From<ListenerGroup> for Opened {

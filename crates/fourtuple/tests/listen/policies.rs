@@ -14,7 +14,7 @@ use fourtuple_record::measure::balance;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::process::until_others_sleep;
 
-use crate::{Worker, ask, closed_gate, connect, endpoint, open, serve};
+use crate::{Worker, ask, builder, closed_gate, connect, endpoint, open, serve};
 
 fn stop(workers: Vec<Worker>) {
     workers.into_iter().for_each(Worker::stop);
@@ -37,7 +37,7 @@ pub(crate) fn everywhere(test: &str) -> impl Iterator<Item = (AcceptPolicy, Fami
 
 /// Returns whether this host can open the policy. A missing facility is reported as a skip, or fails where the facility is required.
 pub(crate) fn is_available(policy: AcceptPolicy, test: &str) -> bool {
-    match (ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(policy).open(), policy.facility()) {
+    match (builder(policy, Family::Tcp4).open(), policy.facility()) {
         (Ok(_), _) => true,
         (Err(ListenError::NotBuilt { .. }), Some(_)) if !cfg!(all(feature = "bpf", feature = "uring")) => {
             false
@@ -193,9 +193,7 @@ fn a_kept_connection_does_not_wait_behind_a_busy_worker() {
 #[test]
 fn recycle_closes_after_n_requests() {
     in_namespace(|| {
-        let listen = ListenerGroupBuilder::at(endpoint(Family::Unix))
-            .policy(AcceptPolicy::ROTATE)
-            .recycle(Recycle::Requests(3));
+        let listen = builder(AcceptPolicy::ROTATE, Family::Unix).recycle(Recycle::Requests(3));
         let group = listen.open().unwrap();
         let workers = Worker::start_many(&group, 2);
         let mut stream = connect(&group);
@@ -242,10 +240,7 @@ fn a_worker_that_leaves_loses_no_connection() {
 #[test]
 fn impossible_settings_are_errors() {
     in_namespace(|| {
-        let refused = ListenerGroupBuilder::at(endpoint(Family::Unix))
-            .policy(AcceptPolicy::Reuseport)
-            .open()
-            .unwrap_err();
+        let refused = builder(AcceptPolicy::Reuseport, Family::Unix).open().unwrap_err();
         assert!(refused.to_string().starts_with("reuseport is not possible over unix"), "{refused}");
         let group = ListenerGroupBuilder::at(endpoint(Family::Tcp4))
             .max_workers(1)
@@ -312,12 +307,12 @@ mod uring {
     use fourtuple_testing::in_namespace;
 
     use crate::policies::is_available;
-    use crate::{ask, connect, endpoint, serve};
+    use crate::{ask, builder, connect, serve};
 
     const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 
     fn listen(family: Family) -> ListenerGroupBuilder {
-        ListenerGroupBuilder::at(endpoint(family)).policy(AcceptPolicy::UringOneshot)
+        builder(AcceptPolicy::UringOneshot, family)
     }
 
     #[test]
@@ -413,15 +408,13 @@ const DEADLINE: Option<Duration> = Some(Duration::from_secs(60));
 #[test]
 fn a_group_has_one_dispatcher() {
     in_namespace(|| {
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::ROTATE).open().unwrap();
+        let group = builder(AcceptPolicy::ROTATE, Family::Tcp4).open().unwrap();
         let error = group.dispatcher().unwrap_err().to_string();
         assert!(
             error.starts_with("a group with rotate has no dispatcher to return: its workers accept"),
             "{error}"
         );
-        let group =
-            ListenerGroupBuilder::at(endpoint(Family::Tcp4)).policy(AcceptPolicy::Dispatcher).open().unwrap();
+        let group = builder(AcceptPolicy::Dispatcher, Family::Tcp4).open().unwrap();
         let first = group.dispatcher().unwrap();
         let error = group.dispatcher().unwrap_err().to_string();
         assert!(error.ends_with("it has one already; drop that first"), "{error}");

@@ -85,7 +85,7 @@ fn listeners_that_form_no_group_are_refused() {
         let several = ListenerGroupBuilder::from_listeners;
         assert!(refusal(several(Vec::<OwnedFd>::new())).contains("there is none"));
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(refusal(several(vec![OwnedFd::from(file)])).contains("no socket"));
+        assert!(refusal(several(vec![OwnedFd::from(file)])).contains("not a socket"));
         let (first, second) = (listener(), listener());
         let stream = TcpStream::connect(first.local_addr().unwrap()).unwrap();
         assert!(refusal(several(vec![stream.into()])).contains("does not listen"));

@@ -12,8 +12,7 @@ use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Connect, Progress, Transport};
 
 use crate::dial::attempt::{Attempt, Retry};
-use crate::dial::builder::SourcePool;
-use crate::dial::builder::{DialerBuilder, StrategyChoice};
+use crate::dial::builder::{DialerBuilder, SourcePool, StrategyChoice};
 use crate::dial::ledger::PortLedger;
 use crate::dial::strategy::Strategy;
 use crate::dial::{Counter, DialError};

@@ -37,8 +37,7 @@ mod tokio;
 mod udp;
 
 pub use attempt::{Attempt, ConnectRequest, Retry};
-pub use builder::{DialerBuilder, StrategyChoice};
-pub use builder::{MAX_SOURCES, SourceError, SourcePool};
+pub use builder::{DialerBuilder, MAX_SOURCES, SourceError, SourcePool, StrategyChoice};
 #[cfg(feature = "tokio")]
 pub use connector::{
     ConnectError, Connector, ConnectorBuilder, DialedStream, Resolve, Resolving, SystemResolver,

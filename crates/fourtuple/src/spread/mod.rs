@@ -25,7 +25,7 @@ pub use selector::{
     SelectorParseError, SlotRule,
 };
 
-/// An error of a [`UdpGroup`](crate::spread::UdpGroup).
+/// An error of a [`UdpGroup`].
 ///
 /// ```
 /// use std::io;

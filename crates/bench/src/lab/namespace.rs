@@ -12,7 +12,7 @@ use fourtuple_syscalls::netns;
 use fourtuple_syscalls::resource;
 use fourtuple_syscalls::socket::{self, Transport};
 
-use crate::lab::{LabError, start};
+use crate::lab::{LabError, start_thread};
 
 /// Descriptors that an experiment needs besides its parked sockets: one batch of dials, listeners, and a reserve.
 const DESCRIPTORS: u64 = 512;
@@ -48,7 +48,7 @@ impl Namespace {
         experiment: impl FnOnce(&Namespace) -> Result<R, LabError> + Send,
     ) -> Result<R, LabError> {
         thread::scope(|scope| {
-            let thread = start::thread(scope, || {
+            let thread = start_thread(scope, || {
                 netns::enter_new().map_err(LabError::Namespace)?;
                 experiment(&Namespace { _private: () })
             })?;

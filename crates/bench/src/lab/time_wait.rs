@@ -25,7 +25,7 @@ use fourtuple_record::{
 use fourtuple_syscalls::socket;
 
 use crate::lab::namespace::{Family, Namespace};
-use crate::lab::{LabError, Watch, start};
+use crate::lab::{LabError, Watch, start_thread};
 
 /// The time that Linux keeps a socket in TIME_WAIT (TCP_TIMEWAIT_LEN in include/net/tcp.h): a constant, which
 /// tcp_fin_timeout does not change.
@@ -102,7 +102,7 @@ impl TimeWait {
                 watch.progress.begin(remedy.name(), self.transactions(*remedy));
                 let begun = first_sender.clone();
                 let turn = &turn;
-                let started = start::thread(scope, move || {
+                let started = start_thread(scope, move || {
                     let run = Namespace::run(|namespace| run(self, *remedy, namespace, watch, turn, &begun));
                     // Sent after a failure too: the next run waits for this message.
                     let _ = begun.send(());

@@ -20,8 +20,7 @@ use fourtuple_syscalls::{errno_name, option, resource};
 use crate::lab::locks::{Locks, Setup};
 use crate::lab::namespace::{Family, Namespace};
 use crate::lab::pool::workers::Pool;
-use crate::lab::start::{self, Start};
-use crate::lab::{LabError, Watch};
+use crate::lab::{LabError, Start, Watch, start_thread};
 
 /// Port of the server, below every range of the clients.
 const SERVER: u16 = 80;
@@ -131,7 +130,7 @@ fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<T
         let threads: Result<Vec<_>, LabError> = clients
             .iter()
             .enumerate()
-            .map(|(number, dialers)| start::thread(scope, move || ask(number, dialers)))
+            .map(|(number, dialers)| start_thread(scope, move || ask(number, dialers)))
             .collect();
         let threads = threads.inspect_err(|_| together.cancel())?;
         together.begin(threads.len());
@@ -271,7 +270,7 @@ pub(super) fn count(queries: &mut dyn FnMut()) -> Result<CountedWaits, String> {
             let _ = sender.send(());
         };
         let trace =
-            start::thread(scope, || locks.run(&stop, begun, |_| {})).map_err(|error| error.to_string())?;
+            start_thread(scope, || locks.run(&stop, begun, |_| {})).map_err(|error| error.to_string())?;
         // The sender is dropped unused if no program could be attached.
         if attached.recv().is_ok() {
             queries();

@@ -8,8 +8,7 @@ use fourtuple_record::measure::words::counted;
 use fourtuple_record::{PlanesCell, PlanesRatio, Remark};
 
 use crate::lab::planes::generator::inner_flows;
-use crate::lab::planes::trial::{Measured, RunMeasurements};
-use crate::lab::planes::{Spec, SpreadBy};
+use crate::lab::planes::{Measured, RunMeasurements, Spec, SpreadBy};
 
 /// The generator limits a run if it waits for less than this share of the time.
 const HARDLY: f64 = 0.05;

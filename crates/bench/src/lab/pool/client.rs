@@ -16,8 +16,7 @@ use crate::lab::pool::address::ServerAddress;
 use crate::lab::pool::wire::{self, ServerTiming};
 use crate::lab::pool::workers::Pool;
 use crate::lab::pool::{Mix, Pause};
-use crate::lab::start::{self, Start};
-use crate::lab::{LabError, Watch};
+use crate::lab::{LabError, Start, Watch, start_thread};
 
 /// Maximum sleep between two checks of the stop flag; longer pauses are split.
 const NAP: Duration = Duration::from_millis(20);
@@ -299,13 +298,13 @@ impl ClientLoad {
                 .map(|number| {
                     let pause = Pause::Exponential(self.pause);
                     let settings = ClientSettings { mix: self.mix, pause, seed: seed(u64::from(number) + 1) };
-                    start::thread(scope, begin(settings, number as usize))
+                    start_thread(scope, begin(settings, number as usize))
                 })
                 .collect();
             let probe = self.probe.map(|work| {
                 let settings =
                     ClientSettings { mix: Mix::all(work), pause: Pause::Fixed(PROBE_PAUSE), seed: seed(0) };
-                start::thread(scope, begin(settings, self.clients as usize))
+                start_thread(scope, begin(settings, self.clients as usize))
             });
             let (load, probe) = match (load, probe.transpose()) {
                 (Ok(load), Ok(probe)) => (load, probe),

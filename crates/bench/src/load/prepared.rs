@@ -10,7 +10,7 @@ use fourtuple_record::{LoadResults, LoadSettings, Remark};
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, errno_name, option};
 
-use crate::load::error::LoadError;
+use crate::load::LoadError;
 use crate::load::preflight::{Finding, Need, Preflight, Remedy, Severity, Snapshot, judge};
 use crate::load::run::RunProgress;
 use crate::load::settings::Load;

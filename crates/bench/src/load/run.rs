@@ -14,13 +14,14 @@ use fourtuple_record::{
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{Endpoint, resource, schedule};
 
+use crate::load::LoadError;
 use crate::load::arrival::Schedule;
 use crate::load::driver::{Driver, Live, Share, Shared};
 use crate::load::engine::{EngineChoice, EpollEngine, Http2Engine, Options, Setup, UringEngine, self_test};
-use crate::load::error::LoadError;
 use crate::load::origin::Origin;
-use crate::load::preflight::Forecast;
-use crate::load::preflight::{self, Closer, Need, NoPort, Offered, Preflight, RunMeasurements, hindsight};
+use crate::load::preflight::{
+    self, Closer, Forecast, Need, NoPort, Offered, Preflight, RunMeasurements, hindsight,
+};
 use crate::load::settings::{Close, Load};
 use crate::load::tally::{Coordination, SecondSums, Tally};
 use crate::load::target::Scheme;

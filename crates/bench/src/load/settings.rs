@@ -10,10 +10,9 @@ use fourtuple_record::measure::words::counted;
 use fourtuple_syscalls::Endpoint;
 use fourtuple_syscalls::socket::Transport;
 
-use crate::load::arrival::Arrival;
+use crate::load::LoadError;
+use crate::load::arrival::{Arrival, Ramp};
 use crate::load::engine::EngineChoice;
-use crate::load::error::LoadError;
-use crate::load::ramp::Ramp;
 use crate::load::target::{HostAddresses, Scheme, Target};
 use crate::load::workload::{HttpRequest, RequestList, TlsOptions, TlsSetup, Trust, Workload};
 

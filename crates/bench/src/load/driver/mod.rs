@@ -9,7 +9,6 @@
 //! does not end the run.
 
 mod events;
-mod streams;
 
 use std::collections::VecDeque;
 use std::io;

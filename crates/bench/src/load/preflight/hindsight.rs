@@ -412,7 +412,7 @@ fn status(code: &str) -> String {
 mod tests {
     use super::*;
     use crate::load::preflight::judge;
-    use crate::load::preflight::judge::tests::{host, run};
+    use crate::load::preflight::tests::{host, run};
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -16,7 +16,7 @@ use rustls::{
     Error, HandshakeKind, ProtocolVersion, RootCertStore, SignatureScheme,
 };
 
-use crate::load::error::LoadError;
+use crate::load::LoadError;
 use crate::load::workload::{Failure, ParseOutcome, ProtocolState, quoted};
 
 /// The settings of https besides [`Trust`].

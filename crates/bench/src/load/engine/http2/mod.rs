@@ -5,7 +5,6 @@
 //! or a few, whose streams then are in the cache until their next requests are sent, by one system call, when the next turn begins.
 
 mod wire;
-mod woken;
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,8 +27,8 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::LOCATION;
 use http::{Request, Response};
 
-use self::wire::{Signals, Traffic, Wire, add};
-use self::woken::Woken;
+use self::wire::{Signals, Traffic, Wire, Woken, add};
+
 use crate::load::engine::{Engine, Event, Options, Stage, StreamEvent, epoll};
 use crate::load::settings::Load;
 use crate::load::tally::Streams;

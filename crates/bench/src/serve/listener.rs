@@ -10,7 +10,7 @@ use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Endpoint, Errno};
 
-use crate::serve::settings::ServeError;
+use crate::serve::ServeError;
 
 /// The sockets of a server, one entry per worker.
 pub(crate) struct Sockets {

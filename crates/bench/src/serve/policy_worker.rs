@@ -8,10 +8,10 @@ use std::time::Duration;
 use fourtuple::listen::{Acceptor, Connection, ListenError, SeatStats};
 use fourtuple_syscalls::{errno_name, option, socket};
 
+use crate::serve::Close;
 use crate::serve::decoder::{Answer, Decoder, Position};
 use crate::serve::running::{Counts, Stop};
 use crate::serve::service::Work;
-use crate::serve::settings::Close;
 
 /// Size of the receive buffer, in bytes.
 const ROOM: usize = 64 * 1024;

@@ -10,10 +10,10 @@ use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
 use fourtuple_syscalls::socket::{self, AcceptFailure};
 use fourtuple_syscalls::{Errno, errno_name, option};
 
+use crate::serve::Close;
 use crate::serve::decoder::{Answer, Decoder, Position};
 use crate::serve::running::{Counts, Stop};
 use crate::serve::service::Work;
-use crate::serve::settings::Close;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;

@@ -10,7 +10,6 @@
 mod metric;
 mod saved;
 mod server;
-mod testbed;
 mod trials;
 
 use std::io;
@@ -19,8 +18,7 @@ use fourtuple_syscalls::netns;
 
 pub use metric::{Metric, needs_one_name, only_rate};
 pub use saved::SavedTrials;
-pub use server::{ServerAddress, ServerCommand};
-pub use testbed::{CpuSplit, Servers};
+pub use server::{CpuSplit, ServerAddress, ServerCommand, Servers};
 pub use trials::{Outcome, Side, SideCommand, Trials};
 
 /// The reason why a comparison has no result.

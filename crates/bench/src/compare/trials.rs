@@ -6,15 +6,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::load::Load;
 use fourtuple_record::measure::{Comparison, Conclusion, FIRST_LOOK};
 use fourtuple_record::{CompareResults, CompareSettings, Host, Remark, Saved};
 use fourtuple_syscalls::child;
 
 use crate::compare::CompareError;
 use crate::compare::metric::{self, Metric, NoNumber};
-use crate::compare::server::ServerAddress;
-use crate::compare::testbed::{Servers, Testbed, TestbedOutcome};
+use crate::compare::server::{ServerAddress, Servers, Testbed, TestbedOutcome};
+use crate::load::Load;
 
 /// Trials of one side in a row that may be dropped before the comparison ends.
 const MAX_DROPPED: u32 = 3;

@@ -8,7 +8,6 @@ mod link;
 mod packet;
 mod port;
 mod session;
-mod task;
 
 pub use link::{Link, LinkError, LinkReport, LinkSettings, LinkState, Receive};
 pub use packet::{Demultiplexer, Diagnostic, Discard, Discards, LENGTH, Packet, State};

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use fourtuple::capabilities;
 use fourtuple_syscalls::resource;
 
-use crate::error::ForwardError;
-use crate::settings::Forward;
+use crate::settings::{Forward, ForwardError};
 
 /// Descriptors besides the sockets of clients and the listening sockets: standard streams, metrics, BFD, a takeover.
 const OTHER_DESCRIPTORS: u64 = 64;

@@ -14,7 +14,6 @@
 pub mod bfd;
 mod clients;
 mod counters;
-mod error;
 mod handover;
 mod path;
 mod plane;
@@ -27,12 +26,11 @@ mod worker;
 
 pub use clients::ClientLimit;
 pub use counters::{Drop, PlaneCounts};
-pub use error::ForwardError;
 #[doc(hidden)]
 pub use handover::fuzzing;
 pub use handover::{HandoverError, Predecessor, TakenOver, TakeoverOutcome, TakeoverSocket};
 pub use plane::PlaneKind;
 pub use route::{Prefix, Routes, RoutesError, Rule};
 pub use running::Running;
-pub use settings::{Forward, InBand, Link, Peer};
+pub use settings::{Forward, ForwardError, InBand, Link, Peer};
 pub use watch::{CONTROL, Reception, SessionReport};

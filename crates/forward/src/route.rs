@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fourtuple::spread::FlowKey;
 use fourtuple_syscalls::route;
 
-use crate::error::ForwardError;
+use crate::settings::ForwardError;
 
 /// An address prefix such as `192.0.2.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

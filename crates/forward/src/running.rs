@@ -15,10 +15,9 @@ use fourtuple_syscalls::socket::Transport;
 
 use crate::clients::{ClientLimit, Pool, Share};
 use crate::counters::{Counters, PlaneCounts};
-use crate::error::ForwardError;
 use crate::path::Path;
 use crate::route::{self, Endpoints, Routes, Shared, Table, View};
-use crate::settings::{Forward, Link};
+use crate::settings::{Forward, ForwardError, Link};
 use crate::watch::{SessionReport, SessionView, Sessions};
 use crate::worker::{DRAIN, END, Port, Request, RequestQueue, Worker};
 

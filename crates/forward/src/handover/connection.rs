@@ -14,10 +14,9 @@ use fourtuple::spread::UdpGroup;
 use fourtuple_syscalls::message::{self, Peer};
 use fourtuple_syscalls::{Errno, socket};
 
-use crate::error::ForwardError;
 use crate::handover::HandoverError;
 use crate::plane::PlaneKind;
-use crate::settings::Forward;
+use crate::settings::{Forward, ForwardError};
 
 /// The time limit for the next message of the peer process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,28 +1,22 @@
 //! The limit on client sockets of a forwarder, and the eviction of clients at the limit.
 
-use crate::kinds;
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sources::Sources;
 use fourtuple_forward::{Forward, ForwardError, Link, PlaneCounts, PlaneKind, Running};
+use fourtuple_testing::stream::LONG;
 use fourtuple_testing::{in_namespace, set_sysctl};
 
-/// A time limit that no working machine reaches.
-const LONG: Duration = Duration::from_secs(60);
+use crate::sources::Sources;
+use crate::{kinds, socket, until};
+
 /// The first byte of a packet to which the next hop replies.
 const REQUEST: u8 = b'r';
 const PLANES: usize = 2;
 
 fn kinds() -> Vec<PlaneKind> {
     kinds::kinds("clients")
-}
-
-fn socket(address: &str) -> UdpSocket {
-    let socket = UdpSocket::bind(address).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    socket
 }
 
 fn start(kind: PlaneKind, to: SocketAddr) -> (Running, SocketAddr) {
@@ -49,14 +43,6 @@ fn answer(hop: &UdpSocket) {
 fn exchange(client: &UdpSocket, to: SocketAddr, what: &str) {
     client.send_to(&[REQUEST; 64], to).unwrap();
     client.recv(&mut [0; 64]).unwrap_or_else(|error| panic!("{what}: {error}"));
-}
-
-fn until(mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "not within {LONG:?}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn sum(running: &Running, of: impl Fn(&PlaneCounts) -> u64) -> u64 {

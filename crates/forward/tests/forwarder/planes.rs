@@ -1,7 +1,9 @@
 //! Packets through real planes, in a separate namespace.
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::spread::{FlowKey, Selector};
@@ -10,26 +12,15 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::stream::{self, Stream};
+use fourtuple_testing::stream::{self, LONG, Stream};
 
 use crate::kinds::kinds;
+use crate::{socket, start, until};
 
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
-/// A time limit that no working machine reaches.
-const LONG: Duration = Duration::from_secs(60);
-
-fn socket(address: &str) -> UdpSocket {
-    let socket = UdpSocket::bind(address).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    socket
-}
 
 fn any() -> SocketAddr {
     LOCALHOSTS[0].parse().unwrap()
-}
-
-fn start(link: Link, kind: PlaneKind, planes: usize) -> Running {
-    Forward { kind, ..Forward::new(link, planes) }.start().unwrap()
 }
 
 /// Sends `packets` packets in groups that fit into a receive queue, and returns their numbers as received at `target`.
@@ -254,14 +245,6 @@ fn a_loop_is_refused() {
     });
 }
 
-fn until(mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "not within {LONG:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn changes() -> usize {
     let number = std::env::var("FOURTUPLE_PLANE_CHANGES").ok();
     number.map_or(20, |number| number.parse().expect("FOURTUPLE_PLANE_CHANGES is a number"))
@@ -361,5 +344,112 @@ fn sockets_at_other_addresses_are_not_in_the_way() {
         let mut with_selector = forward("127.0.0.1:4000");
         with_selector.links[0].spread = Selector::Random;
         assert!(matches!(with_selector.start(), Err(ForwardError::Taken { .. })));
+    });
+}
+
+/// The number of packets in a burst: more than a ring has buffers, fewer than a receive queue holds.
+const PACKETS: u32 = 150;
+
+/// Starts planes that spend `work` on each packet, so that more packets than ring buffers wait for them.
+fn start_busy(target: &UdpSocket, planes: usize, work: Duration) -> Running {
+    let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
+    Forward { kind: PlaneKind::Uring, work, ..Forward::new(link, planes) }.start().unwrap()
+}
+
+/// Checks that `packets` packets arrived, each once.
+fn require_all(target: &UdpSocket, packets: u32) {
+    let mut got = HashSet::new();
+    let mut room = [0; 100];
+    while got.len() < packets as usize {
+        let length = target.recv(&mut room).expect("a packet that was sent comes out");
+        assert!(got.insert(u32::from_be_bytes(room[..length].try_into().unwrap())), "a packet came twice");
+    }
+    assert!((0..packets).all(|number| got.contains(&number)));
+}
+
+#[test]
+fn no_packet_is_lost_when_there_are_fewer_buffers() {
+    in_namespace(|| {
+        if !kinds("no_packet_is_lost_when_there_are_fewer_buffers").contains(&PlaneKind::Uring) {
+            return;
+        }
+        let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+        // The forwarder also ends while packets wait for buffers.
+        for ends_early in [false, true] {
+            let running = start_busy(&target, 1, Duration::from_micros(100));
+            for number in 0..PACKETS {
+                sender.send_to(&number.to_be_bytes(), running.address(0).unwrap()).unwrap();
+            }
+            if !ends_early {
+                require_all(&target, PACKETS);
+            }
+            let counts = running.drain().unwrap().remove(0).remove(0);
+            if ends_early {
+                require_all(&target, PACKETS);
+            }
+            assert_eq!((counts.received, counts.sent), (PACKETS.into(), PACKETS.into()));
+            assert_eq!(counts.dropped_in_all(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_leaving_plane_forwards_the_packets_in_its_ring() {
+    in_namespace(|| {
+        if !kinds("a_leaving_plane_forwards_the_packets_in_its_ring").contains(&PlaneKind::Uring) {
+            return;
+        }
+        let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
+        let mut running = start_busy(&target, 2, Duration::from_micros(100));
+        // All packets have one 4-tuple, so one plane receives all of them.
+        let mut sent = 0;
+        let send = |running: &Running, sent: &mut u32| {
+            for _ in 0..PACKETS {
+                sender.send_to(&sent.to_be_bytes(), running.address(0).unwrap()).unwrap();
+                *sent += 1;
+            }
+        };
+        send(&running, &mut sent);
+        let begun = Instant::now();
+        let plane = loop {
+            let counts = running.counts(0);
+            if let Some(plane) = counts.iter().position(|plane| plane.received > 0) {
+                break plane;
+            }
+            assert!(begun.elapsed() < LONG, "{counts:?}");
+        };
+        running.leave(plane).unwrap();
+        assert_eq!(running.join().unwrap(), plane);
+        require_all(&target, sent);
+        // A plane that ends with packets in its ring forwards them; packets in the receive queue stay with the socket.
+        sent = 0;
+        send(&running, &mut sent);
+        for _ in 0..5 {
+            running.leave(plane).unwrap();
+            running.join().unwrap();
+        }
+        let planes = running.drain().unwrap().remove(0);
+        require_all(&target, sent);
+        assert_eq!(planes.iter().map(|plane| plane.received).sum::<u64>(), u64::from(2 * PACKETS));
+        assert!(planes.iter().all(|plane| plane.dropped.is_empty()), "{planes:?}");
+    });
+}
+
+#[test]
+fn missing_permission_fails_before_a_socket_opens() {
+    in_namespace(|| {
+        // The filter applies to a separate thread, since it cannot be removed.
+        let refused = thread::spawn(|| {
+            seccomp::refuse(Facility::IoUring).unwrap();
+            let there = "127.0.0.1:9".parse().unwrap();
+            // No device has this address; bind() would fail next.
+            let forward = Forward::new(Link::new("192.0.2.1:0".parse().unwrap(), there), 1);
+            Forward { kind: PlaneKind::Uring, ..forward }.start().unwrap_err()
+        });
+        let error = refused.join().unwrap();
+        let is_named = matches!(error, ForwardError::NotPermitted { kind: PlaneKind::Uring, .. });
+        assert!(is_named, "{error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("uring is not permitted here: io_uring_setup(): EPERM ("), "{text}");
     });
 }

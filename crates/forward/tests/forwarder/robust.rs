@@ -5,45 +5,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple_forward::{Drop, Forward, ForwardError, Link, PlaneCounts, PlaneKind, Routes, Running};
+use fourtuple::spread::FlowKey;
+use fourtuple_forward::bfd::{self, Diagnostic, LinkSettings, State, Timers};
+use fourtuple_forward::{
+    Drop, Forward, ForwardError, Link, Peer, PlaneCounts, PlaneKind, Routes, Rule, Running,
+};
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::socket::{self, Transport, bind, connect, open_raw_icmp, send, wait_readable};
-use fourtuple_syscalls::{device, option};
+use fourtuple_syscalls::{device, netns, option};
+use fourtuple_testing::stream::LONG;
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR, NEAR_V4, Wire};
-use fourtuple_testing::{each_in_namespace, in_namespace};
+use fourtuple_testing::{each_in_namespace, in_namespace, skip};
 
 use crate::flood::Flood;
-use crate::kinds;
-
-/// A time limit that no working machine reaches.
-const LONG: Duration = Duration::from_secs(60);
-
-fn socket(address: &str) -> UdpSocket {
-    let socket = UdpSocket::bind(address).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    socket
-}
+use crate::{is_up, kinds, socket, start, until, wait_until};
 
 /// Returns all plane kinds that this machine supports.
 fn kinds() -> impl Iterator<Item = PlaneKind> {
     kinds::kinds("robust").into_iter()
 }
 
-fn start(link: Link, kind: PlaneKind) -> Running {
-    Forward { kind, ..Forward::new(link, 1) }.start().unwrap()
-}
-
 /// Drains the forwarder and returns the counters of its only plane for its only link.
 fn drain(running: Running) -> PlaneCounts {
     running.drain().unwrap().remove(0).remove(0)
-}
-
-fn until(mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "not within {LONG:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Checks that the counters account for every packet.
@@ -126,7 +110,7 @@ fn a_next_hop_is_no_client() {
             let to = hop.local_addr().unwrap();
             for kind in kinds() {
                 let what = format!("{kind} at {listen}, hop {to}");
-                let running = start(link(listen, to), kind);
+                let running = start(link(listen, to), kind, 1);
                 let entry = SocketAddr::new(to.ip(), running.address(0).unwrap().port());
                 hop.send_to(b"x", entry).unwrap();
                 client.send_to(b"yy", entry).unwrap();
@@ -180,7 +164,7 @@ fn an_address_that_a_link_listens_at_is_no_client() {
 fn new_routes_end_clients_that_are_next_hops_now() {
     in_namespace(|| {
         let (client, hop) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        let running = start(link("127.0.0.1:0", hop.local_addr().unwrap()), PlaneKind::Batched);
+        let running = start(link("127.0.0.1:0", hop.local_addr().unwrap()), PlaneKind::Batched, 1);
         client.send_to(b"x", running.address(0).unwrap()).unwrap();
         assert_eq!(hop.recv(&mut [0; 10]).unwrap(), 1);
         running.set_routes(0, Routes::to(client.local_addr().unwrap())).unwrap();
@@ -242,7 +226,7 @@ fn an_icmp_error_drops_no_later_packet() {
                     let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
                     let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
                     link.replies = replies;
-                    let running = start(link, kind);
+                    let running = start(link, kind, 1);
                     let mut packets = 0;
                     let mut pass = || {
                         sender.send_to(b"x", running.address(0).unwrap()).unwrap();
@@ -288,7 +272,7 @@ fn a_smaller_path_mtu_is_learnt() {
             reach(&wire.far_away(|| socket(&SocketAddr::new(address, 0).to_string())));
             let target = wire.far_away(|| gathering_socket(SocketAddr::new(address, 0)));
             let there = target.local_addr().unwrap();
-            let running = start(Link::new("127.0.0.1:0".parse().unwrap(), there), kind);
+            let running = start(Link::new("127.0.0.1:0".parse().unwrap(), there), kind, 1);
             burst(&sender, running.address(0).unwrap(), 10, BYTES);
             take(&target, 10, BYTES);
             let from = source(&running, &sender, &target);
@@ -366,7 +350,7 @@ fn new_routes_cannot_form_a_loop() {
         let there = target.local_addr().unwrap();
         let mut room = [0; 10];
         for kind in kinds() {
-            let running = start(Link::new("0.0.0.0:0".parse().unwrap(), there), kind);
+            let running = start(Link::new("0.0.0.0:0".parse().unwrap(), there), kind, 1);
             let port = running.address(0).unwrap().port();
             let to_itself = SocketAddr::from(([127, 7, 7, 7], port));
             let refused = running.set_routes(0, Routes::to(to_itself));
@@ -431,7 +415,7 @@ fn packets_beyond_the_mtu_are_fragmented() {
             let target = wire.far_away(|| gathering_socket(SocketAddr::new(far, 0)));
             let sender = socket("127.0.0.1:0");
             let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
-            let running = start(link, kind);
+            let running = start(link, kind, 1);
             let mut bursts = 0;
             let mut pass = || {
                 bursts += PACKETS as u64;
@@ -468,7 +452,7 @@ fn oversized_datagrams_count_as_too_long() {
     in_namespace(|| {
         for kind in kinds() {
             let target = socket("127.0.0.1:0");
-            let running = start(Link::new("[::1]:0".parse().unwrap(), target.local_addr().unwrap()), kind);
+            let running = start(Link::new("[::1]:0".parse().unwrap(), target.local_addr().unwrap()), kind, 1);
             let sender = socket("[::1]:0");
             // The length field of IPv6 does not include the header, so that 20 more bytes fit.
             sender.send_to(&vec![1; 65_527], running.address(0).unwrap()).unwrap();
@@ -579,7 +563,7 @@ fn replies_come_from_the_requested_address() {
             for (listen, asked) in [("0.0.0.0:0", &v4), ("[::]:0", &v4), ("[::]:0", &v6)] {
                 let mut link = Link::new(listen.parse().unwrap(), target.local_addr().unwrap());
                 link.replies = true;
-                let running = start(link, kind);
+                let running = start(link, kind, 1);
                 let port = running.address(0).unwrap().port();
                 let client = socket(if asked[0].is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
                 let mut room = [0; 2000];
@@ -616,7 +600,7 @@ fn a_dropped_reply_is_no_dropped_packet() {
         let (client, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         link.replies = true;
-        let running = start(link, PlaneKind::Batched);
+        let running = start(link, PlaneKind::Batched, 1);
         client.send_to(b"x", running.address(0).unwrap()).unwrap();
         let (_, from) = target.recv_from(&mut [0; 10]).unwrap();
         target.send_to(&[0; 20_000], from).unwrap();
@@ -633,7 +617,8 @@ fn one_way_there_is_one_socket_for_all_addresses() {
     in_namespace(|| {
         for kind in kinds() {
             let (client, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-            let running = start(Link::new("0.0.0.0:0".parse().unwrap(), target.local_addr().unwrap()), kind);
+            let running =
+                start(Link::new("0.0.0.0:0".parse().unwrap(), target.local_addr().unwrap()), kind, 1);
             let mut room = [0; 10];
             let mut sources = Vec::new();
             for to in ["127.0.0.1", "127.0.0.2"] {
@@ -642,5 +627,183 @@ fn one_way_there_is_one_socket_for_all_addresses() {
             }
             assert_eq!(sources[0], sources[1], "{kind}");
         }
+    });
+}
+
+/// The port at which next hops receive.
+const HOP_PORT: u16 = 5000;
+/// The first byte of a packet that takes the watched route.
+const WATCHED: u8 = 1;
+
+/// A namespace at the far end of a wire, with a next hop in it.
+struct Neighbour {
+    namespace: OwnedFd,
+    /// The addresses of the near and the far end of the wire.
+    here: IpAddr,
+    there: IpAddr,
+    hop: UdpSocket,
+}
+
+impl Neighbour {
+    /// Returns `None`, and counts a skipped test, if the host has no veth.
+    fn open(test: &str, number: u8) -> Option<Neighbour> {
+        let far = thread::spawn(|| {
+            netns::enter_new()?;
+            netns::set_loopback_up()?;
+            netns::current()
+        });
+        let namespace = far.join().unwrap().expect("a namespace");
+        let (near, far) = (format!("near{number}"), format!("far{number}"));
+        if let Err(error) = device::make_pair(&near, &far, namespace.as_fd()) {
+            skip(test, "veth", &format!("no pair of devices to be had: {error}"));
+            return None;
+        }
+        let (here, there) = (IpAddr::from([10, 9, number, 1]), IpAddr::from([10, 9, number, 2]));
+        device::set_up(&near).unwrap();
+        device::add_address(&near, here, 24).unwrap();
+        let hop = inside(&namespace, || {
+            device::set_up(&far).unwrap();
+            device::add_address(&far, there, 24).unwrap();
+            // A socket at the wildcard address stays usable while the device is down.
+            UdpSocket::bind(("0.0.0.0", HOP_PORT)).unwrap()
+        });
+        hop.set_nonblocking(true).unwrap();
+        Some(Neighbour { namespace, here, there, hop })
+    }
+
+    fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.there, HOP_PORT)
+    }
+
+    /// Starts the BFD session of the neighbour.
+    fn speak(&self) -> bfd::Link {
+        let settings = LinkSettings { timers: timers(), ..LinkSettings::new(self.there, self.here) };
+        inside(&self.namespace, || bfd::Link::start(&settings).unwrap())
+    }
+
+    /// Returns whether a packet arrives within this time.
+    fn got(&self, within: Duration) -> bool {
+        let there_is = socket::wait_readable(self.hop.as_fd(), Some(within)).unwrap();
+        there_is && self.hop.recv(&mut [0; 100]).is_ok()
+    }
+}
+
+fn inside<T: Send>(namespace: &OwnedFd, what: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            netns::enter(namespace.as_fd()).unwrap();
+            what()
+        });
+        there.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+    })
+}
+
+/// Timers with a detection time of 4 s: long enough for a busy machine, short enough for a test.
+fn timers() -> Timers {
+    Timers::new(Duration::from_millis(100), Duration::from_millis(100), 40).unwrap()
+}
+
+fn counts(running: &Running) -> PlaneCounts {
+    running.counts(0).remove(0)
+}
+
+fn link_downs(running: &Running) -> u64 {
+    let dropped = counts(running).dropped;
+    dropped.iter().find(|(reason, _)| *reason == Drop::LinkDown).map_or(0, |(_, number)| *number)
+}
+
+/// Starts a forwarder that sends packets with the key to the watched neighbour, and all others to `default`.
+fn start_watched(kind: PlaneKind, watched: &Neighbour, default: Option<SocketAddr>) -> Running {
+    let rules = [Rule::Key(WATCHED.into(), watched.address())];
+    let mut link = Link::new("127.0.0.1:0".parse().unwrap(), watched.address());
+    link.routes = Routes::new(default, &rules, Some(FlowKey::whole(0, 1))).unwrap();
+    let peer = Peer { timers: timers(), local: Some(watched.here), ..Peer::new(watched.there) };
+    link.bfd = Some(peer);
+    start(link, kind, 1)
+}
+
+/// Sends packets until one arrives at this neighbour. Packets may be lost until both ends of the wire are up.
+#[track_caller]
+fn arrives(running: &Running, sender: &UdpSocket, at: &Neighbour) {
+    wait_until("a packet", || {
+        sender.send_to(&[WATCHED], running.address(0).unwrap()).unwrap();
+        at.got(Duration::from_millis(100))
+    });
+}
+
+/// The watched neighbour fails silently: its packets take the default route, and return to the neighbour when it recovers.
+#[test]
+fn packets_go_around_a_link_that_is_down() {
+    in_namespace(|| {
+        let test = "packets_go_around_a_link_that_is_down";
+        each_in_namespace(kinds::kinds(test), |kind| {
+            let (Some(watched), Some(other)) = (Neighbour::open(test, 1), Neighbour::open(test, 2)) else {
+                return;
+            };
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let running = start_watched(kind, &watched, Some(other.address()));
+            // No BFD session has been up yet, which is not a failure.
+            arrives(&running, &sender, &watched);
+            let there = watched.speak();
+            wait_until("up", || is_up(&running));
+            arrives(&running, &sender, &watched);
+
+            // The far end of the wire goes down, like a pulled cable.
+            inside(&watched.namespace, || device::set_down("far1").unwrap());
+            wait_until("down", || !is_up(&running));
+            let report = running.bfd().remove(0).report;
+            assert_eq!(report.last_failure, Diagnostic::DetectionTimeExpired, "{kind}");
+            while watched.got(Duration::ZERO) {}
+            arrives(&running, &sender, &other);
+            assert!(!watched.got(Duration::ZERO), "{kind}");
+            assert_eq!(link_downs(&running), 0, "{kind}: there was another way");
+
+            inside(&watched.namespace, || device::set_up("far1").unwrap());
+            wait_until("up again", || is_up(&running));
+            while other.got(Duration::ZERO) {}
+            arrives(&running, &sender, &watched);
+            assert!(!other.got(Duration::ZERO), "{kind}");
+            assert!(running.bfd()[0].report.ups >= 2, "{kind}");
+            drop(there);
+        });
+    });
+}
+
+/// The neighbour's BFD process ends and no other route exists: packets are dropped and counted.
+#[test]
+fn packets_are_dropped_without_another_route() {
+    in_namespace(|| {
+        let test = "packets_are_dropped_without_another_route";
+        // The default route leads to the same next hop, or does not exist.
+        let cases: Vec<_> =
+            kinds::kinds(test).into_iter().flat_map(|kind| [(kind, true), (kind, false)]).collect();
+        each_in_namespace(cases, |(kind, has_default)| {
+            let Some(watched) = Neighbour::open(test, 1) else { return };
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let default = has_default.then(|| watched.address());
+            let running = start_watched(kind, &watched, default);
+            let there = watched.speak();
+            wait_until("up", || is_up(&running));
+            arrives(&running, &sender, &watched);
+            inside(&watched.namespace, || device::set_down("far1").unwrap());
+            wait_until("down", || !is_up(&running));
+            let before = counts(&running);
+            assert_eq!(link_downs(&running), 0, "{kind}");
+            for _ in 0..5 {
+                sender.send_to(&[WATCHED], running.address(0).unwrap()).unwrap();
+            }
+            wait_until("the drops", || link_downs(&running) == 5);
+            let after = counts(&running);
+            assert_eq!((after.sent, after.received), (before.sent, before.received + 5), "{kind}");
+            inside(&watched.namespace, || device::set_up("far1").unwrap());
+            wait_until("up again", || is_up(&running));
+            arrives(&running, &sender, &watched);
+
+            // An administrator holds the session down, which is not a failure of the link.
+            there.set_admin_down(true);
+            wait_until("word of it", || running.bfd()[0].report.remote_state == State::AdminDown);
+            arrives(&running, &sender, &watched);
+            while watched.got(Duration::ZERO) {}
+        });
     });
 }

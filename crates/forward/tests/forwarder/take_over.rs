@@ -1,7 +1,6 @@
 //! Takeover of a forwarder by another one while packets arrive: no packet is lost or sent twice. Here both are in one process;
 //! `crates/cli/tests/commands/take_over.rs` runs two processes.
 
-use crate::kinds;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -18,6 +17,8 @@ use fourtuple_syscalls::message;
 use fourtuple_syscalls::socket_path::Kind;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::stream::{LONG, Stream, socket};
+
+use crate::{is_up, kinds, until};
 
 fn restarts() -> usize {
     let number = std::env::var("FOURTUPLE_RESTARTS").ok();
@@ -232,19 +233,6 @@ fn invalid_messages_are_no_takeover() {
     });
 }
 
-#[track_caller]
-fn until(condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < LONG);
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn up(running: &Running) -> bool {
-    running.bfd()[0].report.state == State::Up
-}
-
 /// Waits until both sessions have received further control packets.
 #[track_caller]
 fn wait_for_control_packets(one: &Running, other: &Running) {
@@ -270,7 +258,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let other = start([127, 0, 0, 2], ([127, 0, 0, 1], 4000).into()).start().unwrap();
         let (mut running, mut takeover_socket) =
             (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
-        until(|| up(&running) && up(&other));
+        until(|| is_up(&running) && is_up(&other));
         let before = other.bfd()[0].report.clone();
         for _ in 0..restarts() {
             let taken = replace(&mut running, &mut takeover_socket, &one, &room).unwrap();
@@ -285,7 +273,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let mut without = one.clone();
         without.links[0].bfd = None;
         let taken = replace(&mut running, &mut takeover_socket, &without, &room).unwrap();
-        until(|| !up(&other));
+        until(|| !is_up(&other));
         let there = other.bfd()[0].report.clone();
         assert_eq!((there.state, there.diagnostic), (State::Down, Diagnostic::NeighborSignaledDown));
         assert!(taken.running.bfd().is_empty());
@@ -316,7 +304,7 @@ fn an_in_band_session_survives_a_takeover() {
             let other = start(there, here, socket().local_addr().unwrap()).start().unwrap();
             let (mut running, mut takeover_socket) =
                 (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
-            until(|| up(&running) && up(&other));
+            until(|| is_up(&running) && is_up(&other));
             let before = other.bfd()[0].report.clone();
             let mut in_all = 0;
             let sent = streams.run(here, || {

@@ -1,5 +1,10 @@
 //! A BFD session on a link: one thread owns the session, and any thread can read its state.
 
+#[cfg(all(test, fourtuple_loom))]
+use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+#[cfg(not(all(test, fourtuple_loom)))]
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -18,12 +23,8 @@ use fourtuple_syscalls::{device, option, route, schedule};
 use thiserror::Error;
 
 use crate::bfd::packet::{Demultiplexer, Diagnostic, Discard, Discards, Packet, State};
-use crate::bfd::port::{self, Inbox, InboxReceiver, PORT, Port, Sender as Outwards};
 use crate::bfd::session::{Action, HOPS, SavedState, Session, Settings, Timers};
-#[cfg(all(test, fourtuple_loom))]
-use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-#[cfg(not(all(test, fourtuple_loom)))]
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use crate::bfd::{self, Inbox, InboxReceiver, MAX_PACKET, PORT, PacketSender, Port};
 
 /// The source of the session's received packets.
 #[derive(Clone, Debug)]
@@ -167,9 +168,9 @@ impl Link {
         let mut random = Rng::with_seed(seed);
         let local_discriminator = NonZeroU32::new(random.u32(1..)).unwrap_or(NonZeroU32::MIN);
         let sender = match &settings.receive {
-            Receive::InBand { socket, .. } => Outwards(Arc::clone(socket)),
+            Receive::InBand { socket, .. } => PacketSender(Arc::clone(socket)),
             Receive::Own | Receive::Shared(_) | Receive::Inbox => {
-                Outwards(Arc::new(port::sender(local, device, &mut random)?))
+                PacketSender(Arc::new(bfd::sender(local, device, &mut random)?))
             }
         };
         let session = Session::new(Settings { timers, local_discriminator }, Duration::ZERO, random);
@@ -194,7 +195,7 @@ impl Link {
         if session.timers() != settings.timers {
             session.set_timers(settings.timers);
         }
-        let link = Link::paused(settings, session, Outwards(Arc::new(sender)), origin)?;
+        let link = Link::paused(settings, session, PacketSender(Arc::new(sender)), origin)?;
         link.state.set_failed(saved_state.has_failed());
         Ok(Some(link))
     }
@@ -202,13 +203,13 @@ impl Link {
     fn paused(
         settings: &LinkSettings,
         session: Session,
-        sender: Outwards,
+        sender: PacketSender,
         origin: Instant,
     ) -> Result<Link, LinkError> {
         let LinkSettings { local, peer, device, ref receive, .. } = *settings;
         let local_discriminator = session.local_discriminator();
         let receiver = match receive {
-            Receive::Own => Some(port::receiver(local, device)?),
+            Receive::Own => Some(bfd::receiver(local, device)?),
             Receive::InBand { socket, is_steered: true } => {
                 option::set_receive_hops(socket.as_fd(), true)
                     .map_err(socket_failed("setsockopt(IP_RECVTTL)", local))?;
@@ -218,7 +219,7 @@ impl Link {
         };
         let kept = Arc::clone(&sender.0);
         let source = sender.address().map_err(socket_failed("getsockname()", local))?;
-        let (inbox, inbox_receiver) = port::open_inbox().map_err(thread_failed("eventfd()"))?;
+        let (inbox, inbox_receiver) = bfd::open_inbox().map_err(thread_failed("eventfd()"))?;
         let (commands, orders) = mpsc::channel();
         let state = LinkState::new(origin, LinkReport::of(&session, origin.elapsed()));
         let mut peers = Demultiplexer::new();
@@ -612,8 +613,6 @@ enum Command {
 
 /// The number of packets to receive before the thread checks the timers again.
 const BATCH: usize = 32;
-/// The buffer for one packet in bytes: the length field of a control packet is one byte.
-const MAX_PACKET: usize = 256;
 
 /// The thread that owns a session: only this thread reads its packets, sends for it and changes it.
 struct Task {
@@ -625,7 +624,7 @@ struct Task {
     inbox: Inbox,
     inbox_receiver: InboxReceiver,
     commands: Receiver<Command>,
-    sender: Outwards,
+    sender: PacketSender,
     peer: SocketAddr,
     receiver: Option<OwnedFd>,
     peers: Demultiplexer<()>,

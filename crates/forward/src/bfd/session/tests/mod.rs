@@ -703,3 +703,65 @@ fn demand_mode_stops_periodic_packets_while_up() {
     assert!(bench.sent.len() >= 2, "it does not see the session up");
     assert!(bench.sent.iter().all(|(_, packet)| !packet.demand), "and we never are in that mode");
 }
+
+const T: Duration = Duration::from_secs(9);
+
+#[test]
+fn one_change_is_one_sequence() {
+    let mut poll = PollSequence::default();
+    assert!(!poll.received(T, true), "no Poll Sequence is in progress");
+    poll.request();
+    poll.request();
+    assert!(poll.is_running());
+    assert!(!poll.received(T, true), "the Final bit answers an older packet: no Poll has been sent yet");
+    poll.sent();
+    assert!(!poll.received(T, false));
+    assert!(poll.received(T, true));
+    assert!(!poll.is_running());
+    assert!(!poll.received(T, false));
+    assert_eq!(poll, PollSequence::Idle);
+}
+
+#[test]
+fn a_change_during_a_poll_needs_a_second_sequence() {
+    let mut poll = PollSequence::default();
+    poll.request();
+    poll.sent();
+    poll.request();
+    assert!(!poll.received(T, true));
+    assert!(!poll.is_running());
+    assert!(!poll.received(T, true), "a second answer to the first sequence");
+    assert!(!poll.is_running());
+    assert!(!poll.received(T, false));
+    assert!(poll.is_running());
+    poll.sent();
+    assert!(poll.received(T, true));
+}
+
+#[test]
+fn a_silent_peer_delays_the_next_sequence_by_a_second() {
+    let mut poll = PollSequence::default();
+    poll.request();
+    poll.sent();
+    assert!(poll.received(T, true));
+    poll.request();
+    assert_eq!(poll.due(), Some(T + SETTLED_AFTER));
+    poll.advance(T + SETTLED_AFTER / 2);
+    assert!(!poll.is_running());
+    poll.advance(T + SETTLED_AFTER);
+    assert!(poll.is_running());
+}
+
+#[test]
+fn intervals_beyond_the_wire_format_are_refused() {
+    let ms = Duration::from_millis;
+    assert_eq!(Timers::new(ms(300), ms(300), 3), Ok(Timers::default()));
+    assert_eq!(Timers::new(Duration::ZERO, ms(1), 3), Err(TimersError::DesiredMinTx(Duration::ZERO)));
+    let nanos = Duration::from_nanos(999);
+    assert_eq!(Timers::new(nanos, ms(1), 3), Err(TimersError::DesiredMinTx(nanos)));
+    let long = Duration::from_micros(1 << 32);
+    assert_eq!(Timers::new(long, ms(1), 3), Err(TimersError::DesiredMinTx(long)));
+    assert_eq!(Timers::new(ms(1), long, 3), Err(TimersError::RequiredMinRx(long)));
+    assert_eq!(Timers::new(ms(1), ms(1), 0), Err(TimersError::DetectMult));
+    assert_eq!(Timers::new(ms(1), Duration::ZERO, 1).unwrap().required_min_rx(), Duration::ZERO);
+}

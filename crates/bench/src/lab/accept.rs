@@ -15,10 +15,9 @@ use crate::lab::keepalive::client_ports;
 use crate::lab::namespace::Namespace;
 use crate::lab::pool::address::{ListenAddress, ServerAddress};
 use crate::lab::pool::client::{Client, ClientLoad, Measured, nanos};
-use crate::lab::pool::series::{self, Cell, Pair};
 use crate::lab::pool::sums::Label;
 use crate::lab::pool::workers::{BACKLOG, Pool};
-use crate::lab::pool::{Mix, Selection, Spend, in_rust};
+use crate::lab::pool::{self, Cell, Mix, Pair, Selection, Spend, in_rust};
 use crate::lab::{LabError, Watch};
 
 /// The arrival process of connections.
@@ -137,7 +136,7 @@ impl Accept {
         self.check()?;
         let workers = self.workers as usize;
         let runnable = self.selection.runnable(workers)?;
-        let skipped = runnable.skipped.into_iter().map(|(pair, why)| series::skipped(pair, 1, why)).collect();
+        let skipped = runnable.skipped.into_iter().map(|(pair, why)| pool::skipped(pair, 1, why)).collect();
         let mut cells = Vec::new();
         for load in &self.loads {
             for &pair in &runnable.pairs {
@@ -145,7 +144,7 @@ impl Accept {
             }
         }
         let length_ms = self.length.as_millis() as u64;
-        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, _| {
+        let remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, _| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
                 let room = ListenAddress::new(spec.pair.family)?;
@@ -157,7 +156,7 @@ impl Accept {
                 }
             })
         })?;
-        let mut results = series::results(cells, skipped);
+        let mut results = pool::results(cells, skipped);
         results.advice = advice(&results);
         Ok((results, remarks))
     }

@@ -13,10 +13,9 @@ use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, BreakEven, Rem
 use crate::lab::namespace::Namespace;
 use crate::lab::pool::address::{ListenAddress, ServerAddress};
 use crate::lab::pool::client::{ClientLoad, Measured, nanos};
-use crate::lab::pool::series::{self, Cell, Pair};
 use crate::lab::pool::sums::Label;
 use crate::lab::pool::workers::{BACKLOG, Pool};
-use crate::lab::pool::{Mix, Selection, Spend, in_rust};
+use crate::lab::pool::{self, Cell, Mix, Pair, Selection, Spend, in_rust};
 use crate::lab::{LabError, Watch};
 
 /// The settings of the experiment.
@@ -143,12 +142,12 @@ impl Keepalive {
         let pinned = runnable.pairs.iter().copied().find(|pair| pair.policy.pins_connections());
         let (mut cells, mut skipped) = (Vec::new(), Vec::new());
         for (pair, why) in runnable.skipped {
-            skipped.extend(self.close_every.iter().map(|every| series::skipped(pair, *every, why.as_str())));
+            skipped.extend(self.close_every.iter().map(|every| pool::skipped(pair, *every, why.as_str())));
         }
         for pair in runnable.pairs {
             for &close_every in &self.close_every {
                 match self.starves(pair.policy, close_every) {
-                    Some(why) => skipped.push(series::skipped(pair, close_every, why)),
+                    Some(why) => skipped.push(pool::skipped(pair, close_every, why)),
                     None => cells.push(Cell::new(
                         self.label(pair.policy.to_string(), None, pair.family, close_every),
                         Spec { pair, close_every },
@@ -166,7 +165,7 @@ impl Keepalive {
             }
         }
         let length_ms = self.length.as_millis() as u64;
-        let mut remarks = series::run(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
+        let mut remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
                 let room = ListenAddress::new(spec.pair.family)?;
@@ -175,7 +174,7 @@ impl Keepalive {
                 self.client_load(spec.close_every, repeat).run(pool, watch)
             })
         })?;
-        let mut results = series::results(cells, skipped);
+        let mut results = pool::results(cells, skipped);
         let cut = remarks.iter().any(|remark| ["interrupted", "failed"].contains(&remark.id.as_str()));
         if let Some(pair) = pinned.filter(|_| !cut) {
             let (found, remark) = measure_break_even(self, pair, watch);
@@ -198,12 +197,12 @@ impl Keepalive {
             })
             .collect();
         let length_ms = self.length.as_millis() as u64;
-        let remarks = series::run(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
+        let remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
             let (measured, connections) = self.client_load(close_every, repeat).run_against(&place, watch)?;
             drop(connections);
             Ok::<Measured, LabError>(measured)
         })?;
-        Ok((series::results(cells, Vec::new()), remarks))
+        Ok((pool::results(cells, Vec::new()), remarks))
     }
 
     fn client_load(&self, close_every: u64, repeat: u32) -> ClientLoad {

@@ -1,23 +1,25 @@
 //! A failed operation is counted once under its name, and the run continues to its end.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::run::{
-    self, ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, attempt_after, get, load, long_enough,
-    run, serve, stop, until,
-};
 use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Workload};
-use fourtuple_bench::serve::Protocol;
+use fourtuple_bench::serve::{Protocol, Running};
 use fourtuple_record::LoadStatus;
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
-use fourtuple_syscalls::{Errno, option, socket};
+use fourtuple_syscalls::{Errno, device, option, route, socket};
+use fourtuple_testing::wire::{FAR_V4, NEAR, Wire};
 use fourtuple_testing::{in_namespace, listener, print, set_sysctl};
+
+use crate::{
+    ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, attempt_after, get, load, long_enough, run,
+    serve, serve_at, stop, until,
+};
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
 
@@ -456,7 +458,7 @@ fn exhausted_ports_stall_the_run() {
             // Each run has a server of its own, towards which all ports are free.
             let once = |length| {
                 let listen = SocketAddr::from(([127, 0, 0, 1], ports.next()?));
-                let running = run::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
+                let running = crate::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
                 let mut load = load(engine, &format!("tcp://{listen}"), SMALL);
                 (load.length, load.strategy) = (Some(length), strategy.parse().unwrap());
                 let ran = run("failures::ports", &load)?;
@@ -490,7 +492,7 @@ fn freed_ports_end_the_stall() {
         for engine in ENGINES {
             let once = |length| {
                 let listen = SocketAddr::from(([127, 0, 0, 1], ports.next()?));
-                let running = run::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
+                let running = crate::serve_at(SMALL_SERVED, listen.into()).start().unwrap();
                 let mut load = load(engine, &format!("tcp://{listen}"), SMALL);
                 (load.length, load.timeout) = (Some(length), 600 * MILLISECOND);
                 let ran = run("failures::ports_back", &load)?;
@@ -515,7 +517,7 @@ fn open_connections_continue_without_free_ports() {
         for engine in ENGINES {
             let once = |length| {
                 let listen = SocketAddr::from(([127, 0, 0, 1], ports.next()?));
-                let mut server = run::serve_at(Protocol::Http { body: 1 }, listen.into());
+                let mut server = crate::serve_at(Protocol::Http { body: 1 }, listen.into());
                 // All connections open at once, and their number exceeds the number of ports.
                 server.stall =
                     Some(fourtuple_bench::serve::Stall { at: Duration::ZERO, length: 600 * MILLISECOND });
@@ -544,7 +546,7 @@ fn udp_flows_without_a_port_wait_for_one() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
         for (port, engine) in (4000..).zip(ENGINES) {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
-            let running = run::serve_at(Protocol::Udp { request: 1 }, listen.into()).start().unwrap();
+            let running = crate::serve_at(Protocol::Udp { request: 1 }, listen.into()).start().unwrap();
             let mut load = load(engine, &format!("udp://{listen}"), Workload::Udp { request: 8 });
             (load.connections, load.length) = (16, Some(1000 * MILLISECOND));
             let Some(ran) = run("failures::udp_ports", &load) else { continue };
@@ -568,7 +570,7 @@ fn fewer_connections_are_held_if_ports_are_too_few() {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         for (port, engine) in (4000..).zip(ENGINES) {
             let listen = SocketAddr::from(([127, 0, 0, 1], port));
-            let running = run::serve_at(Protocol::Sink, listen.into()).start().unwrap();
+            let running = crate::serve_at(Protocol::Sink, listen.into()).start().unwrap();
             let mut load = load(engine, &format!("tcp://{listen}"), Workload::Connect);
             (load.hold, load.connections) = (100, 0);
             (load.length, load.timeout) = (Some(100 * MILLISECOND), 300 * MILLISECOND);
@@ -605,10 +607,10 @@ fn a_stopped_run_keeps_its_results() {
                 scope.spawn(|| {
                     let done = || running.counts().iter().map(|worker| worker.requests).sum::<u64>();
                     let before = done();
-                    run::until(|| done() > before);
+                    crate::until(|| done() > before);
                     flag.store(true, Ordering::Relaxed);
                 });
-                run::run_until("failures::stop", &load, &flag)
+                crate::run_until("failures::stop", &load, &flag)
             });
             let Some(ran) = ran else { continue };
             // The wait after a stop is short: on a busy machine the last answers may arrive after it.
@@ -627,7 +629,7 @@ fn threads_that_cannot_be_created_are_an_error() {
         let mut load = load(EngineChoice::Epoll, TARGET, SMALL);
         (load.operations, load.threads) = (Some(10), 4);
         let endpoints = load.resolve().unwrap();
-        let preflight = run::preflight(&load, &endpoints[0]);
+        let preflight = crate::preflight(&load, &endpoints[0]);
         let refused = thread::spawn(move || {
             seccomp::refuse(Facility::Threads).unwrap();
             load.run(&endpoints, &preflight, &AtomicBool::new(false), |_| ()).map(drop)
@@ -742,4 +744,102 @@ fn a_response_in_parts_is_not_a_stall() {
             assert!((0..3).any(|_| stalls(in_parts) != Some(true)));
         }
     });
+}
+
+const POOL: &str = "10.9.0.12,10.9.0.13,10.9.0.14,10.9.0.15";
+const FAILING: &str = "10.9.0.14";
+const OPERATIONS: u64 = 3000;
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Adds the four sources to the near end of the wire and starts a server at the far end.
+fn four_sources(wire: &Wire, protocol: Protocol) -> Running {
+    for source in POOL.split(',') {
+        device::add_address(NEAR, address(source), 32).unwrap();
+    }
+    wire.far_away(|| serve_at(protocol, SocketAddr::new(FAR_V4, 4000).into()).start().unwrap())
+}
+
+fn from_the_pool(engine: EngineChoice) -> Load {
+    let mut load = load(engine, "tcp://10.9.0.2:4000", SMALL);
+    (load.operations, load.sources) = (Some(OPERATIONS), POOL.parse().unwrap());
+    load
+}
+
+#[test]
+fn a_prohibited_source_fails_no_operation() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_prohibited_source_fails_no_operation") else { return };
+        let _server = four_sources(&wire, SMALL_SERVED);
+        route::prohibit_from(address(FAILING)).unwrap();
+        for engine in ENGINES {
+            let Some(ran) = run("sources::prohibited", &from_the_pool(engine)) else { continue };
+            assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+            // Without another source the operations fail, and no further source is tried.
+            let mut load = from_the_pool(engine);
+            (load.operations, load.sources) = (Some(20), FAILING.parse().unwrap());
+            let ran = run("sources::prohibited", &load).unwrap();
+            assert_eq!((ran.results.operations, ran.error("EACCES")), (0, 20), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_prohibited_source_fails_no_flow() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_prohibited_source_fails_no_flow") else { return };
+        let _server = four_sources(&wire, Protocol::Udp { request: 1 });
+        route::prohibit_from(address(FAILING)).unwrap();
+        for engine in ENGINES {
+            let mut load = load(engine, "udp://10.9.0.2:4000", Workload::Udp { request: 1 });
+            (load.operations, load.sources) = (Some(OPERATIONS), POOL.parse().unwrap());
+            let Some(ran) = run("sources::prohibited_flow", &load) else { continue };
+            assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+            (load.operations, load.sources) = (Some(20), FAILING.parse().unwrap());
+            let ran = run("sources::prohibited_flow", &load).unwrap();
+            assert_eq!((ran.results.operations, ran.error("EACCES")), (0, 20), "{ran:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_source_removed_in_a_run_fails_no_later_operation() {
+    in_namespace(|| {
+        let Some(wire) = Wire::open("a_source_removed_in_a_run_fails_no_later_operation") else { return };
+        let udp = ("udp://10.9.0.2:4000", Workload::Udp { request: 1 }, Protocol::Udp { request: 1 });
+        for (target, workload, protocol) in [("tcp://10.9.0.2:4000", SMALL, SMALL_SERVED), udp] {
+            for engine in ENGINES {
+                removed_in_a_run(
+                    &wire,
+                    protocol,
+                    Load { operations: Some(OPERATIONS), ..load(engine, target, workload.clone()) },
+                );
+            }
+        }
+    });
+}
+
+fn removed_in_a_run(wire: &Wire, protocol: Protocol, mut load: Load) {
+    let server = four_sources(wire, protocol);
+    load.sources = POOL.parse().unwrap();
+    // Operations in progress when the address is removed end by their timeout.
+    load.timeout = Duration::from_secs(5);
+    let answered = || server.counts().iter().map(|worker| worker.requests).sum::<u64>() > OPERATIONS / 10;
+    let ran = thread::scope(|scope| {
+        scope.spawn(|| {
+            until(answered);
+            device::remove_address(NEAR, address(FAILING), 32).unwrap();
+        });
+        run("sources::removed", &load)
+    });
+    server.stop();
+    for source in POOL.split(',').filter(|source| *source != FAILING) {
+        device::remove_address(NEAR, address(source), 32).unwrap();
+    }
+    let Some(ran) = ran else { return };
+    let failed = ran.results.errors.values().sum::<u64>();
+    assert_eq!(ran.results.operations + failed, OPERATIONS, "{ran:#?}");
+    assert!(failed <= u64::from(load.connections), "{ran:#?}");
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::run::{RunOutcome, answer, attempt, get, load, run, run_until, until};
 use crate::tls::{Saved, https_server};
+use crate::{RunOutcome, answer, attempt, get, load, run, run_until, until};
 use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Order, RequestList, Trust, Workload};
 use fourtuple_testing::in_namespace;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::run::{ENGINES, answer, attempt, get, load, run, serve, stop};
+use crate::{ENGINES, answer, attempt, get, load, run, serve, stop};
 use fourtuple_bench::load::{EngineChoice, Load, LoadError, Trust, Workload};
 use fourtuple_bench::serve::Protocol;
 use fourtuple_testing::in_namespace;
@@ -288,7 +288,7 @@ fn the_reason_of_a_failed_handshake_is_named() {
 }
 
 /// Returns the number of connections of a run by version and kind of handshake.
-fn negotiated(ran: &crate::run::RunOutcome) -> Vec<(&str, bool, u64)> {
+fn negotiated(ran: &crate::RunOutcome) -> Vec<(&str, bool, u64)> {
     let all = ran.results.tls.iter();
     all.map(|tls| (tls.version.as_str(), tls.resumed, tls.connections)).collect()
 }

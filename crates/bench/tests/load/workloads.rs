@@ -4,9 +4,9 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::run::{
-    self, ENGINES, RunOutcome, SMALL, SMALL_SERVED, all_time_wait, get, load, long_enough, run, serve,
-    serve_at, stop, time_wait,
+use crate::{
+    ENGINES, RunOutcome, SMALL, SMALL_SERVED, all_time_wait, get, load, long_enough, run, serve, serve_at,
+    stop, time_wait,
 };
 use fourtuple::dial::Strategy;
 use fourtuple_bench::load::{Close, EngineChoice, Load, LoadError, Prepared, Workload};
@@ -41,7 +41,7 @@ fn connect_opens_and_closes() {
                 (name(engine), 0)
             );
             // The server accepts all connections in the accept queue before it ends.
-            run::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
+            crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
             stop(running);
         }
     });
@@ -182,7 +182,7 @@ fn held_connections_that_the_server_closes_are_lost() {
                 let mut load = load(engine, TARGET, Workload::Connect);
                 (load.hold, load.connections, load.length) = (50, 0, Some(length));
                 let ended = std::thread::spawn(move || {
-                    run::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 50);
+                    crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 50);
                     stop(running)
                 });
                 let ran = run("workloads::held_lost", &load)?;

@@ -1,156 +1,16 @@
-//! Tests of UDP, sink, service times, CPU affinity, idle limits and namespaces.
+//! Service times, CPU affinity, idle limits, descriptors and failed calls of workers.
 
-use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use crate::client::{connect, errors, exchange, serve, sum, until};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_bench::serve::{Protocol, Running, Service, Shape};
 use fourtuple_syscalls::Errno;
-use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::seccomp::{self, FailingCall};
-use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, open_descriptors, print, set_sysctl};
+use fourtuple_testing::{in_namespace, open_descriptors, print};
 
-const SMALL: Protocol = Protocol::Crr { request: 1, response: 1 };
-
-#[test]
-fn datagrams_are_echoed_except_short_ones() {
-    in_namespace(|| {
-        let running = serve(Protocol::Udp { request: 2 }).start().unwrap();
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.connect(running.address().inet().unwrap()).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        socket.send(b"a").unwrap();
-        socket.send(b"abc").unwrap();
-        let mut room = [0; 8];
-        assert_eq!(socket.recv(&mut room).unwrap(), 3);
-        let results = running.stop();
-        assert_eq!(errors(&results), [("short-datagram".to_owned(), 1)]);
-        assert_eq!(sum(&results.workers).requests, 1);
-    });
-}
-
-/// SO_REUSEPORT would let bind(2) choose the port of another server.
-#[test]
-fn servers_at_port_0_share_no_port() {
-    in_namespace(|| {
-        set_sysctl("net.ipv4.ip_local_port_range", "40000 40003");
-        let servers: Vec<Running> =
-            (0..4).map(|_| serve(Protocol::Udp { request: 1 }).start().unwrap()).collect();
-        let ports: BTreeSet<u16> =
-            servers.iter().map(|server| server.address().inet().unwrap().port()).collect();
-        assert_eq!(ports.len(), 4, "{ports:?}");
-    });
-}
-
-/// Without a decreasing TTL, one datagram with a forged source would loop between two servers endlessly.
-#[test]
-fn two_servers_do_not_answer_each_other_for_ever() {
-    in_namespace(|| {
-        for address in ["127.0.0.1:0", "[::1]:0"] {
-            let server = || {
-                let mut serve = serve(Protocol::Udp { request: 1 });
-                (serve.listen, serve.workers) = (address.parse::<SocketAddr>().unwrap().into(), 1);
-                serve.start().unwrap()
-            };
-            let (first, second) = (server(), server());
-            let (one, other) = (first.address().inet().unwrap(), second.address().inet().unwrap());
-            // The datagram has the second server's port as its source: SO_REUSEPORT lets the test bind this port for a
-            // moment.
-            let forged = socket::open(Transport::Udp, other, true).unwrap();
-            assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
-            socket::bind(forged.as_fd(), other).unwrap();
-            socket::send_to(forged.as_fd(), b"forged", one).unwrap();
-            drop(forged);
-            // The reply may have gone to the test's socket; then the second server got no datagram.
-            until(&first, |sum| sum.requests >= 1);
-            let before = std::time::Instant::now();
-            let quiet = || (sum(&first.counts()).requests, sum(&second.counts()).requests);
-            let mut last = quiet();
-            loop {
-                std::thread::sleep(Duration::from_millis(50));
-                let now = quiet();
-                if now == last {
-                    break;
-                }
-                last = now;
-                assert!(before.elapsed() < Duration::from_secs(60), "it goes on: {now:?}");
-            }
-            assert!(last.0 + last.1 <= 255, "{last:?}");
-        }
-    });
-}
-
-#[test]
-fn datagrams_from_services_and_itself_get_no_reply() {
-    in_namespace(|| {
-        // A server at the unspecified address has each address of the host; a datagram from the address to itself would reach
-        // the more specific socket of the test.
-        for (address, other, reflected) in [("127.0.0.1:0", "127.0.0.1", 1), ("0.0.0.0:0", "127.0.0.2", 2)] {
-            let mut serve = serve(Protocol::Udp { request: 1 });
-            (serve.listen, serve.workers) = (address.parse::<SocketAddr>().unwrap().into(), 1);
-            let running = serve.start().unwrap();
-            let port = running.address().inet().unwrap().port();
-            let (to, own) =
-                (SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::new(other.parse().unwrap(), port));
-            let forged = socket::open(Transport::Udp, own, true).unwrap();
-            assert_eq!(option::set_reuse_port(forged.as_fd()).unwrap(), Answer::Done);
-            socket::bind(forged.as_fd(), own).unwrap();
-            socket::send_to(forged.as_fd(), b"to itself", to).unwrap();
-            drop(forged);
-            let echo = UdpSocket::bind("127.0.0.1:7").unwrap();
-            echo.send_to(b"from a service", to).unwrap();
-            until(&running, |sum| {
-                sum.errors.get("reflected-datagram").is_some_and(|&count| count >= reflected)
-            });
-            assert_eq!(sum(&running.stop().workers).requests, 0, "{address}");
-        }
-    });
-}
-
-#[test]
-fn a_sink_holds_silent_connections() {
-    in_namespace(|| {
-        let running = serve(Protocol::Sink).start().unwrap();
-        let streams: Vec<_> = (0..50).map(|_| connect(&running)).collect();
-        // The clients have sent nothing, and their connections are accepted nevertheless.
-        until(&running, |sum| sum.accepted == 50);
-        for mut stream in streams {
-            stream.write_all(b"words").unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
-        }
-        let results = running.stop();
-        assert_eq!((sum(&results.workers).received_bytes, results.max_over_mean.is_some()), (250, true));
-    });
-}
-
-#[test]
-fn an_endless_sender_does_not_block_other_connections() {
-    in_namespace(|| {
-        const MUCH: usize = 64 << 20;
-        let mut server = serve(Protocol::Http { body: 0 });
-        server.workers = 1;
-        let running = server.start().unwrap();
-        let mut flood = connect(&running);
-        write!(flood, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {MUCH}\r\n\r\n").unwrap();
-        let mut writer = flood.try_clone().unwrap();
-        let sender = std::thread::spawn(move || writer.write_all(&vec![0; MUCH]).unwrap());
-        let mut other = connect(&running);
-        for _ in 0..100 {
-            other.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-            assert!(other.read(&mut [0; 1024]).unwrap() > 0);
-        }
-        sender.join().unwrap();
-        assert!(flood.read(&mut [0; 1024]).unwrap() > 0, "all of it was read, in however many turns");
-        let results = running.stop();
-        assert_eq!((sum(&results.workers).requests, errors(&results)), (101, Vec::new()));
-    });
-}
+use crate::{SMALL, connect, errors, exchange, serve, sum, until};
 
 /// A worker that sleeps serves no other connection: two requests of one worker take twice as long as one.
 #[test]

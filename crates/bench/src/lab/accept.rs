@@ -147,9 +147,9 @@ impl Accept {
         let remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, _| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
-                let room = ListenAddress::new(spec.pair.family)?;
+                let listen = ListenAddress::new(spec.pair.family)?;
                 let pool =
-                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
+                    Pool::start(&listen.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 match spec.load {
                     Load::Light => run(self, spec.pair.policy, pool, watch),
                     Load::Heavy => self.client_load().run(pool, watch),

@@ -230,8 +230,8 @@ impl<'a> Bench<'a> {
         for _ in 0..SEARCHES {
             self.check(watch)?;
             let fd = self.open()?;
-            let room = (self.range.len() - u32::from(width)) as u16;
-            let low = self.range.low() + self.random.u16(..=room);
+            let last = (self.range.len() - u32::from(width)) as u16;
+            let low = self.range.low() + self.random.u16(..=last);
             if self.has_option {
                 let _: Answer = option::set_local_port_range(fd.as_fd(), low, low + (width - 1))
                     .map_err(LabError::call("setsockopt IP_LOCAL_PORT_RANGE"))?;

@@ -168,9 +168,9 @@ impl Keepalive {
         let mut remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
             Namespace::run(|namespace| {
                 namespace.set_range(client_ports())?;
-                let room = ListenAddress::new(spec.pair.family)?;
+                let listen = ListenAddress::new(spec.pair.family)?;
                 let pool =
-                    Pool::start(&room.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
+                    Pool::start(&listen.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
                 self.client_load(spec.close_every, repeat).run(pool, watch)
             })
         })?;
@@ -276,9 +276,9 @@ fn measure_break_even(
 fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
     Namespace::run(|namespace| {
         namespace.set_range(client_ports())?;
-        let room = ListenAddress::new(pair.family)?;
+        let listen = ListenAddress::new(pair.family)?;
         let workers = keepalive.workers as usize;
-        let pool = Pool::start(&room.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
+        let pool = Pool::start(&listen.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
         let group = pool.group().clone();
         let measured = keepalive.client_load(0, 0).run(pool, watch)?;
         Ok(group.break_even().filter(|_| !measured.cut).map(|found| BreakEven {

@@ -258,10 +258,10 @@ impl Load {
     /// Returns the port strategy. With `auto` and nearly all ports free this is the kernel's own search. That search is the
     /// cheapest, because it needs no socket option, and so one step less in each chain of io_uring.
     fn strategy(&self, preflight: &Preflight) -> Strategy {
-        const ROOMY: u64 = 4;
-        let room = preflight.budget.unwrap_or(0);
-        let is_roomy = preflight.needed.is_some_and(|needed| (preflight.taken + needed) * ROOMY <= room);
-        if self.strategy == Strategy::Auto && is_roomy { Strategy::KernelDefault } else { self.strategy }
+        const AMPLE: u64 = 4;
+        let budget = preflight.budget.unwrap_or(0);
+        let is_ample = preflight.needed.is_some_and(|needed| (preflight.taken + needed) * AMPLE <= budget);
+        if self.strategy == Strategy::Auto && is_ample { Strategy::KernelDefault } else { self.strategy }
     }
 
     fn origin(
@@ -296,8 +296,8 @@ impl Load {
         let (soft, _) = resource::descriptor_limits().map_err(LoadError::call("getrlimit"))?;
         let wanted = u64::from(self.hold) + u64::from(self.connections);
         if engine == "uring" {
-            let room = soft.saturating_sub(64).max(1);
-            return Ok(self.threads.max(wanted.div_ceil(room) as usize).max(1));
+            let capacity = soft.saturating_sub(64).max(1);
+            return Ok(self.threads.max(wanted.div_ceil(capacity) as usize).max(1));
         }
         if wanted + 64 > soft {
             return Err(LoadError::Setting(format!(

@@ -52,7 +52,7 @@ fn inet(request: &SocketRequest<'_>) -> Result<Sockets, ServeError> {
 
 fn one_of_many(request: &SocketRequest<'_>, endpoint: &Endpoint) -> Result<(OwnedFd, Endpoint), ServeError> {
     let failed = |call| move |source| listen_error(call, endpoint, source);
-    let address = endpoint.inet().expect("it is no path");
+    let address = endpoint.inet().expect("it is not a path");
     let listener = socket::open(request.transport, address, true).map_err(failed("socket()"))?;
     if request.transport == Transport::Tcp {
         // TIME_WAIT sockets of an earlier server must not block the address.
@@ -84,7 +84,7 @@ fn one_of_many(request: &SocketRequest<'_>, endpoint: &Endpoint) -> Result<(Owne
 /// Checks that no other server has the address. SO_REUSEPORT alone would share it with another server of the same user, which
 /// would silently get a part of the connections. So this function first binds the address without SO_REUSEPORT.
 fn alone(request: &SocketRequest<'_>) -> Result<(), ServeError> {
-    let address = request.endpoint.inet().expect("it is no path");
+    let address = request.endpoint.inet().expect("it is not a path");
     let failed = |call| move |source| listen_error(call, request.endpoint, source);
     let probe = socket::open(request.transport, address, true).map_err(failed("socket()"))?;
     if request.transport == Transport::Tcp {

@@ -14,7 +14,7 @@ use crate::serve::running::{Counts, Stop};
 use crate::serve::service::Work;
 
 /// Size of the receive buffer, in bytes.
-const ROOM: usize = 64 * 1024;
+const BUFFER: usize = 64 * 1024;
 /// Maximum number of bytes read and discarded after the last response. Closing with unread data would send a RST, which can
 /// make the client lose the response (RFC 9112, 9.6).
 const DRAIN: u64 = 1024 * 1024;
@@ -32,7 +32,7 @@ pub(crate) struct PolicyWorker {
     work: Work,
     stop: Stop,
     counts: Arc<Counts>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     /// The counts of the library at the last update.
     seen: SeatStats,
 }
@@ -59,7 +59,7 @@ impl PolicyWorker {
             work,
             stop,
             counts,
-            room: vec![0; ROOM],
+            buffer: vec![0; BUFFER],
             seen: SeatStats::default(),
         }
     }
@@ -92,7 +92,7 @@ impl PolicyWorker {
 
     /// Calls read() once and answers the complete requests.
     fn serve(&mut self, connection: &mut Connection) -> Next {
-        let count = match connection.read(&mut self.room) {
+        let count = match connection.read(&mut self.buffer) {
             Ok(0) => {
                 if connection.mark & DRAINING == 0 && (connection.mark != 0 || !connection.carry.is_empty()) {
                     self.counts.error("request-cut");
@@ -115,9 +115,9 @@ impl PolicyWorker {
             return if drained > DRAIN { Next::Close } else { Next::Keep };
         }
         let mut bytes = std::mem::take(&mut connection.carry);
-        bytes.extend_from_slice(&self.room[..count]);
+        bytes.extend_from_slice(&self.buffer[..count]);
         // A short read: no more bytes are waiting.
-        let whole = count < ROOM;
+        let whole = count < BUFFER;
         match self.decode_requests(connection, &bytes, whole) {
             Ok((used, next)) => {
                 bytes.drain(..used);

@@ -327,7 +327,7 @@ const STOP: u64 = 1;
 const BACK_OFF: Duration = Duration::from_millis(10);
 
 /// Maximum length of a datagram.
-const ROOM: usize = 64 * 1024;
+const BUFFER: usize = 64 * 1024;
 /// Lowest port of a client that gets a reply.
 const FIRST_CLIENT_PORT: u16 = 1024;
 
@@ -368,7 +368,7 @@ impl Datagrams {
     /// Serves until the stop flag is set.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = [Ready::NONE; 2];
-        let mut batch = Batch::new(1, ROOM);
+        let mut batch = Batch::new(1, BUFFER);
         while !self.stop.is_set() {
             self.epoll.wait(&mut events, None)?;
             // Both events are handled the same way: the loop checks the stop flag and receives until EAGAIN.

@@ -19,7 +19,7 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
 /// Size of the receive buffer, in bytes.
-const ROOM: usize = 64 * 1024;
+const BUFFER: usize = 64 * 1024;
 /// Maximum number of events of one epoll_wait().
 const EVENTS: usize = 256;
 /// Maximum number of connections accepted in a row from a queue that is not shared, before requests are served.
@@ -54,7 +54,7 @@ pub(crate) struct Worker {
     stop: Stop,
     counts: Arc<Counts>,
     connections: Slab<Connection>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     /// End of a pause in accepting.
     accept_after: Option<Instant>,
 }
@@ -80,7 +80,7 @@ impl Worker {
             stop,
             counts,
             connections: Slab::new(),
-            room: vec![0; ROOM],
+            buffer: vec![0; BUFFER],
             accept_after: None,
         };
         worker.epoll.add(worker.stop.as_fd(), STOP, Interest::READ)?;
@@ -195,7 +195,7 @@ impl Worker {
 
     /// Registers an accepted connection with epoll.
     fn watch(&mut self, mut connection: Connection) -> io::Result<()> {
-        connection.watches_room = connection.sending.is_some();
+        connection.watches_space = connection.sending.is_some();
         let added =
             self.epoll.add(connection.socket.as_fd(), self.connections.next() as u64, interest(&connection));
         match added {
@@ -217,10 +217,10 @@ impl Worker {
             self.connections.free(number);
             return Ok(());
         }
-        let must_watch_room = connection.sending.is_some() && !connection.watches_room;
-        connection.watches_room |= must_watch_room;
+        let must_watch_space = connection.sending.is_some() && !connection.watches_space;
+        connection.watches_space |= must_watch_space;
         // epoll_ctl(EPOLL_CTL_MOD) reports an edge again if its condition holds already.
-        if mem::take(&mut connection.more) || must_watch_room {
+        if mem::take(&mut connection.more) || must_watch_space {
             self.epoll.modify(connection.socket.as_fd(), number as u64, interest(&connection))?;
         }
         connection.active_at = Instant::now();
@@ -249,18 +249,18 @@ impl Worker {
             // Events since then were ignored, the FIN included: read until EAGAIN or the end.
             ended = true;
         }
-        let mut room = mem::take(&mut self.room);
-        let next = self.read(connection, ended, &mut room);
-        self.room = room;
+        let mut buffer = mem::take(&mut self.buffer);
+        let next = self.read(connection, ended, &mut buffer);
+        self.buffer = buffer;
         next
     }
 
-    fn read(&mut self, connection: &mut Connection, ended: bool, room: &mut [u8]) -> Next {
+    fn read(&mut self, connection: &mut Connection, ended: bool, buffer: &mut [u8]) -> Next {
         for _ in 0..READS_IN_A_ROW {
             if self.stop.is_set() {
                 return Next::Wait;
             }
-            let count = match socket::receive(connection.socket.as_fd(), room) {
+            let count = match socket::receive(connection.socket.as_fd(), buffer) {
                 Ok(0) => {
                     if connection.is_within_a_request() {
                         self.counts.error("request-cut");
@@ -277,14 +277,14 @@ impl Worker {
             };
             self.counts.received_bytes.add(count as u64);
             // A short read: another event reports bytes that arrive from now on.
-            let drained = count < room.len();
+            let drained = count < buffer.len();
             if let Some(left) = connection.draining {
                 match left.checked_sub(count as u64) {
                     Some(left) => connection.draining = Some(left),
                     None => return Next::Close,
                 }
             } else {
-                match self.decode_requests(connection, &room[..count], drained) {
+                match self.decode_requests(connection, &buffer[..count], drained) {
                     DecodeOutcome::Needs => {}
                     DecodeOutcome::Full => return Next::Wait,
                     DecodeOutcome::Over => return Next::Close,
@@ -411,7 +411,7 @@ enum DecodeOutcome {
 
 fn interest(connection: &Connection) -> Interest {
     let both = Interest::READ.and(Interest::EDGE);
-    if connection.watches_room { both.and(Interest::WRITE) } else { both }
+    if connection.watches_space { both.and(Interest::WRITE) } else { both }
 }
 
 pub(crate) struct Connection {
@@ -429,7 +429,7 @@ pub(crate) struct Connection {
     /// The worker stopped reading although more may be there: epoll must report the connection again, after other connections.
     pub(crate) more: bool,
     /// epoll also reports when the socket is writable.
-    watches_room: bool,
+    watches_space: bool,
     /// When the worker last had an event of this connection.
     active_at: Instant,
 }
@@ -444,7 +444,7 @@ impl Connection {
             kept: Vec::new(),
             draining: None,
             more: false,
-            watches_room: false,
+            watches_space: false,
             active_at: Instant::now(),
         }
     }

@@ -132,7 +132,7 @@ fn achieved_load_equals_offered_load() {
 }
 
 #[test]
-fn random_arrivals_scatter_and_are_no_lack_of_rate() {
+fn random_arrivals_scatter_and_are_not_a_lack_of_rate() {
     in_namespace(|| {
         for (seed, engine) in (0..).zip(ENGINES.repeat(3)) {
             let mut load = load(engine, HTTP, get(HTTP));
@@ -402,9 +402,9 @@ fn a_ramp_ends_at_the_first_rate_that_is_not_reached() {
             let requests = Arc::new(Mutex::new(0_u64));
             let counted = Arc::clone(&requests);
             let address = answer(move |mut stream| {
-                let mut room = [0; 2000];
+                let mut buffer = [0; 2000];
                 loop {
-                    if stream.read(&mut room)? == 0 {
+                    if stream.read(&mut buffer)? == 0 {
                         return Ok(());
                     }
                     *counted.lock().unwrap() += 1;
@@ -455,13 +455,13 @@ fn counting() -> (String, Counts) {
     let counts = Counts::default();
     let sums = Arc::clone(&counts);
     let address = answer(move |mut stream| {
-        let mut room = vec![0; 64 * 1024];
+        let mut buffer = vec![0; 64 * 1024];
         let mut bytes: Vec<u8> = Vec::new();
         loop {
             let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
-                match stream.read(&mut room)? {
+                match stream.read(&mut buffer)? {
                     0 => return Ok(()),
-                    count => bytes.extend_from_slice(&room[..count]),
+                    count => bytes.extend_from_slice(&buffer[..count]),
                 }
                 continue;
             };
@@ -470,7 +470,7 @@ fn counting() -> (String, Counts) {
             let length: usize = length.map_or(0, |length| length.parse().unwrap());
             let mut have = bytes.len() - end - 4;
             while have < length {
-                match stream.read(&mut room)? {
+                match stream.read(&mut buffer)? {
                     0 => return Ok(()),
                     count => have += count,
                 }

@@ -212,7 +212,7 @@ fn a_silent_server_causes_timeouts() {
 #[test]
 fn a_full_accept_queue_is_an_error() {
     in_namespace(|| {
-        // The listener is never accepted from, and its queue has room for two connections.
+        // The listener is never accepted from, and its queue has space for two connections.
         let (_socket, address) = listener("127.0.0.1", 1);
         let _queued = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
         for engine in ENGINES {
@@ -504,7 +504,7 @@ fn freed_ports_end_the_stall() {
             let Some(ran) = long_enough(1800 * MILLISECOND, once, is_back) else { continue };
             assert!(is_back(&ran), "{ran:#?}");
             let waited = ran.results.ports.as_ref().unwrap().stall_length_ns;
-            assert!(ran.results.latency_ns.handshake.max < waited, "a handshake is no wait: {ran:#?}");
+            assert!(ran.results.latency_ns.handshake.max < waited, "a handshake is not a wait: {ran:#?}");
         }
     });
 }

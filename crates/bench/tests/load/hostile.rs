@@ -122,15 +122,15 @@ fn reset(stream: &mut TcpStream) -> u64 {
 /// Reads one response.
 fn response(stream: &mut TcpStream) -> u64 {
     let mut bytes = Vec::new();
-    let mut room = [0; 1000];
+    let mut buffer = [0; 1000];
     let is_whole = |bytes: &[u8]| {
         let head = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         head.is_some_and(|head| bytes.len() >= head + 4 + BODY)
     };
     while !is_whole(&bytes) {
-        let count = stream.read(&mut room).unwrap();
+        let count = stream.read(&mut buffer).unwrap();
         assert!(count > 0, "{bytes:?}");
-        bytes.extend_from_slice(&room[..count]);
+        bytes.extend_from_slice(&buffer[..count]);
     }
     bytes.len() as u64
 }
@@ -238,7 +238,7 @@ fn serve_counts_what_a_client_that_never_reads_got() {
             let what = format!("{:?}: {sum:?}", server.policy);
             assert_eq!((sum.accepted, sum.errors), (1, BTreeMap::from([(error.to_owned(), 1)])), "{what}");
             assert_eq!(sum.sent_bytes, bytes.len() as u64, "{what}");
-            // The last response was begun, and its send() found no room.
+            // The last response was begun, and its send() found the buffer full.
             assert_eq!(sum.requests, (bytes.len() / whole) as u64 + 1, "{what}");
             running.stop();
         });
@@ -285,11 +285,11 @@ impl Peer {
 
     fn read_head(&mut self) -> io::Result<()> {
         let mut head = Vec::new();
-        let mut room = [0; 2000];
+        let mut buffer = [0; 2000];
         while !head.ends_with(b"\r\n\r\n") {
-            match rustls::Stream::new(&mut self.connection, &mut self.socket).read(&mut room)? {
+            match rustls::Stream::new(&mut self.connection, &mut self.socket).read(&mut buffer)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => head.extend_from_slice(&room[..count]),
+                count => head.extend_from_slice(&buffer[..count]),
             }
         }
         Ok(())
@@ -440,7 +440,7 @@ fn tls_connections_end_as_the_peer_ends_them() {
             if error.is_none() {
                 assert_eq!(answered, OPERATIONS, "{name}: {ran:#?}");
             } else if name == "close_notify instead of a response" {
-                assert_eq!(answered, 0, "session tickets and alerts are no response: {ran:#?}");
+                assert_eq!(answered, 0, "session tickets and alerts are not a response: {ran:#?}");
             }
             until(|| requests.load(Ordering::Relaxed) >= OPERATIONS);
             assert_eq!(requests.load(Ordering::Relaxed), OPERATIONS, "{name}: {ran:#?}");
@@ -793,11 +793,11 @@ fn play(act: Act, mut stream: &TcpStream, log: &Log) -> io::Result<()> {
 /// Reads to the empty line; requests of these tests have no body, and are not pipelined.
 fn read_head(mut stream: &TcpStream) -> io::Result<()> {
     let mut head = Vec::new();
-    let mut room = [0; 2000];
+    let mut buffer = [0; 2000];
     while !head.ends_with(b"\r\n\r\n") {
-        match stream.read(&mut room)? {
+        match stream.read(&mut buffer)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => head.extend_from_slice(&room[..count]),
+            count => head.extend_from_slice(&buffer[..count]),
         }
     }
     Ok(())

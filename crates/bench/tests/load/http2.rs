@@ -376,8 +376,8 @@ fn a_window_that_never_opens_is_a_timeout() {
 fn a_server_of_http1_is_named() {
     in_namespace(|| {
         let address = answer(|mut socket| {
-            let mut room = [0; 24];
-            socket.read_exact(&mut room)?;
+            let mut buffer = [0; 24];
+            socket.read_exact(&mut buffer)?;
             socket.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
         });
         let ran = done("http2::a_server_of_http1_is_named", &http2(address, 1, 4, 4));

@@ -120,13 +120,13 @@ fn server_with(
         let mut connection = ServerConnection::new(Arc::clone(&config)).unwrap();
         let mut stream = rustls::Stream::new(&mut connection, &mut socket);
         let mut request = Vec::new();
-        let mut room = [0; 2000];
+        let mut buffer = [0; 2000];
         loop {
-            let count = stream.read(&mut room)?;
+            let count = stream.read(&mut buffer)?;
             if count == 0 {
                 return Ok(());
             }
-            request.extend_from_slice(&room[..count]);
+            request.extend_from_slice(&buffer[..count]);
             if request.ends_with(b"\r\n\r\n") {
                 request.clear();
                 counted.fetch_add(1, Ordering::Relaxed);

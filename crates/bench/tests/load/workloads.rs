@@ -398,12 +398,12 @@ fn udp_flows_come_from_all_sources() {
             let is_over = std::sync::Arc::clone(&over);
             let seen = std::thread::spawn(move || {
                 let mut seen = std::collections::BTreeSet::new();
-                let mut room = [0; 64];
+                let mut buffer = [0; 64];
                 socket.set_read_timeout(Some(std::time::Duration::from_millis(20))).unwrap();
                 while !is_over.load(Ordering::Relaxed) {
-                    let Ok((count, from)) = socket.recv_from(&mut room) else { continue };
+                    let Ok((count, from)) = socket.recv_from(&mut buffer) else { continue };
                     seen.insert(from);
-                    socket.send_to(&room[..count], from).unwrap();
+                    socket.send_to(&buffer[..count], from).unwrap();
                 }
                 seen
             });

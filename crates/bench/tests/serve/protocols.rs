@@ -286,8 +286,8 @@ fn datagrams_are_echoed_except_short_ones() {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         socket.send(b"a").unwrap();
         socket.send(b"abc").unwrap();
-        let mut room = [0; 8];
-        assert_eq!(socket.recv(&mut room).unwrap(), 3);
+        let mut buffer = [0; 8];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), 3);
         let results = running.stop();
         assert_eq!(errors(&results), [("short-datagram".to_owned(), 1)]);
         assert_eq!(sum(&results.workers).requests, 1);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn few_processors_are_no_proof() {
+    fn few_processors_are_not_a_proof() {
         let mut results =
             LabLocksResults { pairs: vec![], untraced: None, blind_spots: vec![], advice: vec![] };
         assert!(advice(&results, 2).is_empty());

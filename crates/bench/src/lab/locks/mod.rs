@@ -346,17 +346,17 @@ impl Change {
     /// Returns the two setups, without and with the change; they are equal in everything else.
     fn sides(self, settings: &Locks) -> [Setup; 2] {
         // Half of the even ports are never taken, from any number of sources, so the search finds an even port at once.
-        let roomy = Setup {
+        let ample = Setup {
             policy: AcceptPolicy::Reuseport,
             sources: settings.sources,
             strategy: Strategy::KernelDefault,
             range: wide(),
         };
         match self {
-            Change::Reuseport => [Setup { policy: AcceptPolicy::Exclusive, ..roomy }, roomy],
-            Change::Sources => [Setup { sources: 1, ..roomy }, roomy],
+            Change::Reuseport => [Setup { policy: AcceptPolicy::Exclusive, ..ample }, ample],
+            Change::Sources => [Setup { sources: 1, ..ample }, ample],
             Change::FullRange => {
-                let tight = Setup { sources: 1, range: tight(settings.queries), ..roomy };
+                let tight = Setup { sources: 1, range: tight(settings.queries), ..ample };
                 [tight, Setup { strategy: Strategy::FullRange, ..tight }]
             }
         }

@@ -40,7 +40,7 @@ impl Placement {
         })
     }
 
-    /// Returns the sleep between two checks for room in the window.
+    /// Returns the sleep between two checks for space in the window.
     fn pause(self) -> Duration {
         match self {
             Placement::Apart => Duration::from_micros(20),
@@ -126,9 +126,9 @@ impl Generator {
                 sent.cut = true;
                 break;
             }
-            let room = window.saturating_sub(in_flight.in_flight(sent.packets));
+            let free = window.saturating_sub(in_flight.in_flight(sent.packets));
             let burst = (packets - sent.packets).min(BURST);
-            if room < burst.min(window) {
+            if free < burst.min(window) {
                 sent.waited_ns += in_flight.wait(sent.packets);
                 // With planes on the same processor, the generator refills their queues once they are empty, not sooner.
                 while place == Placement::Between && in_flight.in_flight(sent.packets) > 0 && !watch.stopped()
@@ -219,11 +219,11 @@ pub(super) fn key() -> FlowKey {
 
 /// Writes both numbers; leaves a packet that is too short unchanged.
 pub(super) fn write(packet: &mut [u8], flow: u32, number: u64) {
-    if let Some(room) = packet.get_mut(FLOW) {
-        room.copy_from_slice(&flow.to_be_bytes());
+    if let Some(bytes) = packet.get_mut(FLOW) {
+        bytes.copy_from_slice(&flow.to_be_bytes());
     }
-    if let Some(room) = packet.get_mut(NUMBER) {
-        room.copy_from_slice(&number.to_be_bytes());
+    if let Some(bytes) = packet.get_mut(NUMBER) {
+        bytes.copy_from_slice(&number.to_be_bytes());
     }
 }
 
@@ -265,7 +265,7 @@ pub(super) const QUEUE: i32 = 4 << 20;
 
 /// Messages per receive call, and the buffer size for each: UDP_GRO joins packets up to 64 KiB.
 const BATCH: usize = 64;
-const ROOM: usize = 1025 * 64;
+const BUFFER: usize = 1025 * 64;
 
 /// Polling interval of the sink. The sink does not block for packets: its wakeups would cost the planes CPU time.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -321,7 +321,7 @@ impl Sink {
             pause *= 4;
         }
         let mut order = Order::new(flows);
-        let mut batch = Batch::new(BATCH, ROOM);
+        let mut batch = Batch::new(BATCH, BUFFER);
         loop {
             let over = arrivals.over.load(Ordering::Acquire);
             if batch.receive(self.socket.as_fd()).is_err() {

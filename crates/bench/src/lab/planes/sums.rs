@@ -206,7 +206,7 @@ pub(super) fn doubts(cells: &[Sums]) -> Vec<Remark> {
             remarks.push(Remark::new(
                 "generator-limited",
                 format!(
-                    "{title}: the generator was the limit, so that its packets per second are no measure of the planes; \
+                    "{title}: the generator was the limit, so that its packets per second do not measure the planes; \
                      CPU per packet and counted capacity are"
                 ),
             ));

@@ -159,14 +159,14 @@ impl<'a> Client<'a> {
     /// Reads one complete answer.
     fn read_response(&mut self, stream: &mut TcpStream) -> Result<wire::Response, Failure> {
         self.bytes.clear();
-        let mut room = [0; 4096];
+        let mut buffer = [0; 4096];
         loop {
-            let count = match stream.read(&mut room) {
+            let count = match stream.read(&mut buffer) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
             };
-            self.bytes.extend_from_slice(&room[..count]);
+            self.bytes.extend_from_slice(&buffer[..count]);
             let response =
                 wire::parse_response(&self.bytes).map_err(|wire::Malformed(why)| Failure::Malformed(why))?;
             match response {

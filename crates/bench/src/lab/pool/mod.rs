@@ -309,8 +309,8 @@ impl Selection {
             for &policy in &self.policies {
                 let pair = Pair { policy, family };
                 let tried = Namespace::run(|_| {
-                    let room = ListenAddress::new(family)?;
-                    Pool::start(&room.endpoint, policy, workers, Spend::Sleep, Recycle::Never)?.end()
+                    let listen = ListenAddress::new(family)?;
+                    Pool::start(&listen.endpoint, policy, workers, Spend::Sleep, Recycle::Never)?.end()
                 });
                 match tried {
                     Ok(_) => left.pairs.push(pair),

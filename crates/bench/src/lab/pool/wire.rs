@@ -70,7 +70,7 @@ pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<Request>, Malformed> 
     let work = path
         .split_once('?')
         .and_then(|(_, query)| query.split('&').find_map(|part| part.strip_prefix("work=")))
-        .map_or(Ok(0), |text| text.parse().map_err(|_| Malformed("work that is no number")))?;
+        .map_or(Ok(0), |text| text.parse().map_err(|_| Malformed("work that is not a number")))?;
     if http1::content_length(request.headers).map_err(refused)?.is_some_and(|length| length > 0)
         || http1::value(request.headers, "transfer-encoding").is_some()
     {
@@ -120,7 +120,7 @@ pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<Response>, Malformed
 
 fn refused(length: BadLength) -> Malformed {
     Malformed(match length {
-        BadLength::NotANumber => "a length that is no number",
+        BadLength::NotANumber => "a length that is not a number",
         BadLength::Different => "two different lengths",
     })
 }
@@ -176,8 +176,8 @@ mod tests {
         for (bytes, why) in [
             (&b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"[..], "another status than 200"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "a chunked answer"),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "a length that is no number"),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok", "a length that is no number"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "a length that is not a number"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok", "a length that is not a number"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", "two different lengths"),
             (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
         ] {
@@ -190,7 +190,7 @@ mod tests {
         let endless = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'a'; MAX_HEAD_BYTES]].concat();
         for (bytes, why) in [
             (&b"\x16\x03\x01 hello\r\n\r\n"[..], "no HTTP"),
-            (b"GET /?work=soon HTTP/1.1\r\n\r\n", "work that is no number"),
+            (b"GET /?work=soon HTTP/1.1\r\n\r\n", "work that is not a number"),
             (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", "a request with a body"),
             (&endless, "a head that is too long"),
         ] {

@@ -19,7 +19,7 @@ use crate::lab::LabError;
 use crate::lab::pool::client::nanos;
 use crate::lab::pool::{Spend, wire};
 
-/// Backlog of the accept queue: room for all clients at once, even if they arrive without a pause.
+/// Backlog of the accept queue: space for all clients at once, even if they arrive without a pause.
 pub(crate) const BACKLOG: u32 = 4096;
 
 /// Maximum wait until the workers' counters agree with the clients' counts; workers normally count at once.
@@ -242,7 +242,7 @@ fn serve_one(
     stop: &AtomicBool,
     answer: &mut Vec<u8>,
 ) -> Next {
-    let mut room = [0; 2048];
+    let mut buffer = [0; 2048];
     let request = loop {
         // A client that sends anything but HTTP requests gets its connection closed.
         match wire::parse_request(&connection.carry) {
@@ -250,9 +250,9 @@ fn serve_one(
             Ok(None) => {}
             Err(_) => return Next::Close,
         }
-        match connection.read(&mut room) {
+        match connection.read(&mut buffer) {
             Ok(0) => return Next::Close,
-            Ok(count) => connection.carry.extend_from_slice(&room[..count]),
+            Ok(count) => connection.carry.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Keep,
             Err(_) => return Next::Close,

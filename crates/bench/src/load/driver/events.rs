@@ -607,7 +607,7 @@ impl<E: Engine> Driver<'_, E> {
 
 /// Operations on shared connections: the slots of HTTP/2 are streams.
 impl<E: Engine> Driver<'_, E> {
-    /// Begins the operation of `number` on a shared connection, at once or when one has room; or lets it wait for a port, if it had
+    /// Begins the operation of `number` on a shared connection, at once or when one has a free stream; or lets it wait for a port, if it had
     /// to open a connection and there is no port. Returns false if it must open a connection.
     pub(super) fn join(&mut self, number: u32) -> bool {
         let joins = self.engine.join(number, self.slots[number as usize].protocol.current());

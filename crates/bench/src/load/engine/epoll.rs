@@ -13,7 +13,7 @@ use fourtuple_syscalls::{Endpoint, Errno};
 use crate::load::engine::{Engine, Event, Options, Stage};
 
 /// Size of the receive buffer of a connection, in bytes.
-const ROOM: usize = 16 * 1024;
+const BUFFER: usize = 16 * 1024;
 
 /// Maximum number of events of one epoll_wait().
 const BATCH: usize = 64;
@@ -125,7 +125,7 @@ impl EpollEngine {
         }
     }
 
-    /// Calls send() once. If the kernel takes only a part, its buffer is full, and an edge reports when there is room (epoll(7)).
+    /// Calls send() once. If the kernel takes only a part, its buffer is full, and an edge reports when it has space (epoll(7)).
     fn send(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
         let Some(socket) = &connection.socket else { return };
@@ -148,7 +148,7 @@ impl EpollEngine {
         let connection = &mut self.slots[slot as usize];
         let Some(socket) = &connection.socket else { return };
         if connection.received.is_empty() {
-            connection.received = vec![0; ROOM];
+            connection.received = vec![0; BUFFER];
         }
         connection.edge = false;
         self.calls += 1;
@@ -333,12 +333,12 @@ impl Engine for EpollEngine {
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         let timeout = if self.events.is_empty() { timeout } else { Duration::ZERO };
         self.calls += 1;
-        let mut room = mem::take(&mut self.ready);
-        let count = self.epoll.wait_precisely(&mut room, timeout)?.len();
-        for ready in &room[..count] {
-            self.handle(*ready);
+        let mut ready = mem::take(&mut self.ready);
+        let count = self.epoll.wait_precisely(&mut ready, timeout)?.len();
+        for event in &ready[..count] {
+            self.handle(*event);
         }
-        self.ready = room;
+        self.ready = ready;
         Ok(())
     }
 

@@ -133,7 +133,7 @@ pub(crate) trait Engine {
     /// Returns the number of system calls so far.
     fn system_calls(&self) -> u64;
 
-    /// Sends the request with this number on a shared connection, at once or when one has room. Returns false if the slot must open a
+    /// Sends the request with this number on a shared connection, at once or when one has a free stream. Returns false if the slot must open a
     /// connection, on which the request is then sent.
     fn join(&mut self, _slot: u32, _request: usize) -> bool {
         false

@@ -12,7 +12,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use crate::load::engine::{Engine, Event, Options, Stage};
 
 /// Size of the receive buffer of a connection, in bytes.
-const ROOM: usize = 16 * 1024;
+const BUFFER: usize = 16 * 1024;
 
 /// One connection in this many is opened by separate system calls, in order to measure connect(): within a chain the kernel
 /// does not report when the port search ended.
@@ -42,7 +42,7 @@ impl UringEngine {
         options: Options,
     ) -> io::Result<Self> {
         Ok(UringEngine {
-            ring: Ring::new(transport, destinations, slots, ROOM)?,
+            ring: Ring::new(transport, destinations, slots, BUFFER)?,
             transport,
             destinations: destinations.to_vec(),
             options,

@@ -210,14 +210,14 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<
     if !need.engine_needs_descriptors && slots > 1 {
         remedies.push(Remedy::Threads(connections.div_ceil(slots - 1)));
     }
-    let room = if need.engine_needs_descriptors {
+    let capacity = if need.engine_needs_descriptors {
         allowed.saturating_sub(beside)
     } else {
         allowed.saturating_sub(1).saturating_mul(threads)
     };
-    let room = room.saturating_sub(need.hold);
-    if room > 0 {
-        remedies.push(Remedy::Connections(room));
+    let capacity = capacity.saturating_sub(need.hold);
+    if capacity > 0 {
+        remedies.push(Remedy::Connections(capacity));
     }
     if needs > limits.hard {
         remedies.push(Remedy::Other(format!("raise the hard limit with ulimit -Hn {needs} (as root)")));
@@ -228,24 +228,24 @@ fn descriptors(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<
 fn tracking(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Finding> {
     // An empty table means that no rule uses connection tracking.
     let table = snapshot.conntrack.filter(|table| table.count > 0)?;
-    let room = table.max.saturating_sub(table.count);
+    let free = table.max.saturating_sub(table.count);
     let tracked = if need.closer == Closer::Reset { TRACKED_AFTER_RESET } else { TRACKED };
     let certain = course.at_once.saturating_add(need.hold);
     let churn = if course.churns { course.opened_in(tracked.as_secs_f64()) } else { 0 };
     // An entry stands for a 4-tuple: a reused 4-tuple needs no further entry.
     let at_most = churn.max(course.at_most).saturating_add(need.hold).min(snapshot.budget());
-    let (severity, entries) = if certain > room {
+    let (severity, entries) = if certain > free {
         (Severity::Refuse, certain)
-    } else if at_most > room {
+    } else if at_most > free {
         (Severity::Warn, at_most)
     } else {
         return None;
     };
     let message = format!(
-        "{} to track, the connection tracking has room for {} (nf_conntrack_max {}, {} used): new connections {} \
+        "{} to track, the connection tracking has space for {} (nf_conntrack_max {}, {} used): new connections {} \
          dropped when it is full",
         counted(entries, "tuple"),
-        grouped(room),
+        grouped(free),
         grouped(table.max),
         grouped(table.count),
         if severity == Severity::Refuse { "are" } else { "may be" },
@@ -265,14 +265,14 @@ fn time_wait(snapshot: &Snapshot, need: &Need, course: &TupleUsage) -> Option<Fi
     if !(ours && course.churns) {
         return None;
     }
-    let room = snapshot.tcp_max_tw_buckets.saturating_sub(snapshot.time_wait);
+    let free = snapshot.tcp_max_tw_buckets.saturating_sub(snapshot.time_wait);
     let sockets = course.opened_in(TIME_WAIT.as_secs_f64()).min(course.steady());
-    (sockets > room).then(|| {
+    (sockets > free).then(|| {
         let message = format!(
-            "up to {} in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves room for {} ({} there): the rest \
+            "up to {} in TIME_WAIT, net.ipv4.tcp_max_tw_buckets leaves space for {} ({} there): the rest \
              are closed without TIME_WAIT, unlike the sockets of real clients",
             counted(sockets, "socket"),
-            grouped(room),
+            grouped(free),
             grouped(snapshot.time_wait),
         );
         let enough = (snapshot.time_wait + sockets).next_power_of_two();

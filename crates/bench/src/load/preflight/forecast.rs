@@ -63,7 +63,7 @@ pub(super) struct TupleUsage {
     waiting: u64,
     back: Vec<u64>,
     /// Number of sockets that may still enter TIME_WAIT before tcp_max_tw_buckets is reached.
-    room: u64,
+    free_time_wait: u64,
 }
 
 impl TupleUsage {
@@ -100,7 +100,7 @@ impl TupleUsage {
             occupied: taken.established + taken.other,
             waiting: if reuse.is_some() { 0 } else { taken.time_wait },
             back: taken.time_wait_back.clone(),
-            room: snapshot.tcp_max_tw_buckets.saturating_sub(snapshot.time_wait),
+            free_time_wait: snapshot.tcp_max_tw_buckets.saturating_sub(snapshot.time_wait),
         }
     }
 
@@ -174,7 +174,7 @@ impl TupleUsage {
             let end = if second == self.back.len() { horizon } else { horizon.min(begin + 1.0) };
             let usable = free.max(0);
             let when = ((usable - i128::from(in_flight)) as f64 / self.rate).max(begin);
-            let cut_short = i128::from(self.room) + i128::from(in_flight) < usable;
+            let cut_short = i128::from(self.free_time_wait) + i128::from(in_flight) < usable;
             if when < end && usable < total && !cut_short {
                 return Some(Stall { at: at(when), after_connections: usable as u64 });
             }

@@ -240,7 +240,7 @@ fn saturated(seen: &RunMeasurements<'_>, found: &mut Hindsight) {
             counted(threads, "thread")
         ),
     );
-    found.advice.push("More --threads, or a lower --rate, would leave the client room.".to_owned());
+    found.advice.push("More --threads, or a lower --rate, would leave the client idle time.".to_owned());
 }
 
 /// Requests up to this size are in the buffers of the socket at once. A larger one takes the time of its upload, in which a server answers

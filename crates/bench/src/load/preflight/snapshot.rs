@@ -560,7 +560,7 @@ mod tests {
             assert_eq!(read(destination).listener.map(|queue| queue.waiting), Some(5));
             // The kernel drops the sixth SYN; the reply to the retransmitted SYN would arrive after 1 s.
             let sixth = TcpStream::connect_timeout(&destination, Duration::from_millis(200));
-            assert_eq!(sixth.expect_err("no room").kind(), io::ErrorKind::TimedOut);
+            assert_eq!(sixth.expect_err("the queue is full").kind(), io::ErrorKind::TimedOut);
             drop((socket, clients));
         });
     }

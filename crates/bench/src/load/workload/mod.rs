@@ -375,8 +375,8 @@ impl ProtocolState for Datagram {
     fn begin(&mut self, _last: bool) {
         self.number += 1;
         self.answered = false;
-        if let Some(room) = self.payload.get_mut(..NUMBER) {
-            room.copy_from_slice(&self.number.to_be_bytes());
+        if let Some(number) = self.payload.get_mut(..NUMBER) {
+            number.copy_from_slice(&self.number.to_be_bytes());
         }
     }
 

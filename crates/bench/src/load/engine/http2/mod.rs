@@ -94,8 +94,8 @@ pub(crate) struct Http2Engine {
     connections: Vec<Option<Connection>>,
     /// Numbers of `connections` that are `None`.
     unused: Vec<u32>,
-    /// Connections that had room for a stream when they came onto the list.
-    with_room: Vec<u32>,
+    /// Connections that had a free stream when they came onto the list.
+    with_free_streams: Vec<u32>,
     /// Number of connections whose limit of streams is not known yet.
     opening: u32,
     slots: Vec<Slot>,
@@ -150,7 +150,7 @@ struct Connection {
     limit: u32,
     /// Whether the SETTINGS of the server have come: its limit is known.
     is_settled: bool,
-    /// Whether it is on the list `with_room`.
+    /// Whether it is on the list `with_free_streams`.
     is_listed: bool,
     /// Whether requests were given to h2 since it was polled.
     has_unsent: bool,
@@ -200,7 +200,7 @@ enum Incoming {
 }
 
 impl Connection {
-    fn has_room(&self) -> bool {
+    fn has_free_stream(&self) -> bool {
         matches!(self.stage, Progress::Open { sender: Some(_), .. }) && self.active < self.limit
     }
 }
@@ -225,7 +225,7 @@ impl Http2Engine {
             setup,
             connections: (0..connections).map(|_| None).collect(),
             unused: (0..connections).rev().collect(),
-            with_room: Vec::new(),
+            with_free_streams: Vec::new(),
             opening: 0,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             waiting: VecDeque::new(),
@@ -393,28 +393,28 @@ impl Http2Engine {
         Some(sender)
     }
 
-    /// Puts a connection on the list of those with room.
+    /// Puts a connection on the list of those with free streams.
     fn list(&mut self, number: u32) {
         if let Some(connection) = &mut self.connections[number as usize]
             && !connection.is_listed
-            && connection.has_room()
+            && connection.has_free_stream()
         {
             connection.is_listed = true;
-            self.with_room.push(number);
+            self.with_free_streams.push(number);
         }
     }
 
     /// Gives streams to the slots that wait for one.
     fn dispatch(&mut self) {
         while self.waiters > 0 {
-            let Some(number) = self.with_room.last().copied() else { break };
+            let Some(number) = self.with_free_streams.last().copied() else { break };
             match &mut self.connections[number as usize] {
-                Some(connection) if connection.has_room() => {}
+                Some(connection) if connection.has_free_stream() => {}
                 other => {
                     if let Some(connection) = other {
                         connection.is_listed = false;
                     }
-                    self.with_room.pop();
+                    self.with_free_streams.pop();
                     continue;
                 }
             }
@@ -426,7 +426,7 @@ impl Http2Engine {
         }
     }
 
-    /// Sends the request of a slot on a connection with room.
+    /// Sends the request of a slot on a connection with a free stream.
     fn send(&mut self, slot: u32, number: u32) {
         self.slots[slot as usize].state = State::Idle;
         let Some(connection) = &mut self.connections[number as usize] else { return };

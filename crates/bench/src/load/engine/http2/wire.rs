@@ -21,7 +21,7 @@ const MAX_PER_TURN: usize = 256 * 1024;
 const MAX_OUTGOING: usize = 64 * 1024;
 
 /// Size of the buffer for encrypted bytes.
-const ROOM: usize = 16 * 1024;
+const BUFFER: usize = 16 * 1024;
 
 /// What the engine and the wire of a connection tell each other, while h2 owns the wire.
 #[derive(Default)]
@@ -146,7 +146,7 @@ impl Wire {
             Some(setup) => Some(Tls {
                 setup: setup.clone(),
                 connection: Box::new(setup.connection()?),
-                encrypted: vec![0; ROOM].into_boxed_slice(),
+                encrypted: vec![0; BUFFER].into_boxed_slice(),
                 decrypted: 0,
                 received: 0,
                 said_goodbye: false,
@@ -229,7 +229,7 @@ impl Wire {
             })(),
         };
         match result {
-            // An edge reports when there is room.
+            // An edge reports when the send buffer has space.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
             Err(error) => Poll::Ready(Err(signals.failed(error))),
             Ok(()) => Poll::Ready(Ok(())),
@@ -256,11 +256,11 @@ impl Write for Sender<'_> {
     }
 }
 
-/// Receives if an edge has reported data. Fewer bytes than there is room for are all there are: the next edge reports more.
+/// Receives if an edge has reported data. Fewer bytes than the buffer holds are all there are: the next edge reports more.
 fn receive(
     socket: &OwnedFd,
     signals: &Signals,
-    room: &mut [u8],
+    buffer: &mut [u8],
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
     if !signals.may_receive() {
@@ -274,7 +274,7 @@ fn receive(
         return Poll::Pending;
     }
     add(&signals.traffic.calls, 1);
-    match socket::receive(socket.as_fd(), room) {
+    match socket::receive(socket.as_fd(), buffer) {
         Ok(0) => {
             signals.ended.set(true);
             signals.fail("closed-early".into());
@@ -282,7 +282,7 @@ fn receive(
         }
         Ok(count) => {
             add(&signals.traffic.received_bytes, count as u64);
-            signals.readable.set(count == room.len() || signals.hung_up.get());
+            signals.readable.set(count == buffer.len() || signals.hung_up.get());
             signals.budget.set(signals.budget.get().saturating_sub(count));
             Poll::Ready(Ok(count))
         }
@@ -307,12 +307,12 @@ impl AsyncRead for Wire {
         if self.tls.is_none() && !self.signals.may_receive() {
             return Poll::Pending;
         }
-        let room = buffer.initialize_unfilled();
+        let unfilled = buffer.initialize_unfilled();
         let count = match &mut self.tls {
-            None => ready!(receive(&self.socket, &self.signals, room, context))?,
+            None => ready!(receive(&self.socket, &self.signals, unfilled, context))?,
             Some(_) => loop {
                 let tls = self.tls.as_mut().expect("seen above");
-                match tls.connection.reader().read(room) {
+                match tls.connection.reader().read(unfilled) {
                     // Without close_notify the stream may have been cut; h2 knows which responses are complete.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     other => break other?,
@@ -322,7 +322,7 @@ impl AsyncRead for Wire {
                 }
             },
         };
-        self.signals.note_first(&room[..count]);
+        self.signals.note_first(&unfilled[..count]);
         buffer.advance(count);
         Poll::Ready(Ok(()))
     }

@@ -49,7 +49,7 @@ impl ClientLimit {
 }
 
 /// The shared part of a [`ClientLimit`], which any plane may use. The rest is divided among the listening sockets, so that a flood
-/// at one plane leaves room for new clients of the other planes. Planes access the pool only when they open or close a client's
+/// at one plane leaves space for new clients of the other planes. Planes access the pool only when they open or close a client's
 /// socket.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -82,13 +82,13 @@ impl Share {
     pub(crate) fn take(&mut self) -> bool {
         let pool = &self.pool;
         let is_own = self.clients < pool.own;
-        let has_room = is_own
+        let is_counted = is_own
             || pool
                 .left
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| (left > 0).then(|| left - 1))
                 .is_ok();
-        self.clients += usize::from(has_room);
-        has_room
+        self.clients += usize::from(is_counted);
+        is_counted
     }
 
     /// Counts a client whose socket is already open, even beyond the limit.

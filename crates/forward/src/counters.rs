@@ -133,7 +133,7 @@ pub struct PlaneCounts {
     pub dropped_replies: Vec<(Drop, u64)>,
     /// Clients that have a socket now.
     pub clients: u64,
-    /// Clients closed early to make room for new clients. Established clients are never evicted.
+    /// Clients closed early to make space for new clients. Established clients are never evicted.
     pub evicted: u64,
     /// Clients closed 2 s after their only packet, without a reply.
     pub unanswered: u64,

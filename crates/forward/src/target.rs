@@ -181,7 +181,7 @@ pub(crate) struct Targets {
     /// Clients that were neither new nor established when queued, least recently used first.
     unproven: VecDeque<Candidate>,
     serial: u64,
-    /// Clients closed to make room for new clients since the last [`Targets::take_evicted`].
+    /// Clients closed to make space for new clients since the last [`Targets::take_evicted`].
     evicted: usize,
 }
 
@@ -213,13 +213,13 @@ impl Targets {
         Some(index)
     }
 
-    /// Opens a target, and evicts a client that is not established if there is no room. Returns `None` when all are established.
+    /// Opens a target, and evicts a client that is not established if the limit is reached. Returns `None` when all are established.
     ///
     /// # Errors
     ///
     /// The errors of socket(2) and connect(2).
     pub(crate) fn open(&mut self, key: TargetKey, segments: bool, tick: u64) -> io::Result<Option<usize>> {
-        while !self.has_room() {
+        while !self.may_open() {
             if !self.evict() {
                 return Ok(None);
             }
@@ -245,7 +245,7 @@ impl Targets {
     }
 
     /// Returns whether one more target may be opened, and counts it.
-    fn has_room(&mut self) -> bool {
+    fn may_open(&mut self) -> bool {
         self.by_key.len() < self.most && self.share.as_mut().is_none_or(Share::take)
     }
 
@@ -412,7 +412,7 @@ mod tests {
         for (client, tick) in clients.into_iter().zip([3, 2]) {
             targets.get(client).unwrap().has_sent(tick);
         }
-        let new = open(&mut targets, 3).expect("a client that is not established makes room");
+        let new = open(&mut targets, 3).expect("a client that is not established makes space");
         assert!(targets.find(key(1)).is_some() && targets.find(key(2)).is_none());
         for client in [clients[0], new] {
             targets.get(client).unwrap().was_answered(3);

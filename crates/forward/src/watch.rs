@@ -188,7 +188,7 @@ impl SessionView {
         let (Some(inbox), Some(from)) = (&self.inbox, datagram.from()) else { return false };
         let is_control = CONTROL.finds(payload, datagram.hops, from.port());
         if is_control {
-            // The inbox counts control packets that it has no room for.
+            // The inbox counts control packets that it has no space for.
             inbox.offer(payload, from, datagram.hops);
         }
         is_control

@@ -130,11 +130,11 @@ impl Worker {
         let epoll = Arc::new(Epoll::new()?);
         epoll.add(self.requests.waker.as_fd(), STOP, Interest::READ)?;
         self.take(&epoll, ports)?;
-        let mut room = [Ready::NONE; 64];
+        let mut events = [Ready::NONE; 64];
         let mut ticked = Instant::now();
         while self.requests.command() == CONTINUE {
             let mut has_requests = false;
-            for ready in epoll.wait(&mut room, Some(TICK.saturating_sub(ticked.elapsed())))? {
+            for ready in epoll.wait(&mut events, Some(TICK.saturating_sub(ticked.elapsed())))? {
                 if ready.token() == STOP {
                     has_requests = self.requests.waker.clear();
                 } else {
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_checksum_is_no_full_queue() {
+    fn a_wrong_checksum_is_not_a_full_queue() {
         let told = |drops: &[u32], wrong| told_apart(drops, wrong).collect::<Vec<_>>();
         assert_eq!(told(&[7, 0, 5], 0), [[0, 7], [0, 0], [0, 5]]);
         assert_eq!(told(&[7, 0, 5], 9), [[7, 0], [0, 0], [2, 3]]);

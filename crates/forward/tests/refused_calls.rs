@@ -44,10 +44,10 @@ fn an_unwatched_client_is_dropped_alone() {
                 let hop = socket();
                 let clients: Vec<_> = (0..60).map(|_| socket()).collect();
                 // The kernel assigns the lowest free descriptor number.
-                let room: Vec<_> = (0..40).map(|_| File::open("/dev/null").unwrap()).collect();
+                let lower: Vec<_> = (0..40).map(|_| File::open("/dev/null").unwrap()).collect();
                 let last = File::open("/dev/null").unwrap();
                 seccomp::refuse_watches_from(last.as_fd()).unwrap();
-                drop(room);
+                drop(lower);
                 let running = forward(kind, &hop).start().unwrap();
                 let listen = running.address(0).unwrap();
                 let mut bytes = [0; 10];

@@ -252,8 +252,8 @@ impl Packet {
             self.required_min_rx_us,
             self.required_min_echo_rx_us,
         ];
-        for (room, word) in bytes[4..].chunks_exact_mut(4).zip(words) {
-            room.copy_from_slice(&word.to_be_bytes());
+        for (field, word) in bytes[4..].chunks_exact_mut(4).zip(words) {
+            field.copy_from_slice(&word.to_be_bytes());
         }
         bytes
     }

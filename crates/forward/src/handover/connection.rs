@@ -21,7 +21,7 @@ use crate::settings::{Forward, ForwardError};
 /// The time limit for the next message of the peer process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of bytes of a message: enough for [`message::MAX_DESCRIPTORS`] targets of two addresses each.
-const ROOM: usize = 64 * 1024;
+const BUFFER: usize = 64 * 1024;
 
 /// A connection to the other process.
 #[derive(Debug)]
@@ -87,14 +87,14 @@ impl PeerConnection {
 
     /// Returns the next message, if one has arrived.
     pub(super) fn receive(&self) -> Result<Option<Message>, HandoverError> {
-        let mut room = vec![0; ROOM];
-        let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut room) {
+        let mut buffer = vec![0; BUFFER];
+        let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut buffer) {
             Ok((0, _)) => return Err(HandoverError::Gone { path: self.path.clone() }),
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(self.failed("recvmsg()")(error)),
         };
-        let text = String::from_utf8_lossy(&room[..count]).into_owned();
+        let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
         match text.strip_prefix("no\n") {
             Some(why) => Err(HandoverError::Refused { why: why.to_owned() }),
             None => Ok(Some(Message { text, descriptors, path: self.path.clone() })),

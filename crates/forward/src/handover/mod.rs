@@ -715,11 +715,11 @@ mod tests {
 
     #[test]
     fn a_socket_without_a_process_has_no_predecessor() {
-        let room = std::env::temp_dir().join(format!("fourtuple-door-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("fourtuple-door-{}", std::process::id()));
         // A killed process with the same ID may have left it.
-        let _ = fs::remove_dir_all(&room);
-        fs::create_dir_all(&room).unwrap();
-        let path = room.join("door");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("door");
         assert!(Predecessor::at(&path).unwrap().is_none());
         drop(Kind::Packets.listen(&path, 1).unwrap());
         assert!(path.exists() && Predecessor::at(&path).unwrap().is_none());
@@ -729,6 +729,6 @@ mod tests {
         assert!(error.to_string().contains("EADDRINUSE"), "{error}");
         drop(takeover_socket);
         assert!(!path.exists());
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -564,13 +564,13 @@ fn in_band_link(
 
 /// Sends numbered packets from `sender`, and checks that `target` receives exactly these packets.
 fn through(sender: &UdpSocket, to: SocketAddr, target: &UdpSocket) {
-    let mut room = [0; 2048];
+    let mut buffer = [0; 2048];
     for number in 0..200_u32 {
         let mut payload = [0x20; 100];
         payload[..4].copy_from_slice(&number.to_be_bytes());
         sender.send_to(&payload, to).unwrap();
-        assert_eq!(target.recv(&mut room).unwrap(), payload.len());
-        assert_eq!(room[..100], payload);
+        assert_eq!(target.recv(&mut buffer).unwrap(), payload.len());
+        assert_eq!(buffer[..100], payload);
     }
 }
 
@@ -601,11 +601,11 @@ fn two_forwarders(test: &str, spread: Selector, planes: usize, expected: Recepti
             through(&far_sender, near, &near_target);
             through(&socket((here, 0)), far, &far_target);
             // A packet that looks like a control packet but comes from beyond the link is data.
-            let mut room = [0; 100];
+            let mut buffer = [0; 100];
             let control = [&[0x20, 0xc0, 3, 24][..], &[1; 20]].concat();
             option::set_hops(far_sender.as_fd(), 254).unwrap();
             far_sender.send_to(&control, near).unwrap();
-            assert_eq!(near_target.recv(&mut room).unwrap(), control.len());
+            assert_eq!(near_target.recv(&mut buffer).unwrap(), control.len());
             let control_packets = |running: &Running| session(running).report.received;
             let before = (control_packets(&one), control_packets(&other));
             wait_until("more control", || {
@@ -625,7 +625,7 @@ fn two_forwarders(test: &str, spread: Selector, planes: usize, expected: Recepti
             assert_eq!(counts.iter().map(|plane| plane.received).sum::<u64>(), 201, "{kind} {counts:?}");
             assert!(counts.iter().all(|plane| plane.dropped.is_empty()), "{kind} {counts:?}");
             near_target.set_nonblocking(true).unwrap();
-            assert!(near_target.recv(&mut room).is_err(), "{kind}: something else was forwarded");
+            assert!(near_target.recv(&mut buffer).is_err(), "{kind}: something else was forwarded");
         }
     }
 }
@@ -747,7 +747,7 @@ fn control_packets_have_queue_space_when_data_has_none() {
             assert_eq!(option::dropped(control.as_fd()).unwrap(), 0, "{address}");
             let lost: u32 =
                 (0..2).map(|seat| option::dropped(group.member(seat).unwrap().as_fd()).unwrap()).sum();
-            assert!(lost > 0, "the data found room: {address}");
+            assert!(lost > 0, "the data found space: {address}");
             let mut batch = Batch::new(CONTROLS + 1, 100);
             assert_eq!(batch.receive(control.as_fd()).unwrap(), CONTROLS, "{address}");
             assert!(batch.iter().all(|datagram| datagram.bytes == packet));

@@ -30,11 +30,11 @@ fn start(kind: PlaneKind, to: SocketAddr) -> (Running, SocketAddr) {
 fn answer(hop: &UdpSocket) {
     let hop = hop.try_clone().unwrap();
     thread::spawn(move || {
-        let mut room = [0; 100];
-        while let Ok((length, from)) = hop.recv_from(&mut room) {
-            if room[0] == REQUEST {
+        let mut buffer = [0; 100];
+        while let Ok((length, from)) = hop.recv_from(&mut buffer) {
+            if buffer[0] == REQUEST {
                 // The port of an expired client is closed, so the send may fail.
-                let _ = hop.send_to(&room[..length], from);
+                let _ = hop.send_to(&buffer[..length], from);
             }
         }
     });
@@ -50,7 +50,7 @@ fn sum(running: &Running, of: impl Fn(&PlaneCounts) -> u64) -> u64 {
 }
 
 #[test]
-fn a_flood_of_sources_leaves_room_for_clients() {
+fn a_flood_of_sources_leaves_space_for_clients() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
         let hop = socket("127.0.0.1:5000");

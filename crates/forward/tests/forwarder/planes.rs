@@ -33,7 +33,7 @@ fn through(
 ) -> Vec<u32> {
     let to = running.address(0).unwrap();
     let mut got = Vec::new();
-    let mut room = vec![0; 65_536];
+    let mut buffer = vec![0; 65_536];
     let group = (64 * 1024 / bytes as u32).clamp(1, 32);
     for packet in 0..packets {
         let mut payload = vec![0xa5; bytes.max(4)];
@@ -41,10 +41,10 @@ fn through(
         sender.send_to(&payload, to).unwrap();
         if packet % group == group - 1 || packet + 1 == packets {
             while got.len() <= packet as usize {
-                let length = target.recv(&mut room).unwrap();
+                let length = target.recv(&mut buffer).unwrap();
                 assert_eq!(length, payload.len());
-                assert!(room[4..length].iter().all(|byte| *byte == 0xa5));
-                got.push(u32::from_be_bytes(room[..4].try_into().unwrap()));
+                assert!(buffer[4..length].iter().all(|byte| *byte == 0xa5));
+                got.push(u32::from_be_bytes(buffer[..4].try_into().unwrap()));
             }
         }
     }
@@ -96,16 +96,16 @@ fn empty_and_large_datagrams_are_forwarded() {
             let (sender, target) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
             let running = start(Link::new(any(), target.local_addr().unwrap()), kind, 1);
             let to = running.address(0).unwrap();
-            let mut room = vec![0; 65_536];
+            let mut buffer = vec![0; 65_536];
             for bytes in [0, 1, 0, 3] {
                 sender.send_to(&vec![1; bytes], to).unwrap();
-                assert_eq!(target.recv(&mut room).unwrap(), bytes, "{kind}");
+                assert_eq!(target.recv(&mut buffer).unwrap(), bytes, "{kind}");
             }
-            // The packet has the maximum length of UDP over IPv4. A batched plane has room for jumbo frames only, and counts it as
+            // The packet has the maximum length of UDP over IPv4. A batched plane has buffers for jumbo frames only, and counts it as
             // truncated.
             sender.send_to(&vec![1; 65_507], to).unwrap();
             if kind != PlaneKind::Batched {
-                assert_eq!(target.recv(&mut room).unwrap(), 65_507, "{kind}");
+                assert_eq!(target.recv(&mut buffer).unwrap(), 65_507, "{kind}");
             }
             let counts = running.drain().unwrap().remove(0).remove(0);
             let truncated = u64::from(kind == PlaneKind::Batched);
@@ -126,16 +126,16 @@ fn replies_return_to_their_client() {
                 link.replies = true;
                 let running = start(link, kind, 2);
                 let clients: Vec<_> = (0..20).map(|_| socket(address)).collect();
-                let mut room = [0; 100];
+                let mut buffer = [0; 100];
                 for round in 0..3_u8 {
                     for (number, client) in clients.iter().enumerate() {
                         client.send_to(&[number as u8, round], running.address(0).unwrap()).unwrap();
-                        let (length, from) = target.recv_from(&mut room).unwrap();
-                        target.send_to(&room[..length], from).unwrap();
+                        let (length, from) = target.recv_from(&mut buffer).unwrap();
+                        target.send_to(&buffer[..length], from).unwrap();
                     }
                     for (number, client) in clients.iter().enumerate() {
-                        let (length, from) = client.recv_from(&mut room).unwrap();
-                        assert_eq!(&room[..length], &[number as u8, round]);
+                        let (length, from) = client.recv_from(&mut buffer).unwrap();
+                        assert_eq!(&buffer[..length], &[number as u8, round]);
                         assert_eq!(from, running.address(0).unwrap(), "{kind}");
                     }
                 }
@@ -152,7 +152,7 @@ fn routes_by_key_or_destination_can_be_replaced() {
     in_namespace(|| {
         let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
         let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
-        let mut room = [0; 100];
+        let mut buffer = [0; 100];
         for kind in kinds("routes_by_key_or_destination_can_be_replaced") {
             let sender = socket(LOCALHOSTS[0]);
             let key = Some(FlowKey::whole(0, 1));
@@ -164,12 +164,12 @@ fn routes_by_key_or_destination_can_be_replaced() {
                 sender.send_to(&[number], to).unwrap();
             }
             for (socket, number) in [(&one, 1), (&other, 2), (&one, 1), (&other, 2)] {
-                assert_eq!(socket.recv(&mut room).unwrap(), 1);
-                assert_eq!(room[0], number, "{kind}");
+                assert_eq!(socket.recv(&mut buffer).unwrap(), 1);
+                assert_eq!(buffer[0], number, "{kind}");
             }
             running.set_routes(0, Routes::to(to_other)).unwrap();
             sender.send_to(&[1], to).unwrap();
-            assert_eq!(other.recv(&mut room).unwrap(), 1);
+            assert_eq!(other.recv(&mut buffer).unwrap(), 1);
             let counts = running.drain().unwrap().remove(0).remove(0);
             assert_eq!(counts.dropped, [(Drop::NoRoute, 1)], "{kind}");
         }
@@ -181,7 +181,7 @@ fn routes_by_key_or_destination_can_be_replaced() {
         let sender = socket(LOCALHOSTS[0]);
         for (address, at) in [("127.0.0.8", &other), ("127.0.0.9", &one)] {
             sender.send_to(b"x", (address, port)).unwrap();
-            assert_eq!(at.recv(&mut room).unwrap(), 1, "{address}");
+            assert_eq!(at.recv(&mut buffer).unwrap(), 1, "{address}");
         }
     });
 }
@@ -191,7 +191,7 @@ fn new_routes_can_be_the_first_by_destination() {
     in_namespace(|| {
         let (one, other) = (socket(LOCALHOSTS[0]), socket(LOCALHOSTS[0]));
         let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
-        let mut room = [0; 100];
+        let mut buffer = [0; 100];
         for kind in kinds("new_routes_can_be_the_first_by_destination") {
             let running = start(Link::new("0.0.0.0:0".parse().unwrap(), to_one), kind, 2);
             let port = running.address(0).unwrap().port();
@@ -202,7 +202,7 @@ fn new_routes_can_be_the_first_by_destination() {
                 for (address, at) in [("127.0.0.8", &other), ("127.0.0.9", &one)] {
                     sender.send_to(b"x", (address, port)).unwrap();
                     let length =
-                        at.recv(&mut room).unwrap_or_else(|error| panic!("{kind} {address}: {error}"));
+                        at.recv(&mut buffer).unwrap_or_else(|error| panic!("{kind} {address}: {error}"));
                     assert_eq!(length, 1, "{kind} {address}");
                 }
             }
@@ -359,10 +359,10 @@ fn start_busy(target: &UdpSocket, planes: usize, work: Duration) -> Running {
 /// Checks that `packets` packets arrived, each once.
 fn require_all(target: &UdpSocket, packets: u32) {
     let mut got = HashSet::new();
-    let mut room = [0; 100];
+    let mut buffer = [0; 100];
     while got.len() < packets as usize {
-        let length = target.recv(&mut room).expect("a packet that was sent comes out");
-        assert!(got.insert(u32::from_be_bytes(room[..length].try_into().unwrap())), "a packet came twice");
+        let length = target.recv(&mut buffer).expect("a packet that was sent comes out");
+        assert!(got.insert(u32::from_be_bytes(buffer[..length].try_into().unwrap())), "a packet came twice");
     }
     assert!((0..packets).all(|number| got.contains(&number)));
 }

@@ -98,9 +98,9 @@ fn link(listen: &str, to: SocketAddr) -> Link {
 }
 
 #[test]
-fn a_next_hop_is_no_client() {
+fn a_next_hop_is_not_a_client() {
     in_namespace(|| {
-        let mut room = [0; 10];
+        let mut buffer = [0; 10];
         // With a wildcard listener of IPv6, an IPv4 hop has an IPv4-mapped source address.
         for (listen, own) in
             [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]"), ("[::]:0", "[::1]"), ("[::]:0", "127.0.0.1")]
@@ -114,7 +114,7 @@ fn a_next_hop_is_no_client() {
                 let entry = SocketAddr::new(to.ip(), running.address(0).unwrap().port());
                 hop.send_to(b"x", entry).unwrap();
                 client.send_to(b"yy", entry).unwrap();
-                assert_eq!(hop.recv(&mut room).unwrap(), 2, "{what}: the client's is the first to arrive");
+                assert_eq!(hop.recv(&mut buffer).unwrap(), 2, "{what}: the client's is the first to arrive");
                 let counts = drain(running);
                 require_balance(&counts, &what);
                 let dropped: Vec<_> =
@@ -127,14 +127,14 @@ fn a_next_hop_is_no_client() {
 
 /// If a link listens at the wildcard address, every address of the host with the link's port belongs to the forwarder.
 #[test]
-fn an_address_that_a_link_listens_at_is_no_client() {
+fn an_address_that_a_link_listens_at_is_not_a_client() {
     in_namespace(|| {
         device::add_address("lo", "192.0.2.7".parse().unwrap(), 32).unwrap();
         device::add_address("lo", "2001:db8::7".parse().unwrap(), 128).unwrap();
         reach(&socket("[2001:db8::7]:0"));
         let target = socket("127.0.0.1:0");
         let to = target.local_addr().unwrap();
-        let mut room = [0; 10];
+        let mut buffer = [0; 10];
         for (listen, source, entry, honest) in [
             ("0.0.0.0:4000", "127.9.9.9:4000", "127.0.0.1:4000", "127.0.0.1:0"),
             ("0.0.0.0:4000", "192.0.2.7:4000", "127.0.0.1:4000", "127.0.0.1:0"),
@@ -150,7 +150,7 @@ fn an_address_that_a_link_listens_at_is_no_client() {
             let impostor = beside(source);
             impostor.send_to(b"x", entry).unwrap();
             socket(honest).send_to(b"yy", entry).unwrap();
-            assert_eq!(target.recv(&mut room).unwrap(), 2, "{source} at {listen}");
+            assert_eq!(target.recv(&mut buffer).unwrap(), 2, "{source} at {listen}");
             let counts = running.drain().unwrap().remove(0).remove(0);
             let dropped: Vec<_> =
                 counts.dropped.iter().map(|(why, packets)| (why.name(), *packets)).collect();
@@ -348,7 +348,7 @@ fn new_routes_cannot_form_a_loop() {
     in_namespace(|| {
         let (sender, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let there = target.local_addr().unwrap();
-        let mut room = [0; 10];
+        let mut buffer = [0; 10];
         for kind in kinds() {
             let running = start(Link::new("0.0.0.0:0".parse().unwrap(), there), kind, 1);
             let port = running.address(0).unwrap().port();
@@ -357,7 +357,7 @@ fn new_routes_cannot_form_a_loop() {
             assert!(matches!(refused, Err(ForwardError::Loop { .. })), "{kind}");
             // The previous route still works.
             sender.send_to(b"x", ("127.0.0.1", port)).unwrap();
-            assert_eq!(target.recv(&mut room).unwrap(), 1, "{kind}");
+            assert_eq!(target.recv(&mut buffer).unwrap(), 1, "{kind}");
         }
     });
 }
@@ -376,10 +376,10 @@ fn links_may_swap_order_but_not_form_a_circle() {
         let running = forward(vec![link_to(one, other), Link::new(other.parse().unwrap(), there)]);
         let running = running.start().unwrap();
         let to = |address: &str| Routes::to(address.parse().unwrap());
-        let mut room = [0; 10];
+        let mut buffer = [0; 10];
         let mut passes = |enter: &str| {
             sender.send_to(b"x", enter).unwrap();
-            assert_eq!(target.recv(&mut room).unwrap(), 1);
+            assert_eq!(target.recv(&mut buffer).unwrap(), 1);
         };
         passes(one);
         let refused = running.set_routes(1, to(one));
@@ -457,8 +457,8 @@ fn oversized_datagrams_count_as_too_long() {
             // The length field of IPv6 does not include the header, so that 20 more bytes fit.
             sender.send_to(&vec![1; 65_527], running.address(0).unwrap()).unwrap();
             sender.send_to(b"short", running.address(0).unwrap()).unwrap();
-            let mut room = [0; 100];
-            assert_eq!(target.recv(&mut room).unwrap(), 5, "{kind}");
+            let mut buffer = [0; 100];
+            assert_eq!(target.recv(&mut buffer).unwrap(), 5, "{kind}");
             let counts = drain(running);
             require_balance(&counts, kind.name());
             assert_eq!((counts.received, counts.sent), (2, 1), "{kind} {counts:?}");
@@ -537,9 +537,9 @@ fn a_drain_empties_the_queue_and_ends_during_a_flood() {
 
 /// Returns each packet to its sender.
 fn echo(target: &UdpSocket) {
-    let mut room = [0; 2000];
-    let (length, from) = target.recv_from(&mut room).unwrap();
-    target.send_to(&room[..length], from).unwrap();
+    let mut buffer = [0; 2000];
+    let (length, from) = target.recv_from(&mut buffer).unwrap();
+    target.send_to(&buffer[..length], from).unwrap();
 }
 
 fn addresses(texts: &[&str]) -> Vec<IpAddr> {
@@ -566,14 +566,14 @@ fn replies_come_from_the_requested_address() {
                 let running = start(link, kind, 1);
                 let port = running.address(0).unwrap().port();
                 let client = socket(if asked[0].is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
-                let mut room = [0; 2000];
+                let mut buffer = [0; 2000];
                 for round in 0..3_u8 {
                     for (number, ip) in asked.iter().enumerate() {
                         let to = SocketAddr::new(*ip, port);
                         client.send_to(&[number as u8, round], to).unwrap();
                         echo(&target);
-                        let (length, from) = client.recv_from(&mut room).unwrap();
-                        assert_eq!(&room[..length], &[number as u8, round]);
+                        let (length, from) = client.recv_from(&mut buffer).unwrap();
+                        assert_eq!(&buffer[..length], &[number as u8, round]);
                         assert_eq!(from, to, "{kind} at {listen}");
                     }
                 }
@@ -582,7 +582,7 @@ fn replies_come_from_the_requested_address() {
                 burst(&client, to, 5, 100);
                 for _ in 0..5 {
                     echo(&target);
-                    assert_eq!(client.recv_from(&mut room).unwrap(), (100, to), "{kind} at {listen}");
+                    assert_eq!(client.recv_from(&mut buffer).unwrap(), (100, to), "{kind} at {listen}");
                 }
                 let counts = drain(running);
                 require_balance(&counts, kind.name());
@@ -593,9 +593,9 @@ fn replies_come_from_the_requested_address() {
     });
 }
 
-/// A batched plane has room for jumbo frames only. A longer reply has a counter of its own, so that the balance of packets holds.
+/// A batched plane has buffers for jumbo frames only. A longer reply has a counter of its own, so that the balance of packets holds.
 #[test]
-fn a_dropped_reply_is_no_dropped_packet() {
+fn a_dropped_reply_is_not_a_dropped_packet() {
     in_namespace(|| {
         let (client, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
@@ -619,11 +619,11 @@ fn one_way_there_is_one_socket_for_all_addresses() {
             let (client, target) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
             let running =
                 start(Link::new("0.0.0.0:0".parse().unwrap(), target.local_addr().unwrap()), kind, 1);
-            let mut room = [0; 10];
+            let mut buffer = [0; 10];
             let mut sources = Vec::new();
             for to in ["127.0.0.1", "127.0.0.2"] {
                 client.send_to(b"x", (to, running.address(0).unwrap().port())).unwrap();
-                sources.push(target.recv_from(&mut room).unwrap().1);
+                sources.push(target.recv_from(&mut buffer).unwrap().1);
             }
             assert_eq!(sources[0], sources[1], "{kind}");
         }

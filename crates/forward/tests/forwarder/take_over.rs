@@ -26,15 +26,15 @@ fn restarts() -> usize {
 }
 
 /// A directory that is removed on drop.
-struct Room(PathBuf);
+struct Directory(PathBuf);
 
-impl Room {
-    fn new(name: &str) -> Room {
+impl Directory {
+    fn new(name: &str) -> Directory {
         let path = std::env::temp_dir().join(format!("fourtuple-{name}-{}", std::process::id()));
         // A killed process with the same ID may have left it.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
-        Room(path)
+        Directory(path)
     }
 
     fn takeover_socket(&self) -> PathBuf {
@@ -42,7 +42,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for Directory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -65,10 +65,10 @@ fn replace(
     old: &mut Running,
     takeover_socket: &mut TakeoverSocket,
     new: &Forward,
-    room: &Room,
+    directory: &Directory,
 ) -> Result<TakenOver, ForwardError> {
     thread::scope(|scope| {
-        let path = room.takeover_socket();
+        let path = directory.takeover_socket();
         let new =
             scope.spawn(move || new.take_over(Predecessor::at(&path).unwrap().expect("a process listens")));
         let outcome = hand_over(old, takeover_socket);
@@ -89,21 +89,21 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
     in_namespace(|| {
         for kind in kinds::kinds("no_packet_is_lost_when_a_forwarder_takes_over") {
             for replies in [false, true] {
-                let room = Room::new("take-over");
+                let directory = Directory::new("take-over");
                 let mut streams = Stream::new(replies);
                 let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
                 link.spread = Selector::Key(FlowKey::whole(0, 4));
                 link.replies = replies;
                 let forward = Forward { kind, ..Forward::new(link, 3) };
                 let (mut running, mut takeover_socket) =
-                    (forward.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
+                    (forward.start().unwrap(), TakeoverSocket::open(&directory.takeover_socket()).unwrap());
                 let to = running.address(0).unwrap();
                 let mut in_all = 0;
                 let sent = streams.run(to, || {
                     for restart in 0..restarts() {
                         // The new forwarder may also have fewer planes than the old one has sockets.
                         let new = Forward { planes: 1 + restart % 3, ..forward.clone() };
-                        let taken = replace(&mut running, &mut takeover_socket, &new, &room).unwrap();
+                        let taken = replace(&mut running, &mut takeover_socket, &new, &directory).unwrap();
                         assert_eq!(taken.running.at_work().len(), new.planes);
                         in_all += received(std::mem::replace(&mut running, taken.running));
                         takeover_socket = taken.takeover_socket;
@@ -112,7 +112,7 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
                 });
                 assert_eq!(in_all + received(running), sent, "{kind}");
                 drop(takeover_socket);
-                assert!(!room.takeover_socket().exists());
+                assert!(!directory.takeover_socket().exists());
             }
         }
     });
@@ -121,12 +121,12 @@ fn no_packet_is_lost_when_a_forwarder_takes_over() {
 #[test]
 fn a_misfit_is_refused_and_the_old_process_continues() {
     in_namespace(|| {
-        let room = Room::new("refused");
+        let directory = Directory::new("refused");
         let (client, target, other) = (socket(), socket(), socket());
         let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         let forward = Forward::new(link.clone(), 2);
         let (mut running, mut takeover_socket) =
-            (forward.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
+            (forward.start().unwrap(), TakeoverSocket::open(&directory.takeover_socket()).unwrap());
         let to = running.address(0).unwrap();
         let with = |link: Link| Forward { links: vec![link], ..forward.clone() };
         let elsewhere = other.local_addr().unwrap();
@@ -139,7 +139,7 @@ fn a_misfit_is_refused_and_the_old_process_continues() {
             (with(Link::new(link.listen, to)), "itself"),
         ];
         for (new, why) in wrong {
-            let error = replace(&mut running, &mut takeover_socket, &new, &room).unwrap_err();
+            let error = replace(&mut running, &mut takeover_socket, &new, &directory).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
             client.send_to(b"x", to).unwrap();
             assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
@@ -147,7 +147,7 @@ fn a_misfit_is_refused_and_the_old_process_continues() {
         // The link names the real address and another route: settings that do not belong to the sockets may differ.
         let new = with(Link::new(to, elsewhere));
         let TakenOver { running: new, process, .. } =
-            replace(&mut running, &mut takeover_socket, &new, &room).unwrap();
+            replace(&mut running, &mut takeover_socket, &new, &directory).unwrap();
         assert_eq!((new.address(0), process), (Some(to), std::process::id()));
         client.send_to(b"x", to).unwrap();
         assert_eq!(other.recv(&mut [0; 4]).unwrap(), 1);
@@ -161,9 +161,9 @@ fn read_messages(line: impl AsFd, until: &str) {
     loop {
         let line = line.as_fd();
         assert!(fourtuple_syscalls::socket::wait_readable(line, Some(LONG)).unwrap());
-        let mut room = [0; 65_536];
-        let (count, _) = message::receive_all(line, &mut room).unwrap();
-        if room[..count].starts_with(until.as_bytes()) {
+        let mut buffer = [0; 65_536];
+        let (count, _) = message::receive_all(line, &mut buffer).unwrap();
+        if buffer[..count].starts_with(until.as_bytes()) {
             return;
         }
     }
@@ -173,18 +173,18 @@ fn read_messages(line: impl AsFd, until: &str) {
 fn a_dead_successor_leaves_the_predecessor_running() {
     in_namespace(|| {
         for dies_when_ready in [false, true] {
-            let room = Room::new("dies");
+            let directory = Directory::new("dies");
             let mut streams = Stream::new(true);
             let mut link = Link::new("127.0.0.1:0".parse().unwrap(), streams.target());
             link.spread = Selector::Key(FlowKey::whole(0, 4));
             link.replies = true;
             let mut running = Forward::new(link, 2).start().unwrap();
-            let mut takeover_socket = TakeoverSocket::open(&room.takeover_socket()).unwrap();
+            let mut takeover_socket = TakeoverSocket::open(&directory.takeover_socket()).unwrap();
             let to = running.address(0).unwrap();
             let sent = streams.run(to, || {
                 for _ in 0..restarts() {
                     let (outcome, ()) = thread::scope(|scope| {
-                        let path = room.takeover_socket();
+                        let path = directory.takeover_socket();
                         let dying = scope.spawn(move || {
                             let line = Kind::Packets.connect(&path).unwrap();
                             message::send(line.as_fd(), HELLO, None).unwrap();
@@ -209,15 +209,15 @@ fn a_dead_successor_leaves_the_predecessor_running() {
 }
 
 #[test]
-fn invalid_messages_are_no_takeover() {
+fn invalid_messages_are_not_a_takeover() {
     in_namespace(|| {
-        let room = Room::new("nonsense");
+        let directory = Directory::new("nonsense");
         let link = Link::new("127.0.0.1:0".parse().unwrap(), socket().local_addr().unwrap());
         let mut running = Forward::new(link, 1).start().unwrap();
-        let mut takeover_socket = TakeoverSocket::open(&room.takeover_socket()).unwrap();
+        let mut takeover_socket = TakeoverSocket::open(&directory.takeover_socket()).unwrap();
         assert!(matches!(running.hand_over(&mut takeover_socket).unwrap(), TakeoverOutcome::Nothing));
         for said in [&b"ready?"[..], b"fourtuple forward takes over, 2", b"\xff\0", &[b'x'; 60_000]] {
-            let line = Kind::Packets.connect(&room.takeover_socket()).unwrap();
+            let line = Kind::Packets.connect(&directory.takeover_socket()).unwrap();
             message::send(line.as_fd(), said, None).unwrap();
             let outcome = hand_over(&mut running, &mut takeover_socket);
             assert!(
@@ -226,7 +226,7 @@ fn invalid_messages_are_no_takeover() {
             );
             read_messages(&line, "no\n");
         }
-        drop(Kind::Packets.connect(&room.takeover_socket()).unwrap());
+        drop(Kind::Packets.connect(&directory.takeover_socket()).unwrap());
         let outcome = hand_over(&mut running, &mut takeover_socket);
         assert!(matches!(outcome, TakeoverOutcome::Failed(HandoverError::Gone { .. })), "{outcome:?}");
         running.check().unwrap();
@@ -244,7 +244,7 @@ fn wait_for_control_packets(one: &Running, other: &Running) {
 #[test]
 fn the_bfd_peer_of_a_forwarder_notices_nothing() {
     in_namespace(|| {
-        let room = Room::new("bfd");
+        let directory = Directory::new("bfd");
         let target: SocketAddr = ([127, 0, 0, 2], 4000).into();
         let start = |here: [u8; 4], there: SocketAddr| {
             let mut link = Link::new((here, 0).into(), there);
@@ -257,11 +257,11 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         let one = start([127, 0, 0, 1], target);
         let other = start([127, 0, 0, 2], ([127, 0, 0, 1], 4000).into()).start().unwrap();
         let (mut running, mut takeover_socket) =
-            (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
+            (one.start().unwrap(), TakeoverSocket::open(&directory.takeover_socket()).unwrap());
         until(|| is_up(&running) && is_up(&other));
         let before = other.bfd()[0].report.clone();
         for _ in 0..restarts() {
-            let taken = replace(&mut running, &mut takeover_socket, &one, &room).unwrap();
+            let taken = replace(&mut running, &mut takeover_socket, &one, &directory).unwrap();
             (running, takeover_socket) = (taken.running, taken.takeover_socket);
             wait_for_control_packets(&running, &other);
         }
@@ -272,7 +272,7 @@ fn the_bfd_peer_of_a_forwarder_notices_nothing() {
         // A successor without a session for this peer ends the session with AdminDown, long before 200 packets are missing.
         let mut without = one.clone();
         without.links[0].bfd = None;
-        let taken = replace(&mut running, &mut takeover_socket, &without, &room).unwrap();
+        let taken = replace(&mut running, &mut takeover_socket, &without, &directory).unwrap();
         until(|| !is_up(&other));
         let there = other.bfd()[0].report.clone();
         assert_eq!((there.state, there.diagnostic), (State::Down, Diagnostic::NeighborSignaledDown));
@@ -290,7 +290,7 @@ fn an_in_band_session_survives_a_takeover() {
             (Selector::Hash, 2, Reception::Planes),
         ];
         for (spread, planes, reception) in spreads {
-            let room = Room::new("in-band");
+            let directory = Directory::new("in-band");
             let (here, there): (SocketAddr, SocketAddr) =
                 (([127, 0, 0, 1], 4000).into(), ([127, 0, 0, 2], 4000).into());
             let mut streams = Stream::new(false);
@@ -303,13 +303,13 @@ fn an_in_band_session_survives_a_takeover() {
             let one = start(here, there, streams.target());
             let other = start(there, here, socket().local_addr().unwrap()).start().unwrap();
             let (mut running, mut takeover_socket) =
-                (one.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
+                (one.start().unwrap(), TakeoverSocket::open(&directory.takeover_socket()).unwrap());
             until(|| is_up(&running) && is_up(&other));
             let before = other.bfd()[0].report.clone();
             let mut in_all = 0;
             let sent = streams.run(here, || {
                 for _ in 0..restarts() {
-                    let taken = replace(&mut running, &mut takeover_socket, &one, &room).unwrap();
+                    let taken = replace(&mut running, &mut takeover_socket, &one, &directory).unwrap();
                     in_all += received(std::mem::replace(&mut running, taken.running));
                     takeover_socket = taken.takeover_socket;
                     assert_eq!(running.bfd()[0].reception, reception, "{spread}");
@@ -327,7 +327,7 @@ fn an_in_band_session_survives_a_takeover() {
 #[test]
 fn in_band_sessions_neither_begin_nor_end_with_a_successor() {
     in_namespace(|| {
-        let room = Room::new("in-band-refused");
+        let directory = Directory::new("in-band-refused");
         let (client, target) = (socket(), socket());
         let without = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         // No process replies at this address.
@@ -337,8 +337,8 @@ fn in_band_sessions_neither_begin_nor_end_with_a_successor() {
         for (first, second, why) in [(&without, &with, "cannot begin"), (&with, &without, "have to go on")] {
             let (first, second) = (Forward::new(first.clone(), 1), Forward::new(second.clone(), 1));
             let (mut running, mut takeover_socket) =
-                (first.start().unwrap(), TakeoverSocket::open(&room.takeover_socket()).unwrap());
-            let error = replace(&mut running, &mut takeover_socket, &second, &room).unwrap_err();
+                (first.start().unwrap(), TakeoverSocket::open(&directory.takeover_socket()).unwrap());
+            let error = replace(&mut running, &mut takeover_socket, &second, &directory).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
             client.send_to(b"x", running.address(0).unwrap()).unwrap();
             assert_eq!(target.recv(&mut [0; 64]).unwrap(), 1);

@@ -396,7 +396,7 @@ fn a_unidirectional_failure_takes_both_down() {
 }
 
 #[test]
-fn admin_down_reaches_the_peer_and_is_no_failure() {
+fn admin_down_reaches_the_peer_and_is_not_a_failure() {
     let mut wire = Wire::new([Timers::default(); 2], 1);
     wire.run(ms(5000));
     wire.sessions[0].set_admin_down(wire.now, true);

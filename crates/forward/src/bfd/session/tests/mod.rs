@@ -466,7 +466,7 @@ fn a_new_multiplier_needs_no_poll() {
 }
 
 #[test]
-fn the_same_timers_again_are_no_change() {
+fn the_same_timers_again_are_not_a_change() {
     let mut bench = Bench::up(Timers::default());
     bench.session.set_timers(Timers::default());
     bench.run(ms(300));

@@ -20,6 +20,7 @@ use fourtuple_testing::{in_namespace, set_sysctl};
 
 use crate::{
     ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, get, load, preflight, run, serve, stop, until,
+    with_each_engine,
 };
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -60,33 +61,31 @@ fn through_a_stall(load: &Load, expected: &RangeFrom<u64>) -> Option<RunOutcome>
 
 #[test]
 fn an_open_loop_shows_a_stall_that_a_closed_one_hides() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let mut open = load(engine, HTTP, get(HTTP));
-            (open.arrival, open.connections, open.length) =
-                (Arrival::Poisson(2000.0), 64, Some(2800 * MILLISECOND));
-            open.threshold = Some(100 * MILLISECOND);
-            let Some(ran) = through_a_stall(&open, &(4_000..)) else { continue };
-            let total = ran.results.latency_ns.total;
-            assert!(total.p999 >= 100_000_000 && total.max >= 150_000_000, "{total:?}");
-            // Operations that were intended in the first half of the stall are slow: about 400 of them.
-            let slow = ran.results.slow_count;
-            assert!(slow >= 100, "{slow}");
-            assert!(
-                ran.results.late_ns.max >= 50_000_000,
-                "most could not even begin: {:?}",
-                ran.results.late_ns
-            );
-            let mut closed = open.clone();
-            closed.arrival = Arrival::Closed;
-            (closed.connections, closed.pause) = (4, MILLISECOND);
-            let ran = through_a_stall(&closed, &(1_000..)).unwrap();
-            let total = ran.results.latency_ns.total;
-            assert!(total.max >= 150_000_000, "{total:?}");
-            // The stall delays one operation of each connection; other load on the host may delay a few more.
-            assert!(ran.results.slow_count * 4 < slow, "{} slow ones, and {slow}", ran.results.slow_count);
-            assert_eq!(ran.results.late_ns.samples, 0);
-        }
+    with_each_engine(|engine| {
+        let mut open = load(engine, HTTP, get(HTTP));
+        (open.arrival, open.connections, open.length) =
+            (Arrival::Poisson(2000.0), 64, Some(2800 * MILLISECOND));
+        open.threshold = Some(100 * MILLISECOND);
+        let Some(ran) = through_a_stall(&open, &(4_000..)) else { return };
+        let total = ran.results.latency_ns.total;
+        assert!(total.p999 >= 100_000_000 && total.max >= 150_000_000, "{total:?}");
+        // Operations that were intended in the first half of the stall are slow: about 400 of them.
+        let slow = ran.results.slow_count;
+        assert!(slow >= 100, "{slow}");
+        assert!(
+            ran.results.late_ns.max >= 50_000_000,
+            "most could not even begin: {:?}",
+            ran.results.late_ns
+        );
+        let mut closed = open.clone();
+        closed.arrival = Arrival::Closed;
+        (closed.connections, closed.pause) = (4, MILLISECOND);
+        let ran = through_a_stall(&closed, &(1_000..)).unwrap();
+        let total = ran.results.latency_ns.total;
+        assert!(total.max >= 150_000_000, "{total:?}");
+        // The stall delays one operation of each connection; other load on the host may delay a few more.
+        assert!(ran.results.slow_count * 4 < slow, "{} slow ones, and {slow}", ran.results.slow_count);
+        assert_eq!(ran.results.late_ns.samples, 0);
     });
 }
 
@@ -103,30 +102,27 @@ fn on_time(test: &str, load: &Load, expected: &RangeInclusive<u64>) -> Option<Ru
 
 #[test]
 fn achieved_load_equals_offered_load() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for (threads, limit) in [1, 3].into_iter().flat_map(|threads| [(threads, false), (threads, true)])
-            {
-                let mut load = load(engine, HTTP, get(HTTP));
-                (load.arrival, load.connections, load.threads) = (Arrival::Even(1000.0), 64, threads);
-                match limit {
-                    true => load.operations = Some(500),
-                    false => load.length = Some(500 * MILLISECOND),
-                }
-                let running = serve(Protocol::Http { body: 10 }).start().unwrap();
-                let Some(ran) = run("arrivals::even", &load) else { continue };
-                assert_eq!(stop(running).requests, ran.results.operations);
-                // No operation begins before it is due. On a loaded host the end of a run may pass while the last ones wait for a CPU.
-                let done = ran.results.operations;
-                assert!(if limit { done == 500 } else { (1..=501).contains(&done) }, "{ran:#?}");
-                assert!(!limit || ran.results.elapsed_ns >= 499_000_000, "{ran:#?}");
-                assert_eq!(
-                    (ran.results.late_ns.samples, ran.remarks_but_of_haste()),
-                    (ran.results.operations, vec![]),
-                    "{ran:#?}"
-                );
-                assert_eq!(ran.results.offered_per_s, 1000.0);
+    with_each_engine(|engine| {
+        for (threads, limit) in [1, 3].into_iter().flat_map(|threads| [(threads, false), (threads, true)]) {
+            let mut load = load(engine, HTTP, get(HTTP));
+            (load.arrival, load.connections, load.threads) = (Arrival::Even(1000.0), 64, threads);
+            match limit {
+                true => load.operations = Some(500),
+                false => load.length = Some(500 * MILLISECOND),
             }
+            let running = serve(Protocol::Http { body: 10 }).start().unwrap();
+            let Some(ran) = run("arrivals::even", &load) else { continue };
+            assert_eq!(stop(running).requests, ran.results.operations);
+            // No operation begins before it is due. On a loaded host the end of a run may pass while the last ones wait for a CPU.
+            let done = ran.results.operations;
+            assert!(if limit { done == 500 } else { (1..=501).contains(&done) }, "{ran:#?}");
+            assert!(!limit || ran.results.elapsed_ns >= 499_000_000, "{ran:#?}");
+            assert_eq!(
+                (ran.results.late_ns.samples, ran.remarks_but_of_haste()),
+                (ran.results.operations, vec![]),
+                "{ran:#?}"
+            );
+            assert_eq!(ran.results.offered_per_s, 1000.0);
         }
     });
 }
@@ -147,70 +143,61 @@ fn random_arrivals_scatter_and_are_not_a_lack_of_rate() {
 
 #[test]
 fn a_missed_rate_is_reported_with_the_reason() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for bounded in [false, true] {
-                // One worker needs 5 ms per request: at most 200 requests per second.
-                let mut server = serve(Protocol::Http { body: 10 });
-                (server.workers, server.service) = (1, Service::of(Shape::Fixed(5 * MILLISECOND)));
-                let running = server.start().unwrap();
-                let mut load = load(engine, HTTP, get(HTTP));
-                (load.arrival, load.connections) = (Arrival::Even(1000.0), 4);
-                match bounded {
-                    true => load.operations = Some(100),
-                    false => load.length = Some(500 * MILLISECOND),
-                }
-                let Some(ran) = run("arrivals::not_reached", &load) else { continue };
-                let said: Vec<&Remark> =
-                    ran.remarks.iter().filter(|remark| remark.id == "offered-rate-not-reached").collect();
-                assert!(said.len() == 1 && said[0].message.contains("4 connections were busy"), "{ran:#?}");
-                assert!(!bounded || ran.results.operations == 100, "{ran:#?}");
-                assert!(said[0].message.contains(" of the 1,000 operations a second"), "{ran:#?}");
-                assert_eq!(stop(running).requests, ran.results.operations);
+    with_each_engine(|engine| {
+        for bounded in [false, true] {
+            // One worker needs 5 ms per request: at most 200 requests per second.
+            let mut server = serve(Protocol::Http { body: 10 });
+            (server.workers, server.service) = (1, Service::of(Shape::Fixed(5 * MILLISECOND)));
+            let running = server.start().unwrap();
+            let mut load = load(engine, HTTP, get(HTTP));
+            (load.arrival, load.connections) = (Arrival::Even(1000.0), 4);
+            match bounded {
+                true => load.operations = Some(100),
+                false => load.length = Some(500 * MILLISECOND),
             }
+            let Some(ran) = run("arrivals::not_reached", &load) else { continue };
+            let said: Vec<&Remark> =
+                ran.remarks.iter().filter(|remark| remark.id == "offered-rate-not-reached").collect();
+            assert!(said.len() == 1 && said[0].message.contains("4 connections were busy"), "{ran:#?}");
+            assert!(!bounded || ran.results.operations == 100, "{ran:#?}");
+            assert!(said[0].message.contains(" of the 1,000 operations a second"), "{ran:#?}");
+            assert_eq!(stop(running).requests, ran.results.operations);
         }
     });
 }
 
 #[test]
 fn an_open_loop_ends_after_its_operations_over_several_threads() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let running = serve(SMALL_SERVED).start().unwrap();
-            let mut load = load(engine, TARGET, SMALL);
-            (load.arrival, load.connections, load.threads) = (Arrival::Poisson(5000.0), 16, 3);
-            load.operations = Some(1000);
-            let Some(ran) = run("arrivals::bounded", &load) else { continue };
-            let served = stop(running);
-            assert_eq!((ran.results.operations, served.requests, served.accepted), (1000, 1000, 1000));
-        }
+    with_each_engine(|engine| {
+        let running = serve(SMALL_SERVED).start().unwrap();
+        let mut load = load(engine, TARGET, SMALL);
+        (load.arrival, load.connections, load.threads) = (Arrival::Poisson(5000.0), 16, 3);
+        load.operations = Some(1000);
+        let Some(ran) = run("arrivals::bounded", &load) else { return };
+        let served = stop(running);
+        assert_eq!((ran.results.operations, served.requests, served.accepted), (1000, 1000, 1000));
     });
 }
 
 #[test]
 fn operations_over_the_threshold_are_listed() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let mut server = serve(SMALL_SERVED);
-            (server.workers, server.service) = (1, Service::of(Shape::Fixed(200 * MILLISECOND)));
-            let running = server.start().unwrap();
-            let mut load = load(engine, TARGET, SMALL);
-            (load.connections, load.operations, load.threshold) = (1, Some(5), Some(150 * MILLISECOND));
-            let Some(ran) = run("arrivals::threshold", &load) else { continue };
-            assert_eq!((ran.results.slow_count, ran.results.slow.len()), (5, 5), "{ran:#?}");
-            assert!(
-                ran.results
-                    .slow
-                    .iter()
-                    .all(|slow| slow.total_ns >= 150_000_000 && slow.longest == "response")
-            );
-            assert!(ran.results.slow.windows(2).all(|pair| pair[0].at_ns < pair[1].at_ns));
-            assert!(ran.results.slow.iter().all(|slow| slow.request == 1));
-            load.threshold = Some(Duration::from_secs(60));
-            let ran = run("arrivals::threshold", &load).unwrap();
-            assert_eq!((ran.results.slow_count, ran.results.slow.len()), (0, 0));
-            stop(running);
-        }
+    with_each_engine(|engine| {
+        let mut server = serve(SMALL_SERVED);
+        (server.workers, server.service) = (1, Service::of(Shape::Fixed(200 * MILLISECOND)));
+        let running = server.start().unwrap();
+        let mut load = load(engine, TARGET, SMALL);
+        (load.connections, load.operations, load.threshold) = (1, Some(5), Some(150 * MILLISECOND));
+        let Some(ran) = run("arrivals::threshold", &load) else { return };
+        assert_eq!((ran.results.slow_count, ran.results.slow.len()), (5, 5), "{ran:#?}");
+        assert!(
+            ran.results.slow.iter().all(|slow| slow.total_ns >= 150_000_000 && slow.longest == "response")
+        );
+        assert!(ran.results.slow.windows(2).all(|pair| pair[0].at_ns < pair[1].at_ns));
+        assert!(ran.results.slow.iter().all(|slow| slow.request == 1));
+        load.threshold = Some(Duration::from_secs(60));
+        let ran = run("arrivals::threshold", &load).unwrap();
+        assert_eq!((ran.results.slow_count, ran.results.slow.len()), (0, 0));
+        stop(running);
     });
 }
 
@@ -231,28 +218,26 @@ fn a_pause_is_kept() {
 /// Checks a run of several seconds: the sums by second and the log agree on each engine.
 #[test]
 fn seconds_and_log_are_the_run() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let running = serve(Protocol::Http { body: 10 }).start().unwrap();
-            let mut load = load(engine, HTTP, get(HTTP));
-            (load.arrival, load.connections, load.threads, load.log) = (Arrival::Even(400.0), 16, 2, true);
-            load.length = Some(1300 * MILLISECOND);
-            let Some(ran) = run("arrivals::seconds", &load) else { continue };
-            assert_eq!(stop(running).requests, ran.results.operations);
-            let seconds = &ran.results.seconds;
-            // The last answers may arrive late.
-            assert!(seconds.len() >= 2, "{seconds:#?}");
-            let by_second: u64 = seconds.iter().map(|second| second.operations).sum();
-            assert_eq!(by_second, ran.results.operations, "{seconds:#?}");
-            assert!(seconds[0].p50_ns > 0 && seconds[0].p50_ns <= seconds[0].max_ns);
-            let (count, max) = read(ran.log.as_deref().unwrap());
-            assert_eq!(count, ran.results.operations);
-            let of_results = ran.results.latency_ns.total.max as f64;
-            assert!((0.99..=1.01).contains(&(max as f64 / of_results)), "{max} and {of_results}");
-            let points = &ran.results.distribution;
-            assert!(points.windows(2).all(|pair| pair[0].share < pair[1].share && pair[0].ns <= pair[1].ns));
-            assert_eq!(points.last().unwrap().share, 1.0);
-        }
+    with_each_engine(|engine| {
+        let running = serve(Protocol::Http { body: 10 }).start().unwrap();
+        let mut load = load(engine, HTTP, get(HTTP));
+        (load.arrival, load.connections, load.threads, load.log) = (Arrival::Even(400.0), 16, 2, true);
+        load.length = Some(1300 * MILLISECOND);
+        let Some(ran) = run("arrivals::seconds", &load) else { return };
+        assert_eq!(stop(running).requests, ran.results.operations);
+        let seconds = &ran.results.seconds;
+        // The last answers may arrive late.
+        assert!(seconds.len() >= 2, "{seconds:#?}");
+        let by_second: u64 = seconds.iter().map(|second| second.operations).sum();
+        assert_eq!(by_second, ran.results.operations, "{seconds:#?}");
+        assert!(seconds[0].p50_ns > 0 && seconds[0].p50_ns <= seconds[0].max_ns);
+        let (count, max) = read(ran.log.as_deref().unwrap());
+        assert_eq!(count, ran.results.operations);
+        let of_results = ran.results.latency_ns.total.max as f64;
+        assert!((0.99..=1.01).contains(&(max as f64 / of_results)), "{max} and {of_results}");
+        let points = &ran.results.distribution;
+        assert!(points.windows(2).all(|pair| pair[0].share < pair[1].share && pair[0].ns <= pair[1].ns));
+        assert_eq!(points.last().unwrap().share, 1.0);
     });
 }
 
@@ -310,42 +295,34 @@ fn coordinated(load: &Load, ahead: Duration) -> (Vec<Interval>, fourtuple_record
 
 #[test]
 fn intervals_add_up_to_the_run() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let server = serve(SMALL_SERVED).start().unwrap();
-            let load = Load {
-                arrival: Arrival::Poisson(500.0),
-                length: Some(Duration::from_millis(1_300)),
-                threads: 2,
-                ..load(engine, "tcp://127.0.0.1:4000", SMALL)
-            };
-            let (intervals, results, _) = coordinated(&load, Duration::from_millis(50));
-            let seconds: Vec<u64> = intervals.iter().map(|interval| interval.second).collect();
-            assert!(
-                seconds.len() >= 2 && seconds.iter().enumerate().all(|(at, second)| at as u64 == *second)
-            );
-            assert_eq!(intervals.iter().map(|interval| interval.operations).sum::<u64>(), results.operations);
-            assert_eq!(
-                intervals.iter().map(|interval| interval.connections).sum::<u64>(),
-                results.connections
-            );
-            let merged = |part: fn(&Interval) -> &Histogram| {
-                let mut sum = Histogram::new();
-                intervals.iter().for_each(|interval| sum.merge(part(interval)));
-                let found = sum.summary();
-                (found.count, found.mean, found.p50, found.p99, found.max)
-            };
-            let of = |times: fourtuple_record::Quantiles| {
-                (times.samples, times.mean, times.p50, times.p99, times.max)
-            };
-            let latency = results.latency_ns;
-            assert_eq!(merged(|interval| &interval.total), of(latency.total));
-            assert_eq!(merged(|interval| &interval.search), of(latency.search));
-            assert_eq!(merged(|interval| &interval.handshake), of(latency.handshake));
-            assert_eq!(merged(|interval| &interval.first_byte), of(latency.first_byte));
-            assert_eq!(merged(|interval| &interval.late), of(results.late_ns));
-            stop(server);
-        }
+    with_each_engine(|engine| {
+        let server = serve(SMALL_SERVED).start().unwrap();
+        let load = Load {
+            arrival: Arrival::Poisson(500.0),
+            length: Some(Duration::from_millis(1_300)),
+            threads: 2,
+            ..load(engine, "tcp://127.0.0.1:4000", SMALL)
+        };
+        let (intervals, results, _) = coordinated(&load, Duration::from_millis(50));
+        let seconds: Vec<u64> = intervals.iter().map(|interval| interval.second).collect();
+        assert!(seconds.len() >= 2 && seconds.iter().enumerate().all(|(at, second)| at as u64 == *second));
+        assert_eq!(intervals.iter().map(|interval| interval.operations).sum::<u64>(), results.operations);
+        assert_eq!(intervals.iter().map(|interval| interval.connections).sum::<u64>(), results.connections);
+        let merged = |part: fn(&Interval) -> &Histogram| {
+            let mut sum = Histogram::new();
+            intervals.iter().for_each(|interval| sum.merge(part(interval)));
+            let found = sum.summary();
+            (found.count, found.mean, found.p50, found.p99, found.max)
+        };
+        let of =
+            |times: fourtuple_record::Quantiles| (times.samples, times.mean, times.p50, times.p99, times.max);
+        let latency = results.latency_ns;
+        assert_eq!(merged(|interval| &interval.total), of(latency.total));
+        assert_eq!(merged(|interval| &interval.search), of(latency.search));
+        assert_eq!(merged(|interval| &interval.handshake), of(latency.handshake));
+        assert_eq!(merged(|interval| &interval.first_byte), of(latency.first_byte));
+        assert_eq!(merged(|interval| &interval.late), of(results.late_ns));
+        stop(server);
     });
 }
 
@@ -397,53 +374,48 @@ fn a_warm_up_is_counted_apart() {
 /// One connection and 20 ms for each response are 50 responses a second at most.
 #[test]
 fn a_ramp_ends_at_the_first_rate_that_is_not_reached() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let requests = Arc::new(Mutex::new(0_u64));
-            let counted = Arc::clone(&requests);
-            let address = answer(move |mut stream| {
-                let mut buffer = [0; 2000];
-                loop {
-                    if stream.read(&mut buffer)? == 0 {
-                        return Ok(());
-                    }
-                    *counted.lock().unwrap() += 1;
-                    thread::sleep(Duration::from_millis(20));
-                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?;
+    with_each_engine(|engine| {
+        let requests = Arc::new(Mutex::new(0_u64));
+        let counted = Arc::clone(&requests);
+        let address = answer(move |mut stream| {
+            let mut buffer = [0; 2000];
+            loop {
+                if stream.read(&mut buffer)? == 0 {
+                    return Ok(());
                 }
-            });
-            let target = format!("http://{address}/");
-            let ramp = Ramp { from: 2.0, to: 20_000.0, steps: 5 };
-            let load = Load {
-                connections: 1,
-                arrival: Arrival::Even(ramp.to),
-                length: Some(Duration::from_millis(1500)),
-                ramp: Some(ramp),
-                ..load(engine, &target, get(&target))
-            };
-            let prepared = Prepared::new(load).unwrap();
-            let measured = match prepared.run(&AtomicBool::new(false), None, |_| ()) {
-                Ok(measured) => measured,
-                Err(fourtuple_bench::load::LoadError::Engine(why)) => {
-                    fourtuple_testing::skip("arrivals::ramp", "uring", &why);
-                    continue;
-                }
-                Err(error) => panic!("{error}"),
-            };
-            let results = measured.results;
-            let offered: Vec<f64> = results.steps.iter().map(|step| step.offered_per_s).collect();
-            assert!(
-                offered == [2.0, 20.0, 200.0] || offered == [2.0, 20.0] || offered == [2.0],
-                "{offered:?}"
-            );
-            let reached: Vec<bool> = results.steps.iter().map(|step| step.not_reached.is_none()).collect();
-            assert!(reached[..reached.len() - 1].iter().all(|reached| *reached), "{:#?}", results.steps);
-            assert!(!reached[reached.len() - 1], "{:#?}", results.steps);
-            let done: u64 = results.steps.iter().map(|step| step.operations + step.errors).sum();
-            assert_eq!(*requests.lock().unwrap(), done, "{:#?}", results.steps);
-            let shown = &results.steps[reached.len().saturating_sub(2)];
-            assert_eq!((results.operations, results.offered_per_s), (shown.operations, shown.offered_per_s));
-        }
+                *counted.lock().unwrap() += 1;
+                thread::sleep(Duration::from_millis(20));
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?;
+            }
+        });
+        let target = format!("http://{address}/");
+        let ramp = Ramp { from: 2.0, to: 20_000.0, steps: 5 };
+        let load = Load {
+            connections: 1,
+            arrival: Arrival::Even(ramp.to),
+            length: Some(Duration::from_millis(1500)),
+            ramp: Some(ramp),
+            ..load(engine, &target, get(&target))
+        };
+        let prepared = Prepared::new(load).unwrap();
+        let measured = match prepared.run(&AtomicBool::new(false), None, |_| ()) {
+            Ok(measured) => measured,
+            Err(fourtuple_bench::load::LoadError::Engine(why)) => {
+                fourtuple_testing::skip("arrivals::ramp", "uring", &why);
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let results = measured.results;
+        let offered: Vec<f64> = results.steps.iter().map(|step| step.offered_per_s).collect();
+        assert!(offered == [2.0, 20.0, 200.0] || offered == [2.0, 20.0] || offered == [2.0], "{offered:?}");
+        let reached: Vec<bool> = results.steps.iter().map(|step| step.not_reached.is_none()).collect();
+        assert!(reached[..reached.len() - 1].iter().all(|reached| *reached), "{:#?}", results.steps);
+        assert!(!reached[reached.len() - 1], "{:#?}", results.steps);
+        let done: u64 = results.steps.iter().map(|step| step.operations + step.errors).sum();
+        assert_eq!(*requests.lock().unwrap(), done, "{:#?}", results.steps);
+        let shown = &results.steps[reached.len().saturating_sub(2)];
+        assert_eq!((results.operations, results.offered_per_s), (shown.operations, shown.offered_per_s));
     });
 }
 
@@ -536,17 +508,15 @@ fn requests_of_a_list_are_sent_in_turn_or_by_seed() {
 
 #[test]
 fn a_body_may_be_longer_than_16_mib() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (target, counts) = counting();
-            let mut load = load(engine, &target, get(&target));
-            let Workload::Http(request) = &mut load.workload else { panic!("get makes HTTP") };
-            (request.method, request.body) = ("POST".to_owned(), vec![b'x'; 17 << 20]);
-            (load.connections, load.operations) = (2, Some(4));
-            let Some(ran) = run("arrivals::body", &load) else { continue };
-            assert_eq!((ran.results.operations, ran.errors()), (4, vec![]), "{ran:#?}");
-            assert_eq!(counts.lock().unwrap()["POST /"], (4, 4 * (17 << 20)));
-            assert!(ran.results.sent_bytes.unwrap() > 4 * (17 << 20));
-        }
+    with_each_engine(|engine| {
+        let (target, counts) = counting();
+        let mut load = load(engine, &target, get(&target));
+        let Workload::Http(request) = &mut load.workload else { panic!("get makes HTTP") };
+        (request.method, request.body) = ("POST".to_owned(), vec![b'x'; 17 << 20]);
+        (load.connections, load.operations) = (2, Some(4));
+        let Some(ran) = run("arrivals::body", &load) else { return };
+        assert_eq!((ran.results.operations, ran.errors()), (4, vec![]), "{ran:#?}");
+        assert_eq!(counts.lock().unwrap()["POST /"], (4, 4 * (17 << 20)));
+        assert!(ran.results.sent_bytes.unwrap() > 4 * (17 << 20));
     });
 }

@@ -18,7 +18,7 @@ use fourtuple_testing::{in_namespace, listener, print, set_sysctl};
 
 use crate::{
     ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, attempt_after, get, load, long_enough, run,
-    serve, serve_at, stop, until,
+    serve, serve_at, stop, until, with_each_engine,
 };
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -56,43 +56,38 @@ fn reset(stream: TcpStream) {
 
 #[test]
 fn refused() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for workload in [SMALL, Workload::Connect] {
-                let Some(ran) = against("failures::refused", engine, TARGET, workload) else { continue };
-                require_all(&ran, "ECONNREFUSED");
-                assert_eq!(ran.results.connections, 0);
-            }
-            // Many refused attempts: the run must pause between them, and count none as a connection.
-            let mut load = load(engine, TARGET, SMALL);
-            load.length = Some(300 * MILLISECOND);
-            let ran = run("failures::refused", &load).unwrap();
-            assert_eq!((ran.errors(), ran.results.connections), (vec!["ECONNREFUSED"], 0));
-            assert!(ran.error("ECONNREFUSED") <= 8 * 310, "each waits a millisecond: {ran:#?}");
-            assert!(ran.results.elapsed_ns >= 300_000_000, "{ran:#?}");
-            // Each of the 8 connections tries again, five times or more.
-            let ran =
-                run("failures::refused", &Load { length: None, operations: Some(8 * 6), ..load.clone() })
-                    .unwrap();
-            assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (8 * 6, 0), "{ran:#?}");
-            assert!(ran.results.elapsed_ns >= 5_000_000, "each waits a millisecond: {ran:#?}");
-            let mut open = load.clone();
-            (open.arrival, open.operations, open.length) = (Arrival::Even(100.0), Some(30), None);
-            let ran = run("failures::refused", &open).unwrap();
-            assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (30, 0), "{ran:#?}");
-            assert!(["offered-rate-not-reached", "errors"].iter().all(|id| ran.remarks().contains(id)));
+    with_each_engine(|engine| {
+        for workload in [SMALL, Workload::Connect] {
+            let Some(ran) = against("failures::refused", engine, TARGET, workload) else { continue };
+            require_all(&ran, "ECONNREFUSED");
+            assert_eq!(ran.results.connections, 0);
         }
+        // Many refused attempts: the run must pause between them, and count none as a connection.
+        let mut load = load(engine, TARGET, SMALL);
+        load.length = Some(300 * MILLISECOND);
+        let ran = run("failures::refused", &load).unwrap();
+        assert_eq!((ran.errors(), ran.results.connections), (vec!["ECONNREFUSED"], 0));
+        assert!(ran.error("ECONNREFUSED") <= 8 * 310, "each waits a millisecond: {ran:#?}");
+        assert!(ran.results.elapsed_ns >= 300_000_000, "{ran:#?}");
+        // Each of the 8 connections tries again, five times or more.
+        let ran = run("failures::refused", &Load { length: None, operations: Some(8 * 6), ..load.clone() })
+            .unwrap();
+        assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (8 * 6, 0), "{ran:#?}");
+        assert!(ran.results.elapsed_ns >= 5_000_000, "each waits a millisecond: {ran:#?}");
+        let mut open = load.clone();
+        (open.arrival, open.operations, open.length) = (Arrival::Even(100.0), Some(30), None);
+        let ran = run("failures::refused", &open).unwrap();
+        assert_eq!((ran.error("ECONNREFUSED"), ran.results.operations), (30, 0), "{ran:#?}");
+        assert!(["offered-rate-not-reached", "errors"].iter().all(|id| ran.remarks().contains(id)));
     });
 }
 
 #[test]
 fn udp_to_a_closed_port_is_refused() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let udp = Workload::Udp { request: 8 };
-            let Some(ran) = against("failures::udp", engine, "udp://127.0.0.1:4000", udp) else { continue };
-            require_all(&ran, "ECONNREFUSED");
-        }
+    with_each_engine(|engine| {
+        let udp = Workload::Udp { request: 8 };
+        let Some(ran) = against("failures::udp", engine, "udp://127.0.0.1:4000", udp) else { return };
+        require_all(&ran, "ECONNREFUSED");
     });
 }
 
@@ -125,37 +120,32 @@ fn a_full_queue_of_a_unix_socket() {
 
 #[test]
 fn a_server_killed_in_the_middle() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for target in [TARGET, "http://127.0.0.1:4000/"] {
-                let (protocol, workload) = match target {
-                    TARGET => (SMALL_SERVED, SMALL),
-                    http => (Protocol::Http { body: 1000 }, get(http)),
-                };
-                let once = |length| {
-                    let running = serve(protocol).start().unwrap();
-                    let mut load = load(engine, target, workload.clone());
-                    (load.length, load.connections, load.timeout) = (Some(length), 32, 200 * MILLISECOND);
-                    let ended = thread::spawn(move || {
-                        until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 200);
-                        stop(running)
-                    });
-                    let ran = run("failures::killed", &load)?;
-                    Some((ran, ended.join().unwrap()))
-                };
-                let is_enough = |(ran, _): &(RunOutcome, _)| ran.error("ECONNREFUSED") > 0;
-                let Some((ran, served)) = long_enough(600 * MILLISECOND, once, is_enough) else { return };
-                assert!(
-                    ran.results.operations > 100 && ran.results.operations <= served.requests,
-                    "{ran:#?}"
-                );
-                assert!(ran.error("ECONNREFUSED") > 0, "{ran:#?}");
-                // The kernel drops a SYN that arrives while the listener is being closed; the retransmitted SYN, a second
-                // later, is too late.
-                let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early", "timeout"];
-                assert!(ran.errors().iter().all(|name| known.contains(name)), "{ran:#?}");
-                assert!(ran.results.elapsed_ns >= 600_000_000, "it goes to its end, and the rate says so");
-            }
+    with_each_engine(|engine| {
+        for target in [TARGET, "http://127.0.0.1:4000/"] {
+            let (protocol, workload) = match target {
+                TARGET => (SMALL_SERVED, SMALL),
+                http => (Protocol::Http { body: 1000 }, get(http)),
+            };
+            let once = |length| {
+                let running = serve(protocol).start().unwrap();
+                let mut load = load(engine, target, workload.clone());
+                (load.length, load.connections, load.timeout) = (Some(length), 32, 200 * MILLISECOND);
+                let ended = thread::spawn(move || {
+                    until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 200);
+                    stop(running)
+                });
+                let ran = run("failures::killed", &load)?;
+                Some((ran, ended.join().unwrap()))
+            };
+            let is_enough = |(ran, _): &(RunOutcome, _)| ran.error("ECONNREFUSED") > 0;
+            let Some((ran, served)) = long_enough(600 * MILLISECOND, once, is_enough) else { return };
+            assert!(ran.results.operations > 100 && ran.results.operations <= served.requests, "{ran:#?}");
+            assert!(ran.error("ECONNREFUSED") > 0, "{ran:#?}");
+            // The kernel drops a SYN that arrives while the listener is being closed; the retransmitted SYN, a second
+            // later, is too late.
+            let known = ["ECONNREFUSED", "ECONNRESET", "EPIPE", "closed-early", "timeout"];
+            assert!(ran.errors().iter().all(|name| known.contains(name)), "{ran:#?}");
+            assert!(ran.results.elapsed_ns >= 600_000_000, "it goes to its end, and the rate says so");
         }
     });
 }
@@ -585,14 +575,12 @@ fn fewer_connections_are_held_if_ports_are_too_few() {
 
 #[test]
 fn held_connections_to_a_closed_port_end_the_ramp() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let mut load = short(engine, TARGET, SMALL);
-            load.hold = 200;
-            let Some(ran) = run("failures::hold_refused", &load) else { continue };
-            assert_eq!(ran.error("ECONNREFUSED"), 212, "{ran:#?}");
-            assert_eq!(ran.results.hold.unwrap().opened, 0);
-        }
+    with_each_engine(|engine| {
+        let mut load = short(engine, TARGET, SMALL);
+        load.hold = 200;
+        let Some(ran) = run("failures::hold_refused", &load) else { return };
+        assert_eq!(ran.error("ECONNREFUSED"), 212, "{ran:#?}");
+        assert_eq!(ran.results.hold.unwrap().opened, 0);
     });
 }
 

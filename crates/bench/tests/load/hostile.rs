@@ -21,7 +21,7 @@ use fourtuple_testing::{each_in_namespace, in_namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::{ENGINES, RunOutcome, answer, get, load, run, until};
+use crate::{ENGINES, RunOutcome, answer, get, load, run, until, with_each_engine};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
@@ -580,36 +580,32 @@ const UNANSWERED: &[Act] = &[Read, Send(WHOLE), Read];
 
 #[test]
 fn a_request_on_a_closed_connection_is_sent_again_once() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (address, log) = peer(UNANSWERED);
-            let load = against(engine, "", address);
-            let Some(ran) = run("hostile::again", &load) else { continue };
-            let results = &ran.results;
-            assert_eq!((results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
-            assert!(results.retried >= OPERATIONS - 3, "all but the first of three connections: {ran:#?}");
-            until(|| log.requests() >= OPERATIONS + results.retried);
-            assert_eq!(log.requests(), OPERATIONS + results.retried, "{ran:#?}");
-            assert_eq!((log.connections(), results.connections), (3 + results.retried, 3 + results.retried));
-        }
+    with_each_engine(|engine| {
+        let (address, log) = peer(UNANSWERED);
+        let load = against(engine, "", address);
+        let Some(ran) = run("hostile::again", &load) else { return };
+        let results = &ran.results;
+        assert_eq!((results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+        assert!(results.retried >= OPERATIONS - 3, "all but the first of three connections: {ran:#?}");
+        until(|| log.requests() >= OPERATIONS + results.retried);
+        assert_eq!(log.requests(), OPERATIONS + results.retried, "{ran:#?}");
+        assert_eq!((log.connections(), results.connections), (3 + results.retried, 3 + results.retried));
     });
 }
 
 #[test]
 fn a_request_that_is_not_idempotent_is_not_sent_again() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (address, log) = peer(UNANSWERED);
-            let mut load = against(engine, "", address);
-            let Workload::Http(request) = &mut load.workload else { unreachable!() };
-            request.method = "POST".into();
-            let Some(ran) = run("hostile::post", &load) else { continue };
-            let results = &ran.results;
-            assert_eq!((results.retried, ran.errors()), (0, vec!["closed-early"]), "{ran:#?}");
-            assert_eq!(results.operations + ran.error("closed-early"), OPERATIONS);
-            until(|| log.requests() >= OPERATIONS);
-            assert_eq!((log.requests(), log.connections()), (OPERATIONS, results.connections), "{ran:#?}");
-        }
+    with_each_engine(|engine| {
+        let (address, log) = peer(UNANSWERED);
+        let mut load = against(engine, "", address);
+        let Workload::Http(request) = &mut load.workload else { unreachable!() };
+        request.method = "POST".into();
+        let Some(ran) = run("hostile::post", &load) else { return };
+        let results = &ran.results;
+        assert_eq!((results.retried, ran.errors()), (0, vec!["closed-early"]), "{ran:#?}");
+        assert_eq!(results.operations + ran.error("closed-early"), OPERATIONS);
+        until(|| log.requests() >= OPERATIONS);
+        assert_eq!((log.requests(), log.connections()), (OPERATIONS, results.connections), "{ran:#?}");
     });
 }
 
@@ -649,47 +645,43 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
 #[test]
 fn an_idle_connection_that_is_still_open_is_reused() {
     const OPEN: &[Act] = &[Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE)];
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (address, log) = peer(OPEN);
-            let mut load = against(engine, "", address);
-            load.pause = 20 * MILLISECOND;
-            let Some(ran) = run("hostile::open", &load) else { continue };
-            assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
-            assert_eq!((ran.results.retried, log.requests()), (0, OPERATIONS), "{ran:#?}");
-            assert_eq!(ran.results.connections, log.connections());
-            assert!(ran.results.connections < OPERATIONS, "they were used again: {ran:#?}");
-        }
+    with_each_engine(|engine| {
+        let (address, log) = peer(OPEN);
+        let mut load = against(engine, "", address);
+        load.pause = 20 * MILLISECOND;
+        let Some(ran) = run("hostile::open", &load) else { return };
+        assert_eq!((ran.results.operations, ran.errors()), (OPERATIONS, vec![]), "{ran:#?}");
+        assert_eq!((ran.results.retried, log.requests()), (0, OPERATIONS), "{ran:#?}");
+        assert_eq!(ran.results.connections, log.connections());
+        assert!(ran.results.connections < OPERATIONS, "they were used again: {ran:#?}");
     });
 }
 
 #[test]
 fn a_run_ends_though_bytes_keep_coming() {
     const FLOOD: &[Act] = &[Read, Send(REST), Flood("x")];
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (address, _) = peer(FLOOD);
-            let mut load = against(engine, "", address);
-            // The run ends by --for: no operation has reached its timeout.
-            (load.operations, load.length) = (None, Some(300 * MILLISECOND));
-            let Some(ran) = run("hostile::length", &load) else { continue };
-            assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
-            // The run ends by the stop flag.
-            let (address, log) = peer(FLOOD);
-            let mut load = against(engine, "", address);
-            load.operations = None;
-            let flag = AtomicBool::new(false);
-            let ran = thread::scope(|scope| {
-                scope.spawn(|| {
-                    until(|| log.requests() == 3);
-                    flag.store(true, Ordering::Relaxed);
-                });
-                crate::run_until("hostile::stop", &load, &flag)
-            })
-            .unwrap();
-            assert_eq!(ran.remarks()[0], "interrupted");
-            assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
-        }
+    with_each_engine(|engine| {
+        let (address, _) = peer(FLOOD);
+        let mut load = against(engine, "", address);
+        // The run ends by --for: no operation has reached its timeout.
+        (load.operations, load.length) = (None, Some(300 * MILLISECOND));
+        let Some(ran) = run("hostile::length", &load) else { return };
+        assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
+        // The run ends by the stop flag.
+        let (address, log) = peer(FLOOD);
+        let mut load = against(engine, "", address);
+        load.operations = None;
+        let flag = AtomicBool::new(false);
+        let ran = thread::scope(|scope| {
+            scope.spawn(|| {
+                until(|| log.requests() == 3);
+                flag.store(true, Ordering::Relaxed);
+            });
+            crate::run_until("hostile::stop", &load, &flag)
+        })
+        .unwrap();
+        assert_eq!(ran.remarks()[0], "interrupted");
+        assert_eq!((ran.results.operations, ran.error("unanswered")), (0, 3), "{ran:#?}");
     });
 }
 

@@ -21,9 +21,15 @@ use fourtuple_bench::load::{EngineChoice, HttpRequest, Load, LoadError, Outcome,
 use fourtuple_bench::serve::{Protocol, Running, Serve};
 use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
+use fourtuple_testing::{in_namespace_of, test_of};
 
 /// The two engines.
 const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice::Epoll];
+
+/// Runs `case` with each engine, in one network namespace.
+fn with_each_engine(case: impl Fn(EngineChoice) + Send + 'static) {
+    in_namespace_of(test_of(&case), move || ENGINES.into_iter().for_each(case));
+}
 
 /// The workload with a request and a response of one byte.
 const SMALL: Workload = Workload::Crr { request: 1, response: 1 };

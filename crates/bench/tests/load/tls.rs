@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::{ENGINES, answer, attempt, get, load, run, serve, stop};
+use crate::{ENGINES, answer, attempt, get, load, run, serve, stop, with_each_engine};
 use fourtuple_bench::load::{EngineChoice, Load, LoadError, Trust, Workload};
 use fourtuple_bench::serve::Protocol;
 use fourtuple_testing::in_namespace;
@@ -389,20 +389,14 @@ fn another_name_is_sent_and_checked() {
 
 #[test]
 fn a_server_without_tls() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let running = serve(Protocol::Http { body: 1 }).start().unwrap();
-            let load = https(engine, "127.0.0.1", 4000, Trust::AnyCertificate);
-            let Some(ran) = run("tls::plain", &load) else { continue };
-            assert_eq!(
-                (ran.results.operations, ran.error("tls"), ran.errors().len()),
-                (0, 30, 1),
-                "{ran:#?}"
-            );
-            let detail = &ran.results.error_details["tls"];
-            assert!(detail.starts_with("not a message of TLS: \"HTTP/1.1 400"), "{detail}");
-            stop(running);
-        }
+    with_each_engine(|engine| {
+        let running = serve(Protocol::Http { body: 1 }).start().unwrap();
+        let load = https(engine, "127.0.0.1", 4000, Trust::AnyCertificate);
+        let Some(ran) = run("tls::plain", &load) else { return };
+        assert_eq!((ran.results.operations, ran.error("tls"), ran.errors().len()), (0, 30, 1), "{ran:#?}");
+        let detail = &ran.results.error_details["tls"];
+        assert!(detail.starts_with("not a message of TLS: \"HTTP/1.1 400"), "{detail}");
+        stop(running);
     });
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
     ENGINES, RunOutcome, SMALL, SMALL_SERVED, all_time_wait, get, load, long_enough, run, serve, serve_at,
-    stop, time_wait,
+    stop, time_wait, with_each_engine,
 };
 use fourtuple::dial::Strategy;
 use fourtuple_bench::load::{Close, EngineChoice, Load, LoadError, Prepared, Workload};
@@ -28,55 +28,48 @@ fn name(engine: EngineChoice) -> &'static str {
 
 #[test]
 fn connect_opens_and_closes() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let running = serve(Protocol::Sink).start().unwrap();
-            let mut load = load(engine, TARGET, Workload::Connect);
-            load.operations = Some(500);
-            let Some(ran) = run("workloads::connect", &load) else { continue };
-            require_clean(&ran);
-            assert_eq!((ran.results.operations, ran.results.connections), (500, 500));
-            assert_eq!(
-                (ran.results.engine.as_str(), ran.results.latency_ns.first_byte.samples),
-                (name(engine), 0)
-            );
-            // The server accepts all connections in the accept queue before it ends.
-            crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
-            stop(running);
-        }
+    with_each_engine(|engine| {
+        let running = serve(Protocol::Sink).start().unwrap();
+        let mut load = load(engine, TARGET, Workload::Connect);
+        load.operations = Some(500);
+        let Some(ran) = run("workloads::connect", &load) else { return };
+        require_clean(&ran);
+        assert_eq!((ran.results.operations, ran.results.connections), (500, 500));
+        assert_eq!(
+            (ran.results.engine.as_str(), ran.results.latency_ns.first_byte.samples),
+            (name(engine), 0)
+        );
+        // The server accepts all connections in the accept queue before it ends.
+        crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
+        stop(running);
     });
 }
 
 #[test]
 fn crr_is_counted_to_the_operation_over_several_threads() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for (threads, connections) in [(1, 32), (3, 8), (3, 2)] {
-                let before = all_time_wait();
-                let running = serve(SMALL_SERVED).start().unwrap();
-                let mut load = load(engine, TARGET, SMALL);
-                (load.threads, load.connections, load.operations) = (threads, connections, Some(1000));
-                let Some(ran) = run("workloads::crr", &load) else { continue };
-                require_clean(&ran);
-                let served = stop(running);
-                assert_eq!((served.accepted, served.requests), (1000, 1000), "{engine:?} {threads}");
-                assert_eq!((ran.results.operations, ran.results.connections), (1000, 1000));
-                // Some TIME_WAIT sockets may remain from the previous run, and some of these are reused.
-                assert!(all_time_wait() > before.min(900), "TIME_WAIT is ours");
-                let times = ran.results.latency_ns;
-                assert!(
-                    times.first_byte.max <= times.total.max && times.first_byte.samples == 1000,
-                    "{times:?}"
-                );
-                match engine {
-                    EngineChoice::Epoll => assert_eq!(times.search.samples, 1000),
-                    _ => assert!((16..=32).contains(&times.search.samples), "one of 64: {times:?}"),
-                }
-                if engine == EngineChoice::Uring && connections == 32 {
-                    // One call submits all steps of a connection; on an idle host of several connections.
-                    let calls = ran.results.syscalls_per_connection;
-                    assert!(calls > 0.0 && calls < 4.0, "{calls} system calls per connection");
-                }
+    with_each_engine(|engine| {
+        for (threads, connections) in [(1, 32), (3, 8), (3, 2)] {
+            let before = all_time_wait();
+            let running = serve(SMALL_SERVED).start().unwrap();
+            let mut load = load(engine, TARGET, SMALL);
+            (load.threads, load.connections, load.operations) = (threads, connections, Some(1000));
+            let Some(ran) = run("workloads::crr", &load) else { continue };
+            require_clean(&ran);
+            let served = stop(running);
+            assert_eq!((served.accepted, served.requests), (1000, 1000), "{engine:?} {threads}");
+            assert_eq!((ran.results.operations, ran.results.connections), (1000, 1000));
+            // Some TIME_WAIT sockets may remain from the previous run, and some of these are reused.
+            assert!(all_time_wait() > before.min(900), "TIME_WAIT is ours");
+            let times = ran.results.latency_ns;
+            assert!(times.first_byte.max <= times.total.max && times.first_byte.samples == 1000, "{times:?}");
+            match engine {
+                EngineChoice::Epoll => assert_eq!(times.search.samples, 1000),
+                _ => assert!((16..=32).contains(&times.search.samples), "one of 64: {times:?}"),
+            }
+            if engine == EngineChoice::Uring && connections == 32 {
+                // One call submits all steps of a connection; on an idle host of several connections.
+                let calls = ran.results.syscalls_per_connection;
+                assert!(calls > 0.0 && calls < 4.0, "{calls} system calls per connection");
             }
         }
     });
@@ -84,53 +77,47 @@ fn crr_is_counted_to_the_operation_over_several_threads() {
 
 #[test]
 fn large_requests_and_responses_go_through_whole() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let (request, response) = (3_000_000, 5_000_000);
-            let running = serve(Protocol::Crr { request: request as u64, response }).start().unwrap();
-            let mut load = load(engine, TARGET, Workload::Crr { request, response });
-            load.operations = Some(20);
-            let Some(ran) = run("workloads::large", &load) else { continue };
-            require_clean(&ran);
-            assert_eq!((ran.results.operations, stop(running).requests), (20, 20));
-        }
+    with_each_engine(|engine| {
+        let (request, response) = (3_000_000, 5_000_000);
+        let running = serve(Protocol::Crr { request: request as u64, response }).start().unwrap();
+        let mut load = load(engine, TARGET, Workload::Crr { request, response });
+        load.operations = Some(20);
+        let Some(ran) = run("workloads::large", &load) else { return };
+        require_clean(&ran);
+        assert_eq!((ran.results.operations, stop(running).requests), (20, 20));
     });
 }
 
 #[test]
 fn http_keeps_connections_as_long_as_asked() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            for (every, connections) in [(0, 4..=4), (1, 1000..=1000), (2, 500..=504)] {
-                let running = serve(Protocol::Http { body: 100 }).start().unwrap();
-                let mut load = load(engine, HTTP, get(HTTP));
-                (load.connections, load.close_every, load.operations) = (4, every, Some(1000));
-                let Some(ran) = run("workloads::http", &load) else { continue };
-                require_clean(&ran);
-                let served = stop(running);
-                assert_eq!((served.requests, ran.results.operations), (1000, 1000));
-                assert_eq!(served.accepted, ran.results.connections);
-                assert!(connections.contains(&served.accepted), "{every}: {}", served.accepted);
-            }
+    with_each_engine(|engine| {
+        for (every, connections) in [(0, 4..=4), (1, 1000..=1000), (2, 500..=504)] {
+            let running = serve(Protocol::Http { body: 100 }).start().unwrap();
+            let mut load = load(engine, HTTP, get(HTTP));
+            (load.connections, load.close_every, load.operations) = (4, every, Some(1000));
+            let Some(ran) = run("workloads::http", &load) else { continue };
+            require_clean(&ran);
+            let served = stop(running);
+            assert_eq!((served.requests, ran.results.operations), (1000, 1000));
+            assert_eq!(served.accepted, ran.results.connections);
+            assert!(connections.contains(&served.accepted), "{every}: {}", served.accepted);
         }
     });
 }
 
 #[test]
 fn connections_that_the_server_closes_are_reopened() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let mut server = serve(Protocol::Http { body: 2 });
-            server.close = ServerCloses::Server { every: 10 };
-            let running = server.start().unwrap();
-            let mut load = load(engine, HTTP, get(HTTP));
-            (load.connections, load.operations) = (4, Some(1000));
-            let Some(ran) = run("workloads::server_closes", &load) else { continue };
-            require_clean(&ran);
-            let served = stop(running);
-            assert_eq!((served.requests, served.accepted), (1000, ran.results.connections));
-            assert!((100..=104).contains(&served.accepted), "{}", served.accepted);
-        }
+    with_each_engine(|engine| {
+        let mut server = serve(Protocol::Http { body: 2 });
+        server.close = ServerCloses::Server { every: 10 };
+        let running = server.start().unwrap();
+        let mut load = load(engine, HTTP, get(HTTP));
+        (load.connections, load.operations) = (4, Some(1000));
+        let Some(ran) = run("workloads::server_closes", &load) else { return };
+        require_clean(&ran);
+        let served = stop(running);
+        assert_eq!((served.requests, served.accepted), (1000, ran.results.connections));
+        assert!((100..=104).contains(&served.accepted), "{}", served.accepted);
     });
 }
 
@@ -154,103 +141,95 @@ fn udp_flows_keep_their_sockets() {
 
 #[test]
 fn connections_are_held_while_others_open_and_close() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            // With one held connection and two threads, the second thread must not wait for a share.
-            for (hold, threads) in [(300, 2), (1, 2)] {
-                let running = serve(SMALL_SERVED).start().unwrap();
-                let mut load = load(engine, TARGET, SMALL);
-                (load.hold, load.threads, load.operations) = (hold, threads, Some(200));
-                let Some(ran) = run("workloads::hold", &load) else { continue };
-                require_clean(&ran);
-                let held = ran.results.hold.unwrap();
-                assert_eq!((held.opened, held.lost), (u64::from(hold), 0));
-                assert!(held.ramp_ns > 0 && held.ramp_ns <= ran.results.elapsed_ns, "{ran:#?}");
-                assert_eq!(ran.results.connections, u64::from(hold) + 200);
-                assert_eq!(stop(running).requests, 200, "held connections send nothing");
-            }
+    with_each_engine(|engine| {
+        // With one held connection and two threads, the second thread must not wait for a share.
+        for (hold, threads) in [(300, 2), (1, 2)] {
+            let running = serve(SMALL_SERVED).start().unwrap();
+            let mut load = load(engine, TARGET, SMALL);
+            (load.hold, load.threads, load.operations) = (hold, threads, Some(200));
+            let Some(ran) = run("workloads::hold", &load) else { continue };
+            require_clean(&ran);
+            let held = ran.results.hold.unwrap();
+            assert_eq!((held.opened, held.lost), (u64::from(hold), 0));
+            assert!(held.ramp_ns > 0 && held.ramp_ns <= ran.results.elapsed_ns, "{ran:#?}");
+            assert_eq!(ran.results.connections, u64::from(hold) + 200);
+            assert_eq!(stop(running).requests, 200, "held connections send nothing");
         }
     });
 }
 
 #[test]
 fn held_connections_that_the_server_closes_are_lost() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let once = |length| {
-                let running = serve(Protocol::Sink).start().unwrap();
-                let mut load = load(engine, TARGET, Workload::Connect);
-                (load.hold, load.connections, load.length) = (50, 0, Some(length));
-                let ended = std::thread::spawn(move || {
-                    crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 50);
-                    stop(running)
-                });
-                let ran = run("workloads::held_lost", &load)?;
-                ended.join().unwrap();
-                Some(ran)
-            };
-            let held = |ran: &RunOutcome| {
-                let held = ran.results.hold.as_ref().unwrap();
-                (held.opened, held.lost)
-            };
-            let length = std::time::Duration::from_millis(600);
-            let Some(ran) = long_enough(length, once, |ran| held(ran) == (50, 50)) else { return };
-            assert_eq!(held(&ran), (50, 50), "{ran:#?}");
-        }
+    with_each_engine(|engine| {
+        let once = |length| {
+            let running = serve(Protocol::Sink).start().unwrap();
+            let mut load = load(engine, TARGET, Workload::Connect);
+            (load.hold, load.connections, load.length) = (50, 0, Some(length));
+            let ended = std::thread::spawn(move || {
+                crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 50);
+                stop(running)
+            });
+            let ran = run("workloads::held_lost", &load)?;
+            ended.join().unwrap();
+            Some(ran)
+        };
+        let held = |ran: &RunOutcome| {
+            let held = ran.results.hold.as_ref().unwrap();
+            (held.opened, held.lost)
+        };
+        let length = std::time::Duration::from_millis(600);
+        let Some(ran) = long_enough(length, once, |ran| held(ran) == (50, 50)) else { return };
+        assert_eq!(held(&ran), (50, 50), "{ran:#?}");
     });
 }
 
 /// A server may speak first, as one of SMTP does.
 #[test]
 fn held_connections_that_get_bytes_are_not_lost() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let target = format!("tcp://{}", listener.local_addr().unwrap());
-            std::thread::spawn(move || {
-                let mut greeted = Vec::new();
-                while let Ok((mut stream, _)) = listener.accept() {
-                    stream.write_all(b"220 ready").unwrap();
-                    greeted.push(stream);
-                }
-            });
-            let mut load = load(engine, &target, Workload::Connect);
-            let length = std::time::Duration::from_millis(300);
-            (load.hold, load.connections, load.length) = (20, 0, Some(length));
-            let Some(ran) = run("workloads::held_bytes", &load) else { continue };
-            let held = ran.results.hold.unwrap();
-            assert_eq!((held.opened, held.lost), (20, 0), "{engine:?}");
-        }
+    with_each_engine(|engine| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = format!("tcp://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let mut greeted = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                stream.write_all(b"220 ready").unwrap();
+                greeted.push(stream);
+            }
+        });
+        let mut load = load(engine, &target, Workload::Connect);
+        let length = std::time::Duration::from_millis(300);
+        (load.hold, load.connections, load.length) = (20, 0, Some(length));
+        let Some(ran) = run("workloads::held_bytes", &load) else { return };
+        let held = ran.results.hold.unwrap();
+        assert_eq!((held.opened, held.lost), (20, 0), "{engine:?}");
     });
 }
 
 #[test]
 fn unix_sockets() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let path =
-                std::env::temp_dir().join(format!("fourtuple-load-{}-{}", std::process::id(), name(engine)));
-            let target = format!("unix:{}", path.display());
-            for (workload, protocol) in [
-                (SMALL, SMALL_SERVED),
-                (get(&target), Protocol::Http { body: 9 }),
-                (Workload::Connect, Protocol::Sink),
-            ] {
-                for every in [1, 3] {
-                    if every > 1 && protocol == Protocol::Sink {
-                        continue;
-                    }
-                    let running = serve_at(protocol, Endpoint::Unix(path.clone())).start().unwrap();
-                    let mut load = load(engine, &target, workload.clone());
-                    (load.operations, load.close_every) = (Some(600), every);
-                    let Some(ran) = run("workloads::unix", &load) else { continue };
-                    require_clean(&ran);
-                    assert_eq!(ran.results.operations, 600);
-                    assert!(ran.results.ports.is_none() && ran.results.strategy.is_none());
-                    if protocol != Protocol::Sink {
-                        let served = stop(running);
-                        assert_eq!((served.requests, served.accepted), (600, ran.results.connections));
-                    }
+    with_each_engine(|engine| {
+        let path =
+            std::env::temp_dir().join(format!("fourtuple-load-{}-{}", std::process::id(), name(engine)));
+        let target = format!("unix:{}", path.display());
+        for (workload, protocol) in [
+            (SMALL, SMALL_SERVED),
+            (get(&target), Protocol::Http { body: 9 }),
+            (Workload::Connect, Protocol::Sink),
+        ] {
+            for every in [1, 3] {
+                if every > 1 && protocol == Protocol::Sink {
+                    continue;
+                }
+                let running = serve_at(protocol, Endpoint::Unix(path.clone())).start().unwrap();
+                let mut load = load(engine, &target, workload.clone());
+                (load.operations, load.close_every) = (Some(600), every);
+                let Some(ran) = run("workloads::unix", &load) else { continue };
+                require_clean(&ran);
+                assert_eq!(ran.results.operations, 600);
+                assert!(ran.results.ports.is_none() && ran.results.strategy.is_none());
+                if protocol != Protocol::Sink {
+                    let served = stop(running);
+                    assert_eq!((served.requests, served.accepted), (600, ran.results.connections));
                 }
             }
         }
@@ -259,17 +238,15 @@ fn unix_sockets() {
 
 #[test]
 fn ipv6() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let listen: SocketAddr = "[::1]:4000".parse().unwrap();
-            let running = serve_at(SMALL_SERVED, listen.into()).start().unwrap();
-            let mut load = load(engine, "tcp://[::1]:4000", SMALL);
-            load.operations = Some(300);
-            let Some(ran) = run("workloads::ipv6", &load) else { continue };
-            require_clean(&ran);
-            let served = stop(running);
-            assert_eq!((served.requests, served.accepted, ran.results.connections), (300, 300, 300));
-        }
+    with_each_engine(|engine| {
+        let listen: SocketAddr = "[::1]:4000".parse().unwrap();
+        let running = serve_at(SMALL_SERVED, listen.into()).start().unwrap();
+        let mut load = load(engine, "tcp://[::1]:4000", SMALL);
+        load.operations = Some(300);
+        let Some(ran) = run("workloads::ipv6", &load) else { return };
+        require_clean(&ran);
+        let served = stop(running);
+        assert_eq!((served.requests, served.accepted, ran.results.connections), (300, 300, 300));
     });
 }
 
@@ -331,39 +308,33 @@ fn the_address_that_answers_is_loaded() {
 
 #[test]
 fn all_addresses_are_loaded_in_turn() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let v6: SocketAddr = "[::1]:4000".parse().unwrap();
-            let (one, two) =
-                (serve(SMALL_SERVED).start().unwrap(), serve_at(SMALL_SERVED, v6.into()).start().unwrap());
-            let mut load = load(engine, "tcp://name:4000", SMALL);
-            (load.operations, load.all_addresses, load.threads) = (Some(300), true, 2);
-            let Some((prepared, results)) = named("workloads::all", load.clone(), "127.0.0.1,::1") else {
-                continue;
-            };
-            let (served, other) = (stop(one).accepted, stop(two).accepted);
-            assert!((149..=151).contains(&served) && served + other == 300, "{served} {other}");
-            let expected = [("127.0.0.1:4000".to_owned(), served), ("[::1]:4000".to_owned(), other)];
-            assert_eq!(
-                results.addresses.into_iter().map(|one| (one.address, one.connections)).collect::<Vec<_>>(),
-                expected
-            );
-            assert_eq!(prepared.settings(None, false).address, "127.0.0.1:4000, [::1]:4000");
-            let both = results.ports.unwrap().budget;
-            // One of the addresses refuses.
-            let one = serve(SMALL_SERVED).start().unwrap();
-            let (_, results) = named("workloads::all", load.clone(), "127.0.0.1,127.0.0.2").unwrap();
-            let served = stop(one).accepted;
-            assert_eq!((results.operations, results.errors["ECONNREFUSED"]), (served, 300 - served));
-            assert_eq!(results.addresses[1].connections, 0);
-            (load.all_addresses, load.operations) = (false, Some(1));
-            let (_, results) = named("workloads::all", load, "127.0.0.1").unwrap();
-            assert_eq!(
-                results.ports.unwrap().budget * 2,
-                both,
-                "both destinations have a budget of their own"
-            );
-        }
+    with_each_engine(|engine| {
+        let v6: SocketAddr = "[::1]:4000".parse().unwrap();
+        let (one, two) =
+            (serve(SMALL_SERVED).start().unwrap(), serve_at(SMALL_SERVED, v6.into()).start().unwrap());
+        let mut load = load(engine, "tcp://name:4000", SMALL);
+        (load.operations, load.all_addresses, load.threads) = (Some(300), true, 2);
+        let Some((prepared, results)) = named("workloads::all", load.clone(), "127.0.0.1,::1") else {
+            return;
+        };
+        let (served, other) = (stop(one).accepted, stop(two).accepted);
+        assert!((149..=151).contains(&served) && served + other == 300, "{served} {other}");
+        let expected = [("127.0.0.1:4000".to_owned(), served), ("[::1]:4000".to_owned(), other)];
+        assert_eq!(
+            results.addresses.into_iter().map(|one| (one.address, one.connections)).collect::<Vec<_>>(),
+            expected
+        );
+        assert_eq!(prepared.settings(None, false).address, "127.0.0.1:4000, [::1]:4000");
+        let both = results.ports.unwrap().budget;
+        // One of the addresses refuses.
+        let one = serve(SMALL_SERVED).start().unwrap();
+        let (_, results) = named("workloads::all", load.clone(), "127.0.0.1,127.0.0.2").unwrap();
+        let served = stop(one).accepted;
+        assert_eq!((results.operations, results.errors["ECONNREFUSED"]), (served, 300 - served));
+        assert_eq!(results.addresses[1].connections, 0);
+        (load.all_addresses, load.operations) = (false, Some(1));
+        let (_, results) = named("workloads::all", load, "127.0.0.1").unwrap();
+        assert_eq!(results.ports.unwrap().budget * 2, both, "both destinations have a budget of their own");
     });
 }
 
@@ -391,33 +362,31 @@ fn connections_come_from_all_sources() {
 
 #[test]
 fn udp_flows_come_from_all_sources() {
-    in_namespace(|| {
-        for engine in ENGINES {
-            let socket = std::net::UdpSocket::bind("127.0.0.1:4000").unwrap();
-            let over = std::sync::Arc::new(AtomicBool::new(false));
-            let is_over = std::sync::Arc::clone(&over);
-            let seen = std::thread::spawn(move || {
-                let mut seen = std::collections::BTreeSet::new();
-                let mut buffer = [0; 64];
-                socket.set_read_timeout(Some(std::time::Duration::from_millis(20))).unwrap();
-                while !is_over.load(Ordering::Relaxed) {
-                    let Ok((count, from)) = socket.recv_from(&mut buffer) else { continue };
-                    seen.insert(from);
-                    socket.send_to(&buffer[..count], from).unwrap();
-                }
-                seen
-            });
-            let mut load = load(engine, "udp://127.0.0.1:4000", Workload::Udp { request: 8 });
-            load.sources = "127.0.0.1,127.0.0.7".parse().unwrap();
-            load.operations = Some(200);
-            let ran = run("workloads::udp_sources", &load);
-            over.store(true, Ordering::Relaxed);
-            let seen = seen.join().unwrap();
-            if let Some(ran) = ran {
-                require_clean(&ran);
-                let of = |ip: &str| seen.iter().filter(|from| from.ip().to_string() == ip).count();
-                assert_eq!((of("127.0.0.1"), of("127.0.0.7")), (4, 4), "{seen:?}");
+    with_each_engine(|engine| {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:4000").unwrap();
+        let over = std::sync::Arc::new(AtomicBool::new(false));
+        let is_over = std::sync::Arc::clone(&over);
+        let seen = std::thread::spawn(move || {
+            let mut seen = std::collections::BTreeSet::new();
+            let mut buffer = [0; 64];
+            socket.set_read_timeout(Some(std::time::Duration::from_millis(20))).unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                let Ok((count, from)) = socket.recv_from(&mut buffer) else { continue };
+                seen.insert(from);
+                socket.send_to(&buffer[..count], from).unwrap();
             }
+            seen
+        });
+        let mut load = load(engine, "udp://127.0.0.1:4000", Workload::Udp { request: 8 });
+        load.sources = "127.0.0.1,127.0.0.7".parse().unwrap();
+        load.operations = Some(200);
+        let ran = run("workloads::udp_sources", &load);
+        over.store(true, Ordering::Relaxed);
+        let seen = seen.join().unwrap();
+        if let Some(ran) = ran {
+            require_clean(&ran);
+            let of = |ip: &str| seen.iter().filter(|from| from.ip().to_string() == ip).count();
+            assert_eq!((of("127.0.0.1"), of("127.0.0.7")), (4, 4), "{seen:?}");
         }
     });
 }

@@ -81,24 +81,10 @@ struct Spec {
 impl Accept {
     /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
-        if !(1..=64).contains(&self.workers) {
-            return Err(LabError::setting("workers", self.workers, "accepted are 1 to 64"));
-        }
-        if !(1..=10_000).contains(&self.connections) {
-            return Err(LabError::setting("connections", self.connections, "accepted are 1 to 10000"));
-        }
-        if !(1..=1024).contains(&self.clients) {
-            return Err(LabError::setting("clients", self.clients, "accepted are 1 to 1024"));
-        }
-        if !(1..=100).contains(&self.repeats) {
-            return Err(LabError::setting("repeats", self.repeats, "accepted are 1 to 100"));
-        }
-        if self.length < Duration::from_millis(10) {
-            return Err(LabError::setting("for", format!("{:?}", self.length), "at least 10ms are needed"));
-        }
-        if self.loads.is_empty() {
-            return Err(LabError::setting("load", "(none)", "at least one is needed"));
-        }
+        LabError::unless_within("workers", self.workers, 1..=64)?;
+        LabError::unless_within("connections", self.connections, 1..=10_000)?;
+        pool::check(self.clients, self.repeats, self.length)?;
+        LabError::if_empty("load", &self.loads)?;
         self.selection.check()
     }
 

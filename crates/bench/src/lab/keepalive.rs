@@ -56,18 +56,8 @@ impl Keepalive {
     /// Checks the settings, without system calls.
     pub fn check(&self) -> Result<(), LabError> {
         let least = u32::from(self.server.is_none());
-        if !(least..=64).contains(&self.workers) {
-            return Err(LabError::setting("workers", self.workers, format!("accepted are {least} to 64")));
-        }
-        if !(1..=1024).contains(&self.clients) {
-            return Err(LabError::setting("clients", self.clients, "accepted are 1 to 1024"));
-        }
-        if !(1..=100).contains(&self.repeats) {
-            return Err(LabError::setting("repeats", self.repeats, "accepted are 1 to 100"));
-        }
-        if self.length < Duration::from_millis(10) {
-            return Err(LabError::setting("for", format!("{:?}", self.length), "at least 10ms are needed"));
-        }
+        LabError::unless_within("workers", self.workers, least..=64)?;
+        pool::check(self.clients, self.repeats, self.length)?;
         if !(0.0..=1.0).contains(&self.mix.long_share) {
             return Err(LabError::setting(
                 "long-share",
@@ -75,9 +65,7 @@ impl Keepalive {
                 "accepted is a share from 0 to 1",
             ));
         }
-        if self.close_every.is_empty() {
-            return Err(LabError::setting("close-every", "(none)", "at least one is needed"));
-        }
+        LabError::if_empty("close-every", &self.close_every)?;
         match &self.server {
             Some(url) => ServerAddress::of_url(url).map(drop),
             None => self.selection.check(),
@@ -438,7 +426,7 @@ fn what_to_set(best: &AcceptCell) -> String {
     format!(
         "How to set it: fourtuple::listen::ListenerGroupBuilder::at(endpoint).policy({}), or `fourtuple serve http --policy {policy}`. \
          {closing}. A server that you do not write, with a listener of SO_REUSEPORT for each worker: `fourtuple fix accept`.",
-        crate::lab::pool::in_rust(policy)
+        in_rust(policy)
     )
 }
 

@@ -20,7 +20,9 @@ pub mod pool;
 pub mod ports;
 pub mod time_wait;
 
+use std::fmt::Display;
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -139,6 +141,27 @@ impl LabError {
         accepted: impl Into<String>,
     ) -> LabError {
         LabError::Setting { setting, value: value.to_string(), accepted: accepted.into() }
+    }
+
+    /// Refuses a value outside of its range.
+    pub(crate) fn unless_within<T: PartialOrd + Display>(
+        setting: &'static str,
+        value: T,
+        accepted: RangeInclusive<T>,
+    ) -> Result<(), LabError> {
+        if accepted.contains(&value) {
+            return Ok(());
+        }
+        let accepted = format!("accepted are {} to {}", accepted.start(), accepted.end());
+        Err(LabError::setting(setting, value, accepted))
+    }
+
+    /// Refuses an empty list.
+    pub(crate) fn if_empty<T>(setting: &'static str, values: &[T]) -> Result<(), LabError> {
+        match values {
+            [] => Err(LabError::setting(setting, "(none)", "at least one is needed")),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(io::Error) -> LabError {

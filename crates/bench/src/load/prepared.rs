@@ -166,13 +166,6 @@ fn snapshot(load: &Load, endpoints: &[Endpoint]) -> Result<Snapshot, LoadError> 
 /// Maximum time for which an address may leave the probe unanswered. The kernel repeats a SYN after 1 s.
 const PROBE: Duration = Duration::from_secs(1);
 
-/// The answer of an address to its probe.
-enum Answer {
-    Accepts,
-    /// The reason why the address is passed over.
-    Fails(String),
-}
-
 /// Returns the addresses that the run loads, and a finding if an address of the name was passed over. One address needs no probe.
 pub(crate) fn choose(load: &Load, mut candidates: Vec<Endpoint>) -> (Vec<Endpoint>, Option<Finding>) {
     if candidates.len() < 2 || load.all_addresses {
@@ -182,11 +175,11 @@ pub(crate) fn choose(load: &Load, mut candidates: Vec<Endpoint>) -> (Vec<Endpoin
     let mut chosen = None;
     for (number, address) in candidates.iter().filter_map(Endpoint::inet).enumerate() {
         match answer(load, address) {
-            Answer::Accepts => {
+            Ok(()) => {
                 chosen = Some(number);
                 break;
             }
-            Answer::Fails(why) => failed.push(format!("{address} ({why})")),
+            Err(why) => failed.push(format!("{address} ({why})")),
         }
     }
     let address = candidates.swap_remove(chosen.unwrap_or(0));
@@ -208,23 +201,23 @@ pub(crate) fn choose(load: &Load, mut candidates: Vec<Endpoint>) -> (Vec<Endpoin
     (vec![address], message.map(finding))
 }
 
-fn answer(load: &Load, address: SocketAddr) -> Answer {
+/// Probes an address. Returns the reason why it is passed over, if it fails.
+fn answer(load: &Load, address: SocketAddr) -> Result<(), String> {
     let timeout = PROBE.min(load.timeout);
     match load.transport() {
         Transport::Tcp => match connect(load, address, timeout) {
-            Ok(()) => Answer::Accepts,
+            Ok(()) => Ok(()),
             // A lack of ports says nothing about the address.
-            Err(error) if error.is_exhausted() => Answer::Accepts,
+            Err(error) if error.is_exhausted() => Ok(()),
             Err(error) => {
                 let errno = error.raw_os_error().map(io::Error::from_raw_os_error);
-                Answer::Fails(errno.map_or(error.to_string(), |errno| errno_name(&errno).to_string()))
+                Err(errno.map_or(error.to_string(), |errno| errno_name(&errno).to_string()))
             }
         },
-        Transport::Udp => match exchange(load, address, timeout) {
-            Ok(()) => Answer::Accepts,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Answer::Fails("no answer".to_owned()),
-            Err(error) => Answer::Fails(errno_name(&error).to_string()),
-        },
+        Transport::Udp => exchange(load, address, timeout).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => "no answer".to_owned(),
+            _ => errno_name(&error).to_string(),
+        }),
     }
 }
 

@@ -274,21 +274,16 @@ impl Locks {
     ///
     /// [`LabError::Setting`]
     pub fn check(&self) -> Result<(), LabError> {
-        let within = |setting, value: u32, low: u32, high: u32| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(LabError::setting(setting, value, format!("accepted are {low} to {high}")))
-        };
-        within("workers", self.workers, 2, 256)?;
-        within("clients", self.clients, 2, 256)?;
-        within("queries", self.queries, MIN_QUERIES, MAX_QUERIES)?;
-        within("sources", self.sources, 2, 1024)?;
-        within("repeats", self.repeats, 1, 100)?;
-        if self.changes.is_empty() {
-            return Err(LabError::setting("change", "(none)", "at least one is needed"));
+        for (setting, value, accepted) in [
+            ("workers", self.workers, 2..=256),
+            ("clients", self.clients, 2..=256),
+            ("queries", self.queries, MIN_QUERIES..=MAX_QUERIES),
+            ("sources", self.sources, 2..=1024),
+            ("repeats", self.repeats, 1..=100),
+        ] {
+            LabError::unless_within(setting, value, accepted)?;
         }
-        Ok(())
+        LabError::if_empty("change", &self.changes)
     }
 }
 

@@ -234,24 +234,18 @@ impl Planes {
     ///
     /// [`LabError::Setting`]
     pub fn check(&self) -> Result<(), LabError> {
-        let within = |setting, values: &[u32], low, high| match values
-            .iter()
-            .find(|value| !(low..=high).contains(*value))
-        {
-            Some(value) => Err(LabError::setting(setting, value, format!("accepted are {low} to {high}"))),
-            None => Ok(()),
-        };
-        within("planes", &self.planes, 1, 64)?;
-        within("bytes", &self.bytes, generator::MIN_BYTES, 9000)?;
-        within("flows", &self.flows, 1, 256)?;
-        within("repeats", &[self.repeats], 1, 100)?;
+        for (setting, values, accepted) in [
+            ("planes", &self.planes[..], 1..=64),
+            ("bytes", &self.bytes, generator::MIN_BYTES..=9000),
+            ("flows", &self.flows, 1..=256),
+            ("repeats", &[self.repeats], 1..=100),
+        ] {
+            values.iter().try_for_each(|value| LabError::unless_within(setting, *value, accepted.clone()))?;
+        }
         if let Some(long) = self.work.iter().find(|work| **work > Duration::from_millis(1)) {
             return Err(LabError::setting("work", format!("{long:?}"), "accepted is up to 1ms"));
         }
-        if !(1_000..=100_000_000).contains(&self.packets) {
-            return Err(LabError::setting("packets", self.packets, "accepted are 1000 to 100000000"));
-        }
-        Ok(())
+        LabError::unless_within("packets", self.packets, 1_000..=100_000_000)
     }
 }
 

@@ -46,6 +46,16 @@ impl Mix {
     }
 }
 
+/// Checks the settings that the experiments share.
+pub(crate) fn check(clients: u32, repeats: u32, length: Duration) -> Result<(), LabError> {
+    LabError::unless_within("clients", clients, 1..=1024)?;
+    LabError::unless_within("repeats", repeats, 1..=100)?;
+    if length < Duration::from_millis(10) {
+        return Err(LabError::setting("for", format!("{length:?}"), "at least 10ms are needed"));
+    }
+    Ok(())
+}
+
 /// How a worker spends the service time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spend {
@@ -289,13 +299,8 @@ pub(crate) struct Runnable {
 
 impl Selection {
     pub(crate) fn check(&self) -> Result<(), LabError> {
-        if self.policies.is_empty() {
-            return Err(LabError::setting("policy", "(none)", "at least one is needed"));
-        }
-        if self.families.is_empty() {
-            return Err(LabError::setting("family", "(none)", "at least one is needed"));
-        }
-        Ok(())
+        LabError::if_empty("policy", &self.policies)?;
+        LabError::if_empty("family", &self.families)
     }
 
     /// Probes every pair, each in a namespace of its own, by opening a listener group.

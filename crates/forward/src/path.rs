@@ -1,6 +1,7 @@
 //! The decisions of a plane for each packet between receive and send: next hop, client, drop reason.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,14 +87,7 @@ impl Path {
         if packets > 1 && (self.view.routes().are_by_key() || !self.segments) {
             for start in (0..datagram.bytes.len()).step_by(segment) {
                 let range = start..datagram.bytes.len().min(start + segment);
-                match self.target(&datagram.bytes[range.clone()], datagram, client, 1) {
-                    Ok(target) => {
-                        if let Some(target) = self.targets.touch(target) {
-                            target.push(index, range);
-                        }
-                    }
-                    Err(reason) => self.counters.dropped(reason, 1),
-                }
+                self.take_packet(index, range, datagram, client);
             }
             return;
         }
@@ -133,14 +127,26 @@ impl Path {
                 self.counters.dropped(Drop::Truncated, 1);
                 continue;
             }
-            match self.target(payload, datagram, client, 1) {
-                Ok(target) => {
-                    if let Some(target) = self.targets.touch(target) {
-                        target.push(index, range);
-                    }
+            self.take_packet(index, range, datagram, client);
+        }
+    }
+
+    /// Adds one packet of message `index` to the output of its target, or counts the reason to drop it.
+    #[inline]
+    fn take_packet(
+        &mut self,
+        index: usize,
+        range: Range<usize>,
+        datagram: &Datagram<'_>,
+        client: Option<SocketAddr>,
+    ) {
+        match self.target(&datagram.bytes[range.clone()], datagram, client, 1) {
+            Ok(target) => {
+                if let Some(target) = self.targets.touch(target) {
+                    target.push(index, range);
                 }
-                Err(reason) => self.counters.dropped(reason, 1),
             }
+            Err(reason) => self.counters.dropped(reason, 1),
         }
     }
 

@@ -58,6 +58,17 @@ impl Sessions {
     pub(crate) fn start<'a>(
         peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
     ) -> Result<Sessions, LinkError> {
+        let open_port = |_: &(), local, device| Port::open(local, device);
+        Sessions::open(peers, &mut (), open_port, |_, settings| bfd::Link::start(settings))
+    }
+
+    /// Makes a session for each peer, from what `state` has. Sessions at one address and device share a port.
+    pub(crate) fn open<'a, S>(
+        peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
+        state: &mut S,
+        open_port: impl Fn(&S, SocketAddr, Option<DeviceName>) -> Result<Arc<Port>, LinkError>,
+        open_link: impl Fn(&mut S, &LinkSettings) -> Result<bfd::Link, LinkError>,
+    ) -> Result<Sessions, LinkError> {
         let mut sessions: Vec<Session> = Vec::new();
         let mut ports: Vec<Arc<Port>> = Vec::new();
         for (peer, group) in peers {
@@ -66,7 +77,7 @@ impl Sessions {
                 continue;
             }
             if let Some(in_band) = peer.in_band {
-                let link = bfd::Link::start(&in_band.settings(&peer, group)?)?;
+                let link = open_link(state, &in_band.settings(&peer, group)?)?;
                 sessions.push(Session { peer, at, reception, link, port: None });
                 continue;
             }
@@ -77,13 +88,13 @@ impl Sessions {
             let port = match known {
                 Some(port) => port,
                 None => {
-                    let port = Port::open(local, device)?;
+                    let port = open_port(state, local, device)?;
                     ports.push(Arc::clone(&port));
                     port
                 }
             };
             let receive = Receive::Shared(Arc::clone(&port));
-            let link = bfd::Link::start(&LinkSettings { receive, ..settings })?;
+            let link = open_link(state, &LinkSettings { receive, ..settings })?;
             sessions.push(Session { peer, at, reception, link, port: is_first.then_some(port) });
         }
         Ok(Sessions(sessions))

@@ -12,18 +12,11 @@ use std::time::{Duration, Instant};
 use fourtuple_forward::{Forward, ForwardError, Link, PlaneKind};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
+use fourtuple_testing::stream::{LONG, socket};
 use fourtuple_testing::{in_namespace, print};
 
-/// A time limit that no working machine reaches.
-const LONG: Duration = Duration::from_secs(60);
 /// A lock between the tests: file descriptor numbers are per process.
 static ALONE: Mutex<()> = Mutex::new(());
-
-fn socket() -> UdpSocket {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    socket
-}
 
 fn forward(kind: PlaneKind, hop: &UdpSocket) -> Forward {
     let link = Link::new("127.0.0.1:0".parse().unwrap(), hop.local_addr().unwrap());

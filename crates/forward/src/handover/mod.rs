@@ -26,7 +26,7 @@ use crate::handover::connection::{Message, Offer, PATIENCE, PeerConnection, Text
 use crate::running::{EndedPlane, Open, Running, failed};
 use crate::settings::{Forward, ForwardError, Peer};
 use crate::target::{Target, TargetKey};
-use crate::watch::{Session, SessionReport, SessionView, Sessions};
+use crate::watch::{SessionReport, SessionView, Sessions};
 use crate::worker::{Port, Request};
 
 /// The first message of the new process. The number is the version of the protocol.
@@ -539,42 +539,17 @@ impl Sessions {
         peers: impl Iterator<Item = (Peer, &'a UdpGroup)>,
         mut inherited: Vec<InheritedSession>,
     ) -> Result<(Sessions, Vec<bfd::Link>), LinkError> {
-        let mut sessions = Sessions::default();
-        let mut ports: Vec<Arc<bfd::Port>> = Vec::new();
-        for (peer, group) in peers {
-            let (at, reception) = (group.address(), peer.reception(group));
-            if sessions.0.iter().any(|session| session.peer.is_at(&peer, session.at, at)) {
-                continue;
+        let open_port = |inherited: &Vec<InheritedSession>, local, device| {
+            let mut there =
+                inherited.iter().filter(|inherited| (inherited.at, inherited.device) == (local, device));
+            let receiver = there.find_map(|inherited| inherited.receiver.as_ref());
+            match receiver.map(OwnedFd::try_clone) {
+                Some(Ok(receiver)) => bfd::Port::prepare(local, device, receiver),
+                Some(Err(source)) => Err(LinkError::Thread { call: "dup()", source }),
+                None => bfd::Port::open(local, device),
             }
-            if let Some(in_band) = peer.in_band {
-                let link = InheritedSession::resume(&mut inherited, &in_band.settings(&peer, group)?)?;
-                sessions.0.push(Session { peer, at, reception, link, port: None });
-                continue;
-            }
-            let settings = peer.settings()?;
-            let (local, device) = (settings.local, settings.device);
-            let known = ports.iter().find(|port| port.is_at(local, device)).cloned();
-            let is_first = known.is_none();
-            let port = match known {
-                Some(port) => port,
-                None => {
-                    let mut there = inherited
-                        .iter()
-                        .filter(|inherited| (inherited.at, inherited.device) == (local, device));
-                    let receiver = there.find_map(|inherited| inherited.receiver.as_ref());
-                    let port = match receiver.map(OwnedFd::try_clone) {
-                        Some(Ok(receiver)) => bfd::Port::prepare(local, device, receiver)?,
-                        Some(Err(source)) => return Err(LinkError::Thread { call: "dup()", source }),
-                        None => bfd::Port::open(local, device)?,
-                    };
-                    ports.push(Arc::clone(&port));
-                    port
-                }
-            };
-            let settings = LinkSettings { receive: Receive::Shared(Arc::clone(&port)), ..settings };
-            let link = InheritedSession::resume(&mut inherited, &settings)?;
-            sessions.0.push(Session { peer, at, reception, link, port: is_first.then_some(port) });
-        }
+        };
+        let sessions = Sessions::open(peers, &mut inherited, open_port, InheritedSession::resume)?;
         let left = inherited.into_iter().map(|inherited| {
             let settings = LinkSettings::new(inherited.at.ip(), inherited.peer.ip());
             let settings = LinkSettings {

@@ -1,3 +1,4 @@
+use std::io;
 use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +18,9 @@ use fourtuple_syscalls::{Endpoint, resource, schedule};
 use crate::load::LoadError;
 use crate::load::arrival::Schedule;
 use crate::load::driver::{Driver, Live, Share, Shared};
-use crate::load::engine::{EngineChoice, EpollEngine, Http2Engine, Options, Setup, UringEngine, self_test};
+use crate::load::engine::{
+    Engine, EngineChoice, EpollEngine, Http2Engine, Options, Setup, UringEngine, self_test,
+};
 use crate::load::origin::Origin;
 use crate::load::preflight::{
     self, Closer, Forecast, Need, NoPort, Offered, Preflight, RunMeasurements, hindsight,
@@ -347,24 +350,23 @@ impl Load {
                 && self.transport() == Transport::Tcp,
         };
         let result = if engine == "uring" {
-            let engine = UringEngine::new(self.transport(), endpoints, slots.max(1), options)
-                .map_err(LoadError::call("io_uring_setup"))?;
-            shared.wait_for_start();
-            Driver::new(engine, shared, share).run()
+            let engine = UringEngine::new(self.transport(), endpoints, slots.max(1), options);
+            drive(engine.map_err(LoadError::call("io_uring_setup"))?, shared, share)
         } else if self.streams.is_some() {
             let setup = Setup::new(self, shared.tls.clone()).map_err(LoadError::Setting)?;
-            let engine = Http2Engine::new(endpoints, share.connections, options, setup)
-                .map_err(LoadError::call("epoll_create1"))?;
-            shared.wait_for_start();
-            Driver::new(engine, shared, share).run()
+            let engine = Http2Engine::new(endpoints, share.connections, options, setup);
+            drive(engine.map_err(LoadError::call("epoll_create1"))?, shared, share)
         } else {
-            let engine = EpollEngine::new(self.transport(), endpoints, slots, options)
-                .map_err(LoadError::call("epoll_create1"))?;
-            shared.wait_for_start();
-            Driver::new(engine, shared, share).run()
+            let engine = EpollEngine::new(self.transport(), endpoints, slots, options);
+            drive(engine.map_err(LoadError::call("epoll_create1"))?, shared, share)
         };
         result.map_err(LoadError::call("an engine's system call"))
     }
+}
+
+fn drive(engine: impl Engine, shared: &Shared<'_>, share: Share) -> io::Result<Tally> {
+    shared.wait_for_start();
+    Driver::new(engine, shared, share).run()
 }
 
 /// A guard that reports the end of a thread when it is dropped, after a panic too. If the thread failed, the guard stops

@@ -223,48 +223,45 @@ impl Serve {
 
     /// Checks the settings without a system call.
     pub fn check(&self) -> Result<(), ServeError> {
-        let refuse = |setting, value: String, accepted: &str| {
-            Err(ServeError::Setting { setting, value, accepted: accepted.to_owned() })
+        let refuse = |setting, value: &str, accepted: &str| {
+            Err(ServeError::Setting { setting, value: value.to_owned(), accepted: accepted.to_owned() })
         };
         let unix = self.listen.inet().is_none();
         if self.workers == 0 {
-            return refuse("workers", "0".to_owned(), "expected at least 1");
+            return refuse("workers", "0", "expected at least 1");
         }
         if let Some(policy) = self.policy {
             if !self.protocol.has_connections() {
-                return refuse("policy", policy.to_string(), "udp has no connections to wait for");
+                return refuse("policy", &policy.to_string(), "udp has no connections to wait for");
             }
             policy.check(Family::of(&self.listen), Workers::Threads)?;
         }
         if !self.protocol.has_connections() && unix {
             return refuse(
                 "listen",
-                listener::shown(&self.listen),
+                &listener::shown(&self.listen),
                 "udp needs an address and a port, such as 127.0.0.1:8080",
             );
         }
         if unix && matches!(self.close, Close::Reset { .. }) {
-            return refuse("close", "rst".to_owned(), "a unix socket has no RST; expected client or server");
+            return refuse("close", "rst", "a unix socket has no RST; expected client or server");
         }
         if !self.connections_have_responses() && self.close != Close::Client {
-            let name = self.close.name().to_owned();
             return refuse(
                 "close",
-                name,
+                self.close.name(),
                 "the server closes after responses, in crr and http; expected client",
             );
         }
         if self.idle.is_zero() {
-            return refuse("idle", "0s".to_owned(), "expected more than 0");
+            return refuse("idle", "0s", "expected more than 0");
         }
         if self.close.every() == Some(0) {
-            return refuse("close-every", "0".to_owned(), "expected at least 1");
+            return refuse("close-every", "0", "expected at least 1");
         }
         match self.protocol {
-            Protocol::Crr { request: 0, .. } => refuse("request", "0".to_owned(), "expected at least 1 byte"),
-            Protocol::Crr { response: 0, .. } => {
-                refuse("response", "0".to_owned(), "expected at least 1 byte")
-            }
+            Protocol::Crr { request: 0, .. } => refuse("request", "0", "expected at least 1 byte"),
+            Protocol::Crr { response: 0, .. } => refuse("response", "0", "expected at least 1 byte"),
             _ => Ok(()),
         }
     }

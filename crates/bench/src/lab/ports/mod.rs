@@ -104,9 +104,7 @@ impl Checked<'_> {
         if !(settings.fill > 0.0 && settings.fill <= 1.0) {
             return refuse("fill", settings.fill.to_string(), "accepted is a share above 0 and up to 1");
         }
-        if !(1..=1024).contains(&settings.sources) {
-            return refuse("sources", settings.sources.to_string(), "accepted are 1 to 1024");
-        }
+        LabError::unless_within("sources", settings.sources, 1..=1024)?;
         let transport = match settings.protocol.as_str() {
             "tcp" => Transport::Tcp,
             "udp" => Transport::Udp,
@@ -124,9 +122,7 @@ impl Checked<'_> {
                 "UDP is measured from 1 source: its sockets share no ports anyway",
             );
         }
-        if !(1..=100).contains(&settings.repeats) {
-            return refuse("repeats", settings.repeats.to_string(), "accepted are 1 to 100");
-        }
+        LabError::unless_within("repeats", settings.repeats, 1..=100)?;
         let mut strategies = Vec::new();
         for name in &settings.strategies {
             match name.parse() {
@@ -137,9 +133,7 @@ impl Checked<'_> {
                 Err(_) => return refuse("strategy", name.clone(), "no strategy has this name"),
             }
         }
-        if strategies.is_empty() {
-            return refuse("strategy", "(none)".to_owned(), "at least one is needed");
-        }
+        LabError::if_empty("strategy", &strategies)?;
         Ok(Checked { settings, range, strategies, transport, family })
     }
 }

@@ -19,7 +19,7 @@ use fourtuple_record::measure::Histogram;
 use fourtuple_testing::{in_namespace, set_sysctl};
 
 use crate::{
-    ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, get, load, preflight, run, serve, stop, until,
+    ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, get, load, preflight, run, serve, stop, sum, until,
     with_each_engine,
 };
 
@@ -358,7 +358,7 @@ fn a_warm_up_is_counted_apart() {
                 let warm_up = ran.results.warm_up.unwrap();
                 // Nothing is sent on the held connections: the server may accept them late.
                 let connections = ran.results.connections + warm_up.connections;
-                until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == connections);
+                until(|| sum(running.counts()).accepted == connections);
                 let served = stop(running);
                 assert_eq!((ran.results.operations, ran.errors()), (200, vec![]), "{ran:#?}");
                 assert_eq!(ran.results.statuses[0].count, 200);

@@ -18,7 +18,7 @@ use fourtuple_testing::{in_namespace, listener, print, set_sysctl};
 
 use crate::{
     ENGINES, RunOutcome, SMALL, SMALL_SERVED, answer, attempt, attempt_after, get, load, long_enough, run,
-    serve, serve_at, stop, until, with_each_engine,
+    serve, serve_at, stop, sum, until, with_each_engine,
 };
 
 const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -131,7 +131,7 @@ fn a_server_killed_in_the_middle() {
                 let mut load = load(engine, target, workload.clone());
                 (load.length, load.connections, load.timeout) = (Some(length), 32, 200 * MILLISECOND);
                 let ended = thread::spawn(move || {
-                    until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 200);
+                    until(|| sum(running.counts()).requests > 200);
                     stop(running)
                 });
                 let ran = run("failures::killed", &load)?;
@@ -366,7 +366,7 @@ fn a_run_in_which_everything_is_refused_ends() {
         load.length = Some(1_300 * MILLISECOND);
         let running = serve(SMALL_SERVED).start().unwrap();
         let ended = thread::spawn(move || {
-            until(|| running.counts().iter().map(|worker| worker.requests).sum::<u64>() > 20);
+            until(|| sum(running.counts()).requests > 20);
             stop(running)
         });
         let ran = run("failures::all_refused", &load).unwrap();
@@ -593,9 +593,9 @@ fn a_stopped_run_keeps_its_results() {
             let flag = AtomicBool::new(false);
             let ran = thread::scope(|scope| {
                 scope.spawn(|| {
-                    let done = || running.counts().iter().map(|worker| worker.requests).sum::<u64>();
+                    let done = || sum(running.counts()).requests;
                     let before = done();
-                    crate::until(|| done() > before);
+                    until(|| done() > before);
                     flag.store(true, Ordering::Relaxed);
                 });
                 crate::run_until("failures::stop", &load, &flag)

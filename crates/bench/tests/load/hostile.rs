@@ -14,14 +14,13 @@ use Act::{Drip, Flood, HalfClose, Read, Reset, Send, Wait};
 use Outcome::{Done, DoneAgain, Fail, Status};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_bench::load::{Arrival, EngineChoice, Load, Trust, Workload};
-use fourtuple_bench::serve::{Protocol, Running, Serve};
-use fourtuple_record::ServeWorker;
+use fourtuple_bench::serve::{Protocol, Serve};
 use fourtuple_syscalls::option;
 use fourtuple_testing::{each_in_namespace, in_namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::{ENGINES, RunOutcome, answer, get, load, run, until, with_each_engine};
+use crate::{ENGINES, RunOutcome, answer, get, load, run, sum, until, with_each_engine};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
@@ -157,19 +156,6 @@ fn modes() -> Vec<Serve> {
     [None, Some(AcceptPolicy::Exclusive), Some(AcceptPolicy::Reuseport)].into_iter().map(with).collect()
 }
 
-fn total(running: &Running) -> ServeWorker {
-    let mut sum = ServeWorker::default();
-    for worker in running.counts() {
-        sum.accepted += worker.accepted;
-        sum.requests += worker.requests;
-        sum.sent_bytes += worker.sent_bytes;
-        for (name, count) in worker.errors {
-            *sum.errors.entry(name).or_default() += count;
-        }
-    }
-    sum
-}
-
 #[test]
 fn serve_counts_what_the_clients_logged() {
     const TIMES: u64 = 5;
@@ -195,11 +181,11 @@ fn serve_counts_what_the_clients_logged() {
                 let expected = error.map_or(0, |_| TIMES);
                 // A worker counts sent bytes after send(), and it may accept a client after that client has closed.
                 until(|| {
-                    let sum = total(&running);
+                    let sum = sum(running.counts());
                     let failed = sum.errors.values().sum::<u64>();
                     failed >= expected && sum.sent_bytes >= read && sum.accepted >= 2 * TIMES
                 });
-                let sum = total(&running);
+                let sum = sum(running.counts());
                 let counted: Vec<_> =
                     sum.errors.iter().map(|(name, count)| (name.as_str(), *count)).collect();
                 assert_eq!(
@@ -229,8 +215,8 @@ fn serve_counts_what_a_client_that_never_reads_got() {
             let mut stream = TcpStream::connect(running.address().inet().unwrap()).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             say(&mut stream, &GET.repeat(50));
-            until(|| total(&running).errors.contains_key(error));
-            let sum = total(&running);
+            until(|| sum(running.counts()).errors.contains_key(error));
+            let sum = sum(running.counts());
             // The server has read all requests: its close() sends the bytes that the kernel has taken, and then FIN.
             let mut bytes = Vec::new();
             stream.read_to_end(&mut bytes).unwrap();

@@ -194,17 +194,24 @@ fn serve_at(protocol: Protocol, listen: Endpoint) -> Serve {
     serve
 }
 
-/// Stops the server and returns the sum of the counts of its workers.
-fn stop(running: Running) -> ServeWorker {
+/// Returns the sum of the counts of all workers.
+fn sum(workers: Vec<ServeWorker>) -> ServeWorker {
     let mut sum = ServeWorker::default();
-    for worker in running.stop().workers {
+    for worker in workers {
         sum.accepted += worker.accepted;
         sum.requests += worker.requests;
+        sum.received_bytes += worker.received_bytes;
+        sum.sent_bytes += worker.sent_bytes;
         for (name, count) in worker.errors {
             *sum.errors.entry(name).or_default() += count;
         }
     }
     sum
+}
+
+/// Stops the server and returns the sum of the counts of its workers.
+fn stop(running: Running) -> ServeWorker {
+    sum(running.stop().workers)
 }
 
 /// Counts the TIME_WAIT sockets to `destination` in this namespace, by local address.

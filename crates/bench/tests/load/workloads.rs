@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
     ENGINES, RunOutcome, SMALL, SMALL_SERVED, all_time_wait, get, load, long_enough, run, serve, serve_at,
-    stop, time_wait, with_each_engine,
+    stop, sum, time_wait, until, with_each_engine,
 };
 use fourtuple::dial::Strategy;
 use fourtuple_bench::load::{Close, EngineChoice, Load, LoadError, Prepared, Workload};
@@ -22,10 +22,6 @@ fn require_clean(ran: &RunOutcome) {
     assert!(ran.results.errors.is_empty() && ran.remarks_but_of_haste().is_empty(), "{ran:#?}");
 }
 
-fn name(engine: EngineChoice) -> &'static str {
-    engine.name()
-}
-
 #[test]
 fn connect_opens_and_closes() {
     with_each_engine(|engine| {
@@ -37,10 +33,10 @@ fn connect_opens_and_closes() {
         assert_eq!((ran.results.operations, ran.results.connections), (500, 500));
         assert_eq!(
             (ran.results.engine.as_str(), ran.results.latency_ns.first_byte.samples),
-            (name(engine), 0)
+            (engine.name(), 0)
         );
         // The server accepts all connections in the accept queue before it ends.
-        crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 500);
+        until(|| sum(running.counts()).accepted == 500);
         stop(running);
     });
 }
@@ -166,7 +162,7 @@ fn held_connections_that_the_server_closes_are_lost() {
             let mut load = load(engine, TARGET, Workload::Connect);
             (load.hold, load.connections, load.length) = (50, 0, Some(length));
             let ended = std::thread::spawn(move || {
-                crate::until(|| running.counts().iter().map(|worker| worker.accepted).sum::<u64>() == 50);
+                until(|| sum(running.counts()).accepted == 50);
                 stop(running)
             });
             let ran = run("workloads::held_lost", &load)?;
@@ -209,7 +205,7 @@ fn held_connections_that_get_bytes_are_not_lost() {
 fn unix_sockets() {
     with_each_engine(|engine| {
         let path =
-            std::env::temp_dir().join(format!("fourtuple-load-{}-{}", std::process::id(), name(engine)));
+            std::env::temp_dir().join(format!("fourtuple-load-{}-{}", std::process::id(), engine.name()));
         let target = format!("unix:{}", path.display());
         for (workload, protocol) in [
             (SMALL, SMALL_SERVED),

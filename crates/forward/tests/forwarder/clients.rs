@@ -59,7 +59,7 @@ fn a_flood_of_sources_leaves_space_for_clients() {
             let (running, to) = start(kind, hop.local_addr().unwrap());
             let limit = running.client_limit().unwrap();
             assert_eq!((limit.clients, limit.ports), (48, 64), "a quarter is for others");
-            let established: Vec<_> = (1..=4).map(|ip| socket(&format!("127.0.0.{ip}:3000"))).collect();
+            let established: Vec<_> = (1..=4).map(|ip| socket(format!("127.0.0.{ip}:3000"))).collect();
             for _ in 0..3 {
                 established.iter().for_each(|client| exchange(client, to, "before"));
             }
@@ -73,7 +73,7 @@ fn a_flood_of_sources_leaves_space_for_clients() {
                 // The counters of the planes are read in turn, not at one instant.
                 until(|| sum(&running, |plane| plane.clients) <= 48);
                 if chunk % 10 == 0 {
-                    let newcomer = socket(&format!("127.0.1.{}:3000", chunk / 10));
+                    let newcomer = socket(format!("127.0.1.{}:3000", chunk / 10));
                     exchange(&newcomer, to, "a new client");
                     established.iter().for_each(|client| exchange(client, to, "established"));
                     sent += 5;
@@ -171,7 +171,7 @@ fn established_clients_are_never_evicted() {
         let link = Link { replies: true, ..Link::new("127.0.0.1:4000".parse().unwrap(), to) };
         let running = Forward { clients: Some(3), ..Forward::new(link, 1) }.start().unwrap();
         let to = running.address(0).unwrap();
-        let established: Vec<_> = (1..=3).map(|ip| socket(&format!("127.0.0.{ip}:3000"))).collect();
+        let established: Vec<_> = (1..=3).map(|ip| socket(format!("127.0.0.{ip}:3000"))).collect();
         for _ in 0..2 {
             established.iter().for_each(|client| exchange(client, to, "established"));
         }

@@ -52,7 +52,7 @@ fn burst(sender: &UdpSocket, to: SocketAddr, packets: usize, bytes: usize) {
 
 /// Opens a socket with UDP_GRO, which receives the packets of one message together.
 fn gathering_socket(address: SocketAddr) -> UdpSocket {
-    let socket = socket(&address.to_string());
+    let socket = socket(address);
     let _ = option::set_udp_gro(socket.as_fd(), true).unwrap();
     socket
 }
@@ -269,7 +269,7 @@ fn a_smaller_path_mtu_is_learnt() {
             // The kernel caches the path MTU per destination; it has no entry for the next address yet.
             let address = IpAddr::from([10, 9, 0, last]);
             wire.far_away(|| device::add_address(FAR, address, 24)).unwrap();
-            reach(&wire.far_away(|| socket(&SocketAddr::new(address, 0).to_string())));
+            reach(&wire.far_away(|| socket((address, 0))));
             let target = wire.far_away(|| gathering_socket(SocketAddr::new(address, 0)));
             let there = target.local_addr().unwrap();
             let running = start(Link::new("127.0.0.1:0".parse().unwrap(), there), kind, 1);
@@ -410,7 +410,7 @@ fn packets_beyond_the_mtu_are_fragmented() {
             let Some(wire) = Wire::open("mtu::packets_beyond_the_mtu_are_fragmented") else { return };
             // Older kernels segment only for devices with checksum offload.
             device::leave_checksums(NEAR, true).unwrap();
-            reach(&wire.far_away(|| socket(&SocketAddr::new(far, 0).to_string())));
+            reach(&wire.far_away(|| socket((far, 0))));
             let what = format!("{kind} to {far}");
             let target = wire.far_away(|| gathering_socket(SocketAddr::new(far, 0)));
             let sender = socket("127.0.0.1:0");
@@ -556,7 +556,7 @@ fn replies_come_from_the_requested_address() {
         device::add_address("lo", v6[1], 128).unwrap();
         device::add_address("lo", v6[2], 128).unwrap();
         for ip in v4.iter().chain(&v6) {
-            reach(&socket(&SocketAddr::new(*ip, 0).to_string()));
+            reach(&socket((*ip, 0)));
         }
         let target = socket("127.0.0.1:0");
         for kind in kinds() {

@@ -128,7 +128,7 @@ impl FromStr for PlaneKind {
     }
 }
 
-/// The ways to move packets. Their names, requirements and constructors are in the table of `plane.rs`.
+/// The ways to move packets. Their names, requirements and constructors are in one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaneKind {
     /// One system call each to wait, to receive and to send, for every packet.

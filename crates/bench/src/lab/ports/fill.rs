@@ -107,6 +107,13 @@ struct Part {
     floor_total_ns: u64,
 }
 
+impl Part {
+    fn floor(&mut self, time: Duration) {
+        self.floors += 1;
+        self.floor_total_ns += time.as_nanos() as u64;
+    }
+}
+
 impl Tally {
     fn new(tuples: u64, wanted: u64) -> Self {
         Tally {
@@ -124,9 +131,9 @@ impl Tally {
         }
     }
 
-    /// Returns the part of the fill to which the next dial belongs.
-    fn part(&mut self) -> &mut Part {
-        let index = (self.dials * PARTS as u64 / self.wanted) as usize;
+    /// Returns the part of the fill to which the dial with this number, from 0, belongs.
+    fn part(&mut self, dial: u64) -> &mut Part {
+        let index = (dial * PARTS as u64 / self.wanted) as usize;
         &mut self.parts[index.min(PARTS - 1)]
     }
 
@@ -158,7 +165,7 @@ impl Tally {
                 }
             }
             let held = (self.even.len() + self.odd.len()) as u64;
-            self.part().held_at_end = held;
+            self.part(self.dials).held_at_end = held;
             self.dials += 1;
         }
         self.cpu += resource::thread_cpu_time() - cpu;
@@ -175,17 +182,14 @@ impl Tally {
         }
         self.retries += u64::from(attempts - 1);
         self.scatter.push(ns, odd, false);
-        let part = self.part();
+        let part = self.part(self.dials);
         part.connections += 1;
         part.total_ns += ns;
     }
 
     fn floor(&mut self, time: Duration) {
         // The dials of a batch are already counted, so the floor of the batch belongs to the part of its last dial.
-        let index = (self.dials.saturating_sub(1) * PARTS as u64 / self.wanted) as usize;
-        let part = &mut self.parts[index.min(PARTS - 1)];
-        part.floors += 1;
-        part.floor_total_ns += time.as_nanos() as u64;
+        self.part(self.dials.saturating_sub(1)).floor(time);
     }
 
     /// Measures the floor of UDP before the fill, since UDP ports are held against every destination; the sockets are then
@@ -193,10 +197,7 @@ impl Tally {
     fn udp_floor(&mut self, dials: &mut StrategyDialer) -> Result<(), LabError> {
         for _ in 0..4 * FLOOR_BATCH {
             if let DialOutcome::Connected { time, .. } = dials.dial()? {
-                for part in &mut self.parts {
-                    part.floors += 1;
-                    part.floor_total_ns += time.as_nanos() as u64;
-                }
+                self.parts.iter_mut().for_each(|part| part.floor(time));
             }
         }
         Ok(())
@@ -445,7 +446,7 @@ mod tests {
         let dials = [(1, 20_001, 10, 3, 4), (2, 20_002, 20, 1, 6), (3, 20_003, 36, 2, 8)];
         for (held, port, ns, attempts, floor) in dials {
             tally.connected(port, Duration::from_nanos(ns), attempts);
-            tally.part().held_at_end = held;
+            tally.part(tally.dials).held_at_end = held;
             tally.dials += 1;
             tally.floor(Duration::from_nanos(floor));
             tally.floor(Duration::from_nanos(floor + 2));

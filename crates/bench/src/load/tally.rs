@@ -15,7 +15,7 @@ use std::sync::Mutex;
 pub(crate) const MAX_SLOW: usize = 1000;
 
 /// The counts and latencies of one thread, or the sum of all threads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
@@ -110,39 +110,7 @@ pub(crate) struct Stall {
 
 impl Tally {
     pub(crate) fn new(destinations: usize, requests: usize) -> Self {
-        Tally {
-            operations: 0,
-            connections: 0,
-            by_destination: vec![0; destinations],
-            by_request: vec![0; requests],
-            retried: 0,
-            sent_bytes: 0,
-            received_bytes: 0,
-            errors: BTreeMap::new(),
-            details: BTreeMap::new(),
-            statuses: BTreeMap::new(),
-            search: Histogram::new(),
-            handshake: Histogram::new(),
-            tls: Histogram::new(),
-            sessions: BTreeMap::new(),
-            first_byte: Histogram::new(),
-            total: Histogram::new(),
-            late: Histogram::new(),
-            slow: Vec::new(),
-            slow_count: 0,
-            last_end: 0,
-            offered: 0,
-            behind: 0,
-            stall: Stall::default(),
-            held: 0,
-            held_lost: 0,
-            ramp: None,
-            all_busy: 0,
-            cpu_ns: 0,
-            syscalls: 0,
-            warm_up: LoadWarmUp::default(),
-            streams: None,
-        }
+        Tally { by_destination: vec![0; destinations], by_request: vec![0; requests], ..Tally::default() }
     }
 
     pub(crate) fn error(&mut self, name: Cow<'static, str>) {
@@ -208,7 +176,7 @@ impl Tally {
 }
 
 /// The counts of one second, of one thread or of all threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ThreadSecond {
     pub(crate) operations: u64,
     pub(crate) connections: u64,
@@ -223,7 +191,7 @@ pub(crate) struct ThreadSecond {
 }
 
 /// Failures by name, and the parts of an operation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Detail {
     pub(crate) errors: BTreeMap<Cow<'static, str>, u64>,
     pub(crate) search: Histogram,
@@ -233,16 +201,6 @@ pub(crate) struct Detail {
 }
 
 impl Detail {
-    fn new() -> Self {
-        Detail {
-            errors: BTreeMap::new(),
-            search: Histogram::new(),
-            handshake: Histogram::new(),
-            first_byte: Histogram::new(),
-            late: Histogram::new(),
-        }
-    }
-
     fn merge(&mut self, other: &Detail) {
         for (name, count) in &other.errors {
             *self.errors.entry(name.clone()).or_default() += count;
@@ -264,19 +222,11 @@ impl Detail {
 
 impl ThreadSecond {
     pub(crate) fn new(detailed: bool) -> Self {
-        ThreadSecond {
-            operations: 0,
-            connections: 0,
-            errors: 0,
-            answers: 0,
-            in_flight: 0,
-            total: Histogram::new(),
-            detail: detailed.then(|| Box::new(Detail::new())),
-        }
+        ThreadSecond { detail: detailed.then(Box::default), ..ThreadSecond::default() }
     }
 
     fn into_interval(self, second: u64) -> Interval {
-        let detail = *self.detail.unwrap_or_else(|| Box::new(Detail::new()));
+        let detail = *self.detail.unwrap_or_default();
         Interval {
             second,
             operations: self.operations,
@@ -321,6 +271,7 @@ pub(crate) struct SecondSums {
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     open: BTreeMap<u64, ThreadSecond>,
     /// The current second of each thread.
@@ -339,18 +290,7 @@ impl SecondSums {
     /// gets each complete second, in order.
     pub(crate) fn new(threads: usize, log: bool, started: Duration, intervals: Option<IntervalSink>) -> Self {
         let log = log.then(|| HistogramLog::new(started));
-        SecondSums {
-            state: Mutex::new(State {
-                open: BTreeMap::new(),
-                at: vec![0; threads],
-                done: Vec::new(),
-                connections: 0,
-                in_flight: Vec::new(),
-                answers: Vec::new(),
-                log,
-                intervals,
-            }),
-        }
+        SecondSums { state: Mutex::new(State { at: vec![0; threads], log, intervals, ..State::default() }) }
     }
 
     /// Adds `part`, the counts of thread `number` in `second`; the thread has completed all seconds before `next`.
@@ -506,7 +446,7 @@ mod tests {
         let board = SecondSums::new(2, false, Duration::ZERO, Some(sink));
         let detailed = |operations| {
             let mut part = part(operations);
-            let mut detail = Box::new(Detail::new());
+            let mut detail = Box::new(Detail::default());
             detail.late.record(operations);
             detail.errors.insert(Cow::Borrowed("timeout"), operations);
             part.detail = Some(detail);

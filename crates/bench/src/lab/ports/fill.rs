@@ -84,6 +84,7 @@ pub(super) fn fill(
 }
 
 /// The measurements of a run so far.
+#[derive(Default)]
 struct Tally {
     tuples: u64,
     wanted: u64,
@@ -119,15 +120,10 @@ impl Tally {
         Tally {
             tuples,
             wanted,
-            dials: 0,
-            retries: 0,
-            errors: BTreeMap::new(),
-            elapsed: Duration::ZERO,
-            cpu: Duration::ZERO,
             even: Vec::with_capacity(wanted as usize),
             odd: Vec::with_capacity(wanted as usize),
             scatter: Scatter::with_capacity(wanted as usize),
-            parts: [Part::default(); PARTS],
+            ..Tally::default()
         }
     }
 

@@ -1,4 +1,4 @@
-//! `lab locks`, `lab ports` and `lab time-wait`, called as libraries.
+//! `lab ports` and `lab time-wait`, called as libraries. `lab locks` traces the whole process, and has a program of its own.
 
 use std::num::NonZeroU16;
 use std::sync::Mutex;
@@ -6,134 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple::capabilities::LocalPortRange;
 use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
-use fourtuple_bench::lab::locks::{Change, Locks, MAX_QUERIES, MIN_QUERIES};
 use fourtuple_bench::lab::ports::{self, PUBLISHED_WIDTHS, as_published};
 use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
 use fourtuple_bench::lab::{LabError, Progress, Silent, Watch, calibrate};
 use fourtuple_record::PortsSettings;
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_testing::in_namespace;
-
-fn locks(changes: &[Change]) -> Locks {
-    Locks { queries: 300, repeats: 1, trace: false, ..Locks::on(2, changes.to_vec(), 1) }
-}
-
-#[test]
-fn settings_that_no_run_can_meet_are_refused() {
-    let good = locks(&Change::ALL);
-    good.check().unwrap();
-    for (name, wrong) in [
-        ("workers", Locks { workers: 1, ..good.clone() }),
-        ("clients", Locks { clients: 257, ..good.clone() }),
-        ("queries", Locks { queries: MIN_QUERIES - 1, ..good.clone() }),
-        ("queries", Locks { queries: MAX_QUERIES + 1, ..good.clone() }),
-        ("sources", Locks { sources: 1, ..good.clone() }),
-        ("repeats", Locks { repeats: 0, ..good.clone() }),
-        ("change", locks(&[])),
-    ] {
-        let error = wrong.check().unwrap_err();
-        assert!(matches!(error, LabError::Setting { setting, .. } if setting == name), "{name}: {error}");
-        assert!(error.is_usage());
-    }
-}
-
-#[test]
-fn every_query_is_answered_on_both_sides_of_each_change() {
-    in_namespace(|| {
-        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = locks(&[Change::Reuseport, Change::Sources]);
-        let (results, remarks) = settings.run(LocalPortRange::Absent, &watch).unwrap();
-        assert!(remarks.is_empty(), "{remarks:?}");
-        let changes: Vec<&str> = results.pairs.iter().map(|pair| pair.change.as_str()).collect();
-        assert_eq!(changes, ["reuseport", "sources"]);
-        for pair in &results.pairs {
-            for side in [&pair.before, &pair.after] {
-                assert_eq!((side.queries, side.errors.len()), (300, 0), "{side:?}");
-                assert!(side.queries_per_s > 0.0 && side.cpu_ns_per_query > 0.0, "{side:?}");
-                assert_eq!((side.waits_per_query, side.classes.len()), (None, 0));
-            }
-            assert_eq!((pair.pairs, pair.ratio.low), (1, None));
-            let rates = pair.after.queries_per_s / pair.before.queries_per_s;
-            assert!((pair.ratio.value / rates - 1.0).abs() < 1e-9, "{pair:?}");
-        }
-        let [reuseport, sources] = &results.pairs[..] else { unreachable!() };
-        assert_eq!(
-            (reuseport.before.policy.as_str(), reuseport.after.policy.as_str()),
-            ("exclusive", "reuseport")
-        );
-        assert_eq!((sources.before.sources, sources.after.sources), (1, 4));
-        assert!(results.untraced.is_some());
-        assert!(results.advice.len() >= results.pairs.len());
-    });
-}
-
-#[test]
-fn nine_of_ten_ports_are_enough_for_both_searches() {
-    in_namespace(|| {
-        let found = fourtuple::capabilities::probe().unwrap().local_port_range;
-        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = locks(&[Change::FullRange]);
-        let (results, remarks) = settings.run(found, &watch).unwrap();
-        if found == LocalPortRange::Absent || found == LocalPortRange::Parity {
-            assert_eq!(remarks[0].id, "skipped");
-            assert!(results.pairs.is_empty());
-            return;
-        }
-        assert!(remarks.is_empty(), "{remarks:?}");
-        let pair = &results.pairs[0];
-        let strategies = [pair.before.strategy.as_str(), pair.after.strategy.as_str()];
-        assert_eq!(strategies, ["kernel-default", "full-range"]);
-        for side in [&pair.before, &pair.after] {
-            assert_eq!((side.queries, side.sources, side.errors.len()), (300, 1, 0), "{side:?}");
-        }
-    });
-}
-
-/// Ends the experiment when the second part begins.
-struct StopAtSecondPart(AtomicBool, AtomicBool);
-
-impl Progress for StopAtSecondPart {
-    fn begin(&self, _part: &str, _total: u64) {
-        if self.1.swap(true, Ordering::Relaxed) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    fn at(&self, _done: u64) {}
-}
-
-#[test]
-fn an_interrupt_before_the_first_pair_has_no_result() {
-    in_namespace(|| {
-        let impatient = StopAtSecondPart(AtomicBool::new(false), AtomicBool::new(false));
-        let watch = Watch { stop: &impatient.0, progress: &impatient };
-        let error = locks(&Change::ALL).run(LocalPortRange::Linear, &watch).unwrap_err();
-        assert!(matches!(error, LabError::Interrupted), "{error}");
-    });
-}
-
-#[test]
-fn lock_waits_are_counted_or_the_reason_is_given() {
-    in_namespace(|| {
-        let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = Locks { trace: true, ..locks(&[Change::Sources]) };
-        let (results, remarks) = settings.run(LocalPortRange::Linear, &watch).unwrap();
-        assert!(remarks.is_empty(), "{remarks:?}");
-        let pair = &results.pairs[0];
-        for side in [&pair.before, &pair.after] {
-            // Traced trials do not count as timed trials.
-            assert_eq!((side.queries, side.errors.len()), (300, 0), "{side:?}");
-            let counted = side.waits_per_query.is_some() && side.wait_ns_per_query.is_some();
-            assert_ne!(counted, results.untraced.is_some(), "{side:?} {:?}", results.untraced);
-            let sum: f64 = side.classes.iter().map(|class| class.waits_per_query).sum();
-            assert!((sum - side.waits_per_query.unwrap_or(0.0)).abs() < 1e-9, "{side:?}");
-        }
-        // A traced run lists at least one blind spot.
-        assert_ne!(results.blind_spots.is_empty(), results.untraced.is_none());
-    });
-}
 
 fn range(text: &str) -> PortRange {
     text.parse().unwrap()

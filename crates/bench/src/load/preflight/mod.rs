@@ -141,7 +141,7 @@ impl fmt::Display for Finding {
 /// In an open loop the rate of new connections is known (the rate over the requests per connection), and the time of a
 /// stall is exact: the run takes tuples one by one, no tuple is free again before `kept` is over, and the run stalls if it
 /// takes the last free tuple before that. A closed loop with a pause is at most as fast as its pauses allow. A closed loop
-/// without a pause is assumed to make [`ASSUMED_CONNECTIONS_PER_S`](crate::load::preflight::ASSUMED_CONNECTIONS_PER_S): the
+/// without a pause is assumed to make [`ASSUMED_CONNECTIONS_PER_S`]: the
 /// forecast has no time of a stall then, only a number of connections.
 pub fn judge(snapshot: &Snapshot, need: &Need) -> Preflight {
     let course = TupleUsage::of(snapshot, need);

@@ -10,8 +10,7 @@ mod packages;
 mod plan;
 mod programs;
 mod qemu;
-mod serial;
-mod verdict;
+mod session;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +27,7 @@ use self::packages::Kernel;
 use self::plan::Entry;
 use self::programs::Programs;
 use self::qemu::Booted;
-use self::serial::{ProgramRun, Session};
+use self::session::{ProgramRun, Session};
 use crate::workspace::Workspace;
 
 /// Returns the probe result for IP_LOCAL_PORT_RANGE that the library must report on a kernel. Both kernels have the option;
@@ -240,14 +239,14 @@ impl Machine<'_> {
     fn judge(&self, booted: &Booted, directory: &Path) -> Result<bool> {
         let entries = &self.entries;
         let session = Session::parse(&booted.log);
-        let mut faults = verdict::faults(self.kernel, entries, &session);
+        let mut faults = session::faults(self.kernel, entries, &session);
         if booted.timed_out {
             faults.insert(0, format!("killed: not finished after {} s", LIMIT.as_secs()));
         }
         let path = |name: &str| self.file(directory, &format!("-{name}"));
         faults.extend(save(entries, &session, port_range_of(&self.kernel.release), path)?);
         println!();
-        verdict::print(&session, &faults, booted, &self.file(directory, ".log"));
+        session::print(&session, &faults, booted, &self.file(directory, ".log"));
         Ok(faults.is_empty())
     }
 

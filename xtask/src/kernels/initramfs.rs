@@ -1,4 +1,6 @@
-//! Writes an initramfs: the "new ASCII" cpio format of Documentation/driver-api/early-userspace/buffer-format.rst.
+//! Writes an initramfs: the "new ASCII" cpio format of Documentation/driver-api/early-userspace/buffer-format.rst. And finds the
+//! modules that tests need, in the order in which they can be loaded: depmod writes `modules.dep` when a package is installed; these
+//! packages are never installed, so the dependencies are read from the modules.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,15 +83,15 @@ impl Archive {
 }
 
 /// Features that the tests need and that a kernel may have as modules.
-pub(crate) const WANTED: &[&str] =
+pub(crate) const MODULES: &[&str] =
     &["inet_diag", "tcp_diag", "udp_diag", "unix_diag", "veth", "dummy", "vrf"];
 
-/// The modules of [`WANTED`] without tcp_diag and udp_diag. With inet_diag, sock_diag ends a dump with an errno instead of
+/// The modules of [`MODULES`] without tcp_diag and udp_diag. With inet_diag, sock_diag ends a dump with an errno instead of
 /// refusing the request.
-pub(crate) const WANTED_WITHOUT_DIAG: &[&str] = &["inet_diag", "veth", "dummy", "vrf"];
+pub(crate) const MODULES_WITHOUT_DIAG: &[&str] = &["inet_diag", "veth", "dummy", "vrf"];
 
 /// The modules for experiments with limits of the host.
-pub(crate) const WANTED_OF_LIMITS: &[&str] =
+pub(crate) const MODULES_OF_LIMITS: &[&str] =
     &["inet_diag", "tcp_diag", "udp_diag", "unix_diag", "nf_conntrack"];
 
 /// A module ready to be loaded.
@@ -99,7 +101,7 @@ pub(crate) struct Module {
 }
 
 /// Collects the modules and everything they depend on, dependencies first, from `lib/modules/<release>`.
-pub(crate) fn collect(directory: &Path, wanted: &[&str]) -> Result<Vec<Module>> {
+pub(crate) fn modules(directory: &Path, wanted: &[&str]) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     find(&directory.join("kernel"), &mut files)?;
     let builtin = fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default();

@@ -154,16 +154,16 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         let machine =
             |kernel, suffix, modules, entries| Machine { architecture, kernel, suffix, modules, entries };
         let whole = kernels.iter().map(|kernel| {
-            machine(kernel, "", initramfs::WANTED, plan::entries(&programs.tests, kernel.lacks))
+            machine(kernel, "", initramfs::MODULES, plan::entries(&programs.tests, kernel.lacks))
         });
         let without_diag = kernels.iter().map(|kernel| {
-            machine(kernel, "-without-diag", initramfs::WANTED_WITHOUT_DIAG, plan::entries_without_diag())
+            machine(kernel, "-without-diag", initramfs::MODULES_WITHOUT_DIAG, plan::entries_without_diag())
         });
         // Programs for another architecture are built if the whole plan has them.
         let of_limits = kernels
             .iter()
             .filter(|_| architecture.is_native())
-            .map(|kernel| machine(kernel, "-limits", initramfs::WANTED_OF_LIMITS, plan::entries_of_limits()));
+            .map(|kernel| machine(kernel, "-limits", initramfs::MODULES_OF_LIMITS, plan::entries_of_limits()));
         let mut machines: Vec<Machine<'_>> = whole.chain(without_diag).chain(of_limits).collect();
         if options.no_run {
             machines.clear();
@@ -277,7 +277,7 @@ impl Machine<'_> {
             let content = fs::read(place).with_context(|| format!("read {}", place.display()))?;
             archive.file(relative(path)?, 0o755, &content);
         }
-        for (index, module) in initramfs::collect(&self.kernel.modules(), self.modules)?.iter().enumerate() {
+        for (index, module) in initramfs::modules(&self.kernel.modules(), self.modules)?.iter().enumerate() {
             archive.file(&format!("modules/{index:02}-{}.ko", module.name), 0o644, &module.content);
         }
         archive.file("plan", 0o644, plan::file(&self.entries).as_bytes());

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use crate::kernels::Booted;
 use crate::kernels::packages::Kernel;
 use crate::kernels::plan::Entry;
-use crate::kernels::qemu::Booted;
 
 const MARK: &str = "FOURTUPLE-GUEST ";
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::release::binary::Linkage;
 use crate::release::debian::LICENCES;
-use crate::release::{Release, call, notices, set_mode, text, write};
+use crate::release::{Release, call, set_mode, text, third_party, write};
 
 const NAME: &str = "libfourtuple";
 
@@ -47,7 +47,7 @@ impl Release {
             write(&tree.join("share/doc").join(NAME).join(licence), self.source(licence)?)?;
         }
         let notices = self.notices("bindings/c", "fourtuple-c")?;
-        write(&tree.join("share/doc").join(NAME).join(notices::NAME), notices)?;
+        write(&tree.join("share/doc").join(NAME).join(third_party::NAME), notices)?;
         self.archive(&tree, NAME, "linux-gnu")?;
         self.faults(&libraries.join(shared), &fs::read_to_string(tree.join("include/fourtuple.h"))?)
     }

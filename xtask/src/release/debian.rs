@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::release::binary::{Binary, NAME, parts};
-use crate::release::{Release, call, files, notices, sbom, set_mode, text, walk, write};
+use crate::release::{Release, call, files, set_mode, text, third_party, walk, write};
 
 const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
  fourtuple measures the kernel between socket() and the first byte of data: the
@@ -130,12 +130,14 @@ impl Release {
         let documents = tree.join("share/doc").join(NAME);
         write(&documents.join("CHANGELOG.md"), self.source("CHANGELOG.md")?)?;
         write(&documents.join("fourtuple.cdx.json"), sbom)?;
-        write(&documents.join(notices::NAME), self.notices("fleet", sbom::ROOT)?)?;
+        write(&documents.join(third_party::NAME), self.notices("fleet", third_party::ROOT)?)?;
         for licence in LICENCES {
             write(&documents.join(licence), self.source(licence)?)?;
         }
         let mut pages = files(&tree.join("share/man/man1"))?;
-        pages.extend(["CHANGELOG.md", "fourtuple.cdx.json", notices::NAME].map(|name| documents.join(name)));
+        pages.extend(
+            ["CHANGELOG.md", "fourtuple.cdx.json", third_party::NAME].map(|name| documents.join(name)),
+        );
         // Without the name and the time of the file.
         call(Command::new("gzip").args(["-9", "--no-name"]).args(pages))
     }
@@ -182,9 +184,12 @@ impl Release {
         for licence in LICENCES {
             write(&documents.join(licence), self.source(licence)?)?;
         }
-        let notices =
-            self.notices("fleet", sbom::ROOT)?.replacen("\n\n", &format!("\n\n{}\n", notices::GLIBC), 1);
-        write(&documents.join(notices::NAME), notices)?;
+        let notices = self.notices("fleet", third_party::ROOT)?.replacen(
+            "\n\n",
+            &format!("\n\n{}\n", third_party::GLIBC),
+            1,
+        );
+        write(&documents.join(third_party::NAME), notices)?;
         self.archive(&tree, NAME, "linux-static")
     }
 

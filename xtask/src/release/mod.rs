@@ -7,13 +7,11 @@
 
 mod binary;
 mod c_library;
-mod crates;
 mod debian;
-mod notices;
 mod python;
 mod rpm;
-mod sbom;
 mod signature;
+mod third_party;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::release::debian::LICENCES;
-use crate::release::{Release, call, files, notices, text, write};
+use crate::release::{Release, call, files, text, third_party, write};
 
 /// Directory of the package, a workspace of its own.
 const PACKAGE: &str = "bindings/python";
@@ -75,7 +75,7 @@ impl Release {
                 .arg(&sources),
         )?;
         // The wheel has the crates in it, the sdist has not: maturin packs the files that `license-files` of pyproject.toml names.
-        write(&sources.join(notices::NAME), self.notices(PACKAGE, "fourtuple-python")?)?;
+        write(&sources.join(third_party::NAME), self.notices(PACKAGE, "fourtuple-python")?)?;
         maturin(&sources, &["build", "--release", "--locked", "--target", &self.target])?;
         fs::remove_dir_all(&sources).with_context(|| format!("remove {}", sources.display()))?;
         let wheels =
@@ -83,7 +83,7 @@ impl Release {
         let mut faults = Vec::new();
         for wheel in wheels {
             let list = text(Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&wheel))?;
-            let names = LICENCES.into_iter().chain([notices::NAME]);
+            let names = LICENCES.into_iter().chain([third_party::NAME]);
             let missing = names.filter(|name| !list.contains(&format!("/licenses/{name} ")));
             faults.extend(missing.map(|name| format!("{} has no {name}", wheel.display())));
         }

@@ -1,14 +1,163 @@
-//! THIRD-PARTY: the crates that an artifact contains, with their licences, and the texts of these from the sources of the crates.
+//! The crates that an artifact is made of, as `cargo metadata` lists them: the software bill of materials in the format CycloneDX 1.5, with
+//! licences and checksums, and THIRD-PARTY, with the licences and their texts from the sources of the crates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::release::crates::{Graph, list};
 use crate::release::{Release, walk};
+use crate::workspace::cargo;
+
+/// The package whose crates are those of both programs: it has the command as a library.
+pub(super) const ROOT: &str = "fourtuple-fleet";
+
+impl Release {
+    /// Returns the SBOM as JSON.
+    pub(super) fn sbom(&self) -> Result<String> {
+        let metadata = self.metadata("fleet")?;
+        let lock = self.workspace.root.join("fleet/Cargo.lock");
+        let lock: toml::Table = toml::from_str(&fs::read_to_string(lock).context("read Cargo.lock")?)
+            .context("read Cargo.lock")?;
+        let sbom = document(&metadata, &checksums(&lock), &self.version)?;
+        Ok(format!("{}\n", serde_json::to_string_pretty(&sbom)?))
+    }
+}
+
+/// Returns the SHA-256 of each crate of a registry, by name and version.
+fn checksums(lock: &toml::Table) -> BTreeMap<(String, String), String> {
+    let packages = lock.get("package").and_then(toml::Value::as_array).into_iter().flatten();
+    let text = |package: &toml::Value, key: &str| Some(package.get(key)?.as_str()?.to_owned());
+    packages
+        .filter_map(|package| {
+            let key = (text(package, "name")?, text(package, "version")?);
+            Some((key, text(package, "checksum")?))
+        })
+        .collect()
+}
+
+/// Returns the document: the crates that the binary links or that its build runs, without the crates of tests.
+fn document(
+    metadata: &Value,
+    checksums: &BTreeMap<(String, String), String>,
+    version: &str,
+) -> Result<Value> {
+    let Graph { packages, edges, root, reached } = Graph::read(metadata, ROOT, &[None, Some("build")])?;
+    let url = |id: &str| packages.get(id).map(|package| reference(package));
+    let mut components = Vec::new();
+    let mut dependencies = Vec::new();
+    for &id in &reached {
+        let mut below: Vec<String> = edges.get(id).into_iter().flatten().filter_map(|&id| url(id)).collect();
+        below.sort();
+        below.dedup();
+        dependencies.push(json!({ "ref": url(id), "dependsOn": below }));
+        if id != root {
+            components.push(component(packages[id], checksums));
+        }
+    }
+    let by = |key: &'static str| move |value: &Value| value[key].to_string();
+    components.sort_by_key(by("bom-ref"));
+    dependencies.sort_by_key(by("ref"));
+    Ok(json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application", "bom-ref": url(root), "name": "fourtuple", "version": version,
+                "licenses": [{ "expression": "MIT OR Apache-2.0" }],
+            }
+        },
+        "components": components,
+        "dependencies": dependencies,
+    }))
+}
+
+/// Returns the package URL of a crate.
+fn reference(package: &Value) -> String {
+    let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    format!("pkg:cargo/{}@{}", text("name"), text("version"))
+}
+
+fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) -> Value {
+    let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    let url = reference(package);
+    let mut component = json!({
+        "type": "library", "bom-ref": url, "name": text("name"), "version": text("version"), "purl": url,
+    });
+    // Old manifests separate alternatives by a slash, which SPDX does not have.
+    if let Some(licence) = package["license"].as_str() {
+        component["licenses"] = json!([{ "expression": licence.replace('/', " OR ") }]);
+    }
+    if let Some(checksum) = checksums.get(&(text("name"), text("version"))) {
+        component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]);
+    }
+    component
+}
+
+/// The packages of a workspace with their dependencies, all by the ID of cargo.
+pub(super) struct Graph<'a> {
+    pub(super) packages: BTreeMap<&'a str, &'a Value>,
+    pub(super) edges: BTreeMap<&'a str, Vec<&'a str>>,
+    pub(super) root: &'a str,
+    /// The root, and the packages that it needs.
+    pub(super) reached: BTreeSet<&'a str>,
+}
+
+impl Release {
+    /// Returns what `cargo metadata` prints about a workspace for the target of the artifacts.
+    pub(super) fn metadata(&self, directory: &str) -> Result<Value> {
+        let mut metadata = cargo();
+        metadata.current_dir(self.workspace.root.join(directory));
+        metadata.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &self.target]);
+        let output = metadata.output().context("start cargo metadata")?;
+        ensure!(
+            output.status.success(),
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")
+    }
+}
+
+impl<'a> Graph<'a> {
+    /// Follows the dependencies of these kinds from the package `root`: `None` is linked, `build` is run by a build, `dev` is for tests.
+    pub(super) fn read(metadata: &'a Value, root: &str, kinds: &[Option<&str>]) -> Result<Graph<'a>> {
+        let packages: BTreeMap<&str, &Value> = list(&metadata["packages"])
+            .iter()
+            .filter_map(|package| Some((package["id"].as_str()?, package)))
+            .collect();
+        let edge = |dependency: &'a Value| {
+            let is_used =
+                list(&dependency["dep_kinds"]).iter().any(|kind| kinds.contains(&kind["kind"].as_str()));
+            dependency["pkg"].as_str().filter(|_| is_used)
+        };
+        let edges: BTreeMap<&str, Vec<&str>> = list(&metadata["resolve"]["nodes"])
+            .iter()
+            .filter_map(|node| {
+                Some((node["id"].as_str()?, list(&node["deps"]).iter().filter_map(edge).collect()))
+            })
+            .collect();
+        let mut all = packages.iter();
+        let (&root, _) = all
+            .find(|(_, package)| package["name"] == root)
+            .with_context(|| format!("cargo metadata: no package {root}"))?;
+        let mut reached = BTreeSet::new();
+        let mut ahead = vec![root];
+        while let Some(id) = ahead.pop() {
+            if reached.insert(id) {
+                ahead.extend(edges.get(id).into_iter().flatten());
+            }
+        }
+        Ok(Graph { packages, edges, root, reached })
+    }
+}
+
+pub(super) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
 
 /// The name of the file in every artifact.
 pub(super) const NAME: &str = "THIRD-PARTY";
@@ -53,7 +202,7 @@ impl Release {
         let exceptions = deny["licenses"]["exceptions"].as_array().context("deny.toml: no exceptions")?;
         let exceptions: Vec<&str> = exceptions.iter().filter_map(|row| row.get("crate")?.as_str()).collect();
         let copyright = read("contrib/debian/copyright")?;
-        let notices = read_crates(&self.metadata("fleet")?, super::sbom::ROOT)?;
+        let notices = read_crates(&self.metadata("fleet")?, ROOT)?;
         let unnamed = notices.iter().map(|notice| &notice.name).filter(|name| {
             exceptions.contains(&name.as_str()) && !copyright.contains(&format!("Files: vendor/{name}/*"))
         });
@@ -62,7 +211,7 @@ impl Release {
 
     /// Returns the licence text of a linked crate of the command.
     pub(super) fn licence_of(&self, crate_name: &str) -> Result<String> {
-        let notices = read_crates(&self.metadata("fleet")?, super::sbom::ROOT)?;
+        let notices = read_crates(&self.metadata("fleet")?, ROOT)?;
         let notice = notices.iter().find(|notice| notice.name == crate_name);
         let text = notice.and_then(|notice| notice.texts.first());
         text.cloned()
@@ -166,8 +315,37 @@ mod tests {
 
     use super::*;
     use crate::release::host;
-    use crate::release::sbom::ROOT;
     use crate::workspace::Workspace;
+
+    fn dependency(id: &str, kind: Value) -> Value {
+        json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] })
+    }
+
+    #[test]
+    fn the_sbom_has_linked_crates_and_not_those_of_tests() {
+        let package = |name: &str, licence: &str| json!({ "id": name, "name": name, "version": "1.0.0", "license": licence });
+        let metadata = json!({
+            "packages": [
+                package(ROOT, "MIT"), package("linked", "MIT/Apache-2.0"), package("built", "MIT"),
+                package("tested", "MIT"),
+            ],
+            "resolve": { "nodes": [
+                { "id": ROOT, "deps": [dependency("linked", Value::Null), dependency("tested", json!("dev"))] },
+                { "id": "linked", "deps": [dependency("built", json!("build"))] },
+                { "id": "built", "deps": [] },
+                { "id": "tested", "deps": [] },
+            ]},
+        });
+        let lock = "[[package]]\nname = \"linked\"\nversion = \"1.0.0\"\nchecksum = \"ab\"\n";
+        let sbom = document(&metadata, &checksums(&toml::from_str(lock).unwrap()), "0.1.0").unwrap();
+        let names: Vec<&str> =
+            list(&sbom["components"]).iter().filter_map(|component| component["name"].as_str()).collect();
+        assert_eq!(names, ["built", "linked"]);
+        let linked = &sbom["components"][1];
+        assert_eq!(linked["licenses"][0]["expression"], "MIT OR Apache-2.0");
+        assert_eq!(linked["hashes"][0]["content"], "ab");
+        assert_eq!(sbom["dependencies"][1]["dependsOn"], json!(["pkg:cargo/linked@1.0.0"]));
+    }
 
     fn notice(name: &str, texts: &[&str]) -> Notice {
         Notice {

@@ -236,24 +236,24 @@ mod tests {
         if !runs(&"mdbook") {
             return fourtuple_testing::skip(TEST, "mdbook", "no mdbook in PATH");
         }
-        let room = std::env::temp_dir().join(format!("fourtuple-site-{}", std::process::id()));
-        let site = room.join("site");
+        let directory = std::env::temp_dir().join(format!("fourtuple-site-{}", std::process::id()));
+        let site = directory.join("site");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        build(root, &room.join("pages"), &site).unwrap();
+        build(root, &directory.join("pages"), &site).unwrap();
         assert_eq!(dead_links(&site).unwrap(), Vec::<String>::new());
-        fs::write(room.join("clicks.html"), include_str!("site_clicks.html")).unwrap();
+        fs::write(directory.join("clicks.html"), include_str!("site_clicks.html")).unwrap();
         let output = Command::new(browser)
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"])
             .args(["--disable-background-networking", "--disable-component-update"])
             // Pages of files are strangers to each other without it.
             .args(["--allow-file-access-from-files", "--virtual-time-budget=600000", "--dump-dom"])
-            .arg(format!("--user-data-dir={}", room.join("profile").display()))
-            .arg(format!("file://{}", room.join("clicks.html").display()))
+            .arg(format!("--user-data-dir={}", directory.join("profile").display()))
+            .arg(format!("file://{}", directory.join("clicks.html").display()))
             .output()
             .unwrap();
         let pages = walk(&site.join("docs")).unwrap();
         let pages = pages.iter().filter(|path| path.extension().is_some_and(|end| end == "html")).count();
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
         let dom = String::from_utf8_lossy(&output.stdout);
         let seen = attributes(&dom, &["data-opened"])
             .next()

@@ -6,11 +6,8 @@
 //! is in a file. docs/install.md and CONTRIBUTING.md describe the artifacts.
 
 mod binary;
-mod c_library;
-mod debian;
-mod python;
-mod rpm;
-mod signature;
+mod bindings;
+mod packages;
 mod third_party;
 
 use std::collections::BTreeSet;
@@ -108,7 +105,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     faults.extend(release.python_package()?);
     release.sums()?;
     if let Some(key) = &options.key {
-        signature::sign(&release.artifacts.join(SUMS), key)?;
+        sign(&release.artifacts.join(SUMS), key)?;
     }
     for path in walk(&release.artifacts)? {
         println!("{:>10} bytes  {}", fs::metadata(&path)?.len(), path.display());
@@ -352,8 +349,18 @@ fn text(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout).context("read its output")?.trim_end().to_owned())
 }
 
+/// What the signature is for: a signature of the same key for another purpose is not accepted.
+const NAMESPACE: &str = "fourtuple-release";
+
+/// Writes `<file>.sig` by a key of SSH: `ssh-keygen -Y verify` is on nearly every host.
+fn sign(file: &Path, key: &Path) -> Result<()> {
+    call(Command::new("ssh-keygen").args(["-q", "-Y", "sign", "-n", NAMESPACE, "-f"]).args([key, file]))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::{File, self};
+
     use super::*;
 
     #[test]
@@ -395,5 +402,32 @@ mod tests {
     fn references_to_pages_are_read() {
         let page = ".SH \"SEE ALSO\"\n.BR fourtuple\\-lab (1),\n.BR fourtuple\\-lab\\-time\\-wait (1),\n.BR ip (7)\n";
         assert_eq!(references(page), ["fourtuple-lab", "fourtuple-lab-time-wait"]);
+    }
+
+    #[test]
+    fn changed_checksums_are_refused() {
+        if Command::new("ssh-keygen").arg("-?").output().is_err() {
+            return fourtuple_testing::skip("changed_checksums_are_refused", "programs", "no ssh-keygen");
+        }
+        let directory = std::env::temp_dir().join(format!("fourtuple-signature-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (key, sums) = (directory.join("key"), directory.join("SHA256SUMS"));
+        call(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key)).unwrap();
+        let public = fs::read_to_string(key.with_extension("pub")).unwrap();
+        let signers = directory.join("signers");
+        fs::write(&signers, format!("releases {public}")).unwrap();
+        fs::write(&sums, "ab  file\n").unwrap();
+        sign(&sums, &key).unwrap();
+        // The command of docs/install.md.
+        let verify = || {
+            let mut verify = Command::new("ssh-keygen");
+            verify.args(["-Y", "verify", "-I", "releases", "-n", "fourtuple-release", "-f"]).arg(&signers);
+            verify.arg("-s").arg(directory.join("SHA256SUMS.sig")).stdin(File::open(&sums).unwrap());
+            verify.output().unwrap().status.success()
+        };
+        assert!(verify());
+        fs::write(&sums, "ac  file\n").unwrap();
+        assert!(!verify());
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! The packages: `fourtuple.deb`, `fourtuple-dbgsym.deb` with the debug symbols, a tar.gz with the same files, and one with static programs.
+//! The packages: `fourtuple.deb`, `fourtuple-dbgsym.deb` with the debug symbols, a tar.gz with the same files, and one with static programs; and the
+//! package for distributions with RPM, by `rpmbuild` of Debian's package `rpm`: contrib/rpm/fourtuple.spec.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -264,29 +265,62 @@ fn directories(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+const SPEC: &str = "contrib/rpm/fourtuple.spec";
+
+impl Release {
+    /// Packs a tree of files, of which `policy` is the configuration. Without rpmbuild the release has no package, and a line says so.
+    fn rpm(&self, tree: &Path, policy: &str) -> Result<()> {
+        if Command::new("rpmbuild").arg("--version").output().is_err() {
+            println!("release: no rpm, because rpmbuild is not in PATH");
+            return Ok(());
+        }
+        let top = self.stage.join("rpm");
+        let mut rpmbuild = Command::new("rpmbuild");
+        rpmbuild.env("SOURCE_DATE_EPOCH", &self.epoch).env("LC_ALL", "C").args(["--quiet", "-bb"]);
+        rpmbuild.args(["--target", &format!("{}-linux", self.architecture())]);
+        for (name, value) in [
+            ("_topdir", top.display().to_string()),
+            ("tree", tree.display().to_string()),
+            ("policy", format!("/{policy}")),
+            ("release_version", self.version.clone()),
+            ("url", self.field("homepage")?.to_owned()),
+            ("packager", self.author()?.to_owned()),
+        ] {
+            rpmbuild.arg("--define").arg(format!("{name} {value}"));
+        }
+        call(rpmbuild.arg(self.workspace.root.join(SPEC)))?;
+        for package in walk(&top.join("RPMS"))? {
+            let name = package.file_name().context("a package without a name")?;
+            std::fs::copy(&package, self.artifacts.join(name))
+                .with_context(|| format!("copy {}", package.display()))?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_umask_is_not_in_an_archive() {
-        let room = std::env::temp_dir().join(format!("fourtuple-archive-{}", std::process::id()));
-        let [first, second] = [(0o700, 0o600), (0o775, 0o664)].map(|(directory, file)| {
-            let tree = room.join(format!("{directory:o}"));
+        let directory = std::env::temp_dir().join(format!("fourtuple-archive-{}", std::process::id()));
+        let [first, second] = [(0o700, 0o600), (0o775, 0o664)].map(|(directory_mode, file_mode)| {
+            let tree = directory.join(format!("{directory_mode:o}"));
             write(&tree.join("lib/library"), "same").unwrap();
             symlink("library", tree.join("lib/link")).unwrap();
-            set_mode(&tree.join("lib/library"), file).unwrap();
+            set_mode(&tree.join("lib/library"), file_mode).unwrap();
             for path in [tree.join("lib"), tree.clone()] {
-                set_mode(&path, directory).unwrap();
+                set_mode(&path, directory_mode).unwrap();
             }
-            archive(&tree, &room, "name", "0").unwrap();
-            let path = room.join("name.tar.gz");
+            archive(&tree, &directory, "name", "0").unwrap();
+            let path = directory.join("name.tar.gz");
             let contents = fs::read(&path).unwrap();
             let list = text(Command::new("tar").args(["--list", "--verbose", "--file"]).arg(&path)).unwrap();
             fs::remove_file(path).unwrap();
             (contents, list)
         });
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
         assert!(first.0 == second.0, "{}\n{}", first.1, second.1);
         assert!(first.1.starts_with("drwxr-xr-x 0/0"), "{}", first.1);
         assert!(first.1.contains("name/lib/link -> library"), "{}", first.1);

@@ -25,11 +25,9 @@ pub mod device;
 pub mod epoll;
 pub mod errno;
 pub mod event_fd;
-pub mod foreign;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod inherited;
 pub mod interval_timer;
 pub mod membarrier;
 pub mod message;
@@ -60,6 +58,10 @@ pub mod socket_path;
 pub mod unix_diag;
 pub mod user_notification;
 pub mod veth;
+
+// The modules by further names, under which other crates import parts of them.
+pub use socket as foreign;
+pub use socket as inherited;
 
 pub use address::{Endpoint, EndpointParseError};
 pub use errno::{Errno, errno_name};

@@ -1,8 +1,11 @@
 //! Sockets: open, bind, connect, accept, send, receive, wait.
 
+use std::env;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::address::{Endpoint, RawAddress};
@@ -336,4 +339,80 @@ pub fn wait_connected(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::
     } else {
         Progress::Connected
     })
+}
+
+/// Takes the descriptors that LISTEN_FDS announces (sd_listen_fds(3)) and sets close-on-exec for each. Returns none if LISTEN_PID names another process or
+/// is not set, or after an earlier call: a descriptor has one owner.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidData`] if LISTEN_FDS is not a number of descriptors; EBADF if a descriptor is not open. The descriptors then
+/// stay open without an owner.
+pub fn take_listeners() -> io::Result<Vec<OwnedFd>> {
+    /// The first descriptor (SD_LISTEN_FDS_START).
+    const FIRST: RawFd = 3;
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let number = |name| env::var(name).ok().map(|text| text.parse::<u32>());
+    match number("LISTEN_PID") {
+        Some(Ok(process)) if process == process::id() => {}
+        _ => return Ok(Vec::new()),
+    }
+    let count = match number("LISTEN_FDS") {
+        Some(Ok(count)) if count < 1 << 16 => count as RawFd,
+        None => return Ok(Vec::new()),
+        Some(_) => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "LISTEN_FDS is not a number of descriptors",
+            ));
+        }
+    };
+    // Asked first: the owner may have closed the descriptors, and other files may have their numbers.
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return Ok(Vec::new());
+    }
+    let descriptors = FIRST..FIRST + count;
+    for descriptor in descriptors.clone() {
+        // SAFETY: fcntl(F_SETFD) takes no pointers.
+        check(unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    }
+    // SAFETY: each descriptor is open, as the call above has shown. The starter of the process gave it to this process (LISTEN_PID), and
+    // `TAKEN` lets one caller only become its owner.
+    Ok(descriptors.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) }).collect())
+}
+
+/// Calls `use_it` with a descriptor that another runtime of this process owns, such as the interpreter of Python.
+///
+/// A number does not prove that its file stays open: the caller must prevent that the other runtime closes it meanwhile, in Python by
+/// the interpreter's lock. A duplicate would need no such condition, and costs two system calls.
+///
+/// # Errors
+///
+/// EBADF: the number is negative, as that of a closed socket in Python. A number without an open file is an error of the calls that
+/// `use_it` makes.
+pub fn lend<R>(descriptor: RawFd, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> io::Result<R> {
+    if descriptor < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: the number is not -1, and no copy of it outlives this call. That it stays open is up to the caller. No memory depends on
+    // it: without an open file the kernel answers EBADF, and with another one the calls fail or act on that file, as they would if
+    // the other runtime had made them.
+    Ok(use_it(unsafe { BorrowedFd::borrow_raw(descriptor) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::socket::local_address;
+
+    #[test]
+    fn a_lent_descriptor_stays_open() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = lend(socket.as_raw_fd(), |lent| local_address(lent).unwrap()).unwrap();
+        assert_eq!(socket.local_addr().unwrap(), address);
+        assert_eq!(lend(-1, |_| ()).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
 }

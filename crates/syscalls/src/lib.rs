@@ -29,7 +29,6 @@ pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod interval_timer;
-pub mod membarrier;
 pub mod message;
 pub mod neighbour;
 mod netlink;
@@ -60,6 +59,7 @@ pub mod user_notification;
 pub mod veth;
 
 // The modules by further names, under which other crates import parts of them.
+pub use datagram as membarrier;
 pub use socket as foreign;
 pub use socket as inherited;
 

@@ -14,7 +14,6 @@ use std::time::Duration;
 #[cfg(feature = "io-uring")]
 pub mod accept_ring;
 mod address;
-pub mod allocator;
 pub mod architecture;
 pub mod boot;
 pub mod child;
@@ -41,7 +40,6 @@ pub mod privileges;
 pub mod process_memory;
 pub mod procfs;
 pub mod qdisc;
-pub mod resolver;
 pub mod resource;
 #[cfg(feature = "io-uring")]
 pub mod ring;
@@ -60,6 +58,8 @@ pub mod veth;
 
 // The modules by further names, under which other crates import parts of them.
 pub use datagram as membarrier;
+pub use resource as allocator;
+pub use resource as resolver;
 pub use socket as foreign;
 pub use socket as inherited;
 

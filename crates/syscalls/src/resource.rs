@@ -1,5 +1,7 @@
-//! Limits and clocks of this process.
+//! Limits and clocks of this process, and what its C library and its allocator do.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::io;
 use std::time::Duration;
 
@@ -104,6 +106,85 @@ pub fn terminal_width() -> Option<usize> {
     // SAFETY: TIOCGWINSZ fills in one winsize through the pointer.
     let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
     (result == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
+thread_local! {
+    // Const-initialised and without a destructor, so that access never allocates and is allowed while a thread ends.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system allocator with a count of the allocations of each thread.
+///
+/// Make it the `#[global_allocator]` of a test binary.
+#[derive(Debug)]
+pub struct CountingAllocator;
+
+/// Returns how often the calling thread has allocated or reallocated. Always 0 if [`CountingAllocator`] is not the
+/// global allocator.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.get()
+}
+
+fn count() {
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+}
+
+// SAFETY: every call passes its arguments to `System` and returns the result unchanged, so the contract of `System`
+// holds. The counter is a cell of this thread; counting neither allocates nor unwinds.
+unsafe impl GlobalAlloc for CountingAllocator {
+    /// # Safety
+    ///
+    /// The contract of [`GlobalAlloc::alloc`].
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller fulfils the contract for `layout`, which is also the contract of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`GlobalAlloc::alloc_zeroed`].
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller fulfils the contract for `layout`, which is also the contract of `System`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`GlobalAlloc::realloc`].
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the block came from `System` with this layout, through the methods here; the caller promises the rest.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`GlobalAlloc::dealloc`].
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the block came from `System` with this layout, through the methods here.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Makes getaddrinfo(3) of a static program use /etc/hosts and DNS only, whatever nsswitch.conf(5) says. Does nothing in other programs.
+///
+/// The other sources are libraries of the host, which a static program loads together with the host's glibc. If that has another
+/// version, the process ends by a signal: SIGFPE with glibc 2.36 in the program and 2.41 on the host.
+pub fn restrict_static_lookups() {
+    #[cfg(all(target_feature = "crt-static", target_env = "gnu"))]
+    {
+        use std::ffi::{c_char, c_int};
+
+        unsafe extern "C" {
+            fn __nss_configure_lookup(database: *const c_char, services: *const c_char) -> c_int;
+        }
+        // SAFETY: both are texts with a zero at the end, which glibc copies. It takes a lock of its own.
+        let failed = unsafe { __nss_configure_lookup(c"hosts".as_ptr(), c"files dns".as_ptr()) };
+        // It fails for names that it does not know.
+        debug_assert_eq!(failed, 0);
+    }
 }
 
 #[cfg(test)]

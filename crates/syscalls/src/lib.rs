@@ -14,7 +14,6 @@ use std::time::Duration;
 #[cfg(feature = "io-uring")]
 pub mod accept_ring;
 mod address;
-pub mod architecture;
 pub mod boot;
 pub mod child;
 pub mod datagram;
@@ -37,7 +36,6 @@ pub mod option;
 pub mod parking;
 pub mod pidfd;
 pub mod privileges;
-pub mod process_memory;
 pub mod procfs;
 pub mod qdisc;
 pub mod resource;
@@ -53,13 +51,15 @@ pub mod socket;
 pub mod socket_census;
 pub mod socket_path;
 pub mod unix_diag;
-pub mod user_notification;
 pub mod veth;
 
 // The modules by further names, under which other crates import parts of them.
 pub use datagram as membarrier;
 pub use resource as allocator;
 pub use resource as resolver;
+pub use seccomp as architecture;
+pub use seccomp as process_memory;
+pub use seccomp as user_notification;
 pub use socket as foreign;
 pub use socket as inherited;
 

@@ -22,7 +22,6 @@ pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
 pub mod errno;
-pub mod event_fd;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -55,6 +54,7 @@ pub mod veth;
 
 // The modules by further names, under which other crates import parts of them.
 pub use datagram as membarrier;
+pub use epoll as event_fd;
 pub use resource as allocator;
 pub use resource as resolver;
 pub use seccomp as architecture;

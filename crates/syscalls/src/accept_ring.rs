@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
     use crate::Errno;
-    use crate::interval_timer::IntervalTimer;
+    use crate::signals::IntervalTimer;
 
     /// Returns a ring, or `None` if io_uring is disabled on this host.
     fn ring() -> Option<AcceptRing> {

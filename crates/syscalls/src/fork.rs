@@ -366,8 +366,8 @@ fn wiped_page() -> Option<&'static AtomicU32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval_timer::IntervalTimer;
     use crate::seccomp::{self, Facility};
+    use crate::signals::IntervalTimer;
 
     /// Forks a child that calls `body`, which may make async-signal-safe calls only, and returns its exit code.
     fn exit_code(body: impl FnOnce() -> i32) -> End {

@@ -25,7 +25,6 @@ pub mod errno;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod interval_timer;
 pub mod message;
 pub mod neighbour;
 mod netlink;
@@ -60,6 +59,7 @@ pub use resource as resolver;
 pub use seccomp as architecture;
 pub use seccomp as process_memory;
 pub use seccomp as user_notification;
+pub use signals as interval_timer;
 pub use socket as foreign;
 pub use socket as inherited;
 

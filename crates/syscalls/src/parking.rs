@@ -287,7 +287,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::interval_timer::IntervalTimer;
+    use crate::signals::IntervalTimer;
 
     fn keeps_sockets_open_until_dropped(kind: PlaceKind) {
         let mut parking = match Parking::with(kind) {

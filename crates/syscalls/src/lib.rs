@@ -25,7 +25,6 @@ pub mod errno;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod message;
 pub mod neighbour;
 mod netlink;
 pub mod netns;
@@ -47,8 +46,8 @@ pub mod signals;
 pub mod sock_diag;
 pub mod socket;
 pub mod socket_census;
-pub mod socket_path;
 pub mod unix_diag;
+pub mod unix_socket;
 pub mod veth;
 
 // The modules by further names, under which other crates import parts of them.
@@ -62,6 +61,8 @@ pub use seccomp as user_notification;
 pub use signals as interval_timer;
 pub use socket as foreign;
 pub use socket as inherited;
+pub use unix_socket as message;
+pub use unix_socket as socket_path;
 
 pub use address::{Endpoint, EndpointParseError};
 pub use errno::{Errno, errno_name};

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::workspace::Workspace;
+use crate::Workspace;
 
 /// The version of Debian 12. Another version generates different instructions, which every verifier would have to check
 /// again.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::workspace::Workspace;
+use crate::Workspace;
 
 /// The crates whose strings are sentences for users.
 const CRATES: &[&str] = &["bench", "cli", "fix", "forward", "observe", "report"];

@@ -11,8 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::Workspace;
 use crate::release::walk;
-use crate::workspace::Workspace;
 
 const BOOK: &str = r#"[book]
 title = "fourtuple"

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::workspace::{Workspace, cargo};
+use crate::{Workspace, cargo};
 
 /// The only registry that is permitted.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";

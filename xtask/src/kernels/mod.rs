@@ -27,7 +27,7 @@ use self::packages::Kernel;
 use self::plan::Entry;
 use self::programs::Programs;
 use self::session::{ProgramRun, Session};
-use crate::workspace::Workspace;
+use crate::Workspace;
 
 /// Returns the probe result for IP_LOCAL_PORT_RANGE that the library must report on a kernel. Both kernels have the option;
 /// they differ by the linear search of Linux 6.8. This checks the probe, which does not read the release.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::kernels::architecture::Toolchain;
 use crate::kernels::plan;
-use crate::workspace::{Workspace, cargo, metadata};
+use crate::{Workspace, cargo, metadata};
 
 /// A program of the host's target directory.
 pub(crate) struct Program {

@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::workspace::{Workspace, cargo};
+use crate::{Workspace, cargo};
 
 /// The published crates, each after its dependencies.
 const PUBLISHED: [&str; 3] = ["fourtuple-syscalls", "fourtuple-bpf", "fourtuple"];

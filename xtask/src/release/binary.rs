@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::cargo;
 use crate::release::{Release, call, text};
-use crate::workspace::cargo;
 
 pub(super) const NAME: &str = "fourtuple";
 

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::workspace::{Workspace, cargo};
+use crate::{Workspace, cargo};
 
 /// The file with the checksums of all artifacts.
 const SUMS: &str = "SHA256SUMS";
@@ -359,7 +359,7 @@ fn sign(file: &Path, key: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, self};
+    use std::fs::{self, File};
 
     use super::*;
 

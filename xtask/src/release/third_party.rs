@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::cargo;
 use crate::release::{Release, walk};
-use crate::workspace::cargo;
 
 /// The package whose crates are those of both programs: it has the command as a library.
 pub(super) const ROOT: &str = "fourtuple-fleet";
@@ -314,8 +314,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::Workspace;
     use crate::release::host;
-    use crate::workspace::Workspace;
 
     fn dependency(id: &str, kind: Value) -> Value {
         json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] })

@@ -460,6 +460,30 @@ pub(crate) fn messages(mut control: &[u8]) -> impl Iterator<Item = ControlMessag
     })
 }
 
+/// Segment, overflow count, address of arrival, address to answer from, hops.
+#[doc(hidden)]
+pub type ControlFields = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAddr>, Option<u8>);
+
+/// Parses the control messages of a datagram, for the fuzzer (`fuzz/`).
+#[doc(hidden)]
+pub fn control_fields(control: &[u8]) -> ControlFields {
+    // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
+    let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
+    let mut datagram = Datagram {
+        bytes: &[],
+        truncated: false,
+        segment: None,
+        overflowed: None,
+        arrived_at: None,
+        answer_from: None,
+        hops: None,
+        name: &name,
+    };
+    read_control(control, &mut datagram);
+    let Datagram { segment, overflowed, arrived_at, answer_from, hops, .. } = datagram;
+    (segment, overflowed, arrived_at, answer_from, hops)
+}
+
 /// MEMBARRIER_CMD_GLOBAL of include/uapi/linux/membarrier.h.
 const GLOBAL: libc::c_long = 1;
 

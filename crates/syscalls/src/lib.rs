@@ -24,10 +24,9 @@ pub mod datagram_ring;
 pub mod device;
 pub mod epoll;
 pub mod fork;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod neighbour;
-mod netlink;
+#[doc(hidden)]
+pub mod netlink;
 pub mod netns;
 pub mod option;
 #[cfg(feature = "io-uring")]

@@ -1,10 +1,11 @@
-//! Requests to the kernel over netlink, and their replies.
+//! Requests to the kernel over netlink, and their replies. What is public is for the fuzzer.
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::{Errno, check, socket};
+use crate::{Errno, check, qdisc, route, sock_diag, socket, unix_diag};
 
 /// Sends a dump request of `kind` with `body` and passes the body of each reply to `answer` until the dump ends.
 ///
@@ -141,7 +142,7 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
 }
 
 /// Appends an attribute to a request.
-pub(crate) fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
     request.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
     request.extend_from_slice(&kind.to_ne_bytes());
     request.extend_from_slice(value);
@@ -149,7 +150,7 @@ pub(crate) fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// Returns the value of the attribute `kind` of a netlink message.
-pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+pub fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while let Some(header) = attributes.first_chunk::<4>() {
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
         let value = attributes.get(4..length)?;
@@ -159,6 +160,37 @@ pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
     None
+}
+
+/// The parsed content of a netlink datagram, for the fuzzer (`fuzz/`).
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Sockets of sock_diag, each parsed as a socket and as a listener.
+    pub sockets: Vec<(sock_diag::Entry, sock_diag::Listener)>,
+    /// Queues of unix_diag, of the socket with the wanted inode and device.
+    pub queues: Vec<unix_diag::Queue>,
+    /// Connections of unix_diag.
+    pub connections: Vec<unix_diag::Connection>,
+    /// Clients in the queues of unix_diag.
+    pub clients: Vec<(u64, Vec<u32>)>,
+    pub sources: Vec<IpAddr>,
+    /// Queueing disciplines of rtnetlink.
+    pub qdiscs: Vec<qdisc::Qdisc>,
+}
+
+/// Parses one netlink datagram as every kind of reply that this crate requests. `wanted` is the inode and the device of
+/// a unix socket. Also returns whether the datagram ends the dump.
+pub fn read_all(datagram: &[u8], wanted: &[u8]) -> (io::Result<bool>, Answers) {
+    let mut answers = Answers::default();
+    let done = read_datagram(datagram, &mut |body: &[u8]| {
+        answers.sockets.extend(sock_diag::read_any(body));
+        answers.queues.extend(unix_diag::queue(body, wanted));
+        answers.connections.extend(unix_diag::connection(body));
+        answers.clients.extend(unix_diag::clients(body));
+        answers.sources.extend(body.get(route::HEADER..).and_then(route::preferred_source));
+        answers.qdiscs.extend(qdisc::parse(body));
+    });
+    (done, answers)
 }
 
 #[cfg(test)]

@@ -151,7 +151,11 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// Installs a filter that returns `errno` from each of the calls for which all conditions hold, and allows everything
 /// else.
-pub(crate) fn refuse_calls(calls: &[libc::c_long], conditions: &[Condition], errno: libc::c_int) -> io::Result<()> {
+pub(crate) fn refuse_calls(
+    calls: &[libc::c_long],
+    conditions: &[Condition],
+    errno: libc::c_int,
+) -> io::Result<()> {
     let mut program = native_only()?;
     // A failed comparison skips to the next call: over two instructions per further condition, and the return.
     for &call in calls {

@@ -8,8 +8,7 @@ use fourtuple_syscalls::Errno;
 
 use crate::call;
 use crate::error::BpfError;
-use crate::object::Program;
-use crate::type_info::TypeInfo;
+use crate::object::{Program, TypeInfo};
 
 /// An iterator, which can be read any number of times.
 #[derive(Debug)]

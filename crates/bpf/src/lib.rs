@@ -37,7 +37,6 @@ pub mod socket_holders;
 mod source_port;
 mod tier;
 pub mod tracing;
-mod type_info;
 mod xdp;
 
 pub use accept_wait::AcceptWait;

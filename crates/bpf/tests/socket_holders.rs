@@ -5,8 +5,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::{fs, process};
 
-use fourtuple_bpf::SocketHolders;
-use fourtuple_bpf::socket_holders::Holder;
+use fourtuple_bpf::{SocketHolder, SocketHolders};
 use fourtuple_testing::{in_namespace, skip};
 
 #[test]
@@ -30,7 +29,7 @@ fn descriptors_of_the_own_namespace_are_found() {
         ];
         // The second pass is a new one.
         for _ in 0..2 {
-            let mut found: Vec<Holder> = Vec::new();
+            let mut found: Vec<SocketHolder> = Vec::new();
             holders.each(|holder| found.push(*holder)).unwrap();
             for (descriptor, local, state, protocol) in expected {
                 let link = fs::read_link(format!("/proc/self/fd/{descriptor}")).unwrap();
@@ -41,7 +40,7 @@ fn descriptors_of_the_own_namespace_are_found() {
                     .trim_end_matches(']')
                     .parse()
                     .unwrap();
-                let expected = Holder { process: process::id(), inode, protocol, state, local };
+                let expected = SocketHolder { process: process::id(), inode, protocol, state, local };
                 assert!(found.contains(&expected), "{expected:?}: {found:?}");
             }
             assert_eq!(found.len(), 3, "no socket of another namespace: {found:?}");

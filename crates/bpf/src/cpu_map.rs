@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fourtuple_syscalls::Errno;
 
-use crate::call::{self, MapKind};
+use crate::call::{self, AllAtomic, MapKind, Shared};
 use crate::error::BpfError;
 use crate::group_map::Chooser;
 use crate::object::Program;
-use crate::shared::{AllAtomic, Shared};
 use crate::xdp::{self, Attached, Counted, Counts, Mode, ModeRequest, PROCESSORS, Target};
 
 /// The value of a map entry: how many packets may wait for the processor. Further packets are dropped.

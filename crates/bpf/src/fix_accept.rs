@@ -10,11 +10,10 @@ use aya::maps::{Array, Map, MapData, SkStorage};
 use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::Errno;
 
-use crate::call::{self, MapKind};
+use crate::call::{self, AllAtomic, MapKind, Shared};
 use crate::error::BpfError;
 use crate::group_map::{Chooser, Control};
 use crate::object::Program;
-use crate::shared::{AllAtomic, Shared};
 use crate::tracing::{Programs, failure, monotonic_ns, thread_name};
 
 const NAME: &str = "fix_accept_counts";

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fourtuple_syscalls::Errno;
 
-use crate::call::{self, MapKind};
+use crate::call::{self, AllAtomic, MapKind, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
-use crate::shared::{AllAtomic, Shared};
 
 const SLOTS: usize = 4096;
 const SEATS: usize = 1024;

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use fourtuple_syscalls::{Errno, option};
 
-use crate::call::{self, MapKind};
+use crate::call::{self, AllAtomic, MapKind, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
-use crate::shared::{AllAtomic, Shared};
 
 /// Maximum number of seats of a group, as in least_busy.bpf.c.
 pub const SEATS: usize = 64;

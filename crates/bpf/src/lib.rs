@@ -29,7 +29,6 @@ mod object;
 mod objects;
 #[cfg(test)]
 mod packet;
-mod shared;
 mod source_port;
 mod tier;
 pub mod tracing;

@@ -5,10 +5,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::call::{self, MapKind};
+use crate::call::{self, AllAtomic, MapKind, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
-use crate::shared::{AllAtomic, Shared};
 use crate::xdp::{self, Attached, Counted, Counts, Mode, ModeRequest, PROCESSORS, Target};
 
 /// The first port that packets are given; this port and all higher ports are dynamic ports, not assigned to any service (RFC 6335).

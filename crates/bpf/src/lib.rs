@@ -10,8 +10,6 @@
 
 pub mod accept_wait;
 mod call;
-#[cfg(test)]
-mod call_numbers;
 pub mod connect_search;
 mod cpu_map;
 mod error;

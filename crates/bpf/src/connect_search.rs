@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
@@ -13,10 +14,6 @@ use crate::error::BpfError;
 use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PORT, HAS_PROCESS, flag};
 use crate::tier::Tier;
 use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
-
-mod udp;
-
-pub use udp::UDP_TIER;
 
 const NAME: &str = "connect_search";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";
@@ -341,7 +338,7 @@ pub struct ConnectSearch {
     ring: RingBuf<MapData>,
     packets: Packets,
     /// The map of callers for UDP, while its programs are attached.
-    callers: Option<Array<MapData, udp::Caller>>,
+    callers: Option<Array<MapData, Caller>>,
     /// Index in `tuples` of each UDP search that was in progress when the programs were detached.
     unended: Vec<u32>,
 }
@@ -390,7 +387,7 @@ impl ConnectSearch {
     }
 
     fn load(wanted: &ConnectFilter) -> Result<ConnectSearch, BpfError> {
-        let mut programs = Programs::load(NAME, include_bytes_aligned!("../connect_search.o"))?;
+        let mut programs = Programs::load(NAME, include_bytes_aligned!("connect_search.o"))?;
         programs.set("settings", wanted.settings(tracing::monotonic_ns(), tracing::pid_namespace()))?;
         Ok(ConnectSearch {
             sums: programs.map("sums")?,
@@ -429,7 +426,7 @@ impl ConnectSearch {
     pub fn detach(&mut self) {
         self.packets = Packets::Never;
         self.programs.detach();
-        self.unended = self.callers.take().map(|callers| udp::unended(&callers)).unwrap_or_default();
+        self.unended = self.callers.take().map(|callers| unended(&callers)).unwrap_or_default();
     }
 
     /// Passes the samples since the previous call to `take`.
@@ -510,5 +507,85 @@ impl ConnectSearch {
 impl fmt::Debug for ConnectSearch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ConnectSearch").finish_non_exhaustive()
+    }
+}
+
+// The part for connect() of UDP, which has its own programs (`connect_search_udp.h`) and shares the maps with TCP.
+
+/// The hook of a program: a tracepoint, or the root of the cgroups.
+#[derive(Clone, Copy)]
+enum UdpHook {
+    Tracepoint(&'static str),
+    Cgroup,
+}
+
+/// Programs in the order of attaching, with the address family that needs the program; `None` for both families.
+const UDP: [(&str, UdpHook, Option<Family>); 4] = [
+    ("udp_route_lookup_ipv6", UdpHook::Tracepoint("fib6_table_lookup"), Some(Family::Ipv6)),
+    ("udp_route_lookup", UdpHook::Tracepoint("fib_table_lookup"), Some(Family::Ipv4)),
+    // An IPv6 socket connects to IPv4 addresses as well, by their v4-mapped names.
+    ("udp_connects_ipv6", UdpHook::Cgroup, None),
+    ("udp_connects_ipv4", UdpHook::Cgroup, Some(Family::Ipv4)),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+/// The tier of UDP in records.
+pub const UDP_TIER: &str = "cgroup+tp_btf";
+
+/// A task and its last connect().
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Caller {
+    task: u64,
+    /// Start of the current search; 0 outside a search.
+    socket: u64,
+    key: TupleKey,
+    tuple: u32,
+    namespace: u32,
+    started_ns: u64,
+    switches: u64,
+}
+
+// The layouts must equal the layouts in connect_search.bpf.c.
+const _: () = assert!(mem::size_of::<Caller>() == 64 && mem::offset_of!(Caller, tuple) == 40);
+
+// SAFETY: integers and arrays of them without holes, in the layout of the map's values.
+unsafe impl Pod for Caller {}
+
+/// Returns the index in the table of tuples of each search without an end.
+fn unended(callers: &Array<MapData, Caller>) -> Vec<u32> {
+    callers.iter().flatten().filter(|caller| caller.socket != 0).map(|caller| caller.tuple).collect()
+}
+
+impl ConnectSearch {
+    /// Loads and attaches the programs for UDP ([`UDP_TIER`]). `root` is the root of the cgroup2 file system, so that the programs
+    /// see the tasks of all cgroups. The programs allow every call and change nothing.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ConnectSearch::attach`]. Cgroup programs also need CAP_NET_ADMIN.
+    pub fn attach_udp(wanted: &ConnectFilter, root: BorrowedFd<'_>) -> Result<ConnectSearch, BpfError> {
+        let family = wanted.address.map(|address| match address.to_canonical() {
+            IpAddr::V4(_) => Family::Ipv4,
+            IpAddr::V6(_) => Family::Ipv6,
+        });
+        let mut search = ConnectSearch::load(wanted)?;
+        search.packets = Packets::Never;
+        search.callers = Some(search.programs.map("callers")?);
+        for (program, hook, only) in UDP {
+            if only.is_some() && family.is_some() && only != family {
+                continue;
+            }
+            match hook {
+                UdpHook::Tracepoint(tracepoint) => search.programs.attach(program, tracepoint)?,
+                UdpHook::Cgroup => search.programs.attach_cgroup(program, root)?,
+            }
+        }
+        Ok(search)
     }
 }

@@ -12,8 +12,9 @@ use fourtuple_syscalls::Errno;
 
 use crate::error::BpfError;
 use crate::filter::{HAS_ADDRESS, HAS_CGROUP, HAS_NAME, HAS_NETWORK, HAS_PORT, HAS_PROCESS, flag};
-use crate::tier::Tier;
-use crate::tracing::{self, COARSE, Programs, Times, address, address_bytes, thread_name, thread_name_bytes};
+use crate::tracing::{
+    self, COARSE, Programs, Tier, Times, address, address_bytes, thread_name, thread_name_bytes,
+};
 
 const NAME: &str = "connect_search";
 const LOOKUP: &str = "bpf(BPF_MAP_LOOKUP_ELEM)";

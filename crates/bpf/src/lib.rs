@@ -28,7 +28,6 @@ mod objects;
 #[cfg(test)]
 mod packet;
 mod source_port;
-mod tier;
 pub mod tracing;
 mod xdp;
 
@@ -46,5 +45,5 @@ pub use least_busy::{Counters, HandOver, Leaks, LeastBusy, SEATS, Seat};
 pub use lock_waits::LockWaits;
 pub use objects::Objects;
 pub use source_port::SourcePort;
-pub use tier::Tier;
+pub use tracing::Tier;
 pub use xdp::{Counted, Mode, ModeRequest};

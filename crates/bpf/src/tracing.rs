@@ -420,6 +420,29 @@ pub(crate) fn thread_name_bytes(name: &str) -> [u8; 16] {
     bytes
 }
 
+/// A tier of instrument. Reports name the tier beside every number that it measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Stable tracepoints, typed by BTF, whose names do not change between kernels.
+    TpBtf,
+    /// Entry and return of the function itself (fentry, fexit; Linux 5.5, CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS),
+    /// which a kernel may rename.
+    Fexit,
+}
+
+impl Tier {
+    /// All tiers, in the order in which they are tried.
+    pub const ALL: [Tier; 2] = [Tier::TpBtf, Tier::Fexit];
+
+    /// Returns the name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::TpBtf => "tp_btf",
+            Tier::Fexit => "fexit",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use aya::maps::PerCpuArray;

@@ -76,7 +76,7 @@ pub struct Listener {
     pub queued: u64,
     /// Sum of the queue lengths, each measured after a connection entered and including it.
     pub depth_sum: u64,
-    /// Connections after which the queue had no room left.
+    /// Connections after which the queue was full.
     pub full: u64,
     full_drops: u64,
     other_drops: u64,

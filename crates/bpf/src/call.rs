@@ -6,15 +6,20 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::thread;
 use std::time::Duration;
 
-use fourtuple_syscalls::{Errno, signals};
+use fourtuple_syscalls::{Errno, option, signals};
+
+use crate::error::BpfError;
 
 /// Pauses before BPF_PROG_LOAD is repeated double up to this one: one second together.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// The call that creates a map, for errors.
+pub(crate) const CREATE_MAP: &str = "bpf(BPF_MAP_CREATE)";
 
 /// Commands of bpf(2) (enum bpf_cmd).
 const MAP_CREATE: libc::c_long = 0;
@@ -67,7 +72,7 @@ pub(crate) enum MapKind {
 }
 
 /// Map flag BPF_F_MMAPABLE (Linux 5.5).
-pub(crate) const MMAPABLE: u32 = 1 << 10;
+const MMAPABLE: u32 = 1 << 10;
 
 // The attributes are the head of union bpf_attr (include/uapi/linux/bpf.h), as long as the last field that is set; the
 // kernel treats the rest as zero. No attribute has a hole, because the kernel requires zeroes in holes too.
@@ -112,6 +117,7 @@ struct ProgramLoad {
     function: u32,
 }
 
+#[derive(Default)]
 #[repr(C)]
 struct TestRun {
     program: u32,
@@ -199,10 +205,10 @@ struct IterCreate {
 ///
 /// `A` is the head of union bpf_attr for `command`, without holes, and its pointers are valid for the lengths that the
 /// command reads and writes until the call returns.
-unsafe fn bpf<A>(command: libc::c_long, attribute: &A) -> io::Result<libc::c_int> {
+unsafe fn bpf<A>(command: libc::c_long, attribute: &mut A) -> io::Result<libc::c_int> {
     let size = mem::size_of::<A>() as libc::c_long;
-    // SAFETY: the attribute is readable for its size; of what it points to the caller answers.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attribute), size) };
+    // SAFETY: the attribute is readable and writable for its size; of what it points to the caller answers.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attribute), size) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
 }
 
@@ -227,7 +233,7 @@ pub(crate) fn create_map(
     flags: u32,
     name: &str,
 ) -> io::Result<OwnedFd> {
-    let attribute = MapCreate {
+    let mut attribute = MapCreate {
         kind: kind as u32,
         key_size: 4,
         value_size: value_size as u32,
@@ -238,54 +244,66 @@ pub(crate) fn create_map(
         name: object_name(name),
     };
     // SAFETY: this is what BPF_MAP_CREATE reads, and it has no pointers.
-    unsafe { bpf(MAP_CREATE, &attribute) }.map(owned)
+    unsafe { bpf(MAP_CREATE, &mut attribute) }.map(owned)
+}
+
+/// Creates a map of sockets.
+pub(crate) fn create_socket_map(entries: usize, name: &str) -> Result<OwnedFd, BpfError> {
+    create_map(MapKind::Sockets, 8, entries, 0, name)
+        .map_err(|source| BpfError::or_absent(CREATE_MAP, "REUSEPORT_SOCKARRAY (Linux 4.19)", source))
 }
 
 /// Puts a socket into a map of sockets and replaces the previous socket.
-pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
     put(map, key, socket.as_raw_fd() as u64)
+        .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))
 }
 
 /// Puts a number into a map whose values have 8 bytes, or 4 bytes if the number fits.
 pub(crate) fn put(map: BorrowedFd<'_>, key: u32, value: u64) -> io::Result<()> {
-    let attribute = MapElement {
+    let mut attribute = MapElement {
         map: map.as_raw_fd() as u32,
         hole: 0,
-        key: std::ptr::from_ref(&key) as u64,
-        value: std::ptr::from_ref(&value) as u64,
+        key: ptr::from_ref(&key) as u64,
+        value: ptr::from_ref(&value) as u64,
         flags: 0,
     };
     // SAFETY: this is what BPF_MAP_UPDATE_ELEM reads; key and value have the sizes that the maps of this crate are made
     // with, and outlive the call.
-    unsafe { bpf(MAP_UPDATE_ELEM, &attribute) }.map(drop)
+    unsafe { bpf(MAP_UPDATE_ELEM, &mut attribute) }.map(drop)
 }
 
-/// Removes a socket from a map of sockets. ENOENT: the map has no socket with this key.
-pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
-    let attribute = MapElement {
+/// Removes a socket from a map of sockets, if it is there: the kernel removes a socket when it is closed.
+pub(crate) fn take_socket(map: BorrowedFd<'_>, key: u32) -> Result<(), BpfError> {
+    let mut attribute = MapElement {
         map: map.as_raw_fd() as u32,
         hole: 0,
-        key: std::ptr::from_ref(&key) as u64,
+        key: ptr::from_ref(&key) as u64,
         value: 0,
         flags: 0,
     };
     // SAFETY: this is what BPF_MAP_DELETE_ELEM reads; the key has the size that the maps of this crate are made with, and
     // outlives the call.
-    unsafe { bpf(MAP_DELETE_ELEM, &attribute) }.map(drop)
+    match unsafe { bpf(MAP_DELETE_ELEM, &mut attribute) } {
+        Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {
+            Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Starts a pass of an iterator, in the calling thread's namespaces. Reads of the descriptor return what the program writes.
 pub(crate) fn iterate(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let attribute = IterCreate { link: link.as_raw_fd() as u32, flags: 0 };
+    let mut attribute = IterCreate { link: link.as_raw_fd() as u32, flags: 0 };
     // SAFETY: this is what BPF_ITER_CREATE reads, and it has no pointers.
-    unsafe { bpf(ITER_CREATE, &attribute) }.map(owned)
+    unsafe { bpf(ITER_CREATE, &mut attribute) }.map(owned)
 }
 
 /// Returns a descriptor of the object with this id. ENOENT: there is no such object.
 pub(crate) fn object_by_number(kind: ObjectKind, number: u32) -> io::Result<OwnedFd> {
-    let attribute = ByNumber { number, next: 0, flags: 0 };
+    let mut attribute = ByNumber { number, next: 0, flags: 0 };
     // SAFETY: this is what the BPF_*_GET_FD_BY_ID commands read, and it has no pointers.
-    unsafe { bpf(kind.command(), &attribute) }.map(owned)
+    unsafe { bpf(kind.command(), &mut attribute) }.map(owned)
 }
 
 /// Returns how often the kernel skipped this program because it was already running on that processor. The kernel counts this
@@ -303,15 +321,11 @@ fn info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
     let mut attribute = InfoByDescriptor {
         object: program.as_raw_fd() as u32,
         length: mem::size_of_val(&info) as u32,
-        info: std::ptr::from_mut(&mut info) as u64,
+        info: ptr::from_mut(&mut info) as u64,
     };
-    let size = mem::size_of_val(&attribute) as libc::c_long;
-    let attribute = std::ptr::from_mut(&mut attribute);
     // SAFETY: this is what BPF_OBJ_GET_INFO_BY_FD reads. It writes the length into it and at most `length` bytes into
     // `info`, whose zeroes ask for no arrays; both outlive the call.
-    if unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET_INFO_BY_FD, attribute, size) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attribute) }?;
     Ok(info)
 }
 
@@ -324,7 +338,7 @@ pub(crate) fn load(
     log: &mut [u8],
 ) -> io::Result<OwnedFd> {
     let has_log = !log.is_empty();
-    let attribute = ProgramLoad {
+    let mut attribute = ProgramLoad {
         kind: kind.program,
         instructions: code.len() as u32,
         code: code.as_ptr() as u64,
@@ -346,7 +360,7 @@ pub(crate) fn load(
         let mask = signals::block_all()?;
         // SAFETY: this is what BPF_PROG_LOAD reads; instructions, licence and log are as long as it says, the log is
         // writable, and all outlive the call.
-        let loaded = unsafe { bpf(PROG_LOAD, &attribute) }.map(owned);
+        let loaded = unsafe { bpf(PROG_LOAD, &mut attribute) }.map(owned);
         mask.restore()?;
         match loaded {
             // Other pending work of this thread has the same effect: the end of an io_uring that the thread has just closed, which a
@@ -361,8 +375,9 @@ pub(crate) fn load(
 }
 
 /// Attaches the program to the socket's group with SO_ATTACH_REUSEPORT_EBPF.
-pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    fourtuple_syscalls::option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
+pub(crate) fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), BpfError> {
+    option::set_int(socket, libc::SOL_SOCKET, ATTACH_REUSEPORT_EBPF, program.as_raw_fd())
+        .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
 }
 
 /// Runs a program of a raw tracepoint in this thread, with one argument (Linux 5.10).
@@ -370,77 +385,48 @@ pub(crate) fn run(program: BorrowedFd<'_>, argument: u64) -> io::Result<()> {
     let context = [argument];
     let mut attribute = TestRun {
         program: program.as_raw_fd() as u32,
-        result: 0,
-        data_in_size: 0,
-        data_out_size: 0,
-        data_in: 0,
-        data_out: 0,
-        repeat: 0,
-        duration: 0,
         context_in_size: mem::size_of_val(&context) as u32,
-        context_out_size: 0,
         context_in: context.as_ptr() as u64,
-        context_out: 0,
+        ..TestRun::default()
     };
-    let size = mem::size_of_val(&attribute) as libc::c_long;
-    let attribute = std::ptr::from_mut(&mut attribute);
     // SAFETY: this is what BPF_PROG_TEST_RUN reads, and it writes the result of the program into it; the context is as long as
     // it says, and both outlive the call.
-    match unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, attribute, size) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+    unsafe { bpf(PROG_TEST_RUN, &mut attribute) }.map(drop)
 }
 
 /// Attaches an XDP program with BPF_LINK_CREATE (Linux 5.9) until the last descriptor of the link is closed. `device` is the
 /// index of the device in the network namespace of the calling thread.
 pub(crate) fn link(program: BorrowedFd<'_>, device: u32, flags: u32) -> io::Result<OwnedFd> {
-    let attribute =
+    let mut attribute =
         LinkCreate { program: program.as_raw_fd() as u32, device, attach: SEES_PACKETS.attach, flags };
     // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
-    unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
+    unsafe { bpf(LINK_CREATE, &mut attribute) }.map(owned)
 }
 
 /// Makes an iterator of a program with BPF_LINK_CREATE (Linux 5.8).
 pub(crate) fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let attribute =
+    let mut attribute =
         LinkCreate { program: program.as_raw_fd() as u32, device: 0, attach: TRACE_ITER, flags: 0 };
     // SAFETY: this is what BPF_LINK_CREATE reads, and it has no pointers.
-    unsafe { bpf(LINK_CREATE, &attribute) }.map(owned)
+    unsafe { bpf(LINK_CREATE, &mut attribute) }.map(owned)
 }
 
 /// Runs a program on this packet with BPF_PROG_TEST_RUN. Returns the result of the program and the packet after it.
 #[cfg(test)]
 pub(crate) fn run_on_packet(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<(u32, Vec<u8>)> {
-    #[repr(C)]
-    struct TestRun {
-        program: u32,
-        result: u32,
-        size_in: u32,
-        size_out: u32,
-        data_in: u64,
-        data_out: u64,
-        repeat: u32,
-        duration: u32,
-    }
     let mut out = vec![0_u8; packet.len()];
     let mut attribute = TestRun {
         program: program.as_raw_fd() as u32,
-        result: 0,
-        size_in: packet.len() as u32,
-        size_out: out.len() as u32,
+        data_in_size: packet.len() as u32,
+        data_out_size: out.len() as u32,
         data_in: packet.as_ptr() as u64,
         data_out: out.as_mut_ptr() as u64,
         repeat: 1,
-        duration: 0,
+        ..TestRun::default()
     };
-    let size = mem::size_of::<TestRun>() as libc::c_long;
     // SAFETY: this is what BPF_PROG_TEST_RUN reads and writes; both buffers are as long as it says and outlive the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut attribute, size) };
-    if result == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    out.truncate(attribute.size_out as usize);
+    unsafe { bpf(PROG_TEST_RUN, &mut attribute) }?;
+    out.truncate(attribute.data_out_size as usize);
     Ok((attribute.result, out))
 }
 
@@ -464,8 +450,20 @@ unsafe impl<T: AllAtomic> Send for Shared<T> {}
 unsafe impl<T: AllAtomic> Sync for Shared<T> {}
 
 impl<T: AllAtomic> Shared<T> {
+    /// Creates an array of one value, all zeroes, and maps the value. Returns the array too.
+    pub(crate) fn create(name: &str) -> Result<(OwnedFd, Shared<T>), BpfError> {
+        let array = create_map(MapKind::Array, mem::size_of::<T>(), 1, MMAPABLE, name)
+            .map_err(|source| BpfError::or_absent(CREATE_MAP, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
+        let value = Shared::map(array.as_fd())?;
+        Ok((array, value))
+    }
+
     /// Maps the only value of the array.
-    pub(crate) fn map(array: BorrowedFd<'_>) -> io::Result<Shared<T>> {
+    pub(crate) fn map(array: BorrowedFd<'_>) -> Result<Shared<T>, BpfError> {
+        Shared::try_map(array).map_err(|source| BpfError::of("mmap of a BPF array", source))
+    }
+
+    fn try_map(array: BorrowedFd<'_>) -> io::Result<Shared<T>> {
         // SAFETY: a mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe {
             libc::mmap(

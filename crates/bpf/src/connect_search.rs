@@ -167,7 +167,7 @@ struct Sums {
 /// Sums over all connects that the filter selects.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// Samples for which the ring had no room.
+    /// Samples for which the ring was full.
     pub lost_events: u64,
     /// Connects that were not counted because the maps were full.
     pub lost_starts: u64,

@@ -27,7 +27,7 @@ struct State {
     mask: AtomicU32,
     hole: u32,
     cursor: AtomicU64,
-    room: [u64; 1],
+    padding: [u64; 1],
     counts: [Counts; PROCESSORS],
 }
 
@@ -99,11 +99,8 @@ fn load(
     processors: u32,
     by: Chooser,
 ) -> Result<(OwnedFd, Shared<State>, OwnedFd), BpfError> {
-    const CREATE: &str = "bpf(BPF_MAP_CREATE)";
     let program = Program::read("cpu_map", include_bytes!("cpu_map.o"))?;
-    let size = mem::size_of::<State>();
-    let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
-        .map_err(|source| BpfError::or_absent(CREATE, "BPF_F_MMAPABLE (Linux 5.5)", source))?;
+    let (array, state) = Shared::<State>::create("state")?;
     // The map is larger than the kernel allows, or this machine has fewer processors.
     let refused = |call, source: std::io::Error| match Errno::of(&source) {
         Some(Errno::E2BIG | Errno::ENODEV | Errno::EINVAL) => {
@@ -112,13 +109,11 @@ fn load(
         _ => BpfError::of(call, source),
     };
     let map = call::create_map(MapKind::Processors, 4, processors as usize, 0, "processors")
-        .map_err(|source| refused(CREATE, source))?;
+        .map_err(|source| refused(call::CREATE_MAP, source))?;
     for processor in 0..processors {
         call::put(map.as_fd(), processor, QUEUE)
             .map_err(|source| refused("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
     }
-    let state =
-        Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
     state.target.set(group);
     state.processors.store(processors, Ordering::Relaxed);
     let kind = match by {

@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData, SkStorage};
 use aya::{Pod, include_bytes_aligned};
 use fourtuple_syscalls::Errno;
 
-use crate::call::{self, AllAtomic, MapKind, Shared};
+use crate::call::{self, AllAtomic, Shared};
 use crate::error::BpfError;
 use crate::group_map::{Chooser, Control};
 use crate::object::Program;
@@ -50,7 +50,7 @@ struct Listener {
 #[repr(C)]
 struct Everything {
     beat_ns: AtomicU64,
-    room: [u64; 7],
+    padding: [u64; 7],
     listener: [Listener; LISTENERS],
 }
 
@@ -64,11 +64,11 @@ struct Group {
     members: AtomicU64,
     lapsed: AtomicU64,
     strays: AtomicU64,
-    room: [u64; 1],
+    padding: [u64; 1],
     member: [AtomicU32; MEMBERS],
 }
 
-// SAFETY: all fields are atomics; `room` is never read.
+// SAFETY: all fields are atomics; `padding` is never read.
 unsafe impl AllAtomic for Everything {}
 // SAFETY: as above.
 unsafe impl AllAtomic for Group {}
@@ -250,15 +250,14 @@ impl FixAccept {
         let programs = &mut learner.programs;
         let array = match programs.map("listeners")? {
             Map::Array(array) => array,
-            _ => return Err(BpfError::Object { program: NAME, what: "listeners is no array".to_owned() }),
+            _ => {
+                return Err(BpfError::Object { program: NAME, what: "listeners is not an array".to_owned() });
+            }
         };
         let listeners = array.fd().as_fd().try_clone_to_owned();
         let listeners = listeners.map_err(|source| BpfError::of("fcntl(F_DUPFD_CLOEXEC)", source))?;
-        let state =
-            Shared::map(listeners.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
-        let sockets = call::create_map(MapKind::Sockets, 8, LISTENERS, 0, "sockets").map_err(|source| {
-            BpfError::or_absent("bpf(BPF_MAP_CREATE)", "REUSEPORT_SOCKARRAY (Linux 4.19)", source)
-        })?;
+        let state = Shared::map(listeners.as_fd())?;
+        let sockets = call::create_socket_map(LISTENERS, "sockets")?;
         let marks = programs.map("marks")?;
         for (program, tracepoint) in PROGRAMS {
             programs.attach(program, tracepoint)?;
@@ -301,8 +300,7 @@ impl FixAccept {
         of_entry.queue_at.store(found.queue_at, Ordering::Relaxed);
         of_entry.young_at.store(found.young_at, Ordering::Relaxed);
         if is_choice {
-            call::put_socket(self.sockets.as_fd(), entry as u32, socket)
-                .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
+            call::put_socket(self.sockets.as_fd(), entry as u32, socket)?;
         }
         let mark = Mark { listener: entry as u32, seen: 0, generation: generation.into() };
         self.marks
@@ -317,7 +315,6 @@ impl FixAccept {
     pub fn leave(&self, entry: usize) {
         if let Ok(of_entry) = self.entry(entry) {
             of_entry.socket.store(0, Ordering::Release);
-            // ENOENT: the kernel removed the socket when it was closed.
             let _ = call::take_socket(self.sockets.as_fd(), entry as u32);
         }
     }
@@ -356,12 +353,7 @@ impl FixAccept {
         control: Option<Control>,
     ) -> Result<GroupSelector, BpfError> {
         let program = Program::read(SELECTOR, include_bytes!("fix_accept.o"))?;
-        let size = mem::size_of::<Group>();
-        let group = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "group").map_err(|source| {
-            BpfError::or_absent("bpf(BPF_MAP_CREATE)", "BPF_F_MMAPABLE (Linux 5.5)", source)
-        })?;
-        let state = Shared::<Group>::map(group.as_fd())
-            .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+        let (group, state) = Shared::<Group>::create("group")?;
         let rule = match selection {
             Selection::LeastBusy => LEAST_BUSY,
             Selection::Place(chooser) => chooser.word(),
@@ -396,7 +388,6 @@ impl GroupSelector {
     /// [`BpfError::Call`]
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
         call::attach(socket, self.program.as_fd())
-            .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 
     /// Returns the id of the program.

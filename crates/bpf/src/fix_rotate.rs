@@ -131,7 +131,7 @@ impl FixRotate {
         Some(ListenerEvent { cookie, process, what })
     }
 
-    /// Returns the number of events for which the ring had no room, and of system calls of any kind that were not examined, because the
+    /// Returns the number of events for which the ring was full, and of system calls of any kind that were not examined, because the
     /// program already ran on that processor.
     ///
     /// # Errors

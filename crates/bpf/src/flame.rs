@@ -51,7 +51,7 @@ pub struct Stack {
     pub name: String,
     /// Process id in this process's PID namespace if the process is in it, otherwise in the initial one.
     pub process: u32,
-    /// Return addresses in the kernel, innermost first. Empty: the sample is from user space. `None`: the map had no room.
+    /// Return addresses in the kernel, innermost first. Empty: the sample is from user space. `None`: the map was full.
     pub frames: Option<Vec<u64>>,
     pub samples: u64,
 }

@@ -4,9 +4,7 @@ use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use fourtuple_syscalls::Errno;
-
-use crate::call::{self, AllAtomic, MapKind, Shared};
+use crate::call::{self, AllAtomic, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
 
@@ -20,11 +18,11 @@ struct State {
     control: AtomicU64,
     control_value: AtomicU64,
     strays: AtomicU64,
-    room: [u64; 4],
+    padding: [u64; 4],
     slot: [AtomicU32; SLOTS],
 }
 
-// SAFETY: all fields are atomics; `room` is never read.
+// SAFETY: all fields are atomics; `padding` is never read.
 unsafe impl AllAtomic for State {}
 
 // The layout must equal struct state in group_map.bpf.c.
@@ -135,15 +133,8 @@ impl GroupMap {
     /// [`BpfError::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN, [`BpfError::Absent`] before Linux 5.14.
     pub fn load(chooser: Chooser, control: Option<Control>) -> Result<GroupMap, BpfError> {
         let program = Program::read("group_map", include_bytes!("group_map.o"))?;
-        let map = |kind, size, entries, flags, name, what| {
-            call::create_map(kind, size, entries, flags, name)
-                .map_err(|source| BpfError::or_absent("bpf(BPF_MAP_CREATE)", what, source))
-        };
-        let sockets = map(MapKind::Sockets, 8, SEATS + 1, 0, "sockets", "REUSEPORT_SOCKARRAY (Linux 4.19)")?;
-        let size = mem::size_of::<State>();
-        let array = map(MapKind::Array, size, 1, call::MMAPABLE, "state", "BPF_F_MMAPABLE (Linux 5.5)")?;
-        let state = Shared::<State>::map(array.as_fd())
-            .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+        let sockets = call::create_socket_map(SEATS + 1, "sockets")?;
+        let (array, state) = Shared::<State>::create("state")?;
         state.rule.store(chooser.word(), Ordering::Release);
         if let Some(control) = control {
             let (control, value) = control.words();
@@ -161,7 +152,6 @@ impl GroupMap {
     /// [`BpfError::Call`], with EINVAL for a socket without SO_REUSEPORT.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
         call::attach(socket, self.program.as_fd())
-            .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 
     /// Puts a bound socket of the group at a seat and replaces the socket that was there.
@@ -171,7 +161,7 @@ impl GroupMap {
     /// [`BpfError::NoSuchSeat`]. [`BpfError::Call`], with EINVAL for a socket that is not bound or lacks SO_REUSEPORT, EBUSY
     /// for a socket that has a seat already.
     pub fn seat(&self, seat: usize, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        self.put(number(seat)?, socket)
+        call::put_socket(self.sockets.as_fd(), number(seat)?, socket)
     }
 
     /// Makes a bound socket of the group the receiver of control packets.
@@ -180,12 +170,7 @@ impl GroupMap {
     ///
     /// The errors of [`GroupMap::seat`].
     pub fn seat_control(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        self.put(SEATS as u32, socket)
-    }
-
-    fn put(&self, seat: u32, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
-        call::put_socket(self.sockets.as_fd(), seat, socket)
-            .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))
+        call::put_socket(self.sockets.as_fd(), SEATS as u32, socket)
     }
 
     /// Empties a seat. Packets for its slots then go to the next slots with a socket.
@@ -194,12 +179,7 @@ impl GroupMap {
     ///
     /// [`BpfError::NoSuchSeat`]; [`BpfError::Call`]. An empty seat is not an error.
     pub fn leave(&self, seat: usize) -> Result<(), BpfError> {
-        match call::take_socket(self.sockets.as_fd(), number(seat)?) {
-            Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {
-                Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
-            }
-            _ => Ok(()),
-        }
+        call::take_socket(self.sockets.as_fd(), number(seat)?)
     }
 
     /// Sets how a packet selects its slot, from the next packet on.

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fourtuple_syscalls::{Errno, option};
+use fourtuple_syscalls::option;
 
-use crate::call::{self, AllAtomic, MapKind, Shared};
+use crate::call::{self, AllAtomic, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
 
@@ -28,7 +28,7 @@ pub struct Seat {
     accepted: AtomicU64,
     busy: AtomicU64,
     open: AtomicU64,
-    room: [u64; 3],
+    padding: [u64; 3],
 }
 
 #[derive(Debug)]
@@ -36,11 +36,11 @@ pub struct Seat {
 struct State {
     seats: AtomicU64,
     cursor: AtomicU64,
-    room: [u64; 6],
+    padding: [u64; 6],
     seat: [Seat; SEATS],
 }
 
-// SAFETY: all fields are atomics; `room` is never read.
+// SAFETY: all fields are atomics; `padding` is never read.
 unsafe impl AllAtomic for State {}
 
 // The layout must equal struct seat and struct state in least_busy.bpf.c.
@@ -153,15 +153,8 @@ impl LeastBusy {
             return Err(BpfError::Seats { seats });
         }
         let program = Program::read("least_busy", include_bytes!("least_busy.o"))?;
-        let map = |kind, size, entries, flags, name, what| {
-            call::create_map(kind, size, entries, flags, name)
-                .map_err(|source| BpfError::or_absent("bpf(BPF_MAP_CREATE)", what, source))
-        };
-        let listeners = map(MapKind::Sockets, 8, seats, 0, "listeners", "REUSEPORT_SOCKARRAY (Linux 4.19)")?;
-        let size = mem::size_of::<State>();
-        let array = map(MapKind::Array, size, 1, call::MMAPABLE, "state", "BPF_F_MMAPABLE (Linux 5.5)")?;
-        let state = Shared::<State>::map(array.as_fd())
-            .map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+        let listeners = call::create_socket_map(seats, "listeners")?;
+        let (array, state) = Shared::<State>::create("state")?;
         state.seats.store(seats as u64, Ordering::Release);
         let program = program.load(&[("state", &array), ("listeners", &listeners)])?;
         Ok(LeastBusy { program, listeners, state, seats })
@@ -175,7 +168,6 @@ impl LeastBusy {
     /// [`BpfError::Call`], with EINVAL for a socket without SO_REUSEPORT.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
         call::attach(socket, self.program.as_fd())
-            .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 
     /// Takes a seat for a worker with its own listener. The counters start at 0, and connections may arrive from now on.
@@ -190,8 +182,7 @@ impl LeastBusy {
             .map_err(|source| BpfError::Call { call: "getsockopt(SO_COOKIE)", source })?;
         counters.listener.store(0, Ordering::Release);
         counters.reset();
-        call::put_socket(self.listeners.as_fd(), seat as u32, listener)
-            .map_err(|source| BpfError::of("bpf(BPF_MAP_UPDATE_ELEM)", source))?;
+        call::put_socket(self.listeners.as_fd(), seat as u32, listener)?;
         // Last: the program frees a seat whose socket it does not find, but only if the cookie is still the one it saw.
         counters.listener.store(cookie, Ordering::Release);
         Ok(())
@@ -205,12 +196,7 @@ impl LeastBusy {
     /// [`BpfError::NoSuchSeat`], [`BpfError::Call`]. A seat that is already free is not an error.
     pub fn seat_left(&self, seat: usize) -> Result<(), BpfError> {
         self.seat(seat)?.listener.store(0, Ordering::Release);
-        match call::take_socket(self.listeners.as_fd(), seat as u32) {
-            Err(error) if Errno::of(&error) != Some(Errno::ENOENT) => {
-                Err(BpfError::of("bpf(BPF_MAP_DELETE_ELEM)", error))
-            }
-            _ => Ok(()),
-        }
+        call::take_socket(self.listeners.as_fd(), seat as u32)
     }
 
     /// Returns the counters of a seat.
@@ -256,7 +242,6 @@ impl HandOver {
     /// [`BpfError::Call`], with EINVAL for a socket without SO_REUSEPORT.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), BpfError> {
         call::attach(socket, self.program.as_fd())
-            .map_err(|source| BpfError::of("setsockopt(SO_ATTACH_REUSEPORT_EBPF)", source))
     }
 }
 

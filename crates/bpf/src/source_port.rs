@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::call::{self, AllAtomic, MapKind, Shared};
+use crate::call::{AllAtomic, Shared};
 use crate::error::BpfError;
 use crate::object::Program;
 use crate::xdp::{self, Attached, Counted, Counts, Mode, ModeRequest, PROCESSORS, Target};
@@ -80,11 +80,7 @@ impl SourcePort {
 
 fn load(group: SocketAddr, ports: u16) -> Result<(OwnedFd, Shared<State>), BpfError> {
     let program = Program::read("source_port", include_bytes!("source_port.o"))?;
-    let size = mem::size_of::<State>();
-    let array = call::create_map(MapKind::Array, size, 1, call::MMAPABLE, "state")
-        .map_err(|source| BpfError::or_absent("bpf(BPF_MAP_CREATE)", "BPF_F_MMAPABLE (Linux 5.5)", source))?;
-    let state =
-        Shared::<State>::map(array.as_fd()).map_err(|source| BpfError::of("mmap of a BPF array", source))?;
+    let (array, state) = Shared::<State>::create("state")?;
     state.target.set(group);
     state.first.store(FIRST.into(), Ordering::Relaxed);
     state.ports.store(ports.clamp(1, SourcePort::MAX_PORTS).into(), Ordering::Relaxed);
@@ -94,6 +90,7 @@ fn load(group: SocketAddr, ports: u16) -> Result<(OwnedFd, Shared<State>), BpfEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call;
     use crate::packet::{self, Net, Packet};
 
     const PORTS: u16 = 4;

@@ -90,7 +90,7 @@ pub(crate) const PROCESSORS: usize = 512;
 pub(crate) struct Counts {
     changed: AtomicU64,
     passed: AtomicU64,
-    room: [u64; 6],
+    padding: [u64; 6],
 }
 
 const _: () = assert!(mem::size_of::<Target>() == 24 && mem::size_of::<Counts>() == 64);

@@ -1,4 +1,5 @@
-//! BPF programs, their prebuilt objects and their loaders: one program per file, with the same name in C and in Rust.
+//! BPF programs, their prebuilt objects and their loaders: one program per file in C, and its loader in the file of the same name in Rust,
+//! or in that of its group (`iterator`, `least_busy`).
 //!
 //! This crate is internal to `fourtuple`, whose feature `bpf` uses it, and promises no stability: any version may change its API.
 //!

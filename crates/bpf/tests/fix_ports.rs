@@ -1,20 +1,23 @@
 //! The ports that `fix_ports` binds, in a network namespace and a cgroup of the thread of each test.
 #![forbid(unsafe_code)]
 
-mod cgroup;
-
 use std::collections::{HashSet, VecDeque};
+use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-use cgroup::Cgroup;
 use fourtuple_bpf::FixPorts;
 use fourtuple_bpf::fix_ports::{Destination, FixPortsSettings, LeftAlone, NamespacePorts};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, netns, option};
-use fourtuple_testing::{StopOnDrop, in_namespace, listener, set_sysctl};
+use fourtuple_testing::{StopOnDrop, cgroup_root, in_namespace, listener, set_sysctl};
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 400;
@@ -500,4 +503,93 @@ fn quartiles(values: &mut [f64]) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     let at = |share: usize| values[values.len() * share / 4];
     (at(1), at(2), at(3))
+}
+
+// A cgroup (version 2) of the thread of a test, so that the connects of other tests in the same process are not counted.
+
+static CGROUPS: Mutex<Cgroups> = Mutex::new(Cgroups { entered: 0, in_use: 0 });
+
+/// The cgroups of threads of this process.
+struct Cgroups {
+    entered: u32,
+    in_use: u32,
+}
+
+/// A threaded cgroup that is removed when the value is dropped. A socket belongs to the cgroup of the thread that called socket(); a new
+/// thread starts in the cgroup of the thread that created it.
+struct Cgroup {
+    root: PathBuf,
+    path: PathBuf,
+    directory: File,
+}
+
+impl Cgroup {
+    /// Moves the process into a cgroup of its own, and the calling thread into one below it.
+    fn enter() -> io::Result<Cgroup> {
+        let root = cgroup_root()?;
+        let of_process = of_process(&root);
+        let mut cgroups = cgroups();
+        if cgroups.in_use == 0 {
+            // A killed process with the same ID may have left it.
+            fs::create_dir_all(&of_process)?;
+            fs::write(of_process.join("cgroup.procs"), "0")
+                .inspect_err(|_| drop(fs::remove_dir(&of_process)))?;
+        }
+        let path = of_process.join(cgroups.entered.to_string());
+        fs::create_dir_all(&path)?;
+        fs::write(path.join("cgroup.type"), "threaded")?;
+        let directory = File::open(&path)?;
+        cgroups.entered += 1;
+        cgroups.in_use += 1;
+        // Dropping the value takes the lock.
+        drop(cgroups);
+        let cgroup = Cgroup { root, path, directory };
+        cgroup.enter_again()?;
+        Ok(cgroup)
+    }
+
+    /// Moves the calling thread out of the cgroup.
+    fn leave(&self) -> io::Result<()> {
+        fs::write(of_process(&self.root).join("cgroup.threads"), "0")
+    }
+
+    /// Moves the calling thread back into the cgroup.
+    fn enter_again(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.threads"), "0")
+    }
+
+    fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = self.leave();
+        remove(&self.path);
+        let mut cgroups = cgroups();
+        cgroups.in_use -= 1;
+        if cgroups.in_use == 0 {
+            let _ = fs::write(self.root.join("cgroup.procs"), "0");
+            remove(&of_process(&self.root));
+        }
+    }
+}
+
+fn cgroups() -> MutexGuard<'static, Cgroups> {
+    CGROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes a cgroup. A thread that was joined may still be in it for a moment, because its exit goes on after the join.
+fn remove(path: &Path) {
+    for _ in 0..1_000 {
+        if fs::remove_dir(path).is_ok() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn of_process(root: &Path) -> PathBuf {
+    root.join(format!("fourtuple-test-{}", process::id()))
 }

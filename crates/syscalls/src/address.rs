@@ -127,7 +127,7 @@ pub(crate) struct RawAddress {
 }
 
 impl RawAddress {
-    /// Returns zeroed room for any address, for calls that fill in an address.
+    /// Returns zeroed memory for any address, for calls that fill in an address.
     pub(crate) fn empty() -> Self {
         RawAddress {
             // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
@@ -141,7 +141,7 @@ impl RawAddress {
         // SAFETY: sockaddr_un is plain data for which all zeroes is a valid value.
         let mut filled: libc::sockaddr_un = unsafe { mem::zeroed() };
         filled.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // A path must end in NUL within the room, and a leading NUL would make the name abstract.
+        // A path must end in NUL within the address, and a leading NUL would make the name abstract.
         if bytes.is_empty() || bytes.len() >= filled.sun_path.len() || bytes.contains(&0) {
             let message = format!("the path of a unix socket has 1 to 107 bytes, none of them 0: {path:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));

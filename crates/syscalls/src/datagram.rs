@@ -24,7 +24,7 @@ pub const SEGMENTS: usize = 64;
 /// The maximum payload of one message in bytes, over IPv4 and IPv6.
 pub const MAX_PAYLOAD: usize = 65_507;
 
-/// Room for the requested control messages: GRO size, overflow count, destination address, TTL.
+/// A buffer for the requested control messages: GRO size, overflow count, destination address, TTL.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 128]);
@@ -33,8 +33,8 @@ const NO_CONTROL: Control = Control([0; 128]);
 
 /// Buffers for messages, and the messages of the last receive call.
 pub struct Batch {
-    room: usize,
-    /// The payload buffers, `room` bytes for each message.
+    capacity: usize,
+    /// The payload buffers, `capacity` bytes for each message.
     bytes: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
     control: Vec<Control>,
@@ -82,17 +82,17 @@ pub trait Messages {
 
 impl Messages for Batch {
     fn bytes(&self, index: usize) -> &[u8] {
-        &self.bytes[index * self.room..][..self.room]
+        &self.bytes[index * self.capacity..][..self.capacity]
     }
 }
 
 impl Batch {
-    /// Allocates buffers of `room` bytes for `messages` messages. With UDP_GRO a message has up to 64 KiB.
-    pub fn new(messages: usize, room: usize) -> Batch {
+    /// Allocates buffers of `capacity` bytes for `messages` messages. With UDP_GRO a message has up to 64 KiB.
+    pub fn new(messages: usize, capacity: usize) -> Batch {
         let empty = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         Batch {
-            room,
-            bytes: vec![0; messages * room],
+            capacity,
+            bytes: vec![0; messages * capacity],
             // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
             names: vec![unsafe { mem::zeroed() }; messages],
             control: vec![NO_CONTROL; messages],
@@ -113,8 +113,8 @@ impl Batch {
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
         for (at, header) in self.headers.iter_mut().enumerate() {
-            let room = &mut self.bytes[at * self.room..][..self.room];
-            self.parts[at] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+            let buffer = &mut self.bytes[at * self.capacity..][..self.capacity];
+            self.parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
             header.msg_len = 0;
             header.msg_hdr.msg_name = (&raw mut self.names[at]).cast();
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -141,8 +141,8 @@ impl Batch {
 
     /// Returns the buffer of message `index`, for callers that write messages of their own; empty beyond the last message.
     pub fn room_mut(&mut self, index: usize) -> &mut [u8] {
-        let start = index.saturating_mul(self.room);
-        self.bytes.get_mut(start..start.saturating_add(self.room)).unwrap_or_default()
+        let start = index.saturating_mul(self.capacity);
+        self.bytes.get_mut(start..start.saturating_add(self.capacity)).unwrap_or_default()
     }
 
     /// Returns the number of messages that the last [`Batch::receive`] returned.
@@ -158,9 +158,9 @@ impl Batch {
     /// Returns message `index`, or `None` beyond the last message.
     pub fn get(&self, index: usize) -> Option<Datagram<'_>> {
         let header = self.headers[..self.received].get(index)?;
-        let length = (header.msg_len as usize).min(self.room);
+        let length = (header.msg_len as usize).min(self.capacity);
         let mut datagram = Datagram {
-            bytes: &self.bytes[index * self.room..][..length],
+            bytes: &self.bytes[index * self.capacity..][..length],
             truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             segment: None,
             overflowed: None,
@@ -413,9 +413,9 @@ fn put<T: Copy>(
     let length = size_of::<T>() as libc::c_uint;
     // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
     let (space, length) = unsafe { (libc::CMSG_SPACE(length) as usize, libc::CMSG_LEN(length)) };
-    let room = &mut control.0[used..used + space];
-    let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
-    // SAFETY: `room` has space for a header and its value (CMSG_SPACE), which is checked above; CMSG_SPACE keeps the
+    let buffer = &mut control.0[used..used + space];
+    let message = buffer.as_mut_ptr().cast::<libc::cmsghdr>();
+    // SAFETY: `buffer` is large enough for a header and its value (CMSG_SPACE), which is checked above; CMSG_SPACE keeps the
     // alignment, and nothing is read. The value is plain data.
     unsafe {
         (*message).cmsg_level = level;
@@ -612,10 +612,10 @@ mod tests {
             outgoing.from_last(from, client);
             outgoing.part(0, 0..8);
             assert_eq!(outgoing.send(receiver.as_fd(), &batch, 0).expect("sendmmsg"), 1);
-            let mut room = [0; 60];
+            let mut buffer = [0; 60];
             for part in ["ques", "tion"] {
-                let (length, from) = sender.recv_from(&mut room).expect("recv");
-                assert_eq!((&room[..length], from), (part.as_bytes(), there), "{bind}");
+                let (length, from) = sender.recv_from(&mut buffer).expect("recv");
+                assert_eq!((&buffer[..length], from), (part.as_bytes(), there), "{bind}");
             }
         }
     }

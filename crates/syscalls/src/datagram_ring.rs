@@ -34,9 +34,9 @@ struct RecvmsgHeader {
     flags: u32,
 }
 
-/// Size of the room for the sender's address, after the header.
+/// Size of the space for the sender's address, after the header.
 const NAME: usize = size_of::<libc::sockaddr_storage>();
-/// Size of the room for control messages: GRO size, overflow count, IPv6 destination address, TTL.
+/// Size of the space for control messages: GRO size, overflow count, IPv6 destination address, TTL.
 const CONTROL: usize = 24 + 24 + 40 + 24;
 /// Offset of the payload, which starts on its own cache line.
 const HEAD: usize = size_of::<RecvmsgHeader>() + NAME + CONTROL;
@@ -54,7 +54,7 @@ pub struct DatagramRing {
     ring: IoUring,
     /// The buffers. Declared after `ring`, so that they are dropped when the kernel can no longer write to them.
     buffers: Buffers,
-    /// The msghdr of the request, with the sizes of the room for addresses and control messages.
+    /// The msghdr of the request, with the sizes of the space for addresses and control messages.
     header: Box<libc::msghdr>,
     /// Whether the request is active. The kernel ends it if no buffer is free, after an empty datagram, and on errors.
     is_receiving: bool,
@@ -78,7 +78,7 @@ struct Received {
 }
 
 impl DatagramRing {
-    /// Creates a ring with `buffers` buffers, a power of two up to 16,384, for datagrams of up to `room` bytes; longer
+    /// Creates a ring with `buffers` buffers, a power of two up to 16,384, for datagrams of up to `capacity` bytes; longer
     /// datagrams are truncated. With UDP_GRO a message has up to 64 KiB. The descriptor of the ring is readable if
     /// [`receive`](DatagramRing::receive) has messages to return.
     ///
@@ -86,7 +86,7 @@ impl DatagramRing {
     ///
     /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.0 (IORING_SETUP_SINGLE_ISSUER), or
     /// `buffers` is not a power of two or is too large: the completion queue has at most 65,536 entries. ENOMEM, also if a buffer would have 4 GiB or more; EMFILE.
-    pub fn new(buffers: u16, room: usize) -> io::Result<DatagramRing> {
+    pub fn new(buffers: u16, capacity: usize) -> io::Result<DatagramRing> {
         let ring = IoUring::builder()
             .setup_single_issuer()
             // No interrupt for a busy thread: it makes a system call soon anyway.
@@ -94,7 +94,7 @@ impl DatagramRing {
             // More completions than buffers, so that the completion queue cannot overflow.
             .setup_cqsize(4 * u32::from(buffers.max(16)))
             .build(8)?;
-        let mut buffers = Buffers::new(buffers, room)?;
+        let mut buffers = Buffers::new(buffers, capacity)?;
         let (address, number) = (buffers.memory.start.as_ptr() as u64, buffers.number);
         // SAFETY: the mapping starts with an entry for each buffer and lives as long as the ring.
         unsafe { ring.submitter().register_buf_ring_with_flags(address, number, GROUP, 0) }?;
@@ -218,13 +218,13 @@ impl DatagramRing {
             arrived_at: None,
             answer_from: None,
             hops: None,
-            // SAFETY: as above; the address follows the 16 bytes of the header, and the whole room for it was zeroed
+            // SAFETY: as above; the address follows the 16 bytes of the header, and the whole space for it was zeroed
             // when the memory was mapped.
             name: unsafe { &*start.add(size_of::<RecvmsgHeader>()).cast() },
         };
         if out.control > 0 {
             let length = (out.control as usize).min(CONTROL);
-            // SAFETY: the room for control messages is within the buffer, and all of it was zeroed when the memory was
+            // SAFETY: the space for control messages is within the buffer, and all of it was zeroed when the memory was
             // mapped.
             let control =
                 unsafe { std::slice::from_raw_parts(start.add(size_of::<RecvmsgHeader>() + NAME), length) };
@@ -334,7 +334,7 @@ impl Drop for DatagramRing {
 struct Buffers {
     memory: Mapping,
     number: u16,
-    /// Size of a buffer: header and room.
+    /// Size of a buffer: header and capacity.
     length: usize,
     /// Distance between the starts of two buffers.
     stride: usize,
@@ -344,10 +344,12 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(number: u16, room: usize) -> io::Result<Buffers> {
+    fn new(number: u16, capacity: usize) -> io::Result<Buffers> {
         let too_large = || io::Error::from(Errno::ENOMEM);
-        let length =
-            HEAD.checked_add(room).filter(|length| u32::try_from(*length).is_ok()).ok_or_else(too_large)?;
+        let length = HEAD
+            .checked_add(capacity)
+            .filter(|length| u32::try_from(*length).is_ok())
+            .ok_or_else(too_large)?;
         // An odd number of cache lines, so that the starts of buffers are spread over all sets of the cache. Short
         // packets occupy the start of a buffer only.
         let stride = (length.div_ceil(LINE) | 1) * LINE;
@@ -432,8 +434,8 @@ mod tests {
     use crate::{Errno, option};
 
     /// Returns a ring, or `None` if io_uring is disabled on this host.
-    fn ring(buffers: u16, room: usize) -> Option<DatagramRing> {
-        match DatagramRing::new(buffers, room) {
+    fn ring(buffers: u16, capacity: usize) -> Option<DatagramRing> {
+        match DatagramRing::new(buffers, capacity) {
             Ok(ring) => Some(ring),
             Err(error) => {
                 assert!(
@@ -469,8 +471,8 @@ mod tests {
         ring.resume(router.as_fd()).unwrap();
         let epoll = Epoll::new().unwrap();
         epoll.add(ring.as_fd(), 7, Interest::READ).unwrap();
-        let mut room = [Ready::NONE];
-        assert_eq!(epoll.wait(&mut room, None).unwrap()[0].token(), 7);
+        let mut ready = [Ready::NONE];
+        assert_eq!(epoll.wait(&mut ready, None).unwrap()[0].token(), 7);
         for text in ["", "three"] {
             sender.send(text.as_bytes()).unwrap();
         }
@@ -478,7 +480,7 @@ mod tests {
         let mut got = Vec::new();
         let mut there = [0; 100];
         while got.len() < 3 {
-            epoll.wait(&mut room, None).unwrap();
+            epoll.wait(&mut ready, None).unwrap();
             ring.receive().unwrap();
             outgoing.clear();
             for (index, datagram) in ring.iter().enumerate() {
@@ -494,7 +496,7 @@ mod tests {
             ring.resume(router.as_fd()).unwrap();
         }
         assert_eq!(got, [&b"one"[..], b"", b"three"]);
-        assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+        assert!(epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap().is_empty());
         assert_eq!((ring.receive().unwrap(), ring.get(0).is_none()), (0, true));
     }
 
@@ -628,12 +630,12 @@ mod tests {
                 sender.send(&number.to_be_bytes()).unwrap();
             })
         });
-        let mut room = [Ready::NONE];
+        let mut ready = [Ready::NONE];
         for number in 0..100 {
             ask.send(number).unwrap();
             let begun = Instant::now();
             // The wait may end early, because the kernel interrupts it to receive.
-            while epoll.wait(&mut room, Some(Duration::from_secs(60))).unwrap().is_empty() {
+            while epoll.wait(&mut ready, Some(Duration::from_secs(60))).unwrap().is_empty() {
                 assert!(begun.elapsed() < Duration::from_secs(60), "no packet {number}");
             }
             ring.receive().unwrap();
@@ -662,9 +664,9 @@ mod tests {
     fn buffers_larger_than_the_address_space_are_refused() {
         // Sizes that would overflow without checks: the header size wraps, or a buffer exceeds the 32-bit length of its
         // entry.
-        for room in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
-            let error = Buffers::new(32_768, room).err().unwrap();
-            assert_eq!(Errno::of(&error), Some(Errno::ENOMEM), "{room}");
+        for capacity in [usize::MAX, usize::MAX - HEAD, u32::MAX as usize, u32::MAX as usize - HEAD + 1] {
+            let error = Buffers::new(32_768, capacity).err().unwrap();
+            assert_eq!(Errno::of(&error), Some(Errno::ENOMEM), "{capacity}");
         }
     }
 
@@ -712,12 +714,12 @@ mod tests {
         assert_eq!(ring.get(0).unwrap().bytes, b"last");
         while ring.stop().unwrap() > 0 {}
         drop(ring);
-        let mut room = [0; 8];
+        let mut buffer = [0; 8];
         other.set_nonblocking(true).unwrap();
         for _ in 0..2 {
-            assert_eq!(other.recv(&mut room).unwrap(), 5);
+            assert_eq!(other.recv(&mut buffer).unwrap(), 5);
         }
-        assert_eq!(other.recv(&mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(other.recv(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

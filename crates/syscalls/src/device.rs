@@ -46,7 +46,7 @@ pub fn index(name: &str) -> io::Result<u32> {
 /// Returns the name of a device in the calling thread's network namespace. ENXIO: there is no device with this index.
 pub fn name(index: u32) -> io::Result<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the buffer has room for IF_NAMESIZE bytes, and outlives the call.
+    // SAFETY: the buffer has IF_NAMESIZE bytes, and outlives the call.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) }.is_null() {
         return Err(io::Error::last_os_error());
     }

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::pidfd::Pidfd;
-use crate::{Errno, check};
+use crate::{Errno, check, owned};
 
 /// The events of a descriptor to report, and the mode of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +87,8 @@ pub struct Epoll(OwnedFd);
 impl Epoll {
     /// Opens an epoll instance (epoll_create1(2)).
     pub fn new() -> io::Result<Self> {
-        // SAFETY: epoll_create1() takes no pointers.
-        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the call above returned a new descriptor, which has no other owner.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+        // SAFETY: epoll_create1() takes no pointers and returns a new descriptor.
+        unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }.map(Epoll)
     }
 
     /// Adds `descriptor` to the set. Closing all copies of the descriptor removes it.
@@ -125,21 +123,21 @@ impl Epoll {
 
     /// Waits until a descriptor is ready, a signal arrives or `timeout` expires (in whole milliseconds, rounded up;
     /// `None`: no timeout). Returns the ready descriptors.
-    pub fn wait<'a>(&self, room: &'a mut [Ready], timeout: Option<Duration>) -> io::Result<&'a [Ready]> {
+    pub fn wait<'a>(&self, buffer: &'a mut [Ready], timeout: Option<Duration>) -> io::Result<&'a [Ready]> {
         let timeout = timeout.map_or(-1, |timeout| {
             libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
         });
-        let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: Ready has the layout of epoll_event; pointer and count describe the writable room.
+        let most = libc::c_int::try_from(buffer.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: Ready has the layout of epoll_event; pointer and count describe writable memory.
         let result =
-            check(unsafe { libc::epoll_wait(self.0.as_raw_fd(), room.as_mut_ptr().cast(), most, timeout) });
-        unless_interrupted(result).map(|count| &room[..count])
+            check(unsafe { libc::epoll_wait(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), most, timeout) });
+        unless_interrupted(result).map(|count| &buffer[..count])
     }
 
     /// Waits like [`Epoll::wait`], but `timeout` is not rounded to milliseconds (epoll_pwait2(2), Linux 5.11). Where a seccomp
     /// filter refuses the call, ppoll(2) waits for the epoll instance first: three system calls instead of one.
-    pub fn wait_precisely<'a>(&self, room: &'a mut [Ready], timeout: Duration) -> io::Result<&'a [Ready]> {
-        let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
+    pub fn wait_precisely<'a>(&self, buffer: &'a mut [Ready], timeout: Duration) -> io::Result<&'a [Ready]> {
+        let most = libc::c_int::try_from(buffer.len()).unwrap_or(libc::c_int::MAX);
         // struct __kernel_timespec has two 64-bit numbers on every architecture.
         let time = [timeout.as_secs().min(i64::MAX as u64) as i64, i64::from(timeout.subsec_nanos())];
         // SAFETY: as in `wait`; the timeout outlives the call, and there is no signal mask.
@@ -147,7 +145,7 @@ impl Epoll {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
                 self.0.as_raw_fd(),
-                room.as_mut_ptr().cast::<libc::epoll_event>(),
+                buffer.as_mut_ptr().cast::<libc::epoll_event>(),
                 most,
                 time.as_ptr(),
                 std::ptr::null::<libc::sigset_t>(),
@@ -164,10 +162,10 @@ impl Epoll {
                 check(unsafe { libc::ppoll(&raw mut entry, 1, &raw const timeout, std::ptr::null()) });
             return match unless_interrupted(polled)? {
                 0 => Ok(&[]),
-                _ => self.wait(room, Some(Duration::ZERO)),
+                _ => self.wait(buffer, Some(Duration::ZERO)),
             };
         }
-        unless_interrupted(result).map(|count| &room[..count])
+        unless_interrupted(result).map(|count| &buffer[..count])
     }
 }
 
@@ -274,10 +272,8 @@ pub(crate) fn from(descriptor: OwnedFd, first: RawFd) -> io::Result<OwnedFd> {
 }
 
 fn duplicate(descriptor: &OwnedFd, first: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes numbers.
-    let copy = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first) })?;
-    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    // SAFETY: fcntl(F_DUPFD_CLOEXEC) takes numbers and returns a new descriptor.
+    unsafe { owned(libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first)) }
 }
 
 /// A thread that is asked again and again whether it sleeps in epoll_wait(2). When its number is another thread's, the calls fail with ESRCH.
@@ -333,9 +329,9 @@ impl Sleeper {
 
 /// Reads a file of a thread from its beginning.
 fn read<T>(file: &File, parse: impl FnOnce(&str) -> Option<T>) -> io::Result<T> {
-    let mut room = [0; 4096];
-    let length = file.read_at(&mut room, 0)?;
-    let text = std::str::from_utf8(&room[..length]).ok();
+    let mut buffer = [0; 4096];
+    let length = file.read_at(&mut buffer, 0)?;
+    let text = std::str::from_utf8(&buffer[..length]).ok();
     text.and_then(parse).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -375,10 +371,8 @@ pub struct EventFd(OwnedFd);
 impl EventFd {
     /// Opens an eventfd, close-on-exec and non-blocking.
     pub fn new() -> io::Result<EventFd> {
-        // SAFETY: eventfd() takes no pointers.
-        let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: the call above returned a new descriptor, which has no other owner.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+        // SAFETY: eventfd() takes no pointers and returns a new descriptor.
+        unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }.map(EventFd)
     }
 
     /// Makes the descriptor readable.
@@ -419,16 +413,16 @@ mod tests {
         let epoll = Epoll::new().unwrap();
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         epoll.add(theirs.as_fd(), 7, Interest::READ).unwrap();
-        let mut room = [Ready::NONE; 4];
-        assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+        let mut buffer = [Ready::NONE; 4];
+        assert!(epoll.wait(&mut buffer, Some(Duration::ZERO)).unwrap().is_empty());
         ours.write_all(b"x").unwrap();
-        let ready = epoll.wait(&mut room, None).unwrap();
+        let ready = epoll.wait(&mut buffer, None).unwrap();
         assert_eq!((ready.len(), ready[0].token(), ready[0].readable()), (1, 7, true));
         assert!(!ready[0].failed() && !ready[0].ended());
         ours.shutdown(Shutdown::Write).unwrap();
-        assert!(epoll.wait(&mut room, None).unwrap()[0].ended());
+        assert!(epoll.wait(&mut buffer, None).unwrap()[0].ended());
         epoll.remove(theirs.as_fd()).unwrap();
-        assert!(epoll.wait(&mut room, Some(Duration::ZERO)).unwrap().is_empty());
+        assert!(epoll.wait(&mut buffer, Some(Duration::ZERO)).unwrap().is_empty());
     }
 
     #[test]
@@ -509,11 +503,11 @@ mod tests {
             /// On a busy machine a wait may take longer than a millisecond, but not every wait. A signal may end one early.
             const DEADLINE: Duration = Duration::from_secs(60);
             let epoll = Epoll::new().unwrap();
-            let mut room = [Ready::NONE; 4];
+            let mut buffer = [Ready::NONE; 4];
             let begun = Instant::now();
             loop {
                 let before = Instant::now();
-                assert!(epoll.wait_precisely(&mut room, TIMEOUT).unwrap().is_empty());
+                assert!(epoll.wait_precisely(&mut buffer, TIMEOUT).unwrap().is_empty());
                 if (TIMEOUT..Duration::from_millis(1)).contains(&before.elapsed()) {
                     break;
                 }
@@ -522,10 +516,10 @@ mod tests {
             let (mut ours, theirs) = UnixStream::pair().unwrap();
             epoll.add(theirs.as_fd(), 7, Interest::READ.and(Interest::EDGE)).unwrap();
             ours.write_all(b"x").unwrap();
-            let ready = epoll.wait_precisely(&mut room, DEADLINE).unwrap();
+            let ready = epoll.wait_precisely(&mut buffer, DEADLINE).unwrap();
             assert_eq!((ready.len(), ready[0].token(), ready[0].readable()), (1, 7, true));
             assert!(
-                epoll.wait_precisely(&mut room, Duration::ZERO).unwrap().is_empty(),
+                epoll.wait_precisely(&mut buffer, Duration::ZERO).unwrap().is_empty(),
                 "the edge was reported"
             );
         }

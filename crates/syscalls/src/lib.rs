@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 #[cfg(feature = "io-uring")]
@@ -69,6 +70,16 @@ pub use address::{Endpoint, EndpointParseError};
 /// Converts the result of a call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Converts the result of a call that returns a new descriptor, or -1 on failure.
+///
+/// # Safety
+///
+/// A descriptor other than -1 has no other owner.
+unsafe fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the caller promises that nothing else owns the descriptor.
+    check(result).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Returns whether the error of a connect() that took this time may be caused by the source address: no route from it, a prohibiting

@@ -12,7 +12,7 @@ use crate::option;
 /// The TTL or hop limit of packets that only a neighbour on the link can send (GTSM, RFC 5082).
 pub const HOPS: u8 = 255;
 
-/// Room for two control messages of an int each, with the alignment of a cmsghdr.
+/// A buffer for two control messages of an int each, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -40,7 +40,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     let length = size_of::<libc::c_int>() as libc::c_uint;
     // SAFETY: CMSG_SPACE only computes.
     header.msg_controllen = unsafe { 2 * libc::CMSG_SPACE(length) } as _;
-    // SAFETY: the header describes room that is aligned, zeroed, and large enough for both control messages.
+    // SAFETY: the header describes a buffer that is aligned, zeroed, and large enough for both control messages.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&raw const header);
         for (name, value) in [(hops_name, HOPS), (class_name, class)] {
@@ -59,7 +59,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
 }
 
 /// Makes a UDP socket drop every packet with a TTL or hop limit below 255 (SO_ATTACH_FILTER). A packet that has passed
-/// a router then takes no room in the queue and wakes no thread; the kernel counts it in `sk_drops`
+/// a router then takes no space in the queue and wakes no thread; the kernel counts it in `sk_drops`
 /// ([`option::dropped`]). Call this before bind(2): earlier packets are not filtered.
 ///
 /// # Errors
@@ -132,9 +132,9 @@ mod tests {
                 sender.send_to(b"far", to).unwrap();
             }
             send(sender.as_fd(), b"near", to, 0).unwrap();
-            let mut room = [0; 8];
-            assert_eq!(receiver.recv(&mut room).unwrap(), 4, "{at}");
-            assert_eq!(&room[..4], b"near");
+            let mut buffer = [0; 8];
+            assert_eq!(receiver.recv(&mut buffer).unwrap(), 4, "{at}");
+            assert_eq!(&buffer[..4], b"near");
             assert_eq!(option::dropped(receiver.as_fd()).unwrap(), 3, "{at}");
         }
     }

@@ -3,9 +3,9 @@
 use std::io;
 use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use crate::{Errno, check, qdisc, route, sock_diag, socket, unix_diag};
+use crate::{Errno, qdisc, route, sock_diag, socket, unix_diag};
 
 /// Sends a dump request of `kind` with `body` and passes the body of each reply to `answer` until the dump ends.
 ///
@@ -46,11 +46,7 @@ pub(crate) fn change(protocol: libc::c_int, kind: u16, flags: libc::c_int, body:
 
 /// Opens a netlink socket, close-on-exec. `flags`: 0 or SOCK_NONBLOCK.
 pub(crate) fn open(protocol: libc::c_int, flags: libc::c_int) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
-    // SAFETY: socket() takes no pointers.
-    let netlink = check(unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(netlink) })
+    socket::create(libc::AF_NETLINK, libc::SOCK_RAW | flags, protocol)
 }
 
 fn request(

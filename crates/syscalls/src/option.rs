@@ -53,7 +53,7 @@ fn get<T: Copy>(
     mut value: T,
 ) -> io::Result<T> {
     let mut length = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers describe writable room for one T, and its length. All callers use integers or arrays of
+    // SAFETY: the pointers describe writable memory for one T, and its length. All callers use integers or arrays of
     // integers, for which every bit pattern is valid.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
@@ -360,7 +360,7 @@ pub fn drop_syns(listener: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Attaches a filter (SO_ATTACH_FILTER): the socket receives only packets for which the program returns a number other
 /// than 0 (the bytes to keep). The program of a UDP socket sees the datagram from its UDP header on. A refused packet
-/// takes no room in the queue and wakes no thread; the kernel counts it in `sk_drops` ([`dropped`]). Needs no
+/// takes no space in the queue and wakes no thread; the kernel counts it in `sk_drops` ([`dropped`]). Needs no
 /// privilege.
 pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
     attach(socket, libc::SO_ATTACH_FILTER, program)

@@ -1,13 +1,12 @@
 //! Keeps more sockets open than the descriptors that RLIMIT_NOFILE allows for a process.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::IoUring;
 
 use crate::netlink::uninterrupted;
-use crate::{Errno, check, fork, resource, socket};
+use crate::{Errno, check, fork, resource, socket, unix_socket};
 
 /// Number of descriptors per call, below the limit of one SCM_RIGHTS message (SCM_MAX_FD is 253).
 const BATCH: usize = 250;
@@ -122,13 +121,13 @@ impl Parking {
                     taken
                 }
                 Place::Holders { holders, capacity } => {
-                    if holders.last().expect("there is always a holder").room == 0 {
+                    if holders.last().expect("there is always a holder").free == 0 {
                         holders.push(Holder::fork(*capacity)?);
                     }
                     let last = holders.last_mut().expect("there is always a holder");
-                    let taken = rest.len().min(BATCH).min(last.room as usize);
+                    let taken = rest.len().min(BATCH).min(last.free as usize);
                     last.give(&rest[..taken])?;
-                    last.room -= taken as u64;
+                    last.free -= taken as u64;
                     taken
                 }
             };
@@ -162,57 +161,27 @@ fn ring(slots: u32) -> io::Result<IoUring> {
 struct Holder {
     channel: OwnedFd,
     process: libc::pid_t,
-    room: u64,
+    free: u64,
 }
 
 impl Holder {
-    fn fork(room: u64) -> io::Result<Self> {
-        let mut pair = [0; 2];
-        // SAFETY: the pointer is to writable room for two descriptors.
-        check(unsafe {
-            libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, pair.as_mut_ptr())
-        })?;
-        // SAFETY: both descriptors are new and have no other owner.
-        let [ours, theirs] = pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    fn fork(capacity: u64) -> io::Result<Self> {
+        let (ours, theirs) = unix_socket::pair_of(0)?;
         // SAFETY: the child calls nothing but async-signal-safe functions and never returns (see `hold`).
         let process = check(unsafe { libc::fork() })?;
         if process == 0 {
             hold(theirs.as_raw_fd());
         }
-        Ok(Holder { channel: ours, process, room })
+        Ok(Holder { channel: ours, process, free: capacity })
     }
 
     fn give(&self, sockets: &[OwnedFd]) -> io::Result<()> {
-        let mut control = ControlBuffer::new();
-        let mut byte = 0_u8;
-        let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        let message = control.message(&mut vector, sockets.len());
-        // SAFETY: the control buffer has room for one header and BATCH descriptors, and `message` points into it.
-        unsafe {
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(mem::size_of_val(sockets) as u32) as _;
-            let data = libc::CMSG_DATA(header).cast::<libc::c_int>();
-            for (index, socket) in sockets.iter().enumerate() {
-                data.add(index).write_unaligned(socket.as_raw_fd());
-            }
-        }
-        uninterrupted(|| {
-            // SAFETY: the message describes live buffers; the kernel only reads them.
-            let sent =
-                unsafe { libc::sendmsg(self.channel.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-            if sent == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        })?;
-        self.confirm(self.channel.as_fd())
-    }
-
-    /// Waits for the holder's answer: a descriptor in flight would keep the socket open, but would count against the
-    /// limit on descriptors in flight.
-    fn confirm(&self, channel: BorrowedFd<'_>) -> io::Result<()> {
+        let borrowed: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+        uninterrupted(|| unix_socket::send_all(self.channel.as_fd(), &[0], &borrowed))?;
+        // Waits for the holder's answer: a descriptor in flight would keep the socket open, but would count against the limit on
+        // descriptors in flight. If a signal prevented this read, the answer would be taken for the answer to the next message.
         let mut byte = [0_u8];
-        // If a signal prevented this read, the answer would be taken for the answer to the next message.
-        match uninterrupted(|| socket::receive(channel, &mut byte))? {
+        match uninterrupted(|| socket::receive(self.channel.as_fd(), &mut byte))? {
             1 if byte == [1] => Ok(()),
             _ => Err(io::Error::other("a process that holds sockets could not take more")),
         }
@@ -243,11 +212,11 @@ fn hold(channel: libc::c_int) -> ! {
         if fork::close_all_but_0().is_err() {
             libc::_exit(1);
         }
-        let mut control = ControlBuffer::new();
+        let mut control = unix_socket::Control::new();
         loop {
             let mut byte = 0_u8;
             let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-            let mut message = control.message(&mut vector, BATCH);
+            let mut message = control.message(&mut vector);
             match libc::recvmsg(0, &raw mut message, 0) {
                 1.. => {}
                 -1 if *libc::__errno_location() == libc::EINTR => continue,
@@ -256,27 +225,6 @@ fn hold(channel: libc::c_int) -> ! {
             byte = u8::from(message.msg_flags & libc::MSG_CTRUNC == 0);
             libc::send(0, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
         }
-    }
-}
-
-/// Room for one SCM_RIGHTS header with `BATCH` descriptors, with the alignment of a cmsghdr.
-#[repr(C, align(8))]
-struct ControlBuffer([u8; 16 + BATCH * 4 + 8]);
-
-impl ControlBuffer {
-    fn new() -> Self {
-        ControlBuffer([0; _])
-    }
-
-    fn message(&mut self, vector: &mut libc::iovec, descriptors: usize) -> libc::msghdr {
-        // SAFETY: msghdr is plain data for which all zeroes is a valid value.
-        let mut message: libc::msghdr = unsafe { mem::zeroed() };
-        message.msg_iov = vector;
-        message.msg_iovlen = 1;
-        message.msg_control = self.0.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE only computes.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE((descriptors * 4) as u32) } as _;
-        message
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use crate::{Errno, check, epoll};
+use crate::{Errno, check, epoll, owned};
 
 /// PIDFD_THREAD (include/uapi/linux/pidfd.h, Linux 6.9), which has the value of O_EXCL.
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
@@ -59,11 +59,10 @@ impl Pidfd {
     ///
     /// EBADF: the process has no such descriptor; ESRCH: the process has ended; EPERM: no right to trace it (ptrace(2)); EMFILE.
     pub fn duplicate(&self, descriptor: RawFd) -> io::Result<OwnedFd> {
-        // SAFETY: the call takes numbers only.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), descriptor, 0) };
-        let copy = check(copy as libc::c_int)?;
-        // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+        // SAFETY: the call takes numbers only and returns a new descriptor.
+        unsafe {
+            owned(libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), descriptor, 0) as libc::c_int)
+        }
     }
 
     /// Sends a signal (pidfd_send_signal(2)).
@@ -88,10 +87,8 @@ impl AsFd for Pidfd {
 }
 
 fn open(id: u32, flags: libc::c_uint) -> io::Result<Pidfd> {
-    // SAFETY: the call takes numbers only.
-    let descriptor = check(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) } as libc::c_int)?;
-    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-    Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    // SAFETY: the call takes numbers only and returns a new descriptor.
+    unsafe { owned(libc::syscall(libc::SYS_pidfd_open, id, flags) as libc::c_int) }.map(Pidfd)
 }
 
 /// Opens the process of a thread. The number of its first thread belongs to the process as long as it exists.

@@ -72,14 +72,14 @@ pub fn forbid_new() -> io::Result<()> {
 pub fn has_file_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
     let name = c"security.capability";
-    // SAFETY: both strings end in NUL; the kernel writes nothing into room of length 0.
+    // SAFETY: both strings end in NUL; the kernel writes nothing into a buffer of length 0.
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
 fn read() -> io::Result<[Sets; 2]> {
     let mut header = Header { version: VERSION_3, pid: 0 };
     let mut sets = [Sets::default(); 2];
-    // SAFETY: version 3 writes two halves, for which there is room; the header outlives the call.
+    // SAFETY: version 3 writes two halves, as many as `sets` has; the header outlives the call.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) } as libc::c_int)?;
     Ok(sets)
 }

@@ -10,7 +10,7 @@ use crate::check;
 /// Returns the soft and the hard limit on descriptors (RLIMIT_NOFILE).
 pub fn descriptor_limits() -> io::Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to writable room for one rlimit.
+    // SAFETY: the pointer is to writable memory for one rlimit.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     Ok((limit.rlim_cur, limit.rlim_max))
 }
@@ -55,7 +55,7 @@ pub fn set_descriptor_limits(soft: u64, hard: u64) -> io::Result<()> {
 /// Returns the CPU time of the calling thread, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable room for one timespec; the clock exists for every thread.
+    // SAFETY: the pointer is to writable memory for one timespec; the clock exists for every thread.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(result, 0, "every Linux thread has a CPU clock");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -64,7 +64,7 @@ pub fn thread_cpu_time() -> Duration {
 /// Returns the time of CLOCK_MONOTONIC. It differs between hosts and between time namespaces (time_namespaces(7)).
 pub fn monotonic_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable room for one timespec; every kernel has this clock.
+    // SAFETY: the pointer is to writable memory for one timespec; every kernel has this clock.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     assert_eq!(result, 0, "every kernel has a monotonic clock");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -75,7 +75,7 @@ pub fn monotonic_time() -> Duration {
 pub fn voluntary_switches() -> u64 {
     // SAFETY: rusage is plain data for which all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to writable room for one rusage.
+    // SAFETY: the pointer is to writable memory for one rusage.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     assert_eq!(result, 0, "every Linux thread has counters");
     usage.ru_nvcsw.cast_unsigned()
@@ -84,7 +84,7 @@ pub fn voluntary_switches() -> u64 {
 /// Returns the CPU time of all threads of this process, in user and kernel mode (CLOCK_PROCESS_CPUTIME_ID).
 pub fn process_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable room for one timespec; the clock exists for every process.
+    // SAFETY: the pointer is to writable memory for one timespec; the clock exists for every process.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     assert_eq!(result, 0, "every Linux process has a CPU clock");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -94,7 +94,7 @@ pub fn process_cpu_time() -> Duration {
 /// comparable.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable room for one timespec; the clock exists on every Linux.
+    // SAFETY: the pointer is to writable memory for one timespec; the clock exists on every Linux.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     assert_eq!(result, 0, "every Linux has a monotonic clock");
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -108,7 +108,7 @@ pub struct Ring {
     /// The family and the address of each destination. Not changed after the creation: the kernel reads them later.
     destinations: Box<[(libc::c_int, RawAddress)]>,
     slots: Vec<Slot>,
-    room: usize,
+    capacity: usize,
     /// Number of completions still expected.
     awaited: usize,
     enters: u64,
@@ -133,13 +133,18 @@ static OFF: libc::c_int = 0;
 static RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 impl Ring {
-    /// Creates a ring for `slots` connections to `destinations`, each with `room` bytes of receive buffer.
+    /// Creates a ring for `slots` connections to `destinations`, each with `capacity` bytes of receive buffer.
     ///
     /// # Errors
     ///
     /// ENOSYS, EPERM: io_uring is disabled on this host. EINVAL: before Linux 6.1 (IORING_SETUP_DEFER_TASKRUN). EMFILE:
     /// more slots than RLIMIT_NOFILE.
-    pub fn new(transport: Transport, destinations: &[Endpoint], slots: u32, room: usize) -> io::Result<Self> {
+    pub fn new(
+        transport: Transport,
+        destinations: &[Endpoint],
+        slots: u32,
+        capacity: usize,
+    ) -> io::Result<Self> {
         let entries = (slots as usize * MAX_STEPS).next_power_of_two().clamp(64, 4096);
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -157,7 +162,7 @@ impl Ring {
             },
             destinations,
             slots: (0..slots).map(|_| Slot::default()).collect(),
-            room,
+            capacity,
             awaited: 0,
             enters: 0,
             entries,
@@ -359,7 +364,7 @@ impl Ring {
         slot
     }
 
-    /// Ensures room for the longest chain, because a submission between two entries would cut the chain in two.
+    /// Ensures space for the longest chain, because a submission between two entries would cut the chain in two.
     fn make_room(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         queue.sync();
@@ -384,7 +389,7 @@ impl Ring {
         // SAFETY: every pointer in an entry is to memory of this ring's slots (heap that does not move), to its
         // destinations or to a static. This memory is neither freed nor changed while the slot is busy: `idle` and
         // `received` check this, and `drop` waits.
-        unsafe { self.ring.submission().push(&entry) }.expect("there is room for a chain");
+        unsafe { self.ring.submission().push(&entry) }.expect("there is space for a chain");
     }
 }
 
@@ -529,10 +534,10 @@ impl<'a> Builder<'a> {
     }
 
     fn receive(&mut self, flags: libc::c_int) {
-        let room = self.ring.room;
+        let capacity = self.ring.capacity;
         let received = &mut self.ring.slots[self.slot as usize].received;
         if received.is_empty() {
-            *received = vec![0; room].into();
+            *received = vec![0; capacity].into();
         }
         let entry = opcode::Recv::new(Fixed(self.slot), received.as_mut_ptr(), received.len() as u32)
             .flags(flags)

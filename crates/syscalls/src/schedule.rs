@@ -9,7 +9,7 @@ use crate::{Errno, check};
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a valid value: no processor.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: pointer and size describe writable room for one set; 0 is the calling thread.
+    // SAFETY: pointer and size describe writable memory for one set; 0 is the calling thread.
     check(unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &raw mut set) })?;
     // SAFETY: CPU_ISSET only reads the set, and no number is past its end.
     Ok((0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect())

@@ -7,13 +7,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address::RawAddress;
 use crate::option::IP_LOCAL_PORT_RANGE;
-use crate::{Errno, check, privileges, shared};
+use crate::{Errno, check, owned, privileges, shared};
 
 /// A facility that a host may disable, or that older kernels lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +304,7 @@ impl Inbox {
     }
 
     fn clear(&mut self) {
-        // SAFETY: the mapping has room for one notification, for which all zeroes is a valid value, and `self` is borrowed
+        // SAFETY: the mapping is as large as one notification, for which all zeroes is a valid value, and `self` is borrowed
         // exclusively in this process.
         unsafe { self.0.as_ptr().write_bytes(0, 1) };
     }
@@ -347,12 +347,12 @@ pub fn install() -> io::Result<Listener> {
     }
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE_RECV;
-    // SAFETY: the filter describes `program`, which outlives the call; the kernel copies and checks it.
-    let descriptor = check(unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter)
-    } as libc::c_int)?;
-    // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-    Ok(Listener(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    // SAFETY: the filter describes `program`, which outlives the call; the kernel copies and checks it, and returns a new descriptor.
+    unsafe {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        owned(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) as libc::c_int)
+    }
+    .map(Listener)
 }
 
 impl From<OwnedFd> for Listener {
@@ -384,7 +384,7 @@ impl Listener {
     pub fn receive(&self, inbox: &mut Inbox) -> io::Result<Notification> {
         // The kernel refuses memory that is not zero.
         inbox.clear();
-        // SAFETY: the kernel writes one struct seccomp_notif, for which the inbox has room.
+        // SAFETY: the kernel writes one struct seccomp_notif, as large as the inbox.
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), RECEIVE as libc::Ioctl, inbox.0.as_ptr()) })?;
         // SAFETY: the kernel has written the struct, and no other process writes to it while this process lives.
         let raw = unsafe { &*inbox.0.as_ptr() };
@@ -417,15 +417,15 @@ impl Listener {
     }
 }
 
-/// Copies bytes from the memory of a thread, and returns their number, which is less than the room if the memory ends before.
+/// Copies bytes from the memory of a thread, and returns their number, which is less than the length of the buffer if the memory ends before.
 ///
 /// # Errors
 ///
 /// EFAULT: no memory at the address; EPERM: no right to trace the thread; ESRCH: no such thread.
-pub fn read(thread: u32, address: u64, room: &mut [u8]) -> io::Result<usize> {
-    let ours = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    let theirs = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: room.len() };
-    // SAFETY: `ours` describes writable room. The kernel checks the address of the other process, which this process never uses.
+pub fn read(thread: u32, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    let ours = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let theirs = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: buffer.len() };
+    // SAFETY: `ours` describes writable memory. The kernel checks the address of the other process, which this process never uses.
     let read =
         unsafe { libc::process_vm_readv(thread as libc::pid_t, &raw const ours, 1, &raw const theirs, 1, 0) };
     if read < 0 { Err(io::Error::last_os_error()) } else { Ok(read as usize) }
@@ -439,8 +439,8 @@ pub fn read(thread: u32, address: u64, room: &mut [u8]) -> io::Result<usize> {
 pub fn read_address(thread: u32, address: u64, length: u64) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(size_of::<libc::sockaddr_in6>());
-    let room = &mut raw.bytes_mut()[..length];
-    let read = read(thread, address, room)?;
+    let address_bytes = &mut raw.bytes_mut()[..length];
+    let read = read(thread, address, address_bytes)?;
     raw.to_std_of(read)
 }
 
@@ -480,7 +480,7 @@ mod tests {
     }
 
     fn receive_many() -> Option<i32> {
-        // SAFETY: the call has room for 0 messages.
+        // SAFETY: the call has a buffer for 0 messages.
         errno(check(unsafe { libc::recvmmsg(CLOSED, ptr::null_mut(), 0, 0, ptr::null_mut()) }))
     }
 
@@ -508,7 +508,7 @@ mod tests {
             }),
             (Facility::EpollPwait2, libc::ENOSYS, || {
                 let none = ptr::null::<u8>();
-                // SAFETY: the call has room for 0 events, and the descriptor is not open.
+                // SAFETY: the call has a buffer for 0 events, and the descriptor is not open.
                 let result = unsafe { libc::syscall(libc::SYS_epoll_pwait2, CLOSED, none, 0, none, none, 0) };
                 errno(check(result as libc::c_int))
             }),
@@ -571,11 +571,11 @@ mod tests {
     #[test]
     fn memory_is_read_and_a_bad_address_refused() {
         let text = *b"hello";
-        let mut room = [0; 5];
+        let mut buffer = [0; 5];
         let this = std::process::id();
-        assert_eq!(read(this, text.as_ptr() as u64, &mut room).unwrap(), 5);
-        assert_eq!(room, text);
-        assert_eq!(read(this, 8, &mut room).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(read(this, text.as_ptr() as u64, &mut buffer).unwrap(), 5);
+        assert_eq!(buffer, text);
+        assert_eq!(read(this, 8, &mut buffer).unwrap_err().raw_os_error(), Some(libc::EFAULT));
     }
     #[test]
     fn addresses_of_both_families_are_read() {

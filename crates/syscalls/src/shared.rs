@@ -26,21 +26,21 @@ unsafe impl Send for Counters {}
 unsafe impl Sync for Counters {}
 
 impl Counters {
-    /// Maps room for `count` numbers, at least one.
+    /// Maps memory for `count` numbers, at least one.
     ///
     /// # Errors
     ///
-    /// ENOMEM, also for more numbers than an address space has room for.
+    /// ENOMEM, also for more numbers than fit into an address space.
     pub fn new(count: usize) -> io::Result<Counters> {
         Counters::map(count, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// Maps room for `count` numbers, at least one, of a file without a name (memfd_create(2)), which is returned too. Other processes
+    /// Maps memory for `count` numbers, at least one, of a file without a name (memfd_create(2)), which is returned too. Other processes
     /// can map the same numbers. The file is sealed: no process can change its size, after which access would end in SIGBUS.
     ///
     /// # Errors
     ///
-    /// The errors of memfd_create(2), ftruncate(2), mmap(2) and fcntl(2); ENOMEM for more numbers than an address space has room for.
+    /// The errors of memfd_create(2), ftruncate(2), mmap(2) and fcntl(2); ENOMEM for more numbers than fit into an address space.
     pub fn in_sealed_file(count: usize) -> io::Result<(Counters, File)> {
         let length = length(count.max(1))? as u64;
         let create = |flags| {
@@ -71,12 +71,12 @@ impl Counters {
 
     /// Returns all counters.
     pub fn all(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has room for `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
+        // SAFETY: the mapping is as large as `count` numbers, is aligned to a page, zeroed, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }
 
-/// Returns the bytes of `count` numbers. ENOMEM: an address space has no room for them.
+/// Returns the bytes of `count` numbers. ENOMEM: they do not fit into an address space.
 fn length(count: usize) -> io::Result<usize> {
     let length = count.checked_mul(size_of::<AtomicU64>()).filter(|length| isize::try_from(*length).is_ok());
     length.ok_or_else(|| io::Error::from(Errno::ENOMEM))
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn counters_larger_than_the_address_space_are_refused() {
-        // The size in bytes wraps to 8, room for one number.
+        // The size in bytes wraps to 8, as for one number.
         for count in [usize::MAX / 8 + 2, usize::MAX / 16 + 1, usize::MAX] {
             assert_eq!(Counters::new(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
             assert_eq!(Counters::in_sealed_file(count).unwrap_err().raw_os_error(), Some(libc::ENOMEM));

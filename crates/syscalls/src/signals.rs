@@ -4,14 +4,14 @@
 use std::fs;
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::check;
+use crate::{check, owned};
 
 pub use libc::{SIGCHLD, SIGCONT};
 
@@ -102,18 +102,16 @@ impl SignalFd {
     /// Creates a non-blocking descriptor for all signals. The calling thread must have blocked them.
     pub fn new() -> io::Result<SignalFd> {
         let all = full();
-        // SAFETY: the call reads one set, which outlives it.
-        let descriptor =
-            check(unsafe { libc::signalfd(-1, &raw const all, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
-        // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
-        Ok(SignalFd(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        // SAFETY: the call reads one set, which outlives it, and returns a new descriptor.
+        unsafe { owned(libc::signalfd(-1, &raw const all, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)) }
+            .map(SignalFd)
     }
 
     /// Returns the next pending signal; `None` if there is none.
     pub fn next(&self) -> io::Result<Option<Signal>> {
         let mut record = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let length = mem::size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the pointer is to writable room of this length.
+        // SAFETY: the pointer is to writable memory of this length.
         let result = unsafe { libc::read(self.0.as_raw_fd(), record.as_mut_ptr().cast(), length) };
         if result == length as isize {
             // SAFETY: the kernel has written a whole record.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::address::{Endpoint, RawAddress};
-use crate::{Errno, check};
+use crate::{Errno, check, owned};
 
 /// The transport protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,53 +37,40 @@ pub fn open(transport: Transport, address: SocketAddr, nonblocking: bool) -> io:
         Transport::Tcp => libc::SOCK_STREAM,
         Transport::Udp => libc::SOCK_DGRAM,
     };
-    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
-    // SAFETY: socket() takes no pointers.
-    let fd = check(unsafe { libc::socket(family, kind | flags, 0) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    create(family, kind | if nonblocking { libc::SOCK_NONBLOCK } else { 0 }, 0)
+}
+
+/// Opens a socket, close-on-exec (socket(2)).
+#[inline]
+pub(crate) fn create(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: socket() takes no pointers and returns a new descriptor.
+    unsafe { owned(libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol)) }
 }
 
 /// Opens a raw IPv4 socket for TCP segments that the caller builds (raw(7)), close-on-exec. Needs CAP_NET_RAW.
 pub fn open_raw_tcp() -> io::Result<OwnedFd> {
-    open_raw(libc::IPPROTO_TCP)
+    create(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP)
 }
 
 /// Opens a raw IPv4 socket for ICMP messages, like [`open_raw_tcp`].
 pub fn open_raw_icmp() -> io::Result<OwnedFd> {
-    open_raw(libc::IPPROTO_ICMP)
-}
-
-fn open_raw(protocol: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: socket() takes no pointers.
-    let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    create(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)
 }
 
 /// Opens a stream socket of the family of `endpoint`, close-on-exec.
 pub fn open_stream(endpoint: &Endpoint, nonblocking: bool) -> io::Result<OwnedFd> {
-    let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
-    // SAFETY: socket() takes no pointers.
-    let fd = check(unsafe { libc::socket(endpoint.family(), libc::SOCK_STREAM | flags, 0) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    create(endpoint.family(), libc::SOCK_STREAM | flags, 0)
 }
 
 /// Opens a non-blocking unix socket of this type, close-on-exec.
 pub(crate) fn open_unix(kind: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: socket() takes no pointers.
-    let fd =
-        check(unsafe { libc::socket(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    create(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)
 }
 
 /// Binds a socket to an endpoint (bind(2)). The path of a unix socket must not exist yet.
 pub fn bind_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Result<()> {
-    let raw = endpoint.raw()?;
-    // SAFETY: pointer and length describe one initialised address that outlives the call.
-    check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
+    bind_raw(socket, &endpoint.raw()?)
 }
 
 /// Connects a socket to an endpoint (connect(2)). EAGAIN: the accept queue of a unix socket is full and the socket is
@@ -94,7 +81,10 @@ pub fn connect_endpoint(socket: BorrowedFd<'_>, endpoint: &Endpoint) -> io::Resu
 
 /// Binds a socket to an address (bind(2)).
 pub fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
-    let raw = RawAddress::from(address);
+    bind_raw(socket, &RawAddress::from(address))
+}
+
+fn bind_raw(socket: BorrowedFd<'_>, raw: &RawAddress) -> io::Result<()> {
     // SAFETY: pointer and length describe one initialised address that outlives the call.
     check(unsafe { libc::bind(socket.as_raw_fd(), raw.as_ptr(), raw.length()) }).map(drop)
 }
@@ -142,23 +132,18 @@ pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
 
 /// Accepts a connection, close-on-exec, without the peer's address (accept4(2)).
 pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: both address pointers may be null, because no address is requested.
-    let fd = check(unsafe {
-        libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
-    })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    accept_with(socket, libc::SOCK_CLOEXEC)
 }
 
 /// Accepts a connection, close-on-exec and non-blocking, without the peer's address (accept4(2)).
 pub fn accept_nonblocking(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: both address pointers may be null, because no address is requested.
-    let fd = check(unsafe {
-        libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
-    })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    accept_with(socket, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
+}
+
+fn accept_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let none = std::ptr::null_mut();
+    // SAFETY: both address pointers may be null, because no address is requested; the call returns a new descriptor.
+    unsafe { owned(libc::accept4(socket.as_raw_fd(), none, none.cast(), flags)) }
 }
 
 /// The answer of a server to an error of accept(2).
@@ -227,9 +212,9 @@ pub fn send_to(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr) -> io::Resu
 }
 
 /// Receives bytes (recv(2)). 0 from a stream socket means the end of the stream.
-pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: pointer and length describe writable room.
-    let received = unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), 0) };
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe a writable buffer.
+    let received = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
@@ -288,7 +273,7 @@ pub fn shutdown_write(socket: BorrowedFd<'_>) -> io::Result<()> {
 #[inline]
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
-    // SAFETY: the pointers describe writable room for the longest address, and its length.
+    // SAFETY: the pointers describe a writable buffer for the longest address, and its length.
     check(unsafe { libc::getsockname(socket.as_raw_fd(), raw.as_mut_ptr(), raw.length_mut()) })?;
     raw.to_std()
 }
@@ -296,7 +281,7 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 /// Returns whether the socket is connected; for UDP: whether it has a peer.
 pub fn has_peer(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut raw = RawAddress::empty();
-    // SAFETY: the pointers describe writable room for the longest address, and its length.
+    // SAFETY: the pointers describe a writable buffer for the longest address, and its length.
     let result = check(unsafe { libc::getpeername(socket.as_raw_fd(), raw.as_mut_ptr(), raw.length_mut()) });
     match result {
         Ok(_) => Ok(true),

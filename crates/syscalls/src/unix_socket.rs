@@ -12,9 +12,14 @@ use crate::{Endpoint, Errno, check, option, socket};
 
 /// Opens a connected pair of SOCK_SEQPACKET sockets, close-on-exec and non-blocking. They preserve message boundaries.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    pair_of(libc::SOCK_NONBLOCK)
+}
+
+/// Opens a connected pair like [`pair`]. `flags`: 0 or SOCK_NONBLOCK.
+pub(crate) fn pair_of(flags: libc::c_int) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the pointer is to room for two descriptors.
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: the pointer is to writable memory for two descriptors.
     check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
     // SAFETY: the call above returned two new descriptors, which have no other owner.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
@@ -23,9 +28,26 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// The maximum number of descriptors in one message (SCM_MAX_FD, include/net/scm.h).
 pub const MAX_DESCRIPTORS: usize = 253;
 
-/// Room for the control message of [`MAX_DESCRIPTORS`] descriptors, with the alignment of a cmsghdr.
+/// A buffer for the control message of [`MAX_DESCRIPTORS`] descriptors, with the alignment of a cmsghdr.
 #[repr(C, align(8))]
-struct Control([u8; 1040]);
+pub(crate) struct Control([u8; 1040]);
+
+impl Control {
+    pub(crate) fn new() -> Control {
+        Control([0; 1040])
+    }
+
+    /// Returns the header of a message with this content, and with this buffer for its control message.
+    pub(crate) fn message(&mut self, part: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_iov = part;
+        header.msg_iovlen = 1;
+        header.msg_control = self.0.as_mut_ptr().cast();
+        header.msg_controllen = self.0.len() as _;
+        header
+    }
+}
 
 /// Sends `bytes`, at least one, in one message, with a copy of `descriptor` if it is set (sendmsg(2)). WouldBlock: the
 /// receive queue of the peer is full.
@@ -39,17 +61,14 @@ pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = Control([0; 1040]);
-    // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
+    let mut control = Control::new();
+    let mut header = control.message(&mut part);
+    header.msg_controllen = 0;
     if !descriptors.is_empty() {
         let length = mem::size_of_val(descriptors) as libc::c_uint;
-        header.msg_control = control.0.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE only computes.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
-        // SAFETY: the header describes aligned room that is large enough for one control message of MAX_DESCRIPTORS ints. There
+        // SAFETY: the header describes an aligned buffer that is large enough for one control message of MAX_DESCRIPTORS ints. There
         // are no more descriptors than that, and a BorrowedFd is an int.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
@@ -67,29 +86,24 @@ pub fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives one message into `room` (recvmsg(2)) and returns its length and its descriptor, close-on-exec. A length of
-/// 0 means that the other end is closed. A message that is longer than `room`, or whose descriptor exceeds
+/// Receives one message into `buffer` (recvmsg(2)) and returns its length and its descriptor, close-on-exec. A length of
+/// 0 means that the other end is closed. A message that is longer than `buffer`, or whose descriptor exceeds
 /// RLIMIT_NOFILE, is an error.
-pub fn receive(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let (count, descriptors) = receive_all(socket, room)?;
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let (count, descriptors) = receive_all(socket, buffer)?;
     Ok((count, descriptors.into_iter().next()))
 }
 
 /// Like [`receive`], with all descriptors of the message.
-pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    let mut control = Control([0; 1040]);
-    // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = control.0.len() as _;
+pub fn receive_all(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut control = Control::new();
+    let mut header = control.message(&mut part);
     // SAFETY: the header describes writable memory that outlives the call.
     let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
     let mut descriptors = Vec::new();
-    // SAFETY: the kernel has filled the header and the control room. CMSG_FIRSTHDR checks the length of the room, and
+    // SAFETY: the kernel has filled the header and the control buffer. CMSG_FIRSTHDR checks its length, and
     // the length of the control message gives the number of descriptors after its header.
     unsafe {
         let first = libc::CMSG_FIRSTHDR(&raw const header);
@@ -106,7 +120,7 @@ pub fn receive_all(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize
         }
     }
     if header.msg_flags & libc::MSG_TRUNC != 0 {
-        return Err(io::Error::other("the message is longer than the room for it"));
+        return Err(io::Error::other("the message is longer than the buffer for it"));
     }
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
         return Err(io::Error::from(Errno::EMFILE));
@@ -290,19 +304,19 @@ mod tests {
         send(ours.as_fd(), b"one", Some(far.as_fd())).unwrap();
         send(ours.as_fd(), b"two", None).unwrap();
         drop(far);
-        let mut room = [0; 16];
-        let (count, descriptor) = receive(theirs.as_fd(), &mut room).unwrap();
-        assert_eq!(&room[..count], b"one");
+        let mut buffer = [0; 16];
+        let (count, descriptor) = receive(theirs.as_fd(), &mut buffer).unwrap();
+        assert_eq!(&buffer[..count], b"one");
         let mut far = UnixStream::from(descriptor.unwrap());
         near.write_all(b"x").unwrap();
         let mut byte = [0];
         far.read_exact(&mut byte).unwrap();
-        let (count, descriptor) = receive(theirs.as_fd(), &mut room).unwrap();
-        assert_eq!((&room[..count], descriptor.is_none()), (b"two".as_slice(), true));
-        assert_eq!(receive(theirs.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let (count, descriptor) = receive(theirs.as_fd(), &mut buffer).unwrap();
+        assert_eq!((&buffer[..count], descriptor.is_none()), (b"two".as_slice(), true));
+        assert_eq!(receive(theirs.as_fd(), &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(ours);
         let ended = loop {
-            match receive(theirs.as_fd(), &mut room) {
+            match receive(theirs.as_fd(), &mut buffer) {
                 // A process that another test has forked holds a copy of `ours` until it executes its program.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::yield_now(),
                 ended => break ended.unwrap(),
@@ -351,11 +365,11 @@ mod tests {
 
     #[test]
     fn only_its_owner_removes_a_path() {
-        let room = std::env::temp_dir().join(format!("fourtuple-path-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("fourtuple-path-{}", std::process::id()));
         // A killed process with the same ID may have left it.
-        let _ = fs::remove_dir_all(&room);
-        fs::create_dir_all(&room).unwrap();
-        let path = room.join("socket");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("socket");
         for kind in [Kind::Stream, Kind::Packets] {
             assert!(has_no_listener(&kind.connect(&path).unwrap_err()));
             // Listens at the path without an owner who removes it.
@@ -373,13 +387,13 @@ mod tests {
             drop((first, listener));
             let _connection = kind.connect(&path).expect("the second listens");
             assert!(socket::accept_nonblocking(its.as_fd()).is_ok());
-            assert_eq!(fs::read_dir(&room).unwrap().count(), 1, "the path alone");
+            assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "the path alone");
             drop(second);
             assert!(!path.exists());
         }
         fs::write(&path, "a file").unwrap();
         assert!(SocketPath::bind(&path, Kind::Stream, 8).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"a file");
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -3,12 +3,11 @@
 use std::ffi::CString;
 use std::io;
 use std::mem;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::netlink;
-use crate::socket::{self, Transport};
-use crate::{Errno, check};
+use crate::{Errno, check, socket};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
@@ -108,15 +107,15 @@ fn each_address(family: u8, mut found: impl FnMut(&[u8], u32, &[u8])) -> io::Res
         // If IFA_LOCAL is present, IFA_ADDRESS is the address of the peer.
         let local =
             netlink::attribute(attributes, IFA_LOCAL).or_else(|| netlink::attribute(attributes, IFA_ADDRESS));
-        let index = header[4..].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
         // A kernel without IPv6 answers a request for IPv6 addresses with IPv4 addresses.
-        if let (true, Some(local), Some(index)) = (header[0] == family, local, index) {
+        if let (true, Some(local), Some(index)) = (header[0] == family, local, netlink::word(header, 4)) {
             found(header, index, local);
         }
     })
 }
 
-fn octets(address: IpAddr) -> (u8, Vec<u8>) {
+/// Returns the address family and the octets of an address.
+pub(crate) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
     match address {
         IpAddr::V4(v4) => (libc::AF_INET as u8, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6 as u8, v6.octets().to_vec()),
@@ -126,12 +125,23 @@ fn octets(address: IpAddr) -> (u8, Vec<u8>) {
 /// Creates a veth(4) pair: `name` in the calling thread's network namespace and `peer` in a second namespace. Both
 /// devices are down. They are removed with their namespaces.
 pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    make_pair_with(name, peer, namespace, &[])
+}
+
+/// Creates a veth(4) pair like [`make_pair`], whose devices both have these attributes.
+pub(crate) fn make_pair_with(
+    name: &str,
+    peer: &str,
+    namespace: BorrowedFd<'_>,
+    attributes: &[(u16, &[u8])],
+) -> io::Result<()> {
     let mut end = vec![0; LINK_HEADER];
     netlink::put_attribute(&mut end, IFLA_IFNAME, terminated(peer).as_slice());
+    attributes.iter().for_each(|(kind, value)| netlink::put_attribute(&mut end, *kind, value));
     netlink::put_attribute(&mut end, IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
     let mut data = Vec::new();
     netlink::put_attribute(&mut data, VETH_PEER, &end);
-    make(name, "veth", &data, None)
+    make(name, "veth", &data, attributes)
 }
 
 /// Creates a bridge, which forwards frames between its ports. It is down.
@@ -140,7 +150,7 @@ pub fn make_pair(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Resul
 ///
 /// EOPNOTSUPP: the kernel has no bridges (CONFIG_BRIDGE). EPERM without CAP_NET_ADMIN.
 pub fn make_bridge(name: &str) -> io::Result<()> {
-    make(name, "bridge", &[], None)
+    make(name, "bridge", &[], &[])
 }
 
 /// Makes a device a port of a bridge.
@@ -153,21 +163,19 @@ pub fn add_to_bridge(name: &str, bridge: &str) -> io::Result<()> {
 
 /// Creates an 802.1Q VLAN device on top of `below`. It is down.
 pub fn make_vlan(name: &str, below: &str, id: u16) -> io::Result<()> {
-    let below = index(below)?;
+    let below = index(below)?.to_ne_bytes();
     let mut data = Vec::new();
     netlink::put_attribute(&mut data, VLAN_ID, &id.to_ne_bytes());
-    make(name, "vlan", &data, Some(below))
+    make(name, "vlan", &data, &[(IFLA_LINK, &below)])
 }
 
-fn make(name: &str, kind: &str, data: &[u8], below: Option<u32>) -> io::Result<()> {
+fn make(name: &str, kind: &str, data: &[u8], attributes: &[(u16, &[u8])]) -> io::Result<()> {
     let mut info = Vec::new();
     netlink::put_attribute(&mut info, INFO_KIND, kind.as_bytes());
     netlink::put_attribute(&mut info, INFO_DATA, data);
     let mut body = vec![0; LINK_HEADER];
     netlink::put_attribute(&mut body, IFLA_IFNAME, terminated(name).as_slice());
-    if let Some(below) = below {
-        netlink::put_attribute(&mut body, IFLA_LINK, &below.to_ne_bytes());
-    }
+    attributes.iter().for_each(|(kind, value)| netlink::put_attribute(&mut body, *kind, value));
     netlink::put_attribute(&mut body, IFLA_LINKINFO, &info);
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
@@ -264,8 +272,9 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-fn control_socket() -> io::Result<OwnedFd> {
-    socket::open(Transport::Udp, SocketAddr::from(([0, 0, 0, 0], 0)), false)
+/// Opens a socket for ioctl(2).
+pub(crate) fn control_socket() -> io::Result<OwnedFd> {
+    socket::create(libc::AF_INET, libc::SOCK_DGRAM, 0)
 }
 
 #[cfg(test)]

@@ -145,6 +145,11 @@ pub fn put_attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
     request.resize(request.len().next_multiple_of(4), 0);
 }
 
+/// Returns the number at an offset.
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
+}
+
 /// Returns the value of the attribute `kind` of a netlink message.
 pub fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while let Some(header) = attributes.first_chunk::<4>() {
@@ -207,6 +212,13 @@ mod tests {
         let mut answers = 0;
         let result = read_datagram(datagram, &mut |_| answers += 1);
         (result.map_err(|error| error.raw_os_error()), answers)
+    }
+
+    #[test]
+    fn attributes_are_padded_and_carry_their_length() {
+        let mut body = Vec::new();
+        put_attribute(&mut body, 3, b"ab\0");
+        assert_eq!(body, [&7_u16.to_ne_bytes()[..], &3_u16.to_ne_bytes(), b"ab\0\0"].concat());
     }
 
     #[test]

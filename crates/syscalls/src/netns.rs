@@ -2,8 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::mem;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -16,7 +15,6 @@ use crate::check;
 use crate::device;
 use crate::option;
 use crate::route;
-use crate::socket::{self, Transport};
 
 /// Moves the calling thread into a new, empty network namespace and sets its loopback device up.
 ///
@@ -124,7 +122,7 @@ pub fn start_in_new(command: &mut Command) {
 /// Returns an id of the calling thread's network namespace that the host never reuses (SO_NETNS_COOKIE, Linux 5.14).
 /// The inode of /proc/self/ns/net, in contrast, is reused after a namespace ends.
 pub fn identity() -> io::Result<u64> {
-    let probe = control_socket(SocketAddr::from(([0, 0, 0, 0], 0)))?;
+    let probe = device::control_socket()?;
     option::get_u64(probe.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
@@ -151,18 +149,7 @@ pub fn add_loopback_address(address: Ipv6Addr) -> io::Result<()> {
 
 /// Sets the loopback device of the calling thread's network namespace up, which gives it 127.0.0.1/8 and ::1.
 pub fn set_loopback_up() -> io::Result<()> {
-    let control = control_socket(SocketAddr::from(([0, 0, 0, 0], 0)))?;
-    // SAFETY: ifreq is plain data for which all zeroes is a valid value.
-    let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads one ifreq with a terminated name.
-    check(unsafe { libc::ioctl(control.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) }).map(drop)
-}
-
-fn control_socket(family: SocketAddr) -> io::Result<OwnedFd> {
-    socket::open(Transport::Udp, family, false)
+    device::set_up("lo")
 }
 
 #[cfg(test)]

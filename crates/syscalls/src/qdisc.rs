@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::{Errno, device, netlink};
+use crate::netlink::{self, word};
+use crate::{Errno, device};
 
 const RTM_GETQDISC: u16 = 38;
 // Constants of include/uapi/linux/rtnetlink.h, pkt_sched.h and gen_stats.h.
@@ -73,10 +74,6 @@ pub(crate) fn parse(body: &[u8]) -> Option<Qdisc> {
         // Struct gnet_stats_queue: packets in the queue, bytes in it, drops.
         drops: word(netlink::attribute(statistics, TCA_STATS_QUEUE)?, 8)?.into(),
     })
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use crate::{Errno, check, netlink, option, socket};
+use crate::{Errno, check, device, netlink, option, socket};
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
@@ -147,25 +147,19 @@ pub fn prohibit_from(source: IpAddr) -> io::Result<()> {
     const RTM_NEWRULE: u16 = 32;
     const FRA_SRC: u16 = 2;
     const FR_ACT_PROHIBIT: u8 = 8;
-    let (family, octets) = match source {
-        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
-    };
+    let (family, octets) = device::octets(source);
     // Layout of struct fib_rule_hdr: family, lengths of both prefixes, traffic class, table, two reserved bytes,
     // action; flags.
-    let mut body = vec![family as u8, 0, (octets.len() * 8) as u8, 0, 0, 0, 0, FR_ACT_PROHIBIT, 0, 0, 0, 0];
+    let mut body = vec![family, 0, (octets.len() * 8) as u8, 0, 0, 0, 0, FR_ACT_PROHIBIT, 0, 0, 0, 0];
     netlink::put_attribute(&mut body, FRA_SRC, &octets);
     netlink::change(libc::NETLINK_ROUTE, RTM_NEWRULE, libc::NLM_F_CREATE | libc::NLM_F_EXCL, &body)
 }
 
 fn look_up(destination: IpAddr, device: Option<u32>, route: impl FnMut(&[u8])) -> io::Result<()> {
-    let (family, octets) = match destination {
-        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
-    };
+    let (family, octets) = device::octets(destination);
     // The family and the length of the destination prefix; a lookup reads no other field.
     let mut body = vec![0; HEADER];
-    body[..2].copy_from_slice(&[family as u8, (octets.len() * 8) as u8]);
+    body[..2].copy_from_slice(&[family, (octets.len() * 8) as u8]);
     netlink::put_attribute(&mut body, RTA_DST, &octets);
     if let Some(device) = device {
         netlink::put_attribute(&mut body, RTA_OIF, &device.to_ne_bytes());

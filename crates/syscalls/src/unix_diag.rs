@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::netlink;
+use crate::netlink::{self, word};
 
 /// The accept queue of a listening unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +85,8 @@ pub fn each_queue(mut found: impl FnMut(u64, Vec<u32>)) -> io::Result<()> {
 
 /// Parses a reply with the clients of an accept queue.
 pub(crate) fn clients(reply: &[u8]) -> Option<(u64, Vec<u32>)> {
-    let cookie = u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?);
     let inodes = netlink::attribute(reply.get(MESSAGE..)?, UNIX_DIAG_ICONS)?;
-    Some((cookie, inodes.chunks_exact(4).filter_map(|inode| word(inode, 0)).collect()))
+    Some((cookie(reply)?, inodes.chunks_exact(4).filter_map(|inode| word(inode, 0)).collect()))
 }
 
 /// One end of a connection between unix sockets.
@@ -127,7 +126,7 @@ pub(crate) fn connection(reply: &[u8]) -> Option<Connection> {
     Some(Connection {
         name: name(attributes),
         inode: word(reply, 4)?,
-        cookie: u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?),
+        cookie: cookie(reply)?,
         // shutdown() of both directions gives the same state while the peer still has its socket.
         is_closed_by_peer: shutdown == Some(&SHUTDOWN_MASK) && peer.unwrap_or(0) == 0,
     })
@@ -136,15 +135,19 @@ pub(crate) fn connection(reply: &[u8]) -> Option<Connection> {
 /// Parses a reply with a name and a queue.
 pub(crate) fn detail(reply: &[u8]) -> Option<Detail> {
     let attributes = reply.get(MESSAGE..)?;
-    let (waiting, rest) = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
-    let backlog = rest.first_chunk::<4>()?;
-    let queue = Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) };
-    let cookie = u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?);
-    Some(Detail { name: name(attributes), inode: word(reply, 4)?, cookie, queue })
+    let queue = queue_in(attributes)?;
+    Some(Detail { name: name(attributes), inode: word(reply, 4)?, cookie: cookie(reply)?, queue })
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk::<4>()?))
+/// Returns the cookie of the socket that a reply is about.
+fn cookie(reply: &[u8]) -> Option<u64> {
+    Some(u64::from(word(reply, 12)?) << 32 | u64::from(word(reply, 8)?))
+}
+
+/// Returns the queue among the attributes of a reply.
+fn queue_in(attributes: &[u8]) -> Option<Queue> {
+    let queue = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?;
+    Some(Queue { waiting: word(queue, 0)?, backlog: word(queue, 4)? })
 }
 
 /// Returns the path, or `@` and the abstract name.
@@ -176,9 +179,7 @@ fn file_system(file: &File) -> Option<(u32, u32)> {
 pub(crate) fn queue(reply: &[u8], wanted: &[u8]) -> Option<Queue> {
     let attributes = reply.get(MESSAGE..)?;
     netlink::attribute(attributes, UNIX_DIAG_VFS).filter(|place| *place == wanted)?;
-    let (waiting, rest) = netlink::attribute(attributes, UNIX_DIAG_RQLEN)?.split_first_chunk::<4>()?;
-    let backlog = rest.first_chunk::<4>()?;
-    Some(Queue { waiting: u32::from_ne_bytes(*waiting), backlog: u32::from_ne_bytes(*backlog) })
+    queue_in(attributes)
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

@@ -61,8 +61,13 @@ fn get<T: Copy>(
     Ok(value)
 }
 
-fn set<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
-    let length = mem::size_of::<T>() as libc::socklen_t;
+fn set<T: ?Sized>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let length = mem::size_of_val(value) as libc::socklen_t;
     // SAFETY: pointer and length describe one initialised value that outlives the call.
     check(unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), length)
@@ -172,17 +177,7 @@ pub fn set_receive_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Res
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_usec: timeout.subsec_micros() as libc::suseconds_t,
     };
-    // SAFETY: the pointer is to one timeval of the given length.
-    check(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            (&raw const value).cast(),
-            size_of::<libc::timeval>() as libc::socklen_t,
-        )
-    })
-    .map(drop)
+    set(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &value)
 }
 
 /// Sets TCP_NODELAY: small segments do not wait for the ACK of earlier segments. Accepted sockets inherit it from the
@@ -193,18 +188,8 @@ pub fn set_no_delay(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Sets SO_BINDTODEVICE: the name of a network device or VRF, at most 15 bytes.
 pub fn set_device(socket: BorrowedFd<'_>, device: &str) -> io::Result<()> {
-    let length = device.len() as libc::socklen_t;
-    // SAFETY: pointer and length describe the bytes of the name; the kernel copies them and needs no terminator.
-    check(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTODEVICE,
-            device.as_ptr().cast(),
-            length,
-        )
-    })
-    .map(drop)
+    // The kernel needs no terminator.
+    set(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device)
 }
 
 /// Takes a bound UDP socket out of the lookup for incoming packets, by a device that does not exist (SO_BINDTOIFINDEX). The port stays
@@ -371,17 +356,8 @@ fn attach(socket: BorrowedFd<'_>, name: libc::c_int, program: &[Instruction]) ->
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let length = u16::try_from(filter.len()).map_err(|_| io::Error::from(Errno::EINVAL))?;
     let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
-    // SAFETY: the program describes `filter`, which outlives the call; the kernel copies it.
-    check(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            name,
-            (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as libc::socklen_t,
-        )
-    })
-    .map(drop)
+    // The program describes `filter`, which outlives the call; the kernel copies it.
+    set(socket, libc::SOL_SOCKET, name, &program)
 }
 
 /// Returns the number of connections in a listener's accept queue (TCP_INFO: `tcp_get_info` returns it in `tcpi_unacked`), without

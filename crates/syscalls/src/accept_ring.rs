@@ -190,11 +190,7 @@ impl Drop for AcceptRing {
 
 /// Opens a listener whose address no other process knows.
 fn private_listener() -> io::Result<OwnedFd> {
-    let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: socket() takes no pointers.
-    let fd = check(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
-    // SAFETY: the call above returned a new descriptor, which has no other owner.
-    let listener = unsafe { OwnedFd::from_raw_fd(fd) };
+    let listener = socket::open_unix(libc::SOCK_STREAM)?;
     let family = libc::AF_UNIX as libc::sa_family_t;
     // SAFETY: pointer and length describe an address family only; bind() then chooses an abstract name and reads
     // nothing else.

@@ -27,9 +27,9 @@ pub const MAX_PAYLOAD: usize = 65_507;
 /// A buffer for the requested control messages: GRO size, overflow count, destination address, TTL.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; 128]);
+pub(crate) struct Control(pub(crate) [u8; 128]);
 
-const NO_CONTROL: Control = Control([0; 128]);
+pub(crate) const NO_CONTROL: Control = Control([0; 128]);
 
 /// Buffers for messages, and the messages of the last receive call.
 pub struct Batch {
@@ -403,7 +403,7 @@ fn put_control(header: &mut libc::msghdr, control: &mut Control, message: &Messa
 }
 
 /// Appends a control message after the first `used` bytes and returns the new number of used bytes.
-fn put<T: Copy>(
+pub(crate) fn put<T: Copy>(
     control: &mut Control,
     used: usize,
     level: libc::c_int,

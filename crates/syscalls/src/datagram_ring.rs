@@ -8,7 +8,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 
 use crate::datagram::{Datagram, Messages, read_control};
-use crate::{Errno, ring};
+use crate::{Errno, ring, shared};
 
 /// User data of the receive request.
 const RECEIVE: u64 = 1;
@@ -394,21 +394,7 @@ struct Mapping {
 
 impl Mapping {
     fn new(length: usize) -> io::Result<Mapping> {
-        // SAFETY: the kernel chooses the address, and anonymous memory has no descriptor.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap() gave address 0"))?;
+        let start = shared::map(length, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
         Ok(Mapping { start, length, is_kept: false })
     }
 }

@@ -7,14 +7,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::address::RawAddress;
+use crate::datagram::{NO_CONTROL, put};
 use crate::option;
 
 /// The TTL or hop limit of packets that only a neighbour on the link can send (GTSM, RFC 5082).
 pub const HOPS: u8 = 255;
-
-/// A buffer for two control messages of an int each, with the alignment of a cmsghdr.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
 
 /// Sends a datagram with a TTL of 255 and a traffic class (DSCP in the upper six bits), without waiting: sendmsg(2)
 /// with IP_TTL and IP_TOS, or IPV6_HOPLIMIT and IPV6_TCLASS.
@@ -29,7 +26,9 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     };
     let name = RawAddress::from(to);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut control = Control([0; 64]);
+    let mut control = NO_CONTROL;
+    let used = put(&mut control, 0, level, hops_name, libc::c_int::from(HOPS));
+    let used = put(&mut control, used, level, class_name, libc::c_int::from(class));
     // SAFETY: msghdr consists of numbers and pointers, for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_name = name.as_ptr().cast_mut().cast();
@@ -37,20 +36,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, class: u8) -> 
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = control.0.as_mut_ptr().cast();
-    let length = size_of::<libc::c_int>() as libc::c_uint;
-    // SAFETY: CMSG_SPACE only computes.
-    header.msg_controllen = unsafe { 2 * libc::CMSG_SPACE(length) } as _;
-    // SAFETY: the header describes a buffer that is aligned, zeroed, and large enough for both control messages.
-    unsafe {
-        let mut message = libc::CMSG_FIRSTHDR(&raw const header);
-        for (name, value) in [(hops_name, HOPS), (class_name, class)] {
-            (*message).cmsg_level = level;
-            (*message).cmsg_type = name;
-            (*message).cmsg_len = libc::CMSG_LEN(length) as _;
-            libc::CMSG_DATA(message).cast::<libc::c_int>().write_unaligned(value.into());
-            message = libc::CMSG_NXTHDR(&raw const header, message);
-        }
-    }
+    header.msg_controllen = used as _;
     // SAFETY: the header describes initialised memory that outlives the call, which the kernel only reads.
     let sent = unsafe {
         libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)

@@ -54,20 +54,12 @@ pub fn set_descriptor_limits(soft: u64, hard: u64) -> io::Result<()> {
 
 /// Returns the CPU time of the calling thread, in user and kernel mode (CLOCK_THREAD_CPUTIME_ID).
 pub fn thread_cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable memory for one timespec; the clock exists for every thread.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(result, 0, "every Linux thread has a CPU clock");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// Returns the time of CLOCK_MONOTONIC. It differs between hosts and between time namespaces (time_namespaces(7)).
 pub fn monotonic_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable memory for one timespec; every kernel has this clock.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    assert_eq!(result, 0, "every kernel has a monotonic clock");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    clock(libc::CLOCK_MONOTONIC)
 }
 
 /// Returns how often the calling thread has given up its processor to wait in the kernel, for example for a lock
@@ -83,21 +75,22 @@ pub fn voluntary_switches() -> u64 {
 
 /// Returns the CPU time of all threads of this process, in user and kernel mode (CLOCK_PROCESS_CPUTIME_ID).
 pub fn process_cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable memory for one timespec; the clock exists for every process.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    assert_eq!(result, 0, "every Linux process has a CPU clock");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
 /// Returns CLOCK_MONOTONIC in nanoseconds. All threads and processes of this host share this clock, so their times are
 /// comparable.
 pub fn monotonic_ns() -> u64 {
+    let time = monotonic_time();
+    time.as_secs() * 1_000_000_000 + u64::from(time.subsec_nanos())
+}
+
+fn clock(id: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to writable memory for one timespec; the clock exists on every Linux.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    assert_eq!(result, 0, "every Linux has a monotonic clock");
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    // SAFETY: the pointer is to writable memory for one timespec.
+    let result = unsafe { libc::clock_gettime(id, &raw mut time) };
+    assert_eq!(result, 0, "every Linux has the clock {id}");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Returns the columns of the terminal at stdout, or `None` if stdout is not a terminal or its width is unknown.

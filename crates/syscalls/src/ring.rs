@@ -265,7 +265,7 @@ impl Ring {
     /// Closes the connection of `slot`. No event follows, and the slot can be opened again at once.
     pub fn close(&mut self, slot: u32) -> io::Result<()> {
         self.idle(slot);
-        self.make_room()?;
+        self.make_space()?;
         let entry = opcode::Close::new(Fixed(slot)).build();
         self.push(entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(user_data(slot, Step::Close)));
         Ok(())
@@ -274,7 +274,7 @@ impl Ring {
     /// Cancels the operation of `slot`: the event of the step in progress follows, with ECANCELED. Between two steps of
     /// a chain no operation is in progress; if no event follows, call this again.
     pub fn cancel(&mut self, slot: u32) -> io::Result<()> {
-        self.make_room()?;
+        self.make_space()?;
         let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(Fixed(slot)).all()).build();
         self.push(entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(user_data(slot, Step::Cancel)));
         Ok(())
@@ -365,7 +365,7 @@ impl Ring {
     }
 
     /// Ensures space for the longest chain, because a submission between two entries would cut the chain in two.
-    fn make_room(&mut self) -> io::Result<()> {
+    fn make_space(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         queue.sync();
         if self.entries - queue.len() < MAX_STEPS {
@@ -416,7 +416,7 @@ pub(crate) fn persist(mut call: impl FnMut() -> io::Result<usize>) -> io::Result
     }
 }
 
-/// Returns the result of a call of io_uring_enter(2) that waits: that no completion came is no error. The caller looks for completions
+/// Returns the result of a call of io_uring_enter(2) that waits: that no completion came is not an error. The caller looks for completions
 /// and waits again.
 pub(crate) fn without_completion(result: io::Result<usize>) -> io::Result<()> {
     match result {
@@ -493,7 +493,7 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(ring: &'a mut Ring, slot: u32) -> io::Result<Self> {
-        ring.make_room()?;
+        ring.make_space()?;
         Ok(Builder { ring, slot, chain: Chain::default(), last: None })
     }
 

@@ -87,7 +87,8 @@ pub(crate) fn map_anonymous(length: usize) -> io::Result<NonNull<u8>> {
     map(length, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
 }
 
-fn map(length: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<NonNull<u8>> {
+/// Maps memory to read and write, of a file or, with MAP_ANONYMOUS and the descriptor -1, of none.
+pub(crate) fn map(length: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the kernel chooses the address, so that the mapping touches no memory in use.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, 0) };

@@ -395,11 +395,7 @@ impl AcceptWait {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn totals(&self) -> Result<Box<Totals>, BpfError> {
-        let totals = self
-            .sums
-            .get(&0, 0)
-            .map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
-        Ok(Box::new(totals))
+        tracing::value(NAME, &self.sums).map(Box::new)
     }
 
     /// Returns the number of events that a program missed because it was already running on that processor.
@@ -417,8 +413,7 @@ impl AcceptWait {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn listeners(&self) -> Result<Vec<(u64, Listener)>, BpfError> {
-        let listeners: Result<Vec<_>, _> = self.listeners.iter().collect();
-        listeners.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+        tracing::entries(NAME, &self.listeners)
     }
 
     /// Returns all workers, in no particular order.
@@ -427,8 +422,7 @@ impl AcceptWait {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn workers(&self) -> Result<Vec<(WorkerKey, Worker)>, BpfError> {
-        let workers: Result<Vec<_>, _> = self.workers.iter().collect();
-        workers.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+        tracing::entries(NAME, &self.workers)
     }
 }
 

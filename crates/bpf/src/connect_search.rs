@@ -483,7 +483,7 @@ impl ConnectSearch {
     }
 
     fn sums(&self) -> Result<Sums, BpfError> {
-        self.sums.get(&0, 0).map_err(|error| tracing::failure(NAME, LOOKUP, &error))
+        tracing::value(NAME, &self.sums)
     }
 
     /// Returns all pairs of process and destination in the order of their first connect. A few entries may be empty (port 0) where

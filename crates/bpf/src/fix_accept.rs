@@ -14,7 +14,7 @@ use crate::call::{self, AllAtomic, Shared};
 use crate::error::BpfError;
 use crate::group_map::{Chooser, Control};
 use crate::object::Program;
-use crate::tracing::{Programs, failure, monotonic_ns, thread_name};
+use crate::tracing::{self, Programs, failure, monotonic_ns, thread_name};
 
 const NAME: &str = "fix_accept_counts";
 
@@ -189,8 +189,7 @@ impl Learner {
                 result => break result.map_err(call)?,
             }
         }
-        let answer =
-            self.answer.get(&0, 0).map_err(|error| failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
+        let answer = tracing::value(NAME, &self.answer)?;
         if answer.socket == 0 {
             return Err(call(Errno::ENOTSOCK.into()));
         }

@@ -12,7 +12,7 @@ use fourtuple_syscalls::epoll::Registration;
 use fourtuple_syscalls::socket;
 
 use crate::error::BpfError;
-use crate::tracing::{Programs, failure, pid_namespace};
+use crate::tracing::{self, Programs, failure, pid_namespace};
 
 const NAME: &str = "fix_rotate";
 
@@ -138,9 +138,7 @@ impl FixRotate {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn missed(&self) -> Result<u64, BpfError> {
-        let lost = self.lost.get(&0, 0);
-        let lost = lost.map_err(|error| failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))?;
-        Ok(lost + self.programs.missed()?)
+        Ok(tracing::value(NAME, &self.lost)? + self.programs.missed()?)
     }
 }
 

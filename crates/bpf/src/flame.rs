@@ -108,8 +108,7 @@ impl Flame {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn lost(&self) -> Result<u64, BpfError> {
-        let lost = self.lost.get(&0, 0);
-        lost.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
+        tracing::value(NAME, &self.lost)
     }
 
     /// Returns all samples by thread and stack, in no particular order.

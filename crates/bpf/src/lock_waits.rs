@@ -241,7 +241,7 @@ impl LockWaits {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn totals(&self) -> Result<Totals, BpfError> {
-        self.sums.get(&0, 0).map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
+        tracing::value(NAME, &self.sums)
     }
 
     /// Returns all waits by lock and path, in no particular order.
@@ -250,8 +250,7 @@ impl LockWaits {
     ///
     /// [`BpfError::Call`] if bpf(2) fails.
     pub fn waits(&self) -> Result<Vec<(WaitKey, Wait)>, BpfError> {
-        let waits: Result<Vec<_>, _> = self.waits.iter().collect();
-        waits.map_err(|error| tracing::failure(NAME, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
+        tracing::entries(NAME, &self.waits)
     }
 
     /// Removes the counts of a lock and a path, which the next wait adds again. A wait in progress is then not counted.

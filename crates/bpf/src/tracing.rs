@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::links::FdLink;
 use aya::programs::{
     BtfTracePoint, CgroupAttachMode, CgroupSockAddr, FEntry, FExit, Iter, PerfEvent, Program, ProgramError,
@@ -354,6 +354,20 @@ fn refusal(
         }
         other => failure(name, LOAD, &other),
     }
+}
+
+/// Returns the only value of an array.
+pub(crate) fn value<V: Pod>(name: &'static str, array: &Array<MapData, V>) -> Result<V, BpfError> {
+    array.get(&0, 0).map_err(|error| failure(name, "bpf(BPF_MAP_LOOKUP_ELEM)", &error))
+}
+
+/// Returns all entries of a map, in no particular order.
+pub(crate) fn entries<K: Pod, V: Pod>(
+    name: &'static str,
+    map: &HashMap<MapData, K, V>,
+) -> Result<Vec<(K, V)>, BpfError> {
+    let entries: Result<Vec<_>, _> = map.iter().collect();
+    entries.map_err(|error| failure(name, "bpf(BPF_MAP_GET_NEXT_KEY)", &error))
 }
 
 /// Converts aya's error by the errno of its innermost source.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::Workspace;
+use crate::{Workspace, call};
 
 /// The version of Debian 12. Another version generates different instructions, which every verifier would have to check
 /// again.
@@ -95,15 +95,9 @@ fn build(compiler: &Path, strip: &Path, directory: &Path, name: &str, object: &P
         .arg(format!("{name}{SOURCE_ENDING}"))
         .arg("-o")
         .arg(object);
-    run_tool(&mut compile)?;
+    call(&mut compile)?;
     // Strips debug information and keeps BTF.
-    run_tool(Command::new(strip).arg("-g").arg(object))
-}
-
-fn run_tool(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("start {command:?}"))?;
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
+    call(Command::new(strip).arg("-g").arg(object))
 }
 
 /// Returns the tool whose name has the version, or the tool with the plain name if its version matches.

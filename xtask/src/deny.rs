@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::{Workspace, cargo};
+use crate::{Workspace, metadata};
 
 /// The only registry that is permitted.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -66,8 +65,8 @@ pub(crate) fn run() -> Result<bool> {
     let text = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
     let policy: Policy = toml::from_str(&text).context("read deny.toml")?;
     let mut packages = BTreeMap::new();
-    for manifest in manifests(&root)? {
-        for package in graph(&manifest, &policy.graph.targets)? {
+    for workspace in workspaces(&root)? {
+        for package in graph(&workspace, &policy.graph.targets)? {
             packages.insert(package.id.clone(), package);
         }
     }
@@ -86,35 +85,27 @@ pub(crate) fn run() -> Result<bool> {
     Ok(faults.is_empty())
 }
 
-/// Returns the manifests beside a Cargo.lock, without build output and hidden directories.
-fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the directories with a Cargo.lock, without build output and hidden directories.
+fn workspaces(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))? {
         let entry = entry?;
         let name = entry.file_name();
         if name == "Cargo.lock" {
-            found.push(directory.join("Cargo.toml"));
+            found.push(directory.to_owned());
         } else if entry.file_type()?.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.')
         {
-            found.extend(manifests(&entry.path())?);
+            found.extend(workspaces(&entry.path())?);
         }
     }
     Ok(found)
 }
 
 /// Returns all packages that are built for one of `targets`.
-fn graph(manifest: &Path, targets: &[String]) -> Result<Vec<Package>> {
-    let mut metadata = cargo();
-    metadata
-        .args(["metadata", "--format-version", "1", "--locked", "--all-features", "--manifest-path"])
-        .arg(manifest);
-    targets.iter().for_each(|target| {
-        metadata.args(["--filter-platform", target]);
-    });
-    let output = metadata.output().context("start cargo metadata")?;
-    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
-    let metadata: Value =
-        serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")?;
+fn graph(workspace: &Path, targets: &[String]) -> Result<Vec<Package>> {
+    let mut arguments = vec!["--locked", "--all-features"];
+    arguments.extend(targets.iter().flat_map(|target| ["--filter-platform", target]));
+    let metadata = metadata(workspace, &arguments)?;
     let nodes = metadata["resolve"]["nodes"].as_array().context("cargo metadata: no nodes")?;
     let built: BTreeSet<&str> = nodes.iter().filter_map(|node| node["id"].as_str()).collect();
     let packages: Vec<Package> =
@@ -143,9 +134,8 @@ fn faults(policy: &Policy, packages: &[Package]) -> Vec<String> {
             Some((_, Some(true))) => {}
             Some((text, Some(false))) => faults
                 .push(format!("{name} {version} has the licence {text}, which deny.toml does not allow")),
-            Some((text, None)) => {
-                faults.push(format!("{name} {version} has the licence {text:?}, which is no SPDX expression"))
-            }
+            Some((text, None)) => faults
+                .push(format!("{name} {version} has the licence {text:?}, which is not an SPDX expression")),
         }
         let wildcards =
             package.dependencies.iter().filter(|needed| needed.req == "*" && needed.path.is_none());
@@ -256,18 +246,11 @@ mod tests {
     #[test]
     fn every_workspace_is_checked() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut found = manifests(root).unwrap();
+        let mut found = workspaces(root).unwrap();
         found.sort();
-        let expected = [
-            "Cargo.toml",
-            "bindings/c/Cargo.toml",
-            "bindings/python/Cargo.toml",
-            "contrib/adoption/Cargo.toml",
-            "contrib/reqwest/Cargo.toml",
-            "fleet/Cargo.toml",
-            "fuzz/Cargo.toml",
-        ];
-        assert_eq!(found, expected.map(|manifest| root.join(manifest)));
+        let expected =
+            ["", "bindings/c", "bindings/python", "contrib/adoption", "contrib/reqwest", "fleet", "fuzz"];
+        assert_eq!(found, expected.map(|workspace| root.join(workspace)));
     }
 
     #[test]
@@ -308,7 +291,7 @@ mod tests {
                 "two 1.0.0 has the licence CDDL-1.0, which deny.toml does not allow",
                 "three 1.0.0 names no licence",
                 "four 1.0.0 comes from git+https://example.org/four",
-                "five 1.0.0 has the licence \"as you like\", which is no SPDX expression",
+                "five 1.0.0 has the licence \"as you like\", which is not an SPDX expression",
             ]
         );
     }

@@ -75,16 +75,17 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Returns what `cargo metadata` prints about the packages of the workspace.
-pub(crate) fn metadata() -> Result<Value> {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+pub(crate) fn packages() -> Result<Value> {
     // Under `cargo run` the variable names the current checkout; the constant names the checkout of the build.
-    let manifest =
-        std::env::var_os("CARGO_MANIFEST_DIR").map_or(manifest, |dir| Path::new(&dir).join("Cargo.toml"));
-    let output = cargo()
-        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
-        .arg(&manifest)
-        .output()
-        .context("start cargo metadata")?;
+    let directory = std::env::var_os("CARGO_MANIFEST_DIR");
+    metadata(&directory.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from), &["--no-deps"])
+}
+
+/// Returns what `cargo metadata` prints with these arguments about the workspace of a directory.
+pub(crate) fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
+    let mut command = cargo();
+    command.current_dir(directory).args(["metadata", "--format-version", "1"]).args(arguments);
+    let output = command.output().context("start cargo metadata")?;
     ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
     serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")
 }
@@ -92,10 +93,17 @@ pub(crate) fn metadata() -> Result<Value> {
 impl Workspace {
     /// Reads the workspace of this program from `cargo metadata`.
     pub(crate) fn read() -> Result<Workspace> {
-        let metadata = metadata()?;
+        let metadata = packages()?;
         let path = |key: &str| {
             metadata[key].as_str().map(PathBuf::from).with_context(|| format!("cargo metadata: no {key:?}"))
         };
         Ok(Workspace { root: path("workspace_root")?, target: path("target_directory")? })
     }
+}
+
+/// Runs a program to its end.
+pub(crate) fn call(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("start {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::kernels::architecture::Toolchain;
 use crate::kernels::plan;
-use crate::{Workspace, cargo, metadata};
+use crate::{Workspace, cargo, packages};
 
 /// A program of the host's target directory.
 pub(crate) struct Program {
@@ -60,7 +60,7 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain, release: bool)
     let init = executables(&init, |package, _, is_test| package == "fourtuple-testing" && !is_test)?.pop();
     let init = init.context("cargo built no guest-init")?;
     let messages = if toolchain.is_cross() {
-        let tests = wanted_tests(&metadata()?);
+        let tests = wanted_tests(&packages()?);
         let packages = plan::packages_elsewhere().flat_map(|package| ["-p", package]);
         let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
         // The programs are of no use on this machine: no more of them are built than the guest runs.

@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::call;
 use crate::cargo;
-use crate::release::{Release, call, text};
+use crate::release::{Release, text};
 
 pub(super) const NAME: &str = "fourtuple";
 

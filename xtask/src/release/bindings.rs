@@ -10,9 +10,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::call;
 use crate::release::binary::Linkage;
 use crate::release::packages::LICENCES;
-use crate::release::{Release, call, files, set_mode, text, third_party, write};
+use crate::release::{Release, files, set_mode, text, third_party, write};
 
 const NAME: &str = "libfourtuple";
 

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{Workspace, cargo};
+use crate::{Workspace, call, cargo};
 
 /// The file with the checksums of all artifacts.
 const SUMS: &str = "SHA256SUMS";
@@ -333,13 +333,6 @@ fn write(path: &Path, contents: impl AsRef<[u8]>) -> Result<()> {
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     let permissions = fs::Permissions::from_mode(mode);
     fs::set_permissions(path, permissions).with_context(|| format!("chmod {}", path.display()))
-}
-
-/// Runs a program to its end.
-fn call(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("start {command:?}"))?;
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
 }
 
 /// Runs a program and returns its output without the last line end.

@@ -8,8 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::call;
 use crate::release::binary::{Binary, NAME, parts};
-use crate::release::{Release, call, files, set_mode, text, third_party, walk, write};
+use crate::release::{Release, files, set_mode, text, third_party, walk, write};
 
 const DESCRIPTION: &str = "diagnosis and repair of TCP and UDP connections
  fourtuple measures the kernel between socket() and the first byte of data: the

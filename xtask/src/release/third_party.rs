@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::cargo;
+use crate::metadata;
 use crate::release::{Release, walk};
 
 /// The package whose crates are those of both programs: it has the command as a library.
@@ -109,16 +109,8 @@ pub(super) struct Graph<'a> {
 impl Release {
     /// Returns what `cargo metadata` prints about a workspace for the target of the artifacts.
     pub(super) fn metadata(&self, directory: &str) -> Result<Value> {
-        let mut metadata = cargo();
-        metadata.current_dir(self.workspace.root.join(directory));
-        metadata.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &self.target]);
-        let output = metadata.output().context("start cargo metadata")?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        serde_json::from_slice(&output.stdout).context("read what cargo metadata printed")
+        let directory = self.workspace.root.join(directory);
+        metadata(&directory, &["--locked", "--filter-platform", &self.target])
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{Workspace, cargo};
+use crate::{Workspace, cargo, metadata};
 
 /// The published crates, each after its dependencies.
 const PUBLISHED: [&str; 3] = ["fourtuple-syscalls", "fourtuple-bpf", "fourtuple"];
@@ -22,11 +22,11 @@ const MAX_CRATES: usize = 12;
 
 /// A program for each set of features: its name, the features, and its code.
 const PROGRAMS: [(&str, &str, &str); 2] = [
-    ("hello", "", include_str!("hello.rs")),
+    ("hello", "", include_str!("package/hello.rs")),
     (
         "everything",
         "\"axum\", \"bpf\", \"hyper\", \"serde\", \"tokio\", \"tracing\", \"uring\"",
-        include_str!("everything.rs"),
+        include_str!("package/everything.rs"),
     ),
 ];
 
@@ -37,7 +37,7 @@ pub(crate) fn run() -> Result<bool> {
         fs::remove_dir_all(&stage).with_context(|| format!("remove {}", stage.display()))?;
     }
     fs::create_dir_all(&stage).with_context(|| format!("create {}", stage.display()))?;
-    let metadata = metadata(&workspace.root)?;
+    let metadata = metadata(&workspace.root, &["--filter-platform", "x86_64-unknown-linux-gnu"])?;
     let mut faults = too_new(&metadata)?;
     pack(&workspace)?;
     let packages = unpack(&workspace, &metadata, &stage)?;
@@ -64,13 +64,6 @@ fn succeed(command: &mut Command, what: &str) -> Result<Vec<u8>> {
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{what}: {}", stderr.trim());
     Ok(output.stdout)
-}
-
-fn metadata(directory: &Path) -> Result<Value> {
-    let mut command = cargo();
-    command.args(["metadata", "--format-version", "1", "--filter-platform", "x86_64-unknown-linux-gnu"]);
-    let output = succeed(command.current_dir(directory), "cargo metadata")?;
-    serde_json::from_slice(&output).context("read what cargo metadata printed")
 }
 
 fn field<'a>(package: &'a Value, key: &str) -> &'a str {

@@ -67,7 +67,15 @@ pub struct Datagram<'a> {
     pub(crate) name: &'a libc::sockaddr_storage,
 }
 
-impl Datagram<'_> {
+impl<'a> Datagram<'a> {
+    /// Returns a message with these flags of a msghdr, before its control messages are read.
+    #[inline]
+    pub(crate) fn new(bytes: &'a [u8], flags: libc::c_int, name: &'a libc::sockaddr_storage) -> Datagram<'a> {
+        let truncated = flags & libc::MSG_TRUNC != 0;
+        let (segment, overflowed, arrived_at, answer_from, hops) = (None, None, None, None, None);
+        Datagram { bytes, truncated, segment, overflowed, arrived_at, answer_from, hops, name }
+    }
+
     /// Returns the address of the sender.
     pub fn from(&self) -> Option<SocketAddr> {
         address::to_std(self.name).ok()
@@ -159,16 +167,8 @@ impl Batch {
     pub fn get(&self, index: usize) -> Option<Datagram<'_>> {
         let header = self.headers[..self.received].get(index)?;
         let length = (header.msg_len as usize).min(self.capacity);
-        let mut datagram = Datagram {
-            bytes: &self.bytes[index * self.capacity..][..length],
-            truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
-            segment: None,
-            overflowed: None,
-            arrived_at: None,
-            answer_from: None,
-            hops: None,
-            name: &self.names[index],
-        };
+        let bytes = &self.bytes[index * self.capacity..][..length];
+        let mut datagram = Datagram::new(bytes, header.msg_hdr.msg_flags, &self.names[index]);
         let control = &self.control[index].0;
         read_control(&control[..header.msg_hdr.msg_controllen.min(control.len())], &mut datagram);
         Some(datagram)
@@ -469,16 +469,7 @@ pub type ControlFields = (Option<u16>, Option<u32>, Option<IpAddr>, Option<IpAdd
 pub fn control_fields(control: &[u8]) -> ControlFields {
     // SAFETY: sockaddr_storage is plain data for which all zeroes is a valid value (AF_UNSPEC).
     let name: libc::sockaddr_storage = unsafe { mem::zeroed() };
-    let mut datagram = Datagram {
-        bytes: &[],
-        truncated: false,
-        segment: None,
-        overflowed: None,
-        arrived_at: None,
-        answer_from: None,
-        hops: None,
-        name: &name,
-    };
+    let mut datagram = Datagram::new(&[], 0, &name);
     read_control(control, &mut datagram);
     let Datagram { segment, overflowed, arrived_at, answer_from, hops, .. } = datagram;
     (segment, overflowed, arrived_at, answer_from, hops)

@@ -210,18 +210,10 @@ impl DatagramRing {
         // SAFETY: the kernel has written this header and does not write to the buffer until it gets it back. The buffer
         // is aligned to 64 bytes.
         let out = unsafe { start.cast::<RecvmsgHeader>().read() };
-        let mut datagram = Datagram {
-            bytes: self.bytes(index),
-            truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
-            segment: None,
-            overflowed: None,
-            arrived_at: None,
-            answer_from: None,
-            hops: None,
-            // SAFETY: as above; the address follows the 16 bytes of the header, and the whole space for it was zeroed
-            // when the memory was mapped.
-            name: unsafe { &*start.add(size_of::<RecvmsgHeader>()).cast() },
-        };
+        // SAFETY: as above; the address follows the 16 bytes of the header, and the whole space for it was zeroed when the
+        // memory was mapped.
+        let name = unsafe { &*start.add(size_of::<RecvmsgHeader>()).cast() };
+        let mut datagram = Datagram::new(self.bytes(index), out.flags as libc::c_int, name);
         if out.control > 0 {
             let length = (out.control as usize).min(CONTROL);
             // SAFETY: the space for control messages is within the buffer, and all of it was zeroed when the memory was

@@ -147,13 +147,8 @@ mod tests {
         let choosers =
             [Chooser::Hash, Chooser::Random, key(0, 4), key(1, 2), key(3, 1), key(CpuMap::FARTHEST_KEY, 4)];
         for by in choosers {
-            let (program, state, _map) = match load("[::]:7000".parse().unwrap(), 1, by) {
-                Ok(loaded) => loaded,
-                Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
-                    return fourtuple_testing::skip(test, "bpf", &error.to_string());
-                }
-                Err(error) => panic!("{error}"),
-            };
+            let loaded = packet::loaded(test, load("[::]:7000".parse().unwrap(), 1, by));
+            let Some((program, state, _map)) = loaded else { return };
             for (packet, expected) in [
                 (Packet::new(Net::V4 { options: 8 }, &[], b"data"), REDIRECT),
                 (Packet::new(Net::V6, &[0x8100], b"data"), REDIRECT),

@@ -2,6 +2,20 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::BpfError;
+
+/// Returns the loaded program, or counts a skip if BPF is not available.
+pub(crate) fn loaded<T>(test: &str, result: Result<T, BpfError>) -> Option<T> {
+    match result {
+        Ok(loaded) => Some(loaded),
+        Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
+            fourtuple_testing::skip(test, "bpf", &error.to_string());
+            None
+        }
+        Err(error) => panic!("{test}: {error}"),
+    }
+}
+
 /// Locks a mutex for tests that run programs: one at a time, as in crates/fourtuple/tests/spread/main.rs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());

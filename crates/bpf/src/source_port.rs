@@ -97,14 +97,7 @@ mod tests {
 
     /// Returns the packet after the program and the counters, or `None` if BPF is not available.
     fn run(test: &str, group: &str, packet: &Packet) -> Option<(Packet, Counted)> {
-        let (program, state) = match load(group.parse().unwrap(), PORTS) {
-            Ok(loaded) => loaded,
-            Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
-                fourtuple_testing::skip(test, "bpf", &error.to_string());
-                return None;
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let (program, state) = packet::loaded(test, load(group.parse().unwrap(), PORTS))?;
         let (action, bytes) = call::run_on_packet(program.as_fd(), &packet.bytes).unwrap();
         assert_eq!(action, 2, "XDP_PASS");
         Some((Packet { bytes, ..packet.clone() }, xdp::counted(&state.counts)))

@@ -1,6 +1,8 @@
 //! The ports that `fix_ports` binds, in a network namespace and a cgroup of the thread of each test.
 #![forbid(unsafe_code)]
 
+mod group;
+
 use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io;
@@ -18,6 +20,8 @@ use fourtuple_bpf::fix_ports::{Destination, FixPortsSettings, LeftAlone, Namespa
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, netns, option};
 use fourtuple_testing::{StopOnDrop, cgroup_root, in_namespace, listener, set_sysctl};
+
+use self::group::loaded;
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 400;
@@ -61,16 +65,7 @@ fn attach_to(
     ports: &NamespacePorts,
     destinations: &[SocketAddr],
 ) -> Option<FixPorts> {
-    let mut fix = match FixPorts::load(settings) {
-        Ok(fix) => fix,
-        Err(
-            error @ (fourtuple_bpf::BpfError::NotPermitted { .. } | fourtuple_bpf::BpfError::Absent { .. }),
-        ) => {
-            fourtuple_testing::skip(test, "bpf", &error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let mut fix = loaded(test, FixPorts::load(settings))?;
     let cookie = netns::identity().unwrap();
     fix.set_namespace(cookie, ports).unwrap();
     for destination in destinations {

@@ -1,6 +1,8 @@
 //! The table of a group of UDP sockets when sockets are closed without a call to the table.
 #![forbid(unsafe_code)]
 
+mod group;
+
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,6 +12,8 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
 
+use self::group::loaded;
+
 fn open(address: SocketAddr) -> OwnedFd {
     let socket = socket::open(Transport::Udp, address, true).unwrap();
     assert_eq!(option::set_reuse_port(socket.as_fd()).unwrap(), option::Answer::Done);
@@ -17,15 +21,12 @@ fn open(address: SocketAddr) -> OwnedFd {
 }
 
 /// Returns a group with a socket at each seat, or skips the test.
-fn group(test: &str, seats: usize, chooser: Chooser) -> Option<(GroupMap, Vec<Option<OwnedFd>>, SocketAddr)> {
-    let map = match GroupMap::load(chooser, None) {
-        Ok(map) => map,
-        Err(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. })) => {
-            fourtuple_testing::skip(test, "bpf", &error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+fn open_group(
+    test: &str,
+    seats: usize,
+    chooser: Chooser,
+) -> Option<(GroupMap, Vec<Option<OwnedFd>>, SocketAddr)> {
+    let map = loaded(test, GroupMap::load(chooser, None))?;
     let mut address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let mut sockets = Vec::new();
     for seat in 0..seats {
@@ -58,7 +59,7 @@ fn the_next_seat_inherits_the_packets_of_a_closed_socket() {
     in_namespace(|| {
         let test = "the_next_seat_inherits_the_packets_of_a_closed_socket";
         let key = Chooser::Key { offset: 0, width: 4, mask: u32::MAX };
-        let Some((map, mut sockets, address)) = group(test, 4, key) else { return };
+        let Some((map, mut sockets, address)) = open_group(test, 4, key) else { return };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         let send = || (0..100_u32).for_each(|packet| drop(sender.send_to(&packet.to_be_bytes(), address)));
         sockets[1] = None;
@@ -78,7 +79,8 @@ fn the_next_seat_inherits_the_packets_of_a_closed_socket() {
 #[test]
 fn invalid_seats_are_refused() {
     in_namespace(|| {
-        let Some((map, sockets, address)) = group("invalid_seats_are_refused", 1, Chooser::Random) else {
+        let Some((map, sockets, address)) = open_group("invalid_seats_are_refused", 1, Chooser::Random)
+        else {
             return;
         };
         let first = sockets[0].as_ref().unwrap();

@@ -4,9 +4,7 @@
 //! corpora.
 #![forbid(unsafe_code)]
 
-mod bfd;
-mod configuration;
-mod handover;
+mod forward;
 mod http;
 mod kernel;
 mod saved;
@@ -40,13 +38,13 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("http_request", http::request),
     ("http_response", http::response),
     ("http_chunks", http::chunks),
-    ("handover", handover::messages),
+    ("handover", forward::handover),
     ("saved", saved::record),
     ("netlink", kernel::netlink),
     ("control", kernel::control),
-    ("bfd_packet", bfd::packet),
-    ("bfd_session", bfd::session),
-    ("forward_toml", configuration::file),
+    ("bfd_packet", forward::bfd_packet),
+    ("bfd_session", forward::bfd_session),
+    ("forward_toml", text::configuration),
     ("text", text::settings),
 ];
 

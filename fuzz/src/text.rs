@@ -1,4 +1,4 @@
-//! The target for settings as text: flag values, and settings of the library.
+//! The targets for settings as text: flag values, settings of the library, and the file of `fourtuple forward --config`.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -12,7 +12,8 @@ use fourtuple_bench::load::Target;
 use fourtuple_bench::serve::Service;
 use fourtuple_forward::{PlaneKind, Prefix};
 
-use crate::units;
+use crate::exit::UsageError;
+use crate::{config, units};
 
 /// Parses a setting. The first byte selects the setting; the rest is its text.
 pub(crate) fn settings(bytes: &[u8]) {
@@ -124,5 +125,24 @@ fn whole_numbers(text: &str) {
     }
     if let Err(message) = units::seed(text) {
         one_line(&message);
+    }
+}
+
+/// Parses a file. Checks that the error message of an invalid file is one line.
+pub(crate) fn configuration(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    let file = match config::parse(text) {
+        Ok(file) => file,
+        Err(message) => return one_line(&message),
+    };
+    for (number, link) in file.links.iter().enumerate() {
+        match config::parse_link(link, &|field| format!("{field} of link {}", number + 1)) {
+            Err(UsageError(message)) => one_line(&message),
+            Ok(understood) => {
+                let spread = understood.link.spread;
+                assert_eq!(spread.to_string().parse::<Selector>(), Ok(spread));
+                assert!(understood.link.routes.hops().next().is_some());
+            }
+        }
     }
 }

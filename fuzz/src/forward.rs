@@ -1,14 +1,18 @@
-//! BFD targets: the packet parser, and a session that receives arbitrary packets.
+//! Targets of the data plane: the parser of BFD packets, a session that receives arbitrary packets, and the messages of a takeover between
+//! the old and the new process.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::num::NonZeroU32;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use fastrand::Rng;
 use fourtuple_forward::bfd::{Action, Demultiplexer, LENGTH, Packet, Session, Settings, State, Timers};
+use fourtuple_forward::{Forward, Link, fuzzing};
 
 /// Checks that an encoded packet equals the parsed one. An authentication section is not encoded.
-pub(crate) fn packet(bytes: &[u8]) {
+pub(crate) fn bfd_packet(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     let written = packet.encode();
     let read = Packet::parse(&written).expect("an encoded packet can be parsed");
@@ -24,7 +28,7 @@ pub(crate) fn packet(bytes: &[u8]) {
 const STEP: usize = 2 + LENGTH;
 
 /// Runs a session through steps. A step advances the clock, delivers a packet through a demultiplexer, or changes a setting.
-pub(crate) fn session(bytes: &[u8]) {
+pub(crate) fn bfd_session(bytes: &[u8]) {
     let mut now = Duration::ZERO;
     let settings =
         Settings { timers: Timers::default(), local_discriminator: NonZeroU32::new(7).expect("not 0") };
@@ -85,4 +89,27 @@ fn act(session: &mut Session, now: Duration) -> Duration {
         }
     }
     panic!("a fourth packet at the same moment");
+}
+
+/// Byte between two messages. It does not occur in UTF-8.
+const SEPARATOR: u8 = 0xff;
+
+/// Parses the messages of one half of a takeover. The first byte selects the half; the first byte of each message is the number
+/// of its descriptors, modulo 8.
+pub(crate) fn handover(bytes: &[u8]) {
+    static SOCKET: OnceLock<UdpSocket> = OnceLock::new();
+    let socket = SOCKET.get_or_init(|| UdpSocket::bind("127.0.0.1:0").expect("bind"));
+    let Some((half, rest)) = bytes.split_first() else { return };
+    let messages: Vec<(&[u8], usize)> = rest
+        .split(|byte| *byte == SEPARATOR)
+        .filter_map(|message| message.split_first())
+        .map(|(number, text)| (text, usize::from(number % 8)))
+        .collect();
+    if half & 1 == 0 {
+        let listen = ([127, 0, 0, 1], 4000).into();
+        let forward = Forward::new(Link::new(listen, ([127, 0, 0, 1], 4001).into()), 1);
+        fuzzing::offer(&messages, socket.as_fd(), &forward);
+    } else {
+        fuzzing::inherited(&messages, socket.as_fd(), rest);
+    }
 }

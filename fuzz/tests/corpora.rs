@@ -36,12 +36,13 @@ fn corpora_pass_their_targets() {
 fn every_corpus_has_a_target_and_a_fuzzer() {
     let targets: BTreeSet<String> =
         fourtuple_fuzz::TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let names = |directory: PathBuf| -> BTreeSet<String> {
-        let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-        entries.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
-    };
-    assert_eq!(names(corpus()), targets);
-    assert_eq!(names(corpus().join("../fuzz_targets")), targets);
+    let entries = fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().file_name());
+    let corpora: BTreeSet<String> = entries.map(|name| name.into_string().unwrap()).collect();
+    assert_eq!(corpora, targets);
+    let manifest: toml::Table = toml::from_str(include_str!("../Cargo.toml")).unwrap();
+    let programs = manifest["bin"].as_array().unwrap();
+    let fuzzers = programs.iter().map(|program| program["name"].as_str().unwrap().to_owned());
+    assert_eq!(fuzzers.collect::<BTreeSet<_>>(), targets);
 }
 
 /// The mutator changes values and cannot make a record of another kind.

@@ -326,8 +326,8 @@ pub fn wait_connected(socket: BorrowedFd<'_>, timeout: Option<Duration>) -> io::
     })
 }
 
-/// Takes the descriptors that LISTEN_FDS announces (sd_listen_fds(3)) and sets close-on-exec for each. Returns none if LISTEN_PID names another process or
-/// is not set, or after an earlier call: a descriptor has one owner.
+/// Takes the descriptors that LISTEN_FDS announces (sd_listen_fds(3)) and sets close-on-exec for each. Returns none if LISTEN_PID names
+/// another process or is not set, or after an earlier call: a descriptor has one owner.
 ///
 /// # Errors
 ///

@@ -27,7 +27,7 @@ struct Timespec {
     nanoseconds: c_long,
 }
 
-/// Room for the address of an IP socket.
+/// Buffer for the address of an IP socket.
 #[repr(C, align(8))]
 struct Address([u8; 32]);
 
@@ -153,7 +153,7 @@ extern "C" fn initialise() {
 unsafe fn is_counters(path: *const c_char) -> bool {
     const NAME: &[u8] = b"/memfd:fourtuple-counters";
     let mut target = [0u8; NAME.len()];
-    // SAFETY: the caller passes a string; there is room for this many bytes.
+    // SAFETY: the caller passes a string; the buffer has this many bytes.
     let length = unsafe { readlink(path, target.as_mut_ptr().cast(), target.len()) };
     length == NAME.len() as isize && target == NAME
 }
@@ -175,14 +175,14 @@ fn set_errno(value: c_int) {
 fn add(counter: usize, number: u64) {
     let first = SHARED.load(Ordering::Acquire);
     if !first.is_null() && counter < COUNTERS {
-        // SAFETY: the mapping has room for COUNTERS numbers and is never unmapped.
+        // SAFETY: the mapping holds COUNTERS numbers and is never unmapped.
         unsafe { &*first.add(counter) }.fetch_add(number, Ordering::Relaxed);
     }
 }
 
 fn now() -> u64 {
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: the pointer is to writable room for one timespec.
+    // SAFETY: the pointer is to a writable timespec.
     unsafe { clock_gettime(CLOCK_MONOTONIC, &raw mut time) };
     time.seconds as u64 * 1_000_000_000 + time.nanoseconds as u64
 }
@@ -191,7 +191,7 @@ fn now() -> u64 {
 fn get(socket: c_int, level: c_int, name: c_int) -> Option<u32> {
     let mut value = 0u32;
     let mut length = 4u32;
-    // SAFETY: the pointers describe writable room for 4 bytes, and its length.
+    // SAFETY: the pointers are to 4 writable bytes, and their number.
     let result = unsafe { getsockopt(socket, level, name, (&raw mut value).cast(), &raw mut length) };
     (result == 0 && length == 4).then_some(value)
 }

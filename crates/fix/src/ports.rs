@@ -19,8 +19,8 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, netns, resource};
 use ipnet::IpNet;
 
-use crate::budget::Budget;
-use crate::error::FixError;
+use crate::Budget;
+use crate::FixError;
 use crate::namespaces;
 use crate::namespaces::Namespaces;
 

@@ -8,7 +8,7 @@ use fourtuple_observe::host::sysctl;
 use fourtuple_syscalls::{route, sock_diag};
 use ipnet::IpNet;
 
-use crate::error::FixError;
+use crate::FixError;
 use crate::namespaces;
 use crate::print::{PortRangeOption, Snapshot};
 

@@ -21,10 +21,10 @@ use fourtuple_record::{FixAcceptResults, Remark};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::{Errno, resource, socket};
 
+use crate::Budget;
 use crate::accept::mover::Mover;
 use crate::accept::rotate::Rotation;
 use crate::accept::session::Session;
-use crate::budget::Budget;
 
 /// Interval at which the sockets of the server are listed, unless that uses more than [`SHARE`]. A listener that joins gets no connections
 /// until then, as long as others of its group are open.
@@ -334,7 +334,7 @@ pub enum AcceptError {
     },
     /// A selector by the payload, and no UDP group.
     #[error(
-        "invalid value '{0}': a SYN has no payload, so this is for UDP only, and {1} is no UDP socket; for TCP use least-busy, cpu \
+        "invalid value '{0}': a SYN has no payload, so this is for UDP only, and {1} is not a UDP socket; for TCP use least-busy, cpu \
          or random"
     )]
     OnlyUdp(&'static str, String),

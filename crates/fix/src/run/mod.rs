@@ -11,7 +11,6 @@ mod files;
 mod layout;
 mod program;
 mod supervisor;
-mod way;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -38,7 +37,7 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::user_notification::{Inbox, Listener};
 use fourtuple_syscalls::{Errno, privileges};
 
-use crate::error::FixError;
+use crate::FixError;
 use crate::ports::{Estimate, Pace, Ports, PortsOutcome};
 use crate::run::files::{Files, LibraryDirectory, own_cgroup};
 use crate::run::layout::{BOUND, COUNTERS, *};
@@ -46,7 +45,7 @@ use crate::run::program::{Program, shown};
 use crate::run::supervisor::{Launch, Message, Step};
 use crate::target::ChildCgroup;
 
-pub use way::{Choice, Notice, Way, Ways};
+pub use program::{Choice, Notice, Way, Ways};
 
 /// Share of a port range from which the way `cgroup` acts, as by default of `fix ports`.
 const PAST: f64 = 0.25;
@@ -87,7 +86,7 @@ impl Run {
         let mask = signals::block_all().map_err(at("sigprocmask()"))?;
         let mut files = Files::default();
         let is_requested = matches!(self.via, Ways::Only(_));
-        let choice = way::choose(self.via, &program, || cgroup(&mut files, is_requested), &self.search);
+        let choice = program::choose(self.via, &program, || cgroup(&mut files, is_requested), &self.search);
         let result = choice.and_then(|choice| {
             if choice.way != Way::Cgroup {
                 // A cgroup whose programs the kernel refused.
@@ -98,7 +97,7 @@ impl Run {
                 files.remove();
                 mask.restore().map_err(at("sigprocmask()"))?;
             }
-            let covered = way::covers_bound(&program, &self.search);
+            let covered = program::covers_bound(&program, &self.search);
             self.start(choice, &mut files, &mask, covered, &mut notify)
         });
         files.remove();
@@ -344,9 +343,9 @@ impl Session<'_> {
         let epoll = Epoll::new().map_err(at("epoll_create1()"))?;
         watch(&epoll, self.stream.as_fd(), STREAM)?;
         watch(&epoll, self.signals.as_fd(), SIGNALS)?;
-        let mut room = [Ready::NONE; 4];
+        let mut events = [Ready::NONE; 4];
         loop {
-            let ready = epoll.wait(&mut room, Some(CHECK_INTERVAL)).map_err(at("epoll_wait()"))?;
+            let ready = epoll.wait(&mut events, Some(CHECK_INTERVAL)).map_err(at("epoll_wait()"))?;
             for ready in ready {
                 match ready.token() {
                     STREAM => match Message::read(&self.stream) {
@@ -435,8 +434,8 @@ impl Session<'_> {
             if epoll.add(listener.as_fd(), LISTENER, Interest::READ).is_err() {
                 return 1;
             }
-            let mut room = [Ready::NONE; 1];
-            while let Ok(ready) = epoll.wait(&mut room, None) {
+            let mut events = [Ready::NONE; 1];
+            while let Ok(ready) = epoll.wait(&mut events, None) {
                 if ready.iter().any(Ready::ended) {
                     return 0;
                 }

@@ -177,9 +177,9 @@ fn serve(
     }
     let mut main = Some(main);
     let mut is_running = true;
-    let mut room = [Ready::NONE; 4];
+    let mut events = [Ready::NONE; 4];
     while is_running || answers.is_some() || main.is_some() {
-        for ready in epoll.wait(&mut room, None)? {
+        for ready in epoll.wait(&mut events, None)? {
             match (ready.token(), &mut answers) {
                 (LISTENER, Some(listening)) if ready.ended() => {
                     // No process with the filter is left. The main process has the listener too, so that the end of this copy would

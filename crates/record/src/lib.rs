@@ -14,8 +14,7 @@ mod accept;
 mod compare;
 mod doctor;
 pub mod errno;
-mod fix_accept;
-mod fix_ports;
+mod fix;
 mod fleet;
 mod format;
 mod forward;
@@ -27,7 +26,6 @@ pub mod measure;
 mod plan;
 mod planes;
 mod ports;
-mod run;
 mod saved;
 mod scatter;
 #[cfg(feature = "schema")]
@@ -51,8 +49,10 @@ pub use compare::{CompareRecord, CompareResults, CompareSettings};
 pub use doctor::{
     Advice, DoctorRecord, DoctorResults, DoctorSettings, Finding, History, Moment, Proof, Severity, Unchecked,
 };
-pub use fix_accept::{FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings};
-pub use fix_ports::{FixNamespace, FixPortsRecord, FixPortsResults, FixPortsSettings, FixPortsTuple};
+pub use fix::{
+    FixAcceptListener, FixAcceptRecord, FixAcceptResults, FixAcceptSettings, FixNamespace, FixPortsRecord,
+    FixPortsResults, FixPortsSettings, FixPortsTuple, RunRecord, RunResults, RunSettings,
+};
 pub use fleet::{FleetHost, FleetRecord, FleetResults, FleetSettings};
 pub use format::{
     CommandLine, exact_duration, format_duration, format_time, printable, printable_lines, three_digits,
@@ -78,7 +78,6 @@ pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSet
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
 };
-pub use run::{RunRecord, RunResults, RunSettings};
 pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};

@@ -20,11 +20,9 @@ mod format;
 mod forward;
 mod guard;
 mod lab;
-mod lab_locks;
 mod load;
 pub mod measure;
 mod plan;
-mod planes;
 mod ports;
 mod saved;
 mod scatter;
@@ -32,7 +30,6 @@ mod scatter;
 pub mod schema;
 mod serve;
 pub mod snapshot;
-mod time_wait;
 mod trace;
 mod trace_accept;
 mod trace_locks;
@@ -64,9 +61,10 @@ pub use guard::{
     GuardAction, GuardEffect, GuardEvent, GuardEventKind, GuardFix, GuardRecord, GuardResults, GuardSettings,
     GuardState, GuardTotals,
 };
-pub use lab::{LabRecord, LabResults, LabSettings};
-pub use lab_locks::{
-    LabLocksRecord, LabLocksResults, LabLocksSettings, LocksClass, LocksPair, LocksRatio, LocksSide,
+pub use lab::{
+    LabLocksRecord, LabLocksResults, LabLocksSettings, LabRecord, LabResults, LabSettings, LocksClass,
+    LocksPair, LocksRatio, LocksSide, PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings,
+    PlanesSkipped, TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings,
 };
 pub use load::{
     Held, Latency, LoadAddress, LoadExpectation, LoadHost, LoadHttp2, LoadPorts, LoadRamp, LoadRecord,
@@ -74,14 +72,12 @@ pub use load::{
     LoadTlsSettings, LoadWarmUp, Quantile, Quantiles, Second, Slow, classes,
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
-pub use planes::{PlanesCell, PlanesRatio, PlanesRecord, PlanesResults, PlanesSettings, PlanesSkipped};
 pub use ports::{
     ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
 };
 pub use saved::{Common, ReadError, Saved};
 pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
-pub use time_wait::{TimeWaitPoint, TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 pub use trace::{
     TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,
     TraceStep, TraceSymptom, TraceTuple,

@@ -25,7 +25,6 @@ pub mod measure;
 mod plan;
 mod ports;
 mod saved;
-mod scatter;
 #[cfg(feature = "schema")]
 pub mod schema;
 mod serve;
@@ -73,10 +72,9 @@ pub use load::{
 };
 pub use plan::{PlanMoment, PlanOther, PlanPoint, PlanRecord, PlanResults, PlanSettings};
 pub use ports::{
-    ByParity, Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult,
+    ByParity, Distribution, Dot, FillPoint, PortsRecord, PortsResults, PortsSettings, Scatter, StrategyResult,
 };
 pub use saved::{Common, ReadError, Saved};
-pub use scatter::{Dot, Scatter};
 pub use serve::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 pub use trace::{
     TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceFlame, TraceHeat, TraceSample,

@@ -4,15 +4,13 @@
 
 mod accept;
 mod doctor;
-mod fix_accept;
-mod fix_ports;
+mod fix;
 mod fleet;
 mod forward;
 mod guard;
 mod lab_locks;
 mod load;
 mod planes;
-mod run;
 mod trace_locks;
 
 use std::collections::BTreeMap;
@@ -22,8 +20,10 @@ use fourtuple_record::*;
 
 pub(crate) use accept::{accept, bare_keepalive, hostile_keepalive, keepalive, refused};
 pub(crate) use doctor::{blind_doctor, doctor, hostile_doctor, live_doctor};
-pub(crate) use fix_accept::{bare_fix_accept, fix_accept, hostile_fix_accept, rotated_fix_accept};
-pub(crate) use fix_ports::{bare_fix_ports, fix_ports, hostile_fix_ports};
+pub(crate) use fix::{
+    bare_fix_accept, bare_fix_ports, bare_run, cgroup_run, fix_accept, fix_ports, hostile_fix_accept,
+    hostile_fix_ports, hostile_run, preloaded_run, rotated_fix_accept,
+};
 pub(crate) use fleet::{
     fleet_doctor, fleet_lab_ports, fleet_plan, fleet_serve, fleet_trace_connect, hostile_fleet,
 };
@@ -32,7 +32,6 @@ pub(crate) use guard::{bare_guard, guard, hostile_guard};
 pub(crate) use lab_locks::{hostile_lab_locks, lab_locks, untraced_lab_locks};
 pub(crate) use load::{bare_load, fleet, hold, hostile_load, ramp, stalled, steady};
 pub(crate) use planes::{bare_planes, no_planes, planes};
-pub(crate) use run::{bare_run, cgroup_run, hostile_run, preloaded_run};
 pub(crate) use trace_locks::{bare_trace_locks, trace_locks};
 
 pub(crate) const LOW: u16 = 9024;

@@ -36,7 +36,7 @@ pub struct NotAHistogram;
 
 impl fmt::Display for NotAHistogram {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("the bytes are no histogram of fourtuple")
+        formatter.write_str("the bytes are not a histogram of fourtuple")
     }
 }
 

@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::FleetError;
 use crate::children::Children;
-use crate::error::FleetError;
 use crate::nats::{Connection, binary_digest, discover, random_name, runtime};
 use crate::permission::{Permission, Permissions};
 use crate::protocol::{
@@ -436,7 +436,7 @@ impl State {
             return Performed::refused(format!("the deadline of the run {run} is {length}: at most {most}"));
         }
         if started.len() > MAX_STARTED {
-            return Performed::refused(format!("the start of the run {run} is no time in RFC 3339"));
+            return Performed::refused(format!("the start of the run {run} is not a time in RFC 3339"));
         }
         let worker = Worker {
             run: run.to_owned(),

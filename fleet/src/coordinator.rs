@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
-use crate::error::FleetError;
+use crate::FleetError;
 use crate::follow::Follow;
 use crate::nats::{Connection, discover, jetstream, publish, random_name, require_stream, runtime};
 use crate::overview::{HostReply, remark_early_end};

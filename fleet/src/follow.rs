@@ -14,8 +14,8 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
+use crate::FleetError;
 use crate::coordinator::{DISCOVERY, FleetOutcome, FleetProgress, Session, lead};
-use crate::error::FleetError;
 use crate::interval::{MAX_SECOND, Message, sum};
 use crate::merge::{self, Merge, Slot};
 use crate::nats::{discover, publish};

@@ -14,7 +14,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::runtime::{self, Runtime};
 use tokio::task;
 
-use crate::error::FleetError;
+use crate::FleetError;
 use crate::protocol::{AgentInfo, SERVICE, STREAM, STREAM_SUBJECTS};
 
 /// Time after which the messages of a run are removed from the stream.

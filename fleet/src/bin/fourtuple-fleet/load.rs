@@ -11,7 +11,7 @@ use fourtuple_record::{Saved, Second, format_duration, format_time};
 use indicatif::HumanCount;
 use time::OffsetDateTime;
 
-use crate::connect::{ConnectFlags, SelectFlags};
+use crate::{ConnectFlags, SelectFlags};
 use fourtuple_cli::exit::{Exit, UsageError};
 use fourtuple_cli::line::Line;
 use fourtuple_cli::output::{self, Output};

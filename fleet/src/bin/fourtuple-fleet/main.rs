@@ -2,8 +2,6 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod agent;
-mod connect;
 mod load;
 #[cfg(feature = "manual")]
 mod manual;
@@ -17,9 +15,16 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use fourtuple_bench::load::SYSCTLS;
 use fourtuple_cli::exit::{self, Exit};
-use fourtuple_cli::{help, output, refuse};
+use fourtuple_cli::{help, output, refuse, stop};
 use fourtuple_fleet::FleetError;
+use fourtuple_fleet::agent::Agent;
+use fourtuple_fleet::coordinator::Selection;
+use fourtuple_fleet::nats::Connection;
+use fourtuple_fleet::permission::{Permission, Permissions};
+use fourtuple_syscalls::resource;
+use ipnet::IpNet;
 
 /// Run one load on many hosts as one result
 #[derive(Debug, Parser)]
@@ -38,7 +43,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Fleet(Fleet),
-    Agent(agent::AgentFlags),
+    Agent(AgentFlags),
 }
 
 /// Run one load on many hosts as one result, and compare the hosts
@@ -141,6 +146,139 @@ impl Command {
             },
         }
     }
+}
+
+/// Flags of the connection to NATS.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ConnectFlags {
+    /// Servers of NATS
+    ///
+    /// Several with commas; tls://HOST encrypts.
+    #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    nats: String,
+    /// Credentials (JWT and seed), as nsc writes them
+    #[arg(long, value_name = "FILE")]
+    creds: Option<PathBuf>,
+    /// Seed of an nkey
+    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
+    nkey: Option<PathBuf>,
+    /// Authority of the server (PEM); requires TLS
+    #[arg(long, value_name = "FILE")]
+    nats_ca: Option<PathBuf>,
+}
+
+impl ConnectFlags {
+    pub(crate) fn connection(&self) -> Connection {
+        Connection {
+            url: self.nats.clone(),
+            credentials: self.creds.clone(),
+            nkey: self.nkey.clone(),
+            ca: self.nats_ca.clone(),
+        }
+    }
+}
+
+/// Flags that select hosts.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SelectFlags {
+    /// Hosts with this label only; repeatable
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<(String, String)>,
+}
+
+impl SelectFlags {
+    pub(crate) fn selection(&self, workers: Option<u32>) -> Selection {
+        Selection { labels: self.label.clone(), workers }
+    }
+
+    /// Returns the labels as they were given.
+    pub(crate) fn labels(&self) -> Vec<String> {
+        self.label.iter().map(|(key, value)| format!("{key}={value}")).collect()
+    }
+}
+
+pub(crate) fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not accepted: expected KEY=VALUE, such as zone=eu")),
+    }
+}
+
+/// Perform on this host what `fourtuple fleet` requests over NATS
+///
+/// load, doctor, lab ports, trace connect, serve and plan. A request carries typed settings, never a shell command. Requests and refusals are logged on stderr. Ends with Ctrl-C or
+/// SIGTERM.
+#[derive(Debug, Args)]
+pub(crate) struct AgentFlags {
+    #[command(flatten)]
+    connect: ConnectFlags,
+    /// Name of this host [default: the host name]
+    ///
+    /// Letters, digits, - and _.
+    #[arg(long, value_name = "HOST")]
+    name: Option<String>,
+    /// Label, which `fleet --label` selects; repeatable
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<(String, String)>,
+    /// Commands that this host performs [default: all]
+    ///
+    /// Of load, doctor, lab, trace, serve and plan.
+    #[arg(long, value_name = "COMMAND,...", value_delimiter = ',')]
+    allow: Vec<Permission>,
+    /// Network of loads and servers; repeatable
+    ///
+    /// That a load may connect to, and a server listen on [default: 127.0.0.0/8 and ::1]
+    #[arg(long, value_name = "CIDR", value_parser = network)]
+    allow_target: Vec<IpNet>,
+    /// Directory for the results of runs
+    ///
+    /// By default fourtuple in $STATE_DIRECTORY, $XDG_STATE_HOME, ~/.local/state or /tmp.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let address = || text.parse().ok().map(|address: std::net::IpAddr| IpNet::from(address));
+    text.parse().ok().or_else(address).ok_or_else(|| {
+        format!("{text:?} is not accepted: expected a network such as 10.0.0.0/8, or an address")
+    })
+}
+
+impl AgentFlags {
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        let stop = stop::flag()?;
+        resource::raise_descriptor_limit()
+            .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;
+        let agent = Agent {
+            connection: self.connect.connection(),
+            name: self.name.unwrap_or_else(host_name),
+            labels: self.label,
+            permissions: Permissions::new(self.allow, self.allow_target),
+            directory: self.state.unwrap_or_else(state_directory),
+            host: output::host(&SYSCTLS, &[]),
+            program: fourtuple()?,
+        };
+        agent.run(&stop, log)?;
+        Ok(Exit::Fine)
+    }
+}
+
+/// Returns the name of this host in its UTS namespace, without characters that a subject of NATS cannot have.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_');
+    name.trim().chars().map(|letter| if is_part(letter) { letter } else { '-' }).take(64).collect()
+}
+
+fn state_directory() -> PathBuf {
+    let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".local/state"));
+    let given = ["STATE_DIRECTORY", "XDG_STATE_HOME"].into_iter().find_map(env::var_os).map(PathBuf::from);
+    given.or_else(home).unwrap_or_else(env::temp_dir).join("fourtuple")
+}
+
+fn log(line: &str) {
+    // The write fails if the reader of the log is gone.
+    output::say(&format!("fourtuple agent: {line}"));
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use fourtuple_fleet::protocol::{MAX_TRACE, Request};
 use fourtuple_record::{FleetSettings, Saved, printable};
 use time::OffsetDateTime;
 
-use crate::connect::{ConnectFlags, SelectFlags};
+use crate::{ConnectFlags, SelectFlags};
 use fourtuple_cli::exit::{Exit, UsageError};
 use fourtuple_cli::output::{self, Output};
 use fourtuple_cli::{serve_flags, stop, units};

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::local::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, nats_server};
 use crate::program;
 use crate::program::{Ended, Running, fourtuple, list, number, remarks_but_of_haste, run, text};
+use crate::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, nats_server};
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
@@ -156,7 +156,7 @@ fn thresholds_and_rows_are_those_of_the_merged_result() {
             return;
         };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
-        let rows = local.room.join("rows.csv");
+        let rows = local.directory.join("rows.csv");
         let load = format!("load {TARGET} --rate 200/s --operations 60 --arrival even --csv {rows}");
         let (code, record) =
             fleet(&format!("load --workers 2 -- {load} --expect errors<1 --expect rate>1M/s"));
@@ -182,8 +182,8 @@ fn a_warm_up_and_a_list_of_requests_are_those_of_each_worker() {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         let _server = Process::start(fourtuple("serve http --listen 127.0.0.1:8080 --quiet"));
         program::until("the server listens", || TcpStream::connect("127.0.0.1:8080").is_ok());
-        local.room.file("list", "{\"path\": \"/one\"}\n{\"path\": \"/two\", \"body\": \"x\"}\n");
-        let list = local.room.join("list");
+        local.directory.file("list", "{\"path\": \"/one\"}\n{\"path\": \"/two\", \"body\": \"x\"}\n");
+        let list = local.directory.join("list");
         let url = "http://127.0.0.1:8080/";
         let load = format!("load {url} --rate 200/s --arrival even --for 2s --warm-up 2s --requests {list}");
         let (_, record) = fleet(&format!("load --workers 2 --max-skew 2s -- {load}"));
@@ -206,7 +206,7 @@ fn a_warm_up_and_a_list_of_requests_are_those_of_each_worker() {
             program::list(results, "/seconds").len() <= 3,
             "those of the warm-up do not count: {record:#}"
         );
-        local.room.file("list", &format!("{{\"body\": \"{}\"}}\n", "x".repeat(300_000)));
+        local.directory.file("list", &format!("{{\"body\": \"{}\"}}\n", "x".repeat(300_000)));
         let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- {load}")));
         assert_eq!(ended.code, 2, "{ended:?}");
         assert!(ended.stderr.contains("at most 262144"), "{ended:?}");
@@ -513,7 +513,7 @@ fn reports_and_compare_accept_a_merged_record() {
             return;
         };
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
-        let (log, page) = (local.room.join("log.hlog"), local.room.join("page.html"));
+        let (log, page) = (local.directory.join("log.hlog"), local.directory.join("page.html"));
         let line =
             format!("load --workers 2 -- load {TARGET} --rate 100/s --for 3s --hdr {log} --html {page}");
         let (_, record) = fleet(&line);
@@ -521,10 +521,10 @@ fn reports_and_compare_accept_a_merged_record() {
         let lines = log.lines().filter(|line| line.contains("HISTFAAA")).count();
         assert_eq!(lines, list(&record, "/results/seconds").len());
         assert!(std::fs::read_to_string(&page).unwrap().contains("Hosts"));
-        let saved = local.room.file("one.json", &record.to_string());
+        let saved = local.directory.file("one.json", &record.to_string());
         let ended = run(&mut fourtuple(&format!("report {saved}")));
         assert!(ended.stdout.contains("Hosts"), "{ended:?}");
-        let other = local.room.file("two.json", &record.to_string());
+        let other = local.directory.file("two.json", &record.to_string());
         let ended = run(&mut fourtuple(&format!("compare {saved} {other}")));
         assert!(matches!(ended.code, 0 | 3), "{ended:?}");
     });
@@ -535,7 +535,7 @@ fn fleet_doctor_shows_every_host() {
     in_namespace(|| {
         let Some(local) = LocalFleet::start("runs::fleet_doctor_shows_every_host") else { return };
         let _agents = [local.agent("a", "--label zone=eu"), local.agent("b", "--allow load")];
-        let page = local.room.join("page.html");
+        let page = local.directory.join("page.html");
         let (code, record) = fleet(&format!("doctor --html {page}"));
         assert_eq!((code, text(&record, "command")), (3, "fleet doctor"), "{record:#}");
         let hosts = list(&record, "/results/hosts");
@@ -551,7 +551,7 @@ fn fleet_doctor_shows_every_host() {
             "{remarks:#?}"
         );
         assert!(std::fs::read_to_string(&page).unwrap().contains("Every host, the worst first"));
-        let saved = local.room.file("doctor.json", &record.to_string());
+        let saved = local.directory.file("doctor.json", &record.to_string());
         let ended = run(&mut fourtuple(&format!("report {saved}")));
         let row = |name: &str| ended.stdout.lines().position(|line| line.trim_start().starts_with(name));
         assert!(row("b ").is_some() && row("b ") < row("a "), "{ended:?}");
@@ -632,7 +632,10 @@ fn a_slow_name_server_delays_no_other_request() {
         let agent = local.agent_command("a", "");
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\""]);
-        command.arg(local.room.file("resolv.conf", settings)).arg(agent.get_program()).args(agent.get_args());
+        command
+            .arg(local.directory.file("resolv.conf", settings))
+            .arg(agent.get_program())
+            .args(agent.get_args());
         let agent = Process::start(command);
         agent.until_said("is ready");
         let mut command = fourtuple("fleet load --workers 1 --");
@@ -714,9 +717,9 @@ fn up_makes_a_fleet_in_namespaces() {
     in_namespace(|| {
         let test = "runs::up_makes_a_fleet_in_namespaces";
         let Some(_) = nats_server(test) else { return };
-        let room = program::Room::new();
+        let directory = program::Room::new();
         let mut command = fourtuple("fleet up --local 2 --listen 127.0.0.1:4222");
-        command.env("TMPDIR", room.path());
+        command.env("TMPDIR", directory.path());
         let mut up = Process::start(command);
         // The line promises agents that take part in a run.
         up.until_printed("2 agents are up");
@@ -729,7 +732,7 @@ fn up_makes_a_fleet_in_namespaces() {
         assert_eq!(budget, 2 * 28_232);
         up.signal("INT");
         assert_eq!(up.code(), Some(0));
-        assert_eq!(room.names(), [""; 0], "nothing remains");
+        assert_eq!(directory.names(), [""; 0], "nothing remains");
     });
 }
 

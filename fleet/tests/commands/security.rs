@@ -1,7 +1,7 @@
 //! Requests that an agent refuses; each refusal is in its log.
 
-use crate::local::{LocalFleet, Process, RawClient, TARGET, fleet};
 use crate::program::{Room, fourtuple, number, run};
+use crate::{LocalFleet, Process, RawClient, TARGET, fleet};
 use fourtuple_testing::in_namespace;
 use serde_json::{Value, json};
 
@@ -220,9 +220,9 @@ fn hostile_requests_leave_the_agent_bounded() {
         let test = "security::hostile_requests_leave_the_agent_bounded";
         let Some(local) = LocalFleet::start(test) else { return };
         // A journal of 200 MiB, which takes no space on the disk.
-        std::fs::create_dir_all(local.room.path().join("a")).expect("our own directory");
+        std::fs::create_dir_all(local.directory.path().join("a")).expect("our own directory");
         for slot in 0..12 {
-            let path = local.room.path().join(format!("a/r-{slot}.journal"));
+            let path = local.directory.path().join(format!("a/r-{slot}.journal"));
             let journal = std::fs::File::create(path).expect("our own directory");
             for at in 0..200 {
                 let at = at * ((1 << 20) + 4);
@@ -394,9 +394,9 @@ fn credentials_of_a_user_are_checked() {
         let operator = include_str!("nats/operator.conf");
         let test = "security::credentials_of_a_user_are_checked";
         let Some(local) = LocalFleet::start_with(test, operator) else { return };
-        let user = local.room.file("user.creds", include_str!("nats/user.creds"));
+        let user = local.directory.file("user.creds", include_str!("nats/user.creds"));
         // Signed by an account that the operator did not sign.
-        let other = local.room.file("other.creds", include_str!("nats/other.creds"));
+        let other = local.directory.file("other.creds", include_str!("nats/other.creds"));
         let wrong = [format!("--creds {other}"), String::new()].map(|flags| (flags, UNKNOWN_USER));
         require_access(&local, &format!("--creds {user}"), &wrong);
     });
@@ -407,8 +407,8 @@ fn nkeys_are_checked() {
     in_namespace(|| {
         let users = format!("authorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
         let Some(local) = LocalFleet::start_with("security::nkeys_are_checked", &users) else { return };
-        let user = local.room.file("user.nk", include_str!("nats/user.nk"));
-        let other = local.room.file("other.nk", include_str!("nats/other.nk"));
+        let user = local.directory.file("user.nk", include_str!("nats/user.nk"));
+        let other = local.directory.file("other.nk", include_str!("nats/other.nk"));
         let wrong = [format!("--nkey {other}"), String::new()].map(|flags| (flags, UNKNOWN_USER));
         require_access(&local, &format!("--nkey {user}"), &wrong);
     });
@@ -418,7 +418,7 @@ fn nkeys_are_checked() {
 const NKEY: &str = "UB6GFGOXOM4YYKCD6FF5Z575O55ATC5GYZCIBMGE74ZPEC357FGDN25W";
 
 /// Writes an authority, and a certificate of it for 127.0.0.1. Returns the configuration of nats-server and the authority.
-fn certificates(room: &Room, name: &str) -> (String, String) {
+fn certificates(directory: &Room, name: &str) -> (String, String) {
     let key = || rcgen::KeyPair::generate().expect("a key");
     let mut authority = rcgen::CertificateParams::new([]).expect("no names");
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -428,22 +428,22 @@ fn certificates(room: &Room, name: &str) -> (String, String) {
     let server_key = key();
     let server = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
     let server = server.signed_by(&server_key, &issuer).expect("a certificate");
-    let certificate = room.file(&format!("{name}.pem"), &server.pem());
-    let private = room.file(&format!("{name}.key"), &server_key.serialize_pem());
-    let authority = room.file(&format!("{name}-authority.pem"), &own.pem());
+    let certificate = directory.file(&format!("{name}.pem"), &server.pem());
+    let private = directory.file(&format!("{name}.key"), &server_key.serialize_pem());
+    let authority = directory.file(&format!("{name}-authority.pem"), &own.pem());
     (format!("tls {{ cert_file: \"{certificate}\", key_file: \"{private}\" }}"), authority)
 }
 
 #[test]
 fn certificates_of_nats_are_checked() {
     in_namespace(|| {
-        let room = Room::new();
-        let (server, authority) = certificates(&room, "nats");
-        let (_, other) = certificates(&room, "other");
+        let directory = Room::new();
+        let (server, authority) = certificates(&directory, "nats");
+        let (_, other) = certificates(&directory, "other");
         let users = format!("{server}\nauthorization {{ users = [ {{ nkey: {NKEY} }} ] }}");
         let test = "security::certificates_of_nats_are_checked";
         let Some(local) = LocalFleet::start_with(test, &users) else { return };
-        let user = local.room.file("user.nk", include_str!("nats/user.nk"));
+        let user = local.directory.file("user.nk", include_str!("nats/user.nk"));
         let flags = |nats: &str| format!("--nkey {user} --nats {nats}://127.0.0.1:4222");
         let wrong = [
             // An authority of the same name with another key, and no authority.
@@ -462,7 +462,7 @@ fn a_server_without_tls_is_refused() {
     in_namespace(|| {
         let test = "security::a_server_without_tls_is_refused";
         let Some(local) = LocalFleet::start(test) else { return };
-        let (_, authority) = certificates(&local.room, "nats");
+        let (_, authority) = certificates(&local.directory, "nats");
         for flags in ["--nats tls://127.0.0.1:4222".to_owned(), format!("--nats-ca {authority}")] {
             let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));
             assert!(ended.code == 4 && ended.line().contains("cannot connect to NATS"), "{flags}: {ended:?}");

@@ -234,7 +234,7 @@ pub(crate) mod tests {
         record.validity = vec![Remark::new("interrupted", "stopped")];
         let (results, remarks) = overview(agents(vec![Ok(Saved::Doctor(record))]));
         assert_eq!(remarks, [Remark::new("interrupted", "host-0: stopped")]);
-        assert_eq!(results.differences, [""; 0], "a finding of all hosts is no difference");
+        assert_eq!(results.differences, [""; 0], "a finding of all hosts is not a difference");
     }
 
     #[test]

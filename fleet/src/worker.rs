@@ -471,38 +471,38 @@ mod tests {
 
     #[test]
     fn a_journal_is_read_up_to_its_last_whole_message() {
-        let room = Directory::new("read");
-        let mut journal = Journal::create(&room.0, "r", 3).unwrap();
+        let directory = Directory::new("read");
+        let mut journal = Journal::create(&directory.0, "r", 3).unwrap();
         journal.add(b"one").unwrap();
         journal.add(b"").unwrap();
         journal.add(b"three").unwrap();
-        let open = |slot| JournalReader::open(&room.0, "r", slot);
+        let open = |slot| JournalReader::open(&directory.0, "r", slot);
         let messages: Vec<_> = open(3).unwrap().collect();
         assert_eq!(messages, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
         let mut reader = open(3).unwrap();
         assert!(reader.pass() && reader.pass());
         assert_eq!((reader.next(), reader.pass()), (Some(b"three".to_vec()), false));
-        let path = path(&room.0, "r", 3);
+        let path = path(&directory.0, "r", 3);
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         assert_eq!(open(3).unwrap().count(), 2);
         assert!(open(4).is_err());
-        assert!(Journal::create(&room.0, "r", 3).is_err(), "a run has one journal per slot");
+        assert!(Journal::create(&directory.0, "r", 3).is_err(), "a run has one journal per slot");
         // The threads of its run could not be created.
-        drop(Journal::create(&room.0, "r", 5).unwrap());
-        assert!(Journal::create(&room.0, "r", 5).is_ok());
+        drop(Journal::create(&directory.0, "r", 5).unwrap());
+        assert!(Journal::create(&directory.0, "r", 5).is_ok());
     }
 
     /// NATS accepts nothing: nothing takes messages from the queue.
     #[test]
     fn unsent_intervals_are_bounded_and_in_the_journal() {
-        let room = Directory::new("unsent");
+        let directory = Directory::new("unsent");
         let (outbox, mut queue) = Outbox::new("r", 0);
         let unsent = Arc::clone(&outbox.unsent);
         let mut recorder = Recorder {
             run: "r".to_owned(),
             slot: 0,
-            journal: Journal::create(&room.0, "r", 0).unwrap(),
+            journal: Journal::create(&directory.0, "r", 0).unwrap(),
             outbox,
             sequence: 0,
             totals: Totals::default(),
@@ -522,7 +522,7 @@ mod tests {
         add(interval(0));
         let length = unsent.load(Ordering::Relaxed);
         assert_eq!((sent(), unsent.load(Ordering::Relaxed)), (vec!["r.0.0".to_owned()], 0));
-        // Room for two more.
+        // Space for two more.
         unsent.store(MAX_UNSENT - 2 * length, Ordering::Relaxed);
         (1..6).for_each(|second| add(interval(second)));
         add(Content::End(Box::new(end)));
@@ -530,15 +530,15 @@ mod tests {
         // NATS has accepted messages.
         add(interval(7));
         assert_eq!(sent(), ["r.0.7"]);
-        assert_eq!(JournalReader::open(&room.0, "r", 0).unwrap().count(), 8);
+        assert_eq!(JournalReader::open(&directory.0, "r", 0).unwrap().count(), 8);
     }
 
     #[test]
     fn the_oldest_journals_are_removed() {
-        let room = Directory::new("oldest");
+        let directory = Directory::new("oldest");
         for number in 0..MAX_JOURNALS + 3 {
-            Journal::create(&room.0, &format!("r{number}"), 0).unwrap().add(b"one").unwrap();
+            Journal::create(&directory.0, &format!("r{number}"), 0).unwrap().add(b"one").unwrap();
         }
-        assert_eq!(fs::read_dir(&room.0).unwrap().count(), MAX_JOURNALS);
+        assert_eq!(fs::read_dir(&directory.0).unwrap().count(), MAX_JOURNALS);
     }
 }

@@ -32,7 +32,7 @@ use fourtuple_record::measure::Histogram;
 use fourtuple_record::{LoadRecord, SCHEMA};
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::resource::thread_cpu_time;
-use fourtuple_testing::in_namespace;
+use fourtuple_testing::{in_namespace_of, test_of};
 
 /// Returns the connection to the server of the test.
 fn connection() -> Connection {
@@ -96,10 +96,6 @@ impl NatsServer {
             thread::sleep(Duration::from_millis(20));
         }
         Some(server)
-    }
-
-    fn id(&self) -> u32 {
-        self.child.id()
     }
 }
 
@@ -173,6 +169,20 @@ async fn publish(context: &Context, run: &str, all: &[Sent]) {
     }
 }
 
+/// Returns the context of the stream, which it creates if it does not exist.
+async fn jetstream() -> Context {
+    let client = async_nats::connect("127.0.0.1:4222").await.expect("nats-server");
+    let mut context = async_nats::jetstream::new(client);
+    context.set_timeout(Duration::from_secs(60));
+    let stream = async_nats::jetstream::stream::Config {
+        name: STREAM.to_owned(),
+        subjects: vec![STREAM_SUBJECTS.to_owned()],
+        ..Default::default()
+    };
+    context.get_or_create_stream(stream).await.expect("a stream");
+    context
+}
+
 /// Publishes the plan and the messages of each run, and creates the stream if it does not exist.
 fn stream(runs: &[(&str, &[Sent])]) {
     stream_with(Duration::ZERO, runs);
@@ -182,14 +192,7 @@ fn stream(runs: &[(&str, &[Sent])]) {
 fn stream_with(pause: Duration, runs: &[(&str, &[Sent])]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let client = async_nats::connect("127.0.0.1:4222").await.expect("nats-server");
-        let context = async_nats::jetstream::new(client);
-        let stream = async_nats::jetstream::stream::Config {
-            name: STREAM.to_owned(),
-            subjects: vec![STREAM_SUBJECTS.to_owned()],
-            ..Default::default()
-        };
-        context.get_or_create_stream(stream).await.expect("a stream");
+        let context = jetstream().await;
         for (run, sent) in runs {
             let plan = serde_json::to_vec(&plan(run, 1, &samples::steady())).expect("string keys");
             context.publish(plan_subject(run), plan.into()).await.expect("published").await.expect("stored");
@@ -214,18 +217,21 @@ fn verdict(record: &LoadRecord) -> (u64, Option<u64>, Vec<&str>) {
     (host.intervals, host.lost_at_ns.map(|at| at / 1_000_000_000), remarks)
 }
 
-fn server(test: &str) -> Option<NatsServer> {
-    let server = NatsServer::start(test);
-    if server.is_none() {
-        fourtuple_testing::skip(&format!("collect::{test}"), "nats", "there is no nats-server in PATH");
-    }
-    server
+/// Runs a test in a namespace of its own with nats-server; skips it without one. The closure has to be of the test function itself,
+/// whose name the report takes from it.
+fn with_server<F: FnOnce(NatsServer) + Send + 'static>(test: F) {
+    let name = test_of(&test);
+    in_namespace_of(name.clone(), move || match NatsServer::start(&name) {
+        Some(server) => test(server),
+        None => {
+            fourtuple_testing::skip(&format!("collect::{name}"), "nats", "there is no nats-server in PATH")
+        }
+    });
 }
 
 #[test]
 fn the_stream_decides_between_end_and_loss() {
-    in_namespace(|| {
-        let Some(_server) = server("the_stream_decides_between_end_and_loss") else { return };
+    with_server(|_server| {
         let lost = |second| (second, Some(second), vec!["worker-lost"]);
         let cases: [(&str, &[Sent], _); 6] = [
             ("ended", &[Second(0), Second(1), Second(2), End(3), Summary(3)], (3, None, vec![])),
@@ -247,8 +253,7 @@ fn the_stream_decides_between_end_and_loss() {
 
 #[test]
 fn a_worker_that_ends_after_its_loss_stays_lost() {
-    in_namespace(|| {
-        let Some(_server) = server("a_worker_that_ends_after_its_loss_stays_lost") else { return };
+    with_server(|_server| {
         stream(&[("run", &[Second(0), Second(1)])]);
         // Two coordinators decide at about the same time.
         let others: Vec<_> = (0..2).map(|_| thread::spawn(|| collect("run", false))).collect();
@@ -261,8 +266,7 @@ fn a_worker_that_ends_after_its_loss_stays_lost() {
 
 #[test]
 fn intervals_that_no_disk_has_end_a_collection() {
-    in_namespace(|| {
-        let Some(_server) = server("intervals_that_no_disk_has_end_a_collection") else { return };
+    with_server(|_server| {
         stream(&[("run", &[Second(0), End(3)])]);
         assert_eq!(verdict(&collect("run", false)), (1, None, vec!["intervals-missing"]));
     });
@@ -270,8 +274,7 @@ fn intervals_that_no_disk_has_end_a_collection() {
 
 #[test]
 fn a_run_in_progress_is_collected_with_any_start() {
-    in_namespace(|| {
-        let Some(_server) = server("a_run_in_progress_is_collected_with_any_start") else { return };
+    with_server(|_server| {
         stream(&[("run", &[Second(0)])]);
         // By its plan the run began in 1970: the wall clock of this host is far ahead, or the start of the run was late.
         let collected = thread::spawn(|| collect("run", false));
@@ -341,7 +344,12 @@ fn encoded(kinds: &[(Counts, Parts)]) -> Vec<Vec<u8>> {
 
 /// Returns the peak of the resident set in MiB.
 fn peak_mib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("procfs");
+    peak_of("self")
+}
+
+/// Returns the peak of the resident set of a process in MiB.
+fn peak_of(process: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("procfs");
     let line = status.lines().find(|line| line.starts_with("VmHWM")).expect("the peak of the resident set");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB") / 1024
 }
@@ -407,19 +415,16 @@ fn a_thousand_workers_are_merged_as_they_send() {
 
 /// Returns the CPU time of nats-server so far in hundredths of a second, and the peak of its resident set in MiB.
 fn cost(server: &NatsServer) -> (u64, u64) {
-    let read = |file| fs::read_to_string(format!("/proc/{}/{file}", server.id())).expect("procfs");
-    let stat = read("stat");
+    let process = server.child.id().to_string();
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("procfs");
     let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
     let ticks = |at: usize| fields[at].parse::<u64>().expect("ticks");
-    let status = read("status");
-    let peak = status.lines().find(|line| line.starts_with("VmHWM")).expect("a resident set");
-    let kib = peak.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB");
-    (ticks(11) + ticks(12), kib / 1024)
+    (ticks(11) + ticks(12), peak_of(&process))
 }
 
 /// Publishes messages to JetStream with a window of acknowledgements.
 struct Publisher {
-    context: async_nats::jetstream::Context,
+    context: Context,
     waiting: std::collections::VecDeque<PublishAckFuture>,
     messages: u64,
     bytes: u64,
@@ -444,16 +449,8 @@ impl Publisher {
 
 /// Publishes what the workers of a whole run send. Returns the numbers and bytes of intervals and of summaries.
 async fn publish_run(record: LoadRecord) -> [(u64, u64); 2] {
-    let client = async_nats::connect("127.0.0.1:4222").await.expect("nats-server");
-    let mut context = async_nats::jetstream::new(client);
-    context.set_timeout(Duration::from_secs(60));
-    let stream = async_nats::jetstream::stream::Config {
-        name: STREAM.to_owned(),
-        subjects: vec![STREAM_SUBJECTS.to_owned()],
-        ..Default::default()
-    };
-    context.create_stream(stream).await.expect("a stream");
-    let mut publisher = Publisher { context, waiting: Default::default(), messages: 0, bytes: 0 };
+    let mut publisher =
+        Publisher { context: jetstream().await, waiting: Default::default(), messages: 0, bytes: 0 };
     let plan = serde_json::to_vec(&plan(RUN, WORKERS, &record)).expect("string keys");
     publisher.publish(plan_subject(RUN), plan).await;
     let kinds = kinds();
@@ -494,8 +491,7 @@ async fn publish_run(record: LoadRecord) -> [(u64, u64); 2] {
 #[test]
 #[ignore = "publishes 2 GB and computes for minutes"]
 fn a_run_of_a_thousand_workers_is_collected_from_nats() {
-    in_namespace(|| {
-        let Some(server) = server("a_run_of_a_thousand_workers_is_collected_from_nats") else { return };
+    with_server(|server| {
         let mut record = samples::steady();
         (record.results.seconds, record.results.distribution, record.validity) = Default::default();
         let begun = Instant::now();

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
+use fourtuple_testing::{in_namespace_of, test_of};
 use serde_json::{Value, json};
 
 use program::{Room, fourtuple, fourtuple_at, run, until};
@@ -114,6 +115,8 @@ impl Drop for Process {
 /// A fleet on the loopback of the namespace of a test.
 pub(crate) struct LocalFleet {
     pub(crate) directory: Room,
+    /// nats-server.
+    program: PathBuf,
     pub(crate) nats: Process,
     _target: Process,
 }
@@ -131,13 +134,19 @@ pub(crate) fn nats_server(test: &str) -> Option<PathBuf> {
     found
 }
 
-impl LocalFleet {
-    /// Starts nats-server and a server under load; `None` after a skip.
-    pub(crate) fn start(test: &str) -> Option<LocalFleet> {
-        LocalFleet::start_with(test, "")
-    }
+/// Runs a test in a namespace of its own with nats-server and a server under load; skips it without nats-server. The closure has to be
+/// of the test function itself, whose name the report takes from it.
+pub(crate) fn with_fleet<F: FnOnce(LocalFleet) + Send + 'static>(test: F) {
+    let name = test_of(&test);
+    in_namespace_of(name.clone(), move || {
+        if let Some(local) = LocalFleet::start_with(&name, "") {
+            test(local);
+        }
+    });
+}
 
-    /// Starts nats-server with these lines in its configuration.
+impl LocalFleet {
+    /// Starts nats-server with these lines in its configuration, and a server under load; `None` after a skip.
     pub(crate) fn start_with(test: &str, configuration: &str) -> Option<LocalFleet> {
         let program = nats_server(test)?;
         let directory = Room::new();
@@ -149,12 +158,11 @@ impl LocalFleet {
         let nats = start_nats(&program, &directory);
         let target = Process::start(fourtuple("serve crr --listen 127.0.0.1:4000 --quiet"));
         until("the target listens", || TcpStream::connect("127.0.0.1:4000").is_ok());
-        Some(LocalFleet { directory, nats, _target: target })
+        Some(LocalFleet { directory, program, nats, _target: target })
     }
 
-    pub(crate) fn restart_nats(&mut self, test: &str) {
-        let program = nats_server(test).expect("it was there before");
-        self.nats = start_nats(&program, &self.directory);
+    pub(crate) fn restart_nats(&mut self) {
+        self.nats = start_nats(&self.program, &self.directory);
     }
 
     /// Returns the number of intervals and ends of a worker in the stream, of all runs. Workers are in the order of their names.

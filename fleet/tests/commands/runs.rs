@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::program;
 use crate::program::{Ended, Running, fourtuple, list, number, remarks_but_of_haste, run, text};
-use crate::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, nats_server};
+use crate::{LocalFleet, Process, RawClient, TARGET, delaying_proxy, fleet, hosts, nats_server, with_fleet};
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::in_namespace;
@@ -74,9 +74,8 @@ fn skewed_agent(fleet: &LocalFleet, name: &str, seconds: i64, flags: &str) -> Pr
 
 #[test]
 fn skewed_clocks_start_together_and_merge_exactly() {
-    in_namespace(|| {
+    with_fleet(|local| {
         let test = "runs::skewed_clocks_start_together_and_merge_exactly";
-        let Some(local) = LocalFleet::start(test) else { return };
         if !Command::new("unshare").args(["--time", "--fork", "true"]).status().is_ok_and(|end| end.success())
         {
             return fourtuple_testing::skip(test, "root", "no time namespace to be had");
@@ -128,8 +127,7 @@ fn skewed_clocks_start_together_and_merge_exactly() {
 
 #[test]
 fn the_offered_rate_is_split_exactly() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::the_offered_rate_is_split_exactly") else { return };
+    with_fleet(|local| {
         let _agents = ["a", "b", "c"].map(|name| local.agent(name, ""));
         let (_, record) =
             fleet(&format!("load --workers 3 -- load {TARGET} --rate 100/s --operations 31 --arrival even"));
@@ -150,11 +148,7 @@ fn the_offered_rate_is_split_exactly() {
 
 #[test]
 fn thresholds_and_rows_are_those_of_the_merged_result() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::thresholds_and_rows_are_those_of_the_merged_result")
-        else {
-            return;
-        };
+    with_fleet(|local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         let rows = local.directory.join("rows.csv");
         let load = format!("load {TARGET} --rate 200/s --operations 60 --arrival even --csv {rows}");
@@ -173,12 +167,7 @@ fn thresholds_and_rows_are_those_of_the_merged_result() {
 
 #[test]
 fn a_warm_up_and_a_list_of_requests_are_those_of_each_worker() {
-    in_namespace(|| {
-        let Some(local) =
-            LocalFleet::start("runs::a_warm_up_and_a_list_of_requests_are_those_of_each_worker")
-        else {
-            return;
-        };
+    with_fleet(|local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         let _server = Process::start(fourtuple("serve http --listen 127.0.0.1:8080 --quiet"));
         program::until("the server listens", || TcpStream::connect("127.0.0.1:8080").is_ok());
@@ -215,10 +204,7 @@ fn a_warm_up_and_a_list_of_requests_are_those_of_each_worker() {
 
 #[test]
 fn a_killed_agent_is_reported_and_not_replaced() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_killed_agent_is_reported_and_not_replaced") else {
-            return;
-        };
+    with_fleet(|local| {
         let _a = local.agent("a", "");
         for _ in 0..times() {
             let mut b = local.agent("b", "");
@@ -245,8 +231,7 @@ fn a_killed_agent_is_reported_and_not_replaced() {
 
 #[test]
 fn a_pause_of_two_seconds_loses_no_worker() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_pause_of_two_seconds_loses_no_worker") else { return };
+    with_fleet(|local| {
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
         for _ in 0..times() {
             let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 10s");
@@ -268,8 +253,7 @@ fn a_pause_of_two_seconds_loses_no_worker() {
 
 #[test]
 fn a_pause_of_ten_seconds_loses_the_worker() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_pause_of_ten_seconds_loses_the_worker") else { return };
+    with_fleet(|local| {
         let (_a, b) = (local.agent("a", ""), local.agent("b", ""));
         for _ in 0..times() {
             let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 14s");
@@ -292,16 +276,14 @@ fn a_pause_of_ten_seconds_loses_the_worker() {
 
 #[test]
 fn a_restart_of_nats_loses_nothing() {
-    in_namespace(|| {
-        let test = "runs::a_restart_of_nats_loses_nothing";
-        let Some(mut local) = LocalFleet::start(test) else { return };
+    with_fleet(|mut local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         for _ in 0..times() {
             let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 9s");
             let run = local.under_way(1, || Coordinator::start(&line));
             local.nats.kill();
             thread::sleep(Duration::from_secs(4));
-            local.restart_nats(test);
+            local.restart_nats();
             let (_, record, _) = run.end();
             assert_eq!(remarks_but_of_haste(&record), [""; 0], "{record:#}");
             require_sums(&record);
@@ -315,8 +297,7 @@ fn a_restart_of_nats_loses_nothing() {
 
 #[test]
 fn a_run_outlives_its_coordinator() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_run_outlives_its_coordinator") else { return };
+    with_fleet(|local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         for _ in 0..times() {
             let mut command = fourtuple("fleet load --workers 2 --");
@@ -338,8 +319,7 @@ fn a_run_outlives_its_coordinator() {
 
 #[test]
 fn summaries_alone_give_the_same_record() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::summaries_alone_give_the_same_record") else { return };
+    with_fleet(|local| {
         let agents = ["a", "b"].map(|name| local.agent(name, ""));
         let run = Coordinator::start(&format!("load --workers 2 -- load {TARGET} --rate 300/s --for 3s"));
         let (_, followed, ended) = run.end();
@@ -366,9 +346,7 @@ fn summaries_alone_give_the_same_record() {
 
 #[test]
 fn results_on_disk_are_collected_after_the_stream_is_gone() {
-    in_namespace(|| {
-        let test = "runs::results_on_disk_are_collected_after_the_stream_is_gone";
-        let Some(mut local) = LocalFleet::start(test) else { return };
+    with_fleet(|mut local| {
         let (_a, mut b) = (local.agent("a", ""), local.agent("b", ""));
         let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 5s");
         let run = local.under_way(1, || Coordinator::start(&line));
@@ -376,7 +354,7 @@ fn results_on_disk_are_collected_after_the_stream_is_gone() {
         local.nats.kill();
         b.until_said("has ended");
         b.kill();
-        local.restart_nats(test);
+        local.restart_nats();
         let (code, _, ended) = run.end();
         assert_eq!(code, 3);
         let _b = local.agent("b", "");
@@ -390,10 +368,7 @@ fn results_on_disk_are_collected_after_the_stream_is_gone() {
 
 #[test]
 fn ctrl_c_stops_all_workers() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::ctrl_c_stops_all_workers") else {
-            return;
-        };
+    with_fleet(|local| {
         let (a, b) = (local.agent("a", ""), local.agent("b", ""));
         // The run is longer than all deadlines of the test.
         let line = format!("load --workers 2 -- load {TARGET} --rate 100/s --for 10m");
@@ -409,10 +384,7 @@ fn ctrl_c_stops_all_workers() {
 
 #[test]
 fn the_deadline_stops_workers_when_nats_is_gone() {
-    in_namespace(|| {
-        let Some(mut local) = LocalFleet::start("runs::the_deadline_stops_workers_when_nats_is_gone") else {
-            return;
-        };
+    with_fleet(|mut local| {
         let a = local.agent("a", "");
         let line = format!("load --workers 1 --deadline 4s -- load {TARGET} --rate 50/s --operations 100000");
         let mut command = fourtuple(&format!("fleet {line}"));
@@ -428,8 +400,7 @@ fn the_deadline_stops_workers_when_nats_is_gone() {
 
 #[test]
 fn a_host_without_ports_refuses_the_run() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_host_without_ports_refuses_the_run") else { return };
+    with_fleet(|local| {
         let (_a, _b) = (local.agent("a", ""), local.agent("b", ""));
         fourtuple_testing::set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
@@ -442,10 +413,7 @@ fn a_host_without_ports_refuses_the_run() {
 
 #[test]
 fn a_worker_that_runs_out_of_ports_is_named() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_worker_that_runs_out_of_ports_is_named") else {
-            return;
-        };
+    with_fleet(|local| {
         let (_a, _b) = (local.agent("a", ""), local.agent("b", ""));
         fourtuple_testing::set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40063");
@@ -463,8 +431,7 @@ fn a_worker_that_runs_out_of_ports_is_named() {
 
 #[test]
 fn another_binary_is_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::another_binary_is_refused") else { return };
+    with_fleet(|local| {
         let (_a, _b) = (local.agent("a", ""), local.agent_of_another_binary("b"));
         for _ in 0..times() {
             let ended = run(&mut fourtuple(&format!("fleet load --workers 2 -- load {TARGET} --for 1s")));
@@ -476,10 +443,7 @@ fn another_binary_is_refused() {
 
 #[test]
 fn too_few_workers_and_bad_command_lines_are_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::too_few_workers_and_bad_command_lines_are_refused") else {
-            return;
-        };
+    with_fleet(|local| {
         let _a = local.agent("a", "--label zone=eu");
         for (code, line, says) in [
             (3, "load --workers 2 -- load tcp://127.0.0.1:4000 --for 1s", "1 of 2 workers answered (a)"),
@@ -508,10 +472,7 @@ fn too_few_workers_and_bad_command_lines_are_refused() {
 
 #[test]
 fn reports_and_compare_accept_a_merged_record() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::reports_and_compare_accept_a_merged_record") else {
-            return;
-        };
+    with_fleet(|local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         let (log, page) = (local.directory.join("log.hlog"), local.directory.join("page.html"));
         let line =
@@ -532,8 +493,7 @@ fn reports_and_compare_accept_a_merged_record() {
 
 #[test]
 fn fleet_doctor_shows_every_host() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::fleet_doctor_shows_every_host") else { return };
+    with_fleet(|local| {
         let _agents = [local.agent("a", "--label zone=eu"), local.agent("b", "--allow load")];
         let page = local.directory.join("page.html");
         let (code, record) = fleet(&format!("doctor --html {page}"));
@@ -571,9 +531,7 @@ fn fleet_doctor_shows_every_host() {
 /// It came at the time limit of the command, and without the reason.
 #[test]
 fn why_a_command_failed_on_a_host_comes_at_once() {
-    in_namespace(|| {
-        let test = "runs::why_a_command_failed_on_a_host_comes_at_once";
-        let Some(local) = LocalFleet::start(test) else { return };
+    with_fleet(|local| {
         let agent = local.agent_command("a", "");
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set", "-all"]).arg(agent.get_program()).args(agent.get_args());
@@ -587,8 +545,7 @@ fn why_a_command_failed_on_a_host_comes_at_once() {
 
 #[test]
 fn fleet_plan_calibrates_every_host() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::fleet_plan_calibrates_every_host") else { return };
+    with_fleet(|local| {
         let _agents = ["a", "b"].map(|name| local.agent(name, ""));
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "40000 40999");
         let (_, all) = fleet("plan --rate 100/s --hold 1s");
@@ -622,10 +579,7 @@ pub(crate) fn children(process: u32) -> Vec<u32> {
 
 #[test]
 fn a_slow_name_server_delays_no_other_request() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::a_slow_name_server_delays_no_other_request") else {
-            return;
-        };
+    with_fleet(|local| {
         // It never answers.
         let server = std::net::UdpSocket::bind("127.0.0.1:53").expect("a port of this namespace");
         let settings = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n";
@@ -652,10 +606,7 @@ fn a_slow_name_server_delays_no_other_request() {
 
 #[test]
 fn servers_of_a_fleet_end_with_their_coordinator() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("runs::servers_of_a_fleet_end_with_their_coordinator") else {
-            return;
-        };
+    with_fleet(|local| {
         let agent = local.agent("a", "");
         let listens = || std::net::TcpStream::connect("127.0.0.1:4001").is_ok();
         let serve = |time: &str| {

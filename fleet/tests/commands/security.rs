@@ -1,16 +1,13 @@
 //! Requests that an agent refuses; each refusal is in its log.
 
 use crate::program::{Room, fourtuple, number, run};
-use crate::{LocalFleet, Process, RawClient, TARGET, fleet};
+use crate::{LocalFleet, Process, RawClient, TARGET, fleet, with_fleet};
 use fourtuple_testing::in_namespace;
 use serde_json::{Value, json};
 
 #[test]
 fn a_target_outside_allow_target_is_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::a_target_outside_allow_target_is_refused") else {
-            return;
-        };
+    with_fleet(|local| {
         let (a, b) = (local.agent("a", ""), local.agent("b", "--allow-target 127.0.0.2/32"));
         let refused = |target: &str, workers: u32| {
             let ended =
@@ -33,10 +30,7 @@ fn a_target_outside_allow_target_is_refused() {
 
 #[test]
 fn commands_outside_allow_are_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::commands_outside_allow_are_refused") else {
-            return;
-        };
+    with_fleet(|local| {
         let a = local.agent("a", "--allow load,doctor");
         let serve = "serve -- serve crr --listen 127.0.0.1:4001 --for 30s";
         for (line, command) in [(serve, "serve"), ("plan", "plan"), ("lab ports", "lab")] {
@@ -51,10 +45,7 @@ fn commands_outside_allow_are_refused() {
 
 #[test]
 fn servers_listen_within_allow_target_only() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::servers_listen_within_allow_target_only") else {
-            return;
-        };
+    with_fleet(|local| {
         let a = local.agent("a", "");
         for listen in ["0.0.0.0:4001", "192.0.2.1:4001", "[::]:4001"] {
             let ended = run(&mut fourtuple(&format!("fleet serve -- serve crr --listen {listen} --for 30s")));
@@ -89,8 +80,7 @@ fn servers_listen_within_allow_target_only() {
 
 #[test]
 fn replayed_requests_are_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::replayed_requests_are_refused") else { return };
+    with_fleet(|local| {
         let a = local.agent("a", "");
         let mut client = RawClient::connect();
         let agent = client.agent();
@@ -109,10 +99,7 @@ fn replayed_requests_are_refused() {
 
 #[test]
 fn oversized_and_malformed_messages_are_refused() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::oversized_and_malformed_messages_are_refused") else {
-            return;
-        };
+    with_fleet(|local| {
         let a = local.agent("a", "");
         let mut client = RawClient::connect();
         let agent = client.agent();
@@ -160,10 +147,7 @@ fn start(run: &str, ahead_s: i64, deadline_ns: u64) -> Value {
 
 #[test]
 fn requests_out_of_range_occupy_no_agent() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::requests_out_of_range_occupy_no_agent") else {
-            return;
-        };
+    with_fleet(|local| {
         let _a = local.agent("a", "");
         let mut client = RawClient::connect();
         let agent = client.agent();
@@ -216,9 +200,7 @@ fn status(process: u32, name: &str) -> u64 {
 /// bounded, and the agent then performs the run of another coordinator.
 #[test]
 fn hostile_requests_leave_the_agent_bounded() {
-    in_namespace(|| {
-        let test = "security::hostile_requests_leave_the_agent_bounded";
-        let Some(local) = LocalFleet::start(test) else { return };
+    with_fleet(|local| {
         // A journal of 200 MiB, which takes no space on the disk.
         std::fs::create_dir_all(local.directory.path().join("a")).expect("our own directory");
         for slot in 0..12 {
@@ -333,8 +315,7 @@ fn hostile_requests_leave_the_agent_bounded() {
 
 #[test]
 fn a_name_is_taken_once() {
-    in_namespace(|| {
-        let Some(local) = LocalFleet::start("security::a_name_is_taken_once") else { return };
+    with_fleet(|local| {
         let _a = local.agent("a", "");
         let mut second = Process::start(local.agent_command("a", ""));
         second.until_said("the name a is taken");
@@ -459,9 +440,7 @@ fn certificates_of_nats_are_checked() {
 
 #[test]
 fn a_server_without_tls_is_refused() {
-    in_namespace(|| {
-        let test = "security::a_server_without_tls_is_refused";
-        let Some(local) = LocalFleet::start(test) else { return };
+    with_fleet(|local| {
         let (_, authority) = certificates(&local.directory, "nats");
         for flags in ["--nats tls://127.0.0.1:4222".to_owned(), format!("--nats-ca {authority}")] {
             let ended = run(&mut fourtuple(&format!("fleet agents {flags}")));

@@ -260,14 +260,11 @@ impl State {
 
     async fn handle(&mut self, request: service::Request) {
         let (name, reply) = match self.accept(&request.message.payload) {
-            Ok(accepted) => {
-                let name = kind(&accepted);
-                (name, self.perform(accepted))
-            }
-            Err(reason) => ("request", Performed::Now(Reply::Refused { reason })),
+            Ok(accepted) => (kind(&accepted), self.perform(accepted)),
+            Err(reason) => ("request", Err(reason)),
         };
         let lines = Arc::clone(&self.lines);
-        match reply {
+        match reply.unwrap_or_else(|reason| Performed::Now(Reply::Refused { reason })) {
             Performed::Now(reply) => respond(&request, name, &reply, &lines).await,
             Performed::Later(reply) => {
                 tokio::spawn(async move {
@@ -317,7 +314,7 @@ impl State {
         Ok(envelope.request)
     }
 
-    fn perform(&mut self, request: Request) -> Performed {
+    fn perform(&mut self, request: Request) -> Result<Performed, String> {
         let permission = match &request {
             Request::Doctor => Permission::Doctor,
             Request::LabPorts { .. } => Permission::Lab,
@@ -327,43 +324,37 @@ impl State {
             _ => Permission::Load,
         };
         // The client knows the random name of a process that was permitted.
-        let is_ask = matches!(request, Request::Ask { .. });
-        if let Err(error) = self.agent.permissions.command(permission)
-            && !is_ask
-        {
-            return Performed::refused(error.to_string());
+        if !matches!(request, Request::Ask { .. }) {
+            self.agent.permissions.command(permission).map_err(|error| error.to_string())?;
         }
+        let done = |()| Performed::Now(Reply::Done);
         match request {
             Request::Prepare { run, slot, load } => self.prepare(run, slot, *load),
             Request::Start { run, at_ns, deadline_ns, started } => {
-                self.start(&run, at_ns, deadline_ns, started)
+                self.start(&run, at_ns, deadline_ns, started).map(done)
             }
-            Request::Stop { run } => self.stop(&run),
-            Request::Resend { run, slot, from } => self.resend(&run, slot, from),
-            Request::Ask { child, stop } => Performed::Now(self.children.ask(&child, stop)),
+            Request::Stop { run } => self.stop(&run).map(done),
+            Request::Resend { run, slot, from } => self.resend(&run, slot, from).map(done),
+            Request::Ask { child, stop } => Ok(Performed::Now(self.children.ask(&child, stop))),
             request => {
-                let Ok(name) = random_name() else {
-                    return Performed::refused("cannot draw random bytes".to_owned());
-                };
+                let name = random_name().map_err(|_| "cannot draw random bytes")?;
                 let Agent { program, permissions, .. } = &self.agent;
                 let started = match &request {
                     Request::Serve { settings } => self.children.serve(name, program, settings, permissions),
                     request => self.children.command(name, program, request),
                 };
-                started.map_or_else(Performed::refused, Performed::Later)
+                started.map(Performed::Later)
             }
         }
     }
 
-    fn prepare(&mut self, run: String, slot: u32, request: LoadRequest) -> Performed {
+    fn prepare(&mut self, run: String, slot: u32, request: LoadRequest) -> Result<Performed, String> {
         if !is_token(&run) {
-            return Performed::refused(format!("{run:?} is not the name of a run"));
+            return Err(format!("{run:?} is not the name of a run"));
         }
-        if let Err(reason) = self.require_idle() {
-            return Performed::refused(reason);
-        }
+        self.require_idle()?;
         if self.preparing == MAX_PREPARING {
-            return Performed::refused(format!("the agent prepares {MAX_PREPARING} loads at present"));
+            return Err(format!("the agent prepares {MAX_PREPARING} loads at present"));
         }
         let (permissions, host) = (self.agent.permissions.clone(), self.agent.host.clone());
         let prepare = move || -> Preparation {
@@ -398,45 +389,37 @@ impl State {
         let begin = thread::Builder::new().name("prepare".to_owned()).spawn(move || {
             let _ = sender.send(prepare());
         });
-        match begin {
-            Ok(_) => {
-                self.preparing += 1;
-                Performed::Prepare(ready)
-            }
-            Err(error) => Performed::refused(format!("cannot create a thread: {error}")),
-        }
+        begin.map_err(|error| format!("cannot create a thread: {error}"))?;
+        self.preparing += 1;
+        Ok(Performed::Prepare(ready))
     }
 
-    fn start(&mut self, run: &str, at_ns: i64, deadline_ns: u64, started: String) -> Performed {
-        if let Err(reason) = self.require_publisher() {
-            return Performed::refused(reason);
-        }
+    fn start(&mut self, run: &str, at_ns: i64, deadline_ns: u64, started: String) -> Result<(), String> {
+        self.require_publisher()?;
         let Some(job) = self.job.as_mut().filter(|job| job.run == run) else {
-            return Performed::refused(format!("the run {run} is not prepared here"));
+            return Err(format!("the run {run} is not prepared here"));
         };
         if job.started {
-            return Performed::refused(format!("the run {run} has started already"));
+            return Err(format!("the run {run} has started already"));
         }
         let now_ns = resource::monotonic_time().as_nanos() as i64;
         let away = fourtuple_record::format_duration(at_ns.abs_diff(now_ns));
         if at_ns <= now_ns {
-            return Performed::refused(format!(
-                "the start of the run {run} passed {away} before the request arrived"
-            ));
+            return Err(format!("the start of the run {run} passed {away} before the request arrived"));
         }
         let (ahead, deadline) =
             (Duration::from_nanos(at_ns.abs_diff(now_ns)), Duration::from_nanos(deadline_ns));
         if ahead > MAX_AHEAD {
             let most = fourtuple_record::format_time(MAX_AHEAD);
-            return Performed::refused(format!("the start of the run {run} is {away} away: at most {most}"));
+            return Err(format!("the start of the run {run} is {away} away: at most {most}"));
         }
         if deadline > MAX_RUN {
             let (length, most) =
                 (fourtuple_record::format_time(deadline), fourtuple_record::format_time(MAX_RUN));
-            return Performed::refused(format!("the deadline of the run {run} is {length}: at most {most}"));
+            return Err(format!("the deadline of the run {run} is {length}: at most {most}"));
         }
         if started.len() > MAX_STARTED {
-            return Performed::refused(format!("the start of the run {run} is not a time in RFC 3339"));
+            return Err(format!("the start of the run {run} is not a time in RFC 3339"));
         }
         let worker = Worker {
             run: run.to_owned(),
@@ -453,39 +436,24 @@ impl State {
             ended: Arc::clone(&job.ended),
         };
         let (outbox, queue) = Outbox::new(run, job.slot);
-        match worker.start(outbox, self.log) {
-            Ok(()) => {
-                job.started = true;
-                let task = worker::publish(self.client.clone(), queue, self.log);
-                self.publishers.push(tokio::spawn(task));
-                Performed::Now(Reply::Done)
-            }
-            Err(reason) => Performed::refused(reason),
-        }
+        worker.start(outbox, self.log)?;
+        job.started = true;
+        self.publishers.push(tokio::spawn(worker::publish(self.client.clone(), queue, self.log)));
+        Ok(())
     }
 
-    fn stop(&mut self, run: &str) -> Performed {
-        match self.job.as_ref().filter(|job| job.run == run) {
-            Some(job) => {
-                job.stop.store(true, Ordering::Relaxed);
-                Performed::Now(Reply::Done)
-            }
-            None => Performed::refused(format!("the run {run} is not here")),
-        }
+    fn stop(&self, run: &str) -> Result<(), String> {
+        let job = self.job.as_ref().filter(|job| job.run == run);
+        job.ok_or_else(|| format!("the run {run} is not here"))?.stop.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
-    fn resend(&mut self, run: &str, slot: u32, from: u64) -> Performed {
+    fn resend(&mut self, run: &str, slot: u32, from: u64) -> Result<(), String> {
         if !is_token(run) {
-            return Performed::refused(format!("{run:?} is not the name of a run"));
+            return Err(format!("{run:?} is not the name of a run"));
         }
-        let journal = match JournalReader::open(&self.agent.directory, run, slot) {
-            Ok(journal) => journal,
-            Err(error) => {
-                return Performed::refused(format!(
-                    "the run {run}, slot {slot}, is not on this host: {error}"
-                ));
-            }
-        };
+        let journal = JournalReader::open(&self.agent.directory, run, slot)
+            .map_err(|error| format!("the run {run}, slot {slot}, is not on this host: {error}"))?;
         // A coordinator that asks again gets what it asks for now, and not all that it asked for before.
         let key = (run.to_owned(), slot);
         self.resends.retain(|(_, task)| !task.is_finished());
@@ -495,7 +463,7 @@ impl State {
         }
         let task = worker::publish_again(self.client.clone(), journal, (run.to_owned(), slot, from));
         self.resends.push((key, tokio::spawn(task)));
-        Performed::Now(Reply::Done)
+        Ok(())
     }
 
     /// Returns an error if too many runs wait for NATS.
@@ -515,12 +483,6 @@ enum Performed {
     Later(oneshot::Receiver<Reply>),
     /// A thread prepares a load, which can wait for a name server, and the agent takes other requests meanwhile.
     Prepare(oneshot::Receiver<Preparation>),
-}
-
-impl Performed {
-    fn refused(reason: String) -> Performed {
-        Performed::Now(Reply::Refused { reason })
-    }
 }
 
 /// Returns the name of a request for the log.

@@ -72,14 +72,8 @@ impl Children {
                 Some(listen) => Reply::Running { child: name, listen: Some(listen.to_owned()) },
                 None => Reply::Refused { reason: first.clone() },
             });
-            let mut record = Vec::new();
-            if let Some(mut stdout) = process.stdout.take() {
-                let _ = stdout.read_to_end(&mut record);
-            }
-            match serde_json::from_slice(&record) {
-                Ok(record) => Reply::Record { record },
-                Err(_) => Reply::Refused { reason: "the server ended without a record".to_owned() },
-            }
+            let none = || Reply::Refused { reason: "the server ended without a record".to_owned() };
+            record(process).unwrap_or_else(none)
         })
     }
 
@@ -109,18 +103,10 @@ impl Children {
                 stderr.as_mut().map(|stderr| stderr.read_to_end(&mut said));
                 String::from_utf8_lossy(&said).into_owned()
             });
-            let mut record = Vec::new();
-            if let Some(mut stdout) = process.stdout.take() {
-                let _ = stdout.read_to_end(&mut record);
-            }
+            let record = record(process);
             let said = said.ok().and_then(|said| said.join().ok()).unwrap_or_default();
-            match serde_json::from_slice(&record) {
-                Ok(record) => Reply::Record { record },
-                Err(_) if said.is_empty() => {
-                    Reply::Refused { reason: format!("{text}: it ended without a record") }
-                }
-                Err(_) => Reply::Refused { reason: format!("{text}: {}", said.trim()) },
-            }
+            let why = if said.is_empty() { "it ended without a record" } else { said.trim() };
+            record.unwrap_or_else(|| Reply::Refused { reason: format!("{text}: {why}") })
         })
     }
 
@@ -226,6 +212,13 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 
 fn set(state: &Mutex<State>, to: State) {
     *lock(state) = to;
+}
+
+/// Reads stdout until its end, and returns the record in it.
+fn record(process: &mut Child) -> Option<Reply> {
+    let mut printed = Vec::new();
+    let _ = process.stdout.take()?.read_to_end(&mut printed);
+    Some(Reply::Record { record: serde_json::from_slice(&printed).ok()? })
 }
 
 /// Reads the line with which a server says that it is ready, or why it is not.

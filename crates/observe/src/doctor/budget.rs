@@ -186,3 +186,26 @@ fn is_loopback(tuple: &Tuple) -> bool {
 pub(crate) fn delay_s(snapshot: &Snapshot) -> f64 {
     snapshot.number("net.ipv4.tcp_tw_reuse_delay").map_or(1.0, |delay| delay as f64 / 1e3)
 }
+
+/// A source and a destination that use a share of the ports.
+#[derive(Clone, Copy, Debug)]
+pub struct Shortage<'a> {
+    pub tuple: &'a Tuple,
+    pub budget: Budget,
+}
+
+/// Returns the sources and destinations for which connect() cannot take this share of the ports, 0 to 1.
+///
+/// # Errors
+///
+/// The ports or the connections were not read.
+pub fn shortages(snapshot: &Snapshot, share: f64) -> Result<Vec<Shortage<'_>>, String> {
+    let mut found = Vec::new();
+    for tuple in &snapshot.connections.seen()?.tuples {
+        let budget = Budget::of(snapshot, tuple)?;
+        if budget.is_past(share * 100.0) {
+            found.push(Shortage { tuple, budget });
+        }
+    }
+    Ok(found)
+}

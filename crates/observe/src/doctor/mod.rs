@@ -6,7 +6,6 @@
 
 mod accepting;
 mod attribute;
-mod balance;
 mod budget;
 mod causes;
 mod command;
@@ -15,18 +14,17 @@ mod datagram;
 mod diagnose;
 mod draft;
 mod remedies;
-mod repairable;
 mod rule;
 mod rules;
 mod symptom;
 mod words;
 
 pub use attribute::with_callers;
-pub use budget::Budget;
+pub use budget::{Budget, Shortage, shortages};
 pub use causes::causes;
 pub use command::{Cure, Place};
 pub use diagnose::{Diagnosis, diagnose, diagnose_at};
-pub use repairable::{Imbalance, ImbalanceKind, Shortage, imbalances, shortages};
 pub use rule::{LimitError, Limits, Rule, Threshold, explain};
+pub use rules::balance::{Imbalance, ImbalanceKind, imbalances};
 pub use rules::{ALL, about, named};
 pub use symptom::Unexplained;

@@ -1,7 +1,7 @@
 //! The table of rules: a line each. Rules of one family share a file.
 
 mod accept;
-mod balance;
+pub(crate) mod balance;
 mod connect;
 mod descriptors;
 #[cfg(test)]

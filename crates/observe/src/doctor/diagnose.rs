@@ -6,9 +6,9 @@ use fourtuple_record::{Advice, Finding, Proof, Severity, TraceSymptom, Unchecked
 use crate::doctor::attribute::with_callers;
 use crate::doctor::command::{Place, Step, settings_in};
 use crate::doctor::draft::{Action, Draft, Remedy, Subject};
-use crate::doctor::rule::Limits;
-use crate::doctor::rule::Rule;
 use crate::doctor::rules::ALL;
+use crate::doctor::rules::Limits;
+use crate::doctor::rules::Rule;
 use crate::doctor::rules::x01_unexplained::unexplained;
 use crate::doctor::symptom::{Account, Unexplained};
 

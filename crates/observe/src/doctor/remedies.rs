@@ -595,7 +595,7 @@ mod tests {
     use crate::doctor::command::Place;
     use crate::doctor::diagnose::diagnose;
     use crate::doctor::draft::Action;
-    use crate::doctor::rule::Limits;
+    use crate::doctor::rules::Limits;
 
     fn local(address: &str, prefix: u8) -> LocalAddress {
         LocalAddress { address: address.parse().unwrap(), prefix, tentative: false, device: None }

@@ -9,7 +9,7 @@ use crate::doctor::accepting::{
     unix_acceptors, up_to, with_number,
 };
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
-use crate::doctor::rule::{Checked, Rule, Threshold, joined};
+use crate::doctor::rules::{Checked, Rule, Threshold, joined};
 use crate::doctor::words::{count, counted, doing, percent, process, segments};
 
 pub(super) const A01: Rule = Rule {

@@ -12,7 +12,7 @@ use crate::doctor::accepting::{
 };
 use crate::doctor::command::{Scope, quoted};
 use crate::doctor::draft::{Draft, Remedy, THEN, What};
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, process};
 
 pub(super) const B01: Rule = Rule {

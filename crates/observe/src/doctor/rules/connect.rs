@@ -16,7 +16,7 @@ use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::{
     more_ports, more_sources, network, print_name, printed, shorter_searches, wider_range,
 };
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{caller, count, counted, doing, percent, process, time, tuple};
 use fourtuple_record::errno;
 

@@ -7,7 +7,7 @@ use crate::doctor::accepting::{during, explains_listener, explains_unix, time};
 use crate::doctor::command::{Scope, Setting, Step};
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::close_after_peer;
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing, percent};
 use fourtuple_record::errno;
 

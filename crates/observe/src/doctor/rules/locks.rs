@@ -6,7 +6,7 @@ use fourtuple_record::snapshot::{LockWaits, Snapshot, TracedLocks};
 use crate::doctor::accepting::time;
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::remedies::{shorter_searches, wider_range};
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, doing};
 
 pub(super) const L01: Rule = Rule {

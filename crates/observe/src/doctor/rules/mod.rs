@@ -12,7 +12,12 @@ mod ports;
 mod time_wait;
 pub(crate) mod x01_unexplained;
 
-use crate::doctor::rule::Rule;
+use std::collections::BTreeMap;
+
+use fourtuple_record::snapshot::Snapshot;
+
+use crate::doctor::command::Place;
+use crate::doctor::draft::Draft;
 
 pub const ALL: &[Rule] = &[
     accept::A01,
@@ -74,6 +79,118 @@ pub fn about(word: &str) -> Vec<&'static Rule> {
     match titled.is_empty() {
         false => titled,
         true => ALL.iter().filter(|rule| rule.explanation.iter().any(|line| has(line))).collect(),
+    }
+}
+
+/// A rule: what it looks for, and the function that looks.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Name of the rule: a letter for the area and two digits.
+    pub id: &'static str,
+    /// The fault in a few words.
+    pub title: &'static str,
+    /// Where the figures come from: files, system calls, and kernel functions.
+    pub source: &'static str,
+    /// The value from which on the rule has a finding; `None`: the rule needs no number.
+    pub threshold: Option<Threshold>,
+    /// Why the fault matters and what to do, in paragraphs of one line each.
+    pub explanation: &'static [&'static str],
+    /// Returns the findings; the number is the threshold, 0 if there is none.
+    pub(crate) check: fn(&Snapshot, f64) -> Checked,
+}
+
+/// The value from which on a rule has a finding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Threshold {
+    /// The value unless the user sets another.
+    pub default: f64,
+    /// The unit of the value: `% of the usable ports`.
+    pub unit: &'static str,
+}
+
+/// The findings of a rule, or the reason why the rule could not be checked.
+pub(crate) type Checked = Result<Vec<Draft>, String>;
+
+/// Joins the findings of two sources of a rule, such as the readings and a trace, or TCP and unix sockets. A source adds findings and hides
+/// none: the rule is unchecked only if nothing was found and a source is missing.
+pub(crate) fn joined(readings: Checked, trace: Checked) -> Checked {
+    match (readings, trace) {
+        (Ok(mut readings), Ok(trace)) => {
+            readings.extend(trace);
+            Ok(readings)
+        }
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) if !found.is_empty() => Ok(found),
+        (Err(reason), _) | (_, Err(reason)) => Err(reason),
+    }
+}
+
+// The explanation of a rule as text.
+
+/// Returns the explanation of a rule in lines that are not wrapped: a paragraph is one line. Commands can be pasted at the
+/// place.
+pub fn explain(rule: &Rule, place: &Place<'_>) -> Vec<String> {
+    let mut lines = vec![format!("{}  {}", rule.id, rule.title), String::new()];
+    for paragraph in rule.explanation {
+        lines.extend([place.sentence(paragraph), String::new()]);
+    }
+    lines.push(format!("Source of the figures: {}", place.sentence(rule.source)));
+    if let Some(threshold) = rule.threshold {
+        lines.push(format!(
+            "Threshold: {} {} (in the file of --thresholds: {} = {})",
+            threshold.default, threshold.unit, rule.id, threshold.default
+        ));
+    }
+    lines
+}
+
+// The thresholds of rules.
+
+/// Thresholds that differ from the default of their rule.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Limits {
+    set: BTreeMap<&'static str, f64>,
+}
+
+/// The reason why a threshold was refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LimitError {
+    /// No rule has this name.
+    #[error("{0}: there is no such rule; `fourtuple explain` lists the rules")]
+    Unknown(String),
+    /// The rule has no threshold.
+    #[error("{0} has no threshold")]
+    Without(&'static str),
+    /// The value is negative or not finite.
+    #[error("{id} = {value}: expected a positive number of {unit}")]
+    Value {
+        /// Name of the rule.
+        id: &'static str,
+        /// The refused value.
+        value: f64,
+        unit: &'static str,
+    },
+}
+
+impl Limits {
+    /// Sets the threshold of a rule.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`]
+    pub fn set(&mut self, id: &str, value: f64) -> Result<(), LimitError> {
+        let rule = named(id).ok_or_else(|| LimitError::Unknown(id.to_owned()))?;
+        let threshold = rule.threshold.ok_or(LimitError::Without(rule.id))?;
+        if !(value.is_finite() && value > 0.0) {
+            return Err(LimitError::Value { id: rule.id, value, unit: threshold.unit });
+        }
+        self.set.insert(rule.id, value);
+        Ok(())
+    }
+
+    /// Returns the threshold of a rule, 0 for a rule without one.
+    pub fn of(&self, rule: &Rule) -> f64 {
+        let default = rule.threshold.map_or(0.0, |threshold| threshold.default);
+        self.set.get(rule.id).copied().unwrap_or(default)
     }
 }
 

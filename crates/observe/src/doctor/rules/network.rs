@@ -8,7 +8,7 @@ use crate::doctor::attribute::processes_to;
 use crate::doctor::command::{Scope, Setting};
 use crate::doctor::datagram::{Counted, groups, groups as udp_groups};
 use crate::doctor::draft::{Draft, Remedy, What};
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::symptom::failed_calls;
 use crate::doctor::words::{self, count, counted, doing, percent, process};
 use fourtuple_record::errno;

@@ -18,7 +18,7 @@ use crate::doctor::remedies::{
     lasting_sysctls, listening_ports, more_ports, more_sources, most_ports, node_port_server, printed,
     running_fix, wider_range,
 };
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, percent, process, states, tuple};
 use fourtuple_record::errno;
 

@@ -10,7 +10,7 @@ use crate::doctor::budget::{Budget, RECENT_SECONDS, delay_s, is_relieved, reuse_
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{close_after_peer, keep_connections, print_name, printed, reuse};
-use crate::doctor::rule::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{self, count, counted, doing, percent, process, rate, time, tuple};
 
 pub(super) const T01: Rule = Rule {

@@ -13,7 +13,7 @@ use crate::doctor::counters::{COUNTERS, drops_of_qdisc};
 use crate::doctor::datagram::sockets_at;
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::remedies::reserve;
-use crate::doctor::rule::{Checked, Rule};
+use crate::doctor::rules::{Checked, Rule};
 use crate::doctor::symptom::{Account, Item, Symptom, failed_calls, serves_others};
 use crate::doctor::words::{count, counted, doing, process};
 

@@ -593,7 +593,7 @@ mod tests {
 
     use super::*;
     use crate::doctor::command::Place;
-    use crate::doctor::diagnose::diagnose;
+    use crate::doctor::diagnose;
     use crate::doctor::draft::Action;
     use crate::doctor::rules::Limits;
 

@@ -19,7 +19,7 @@ use crate::host::snapshot::listeners::Handshakes;
 use crate::host::snapshot::processes::Sockets;
 use crate::host::snapshot::stalled::{self, Waiting};
 use crate::host::snapshot::sums::{self, Fast, Key, Sums, Table};
-use crate::host::snapshot::{LISTED, close_wait, reason, running_fix, text};
+use crate::host::snapshot::{LISTED, reason, running_fix, text};
 
 /// Maximum number of tuples whose ports in use are kept for the next reading.
 const KEPT: usize = 4_096;
@@ -177,7 +177,7 @@ impl Pass {
         // The ports that UDP sockets hold are the only figure here that a kernel without udp_diag lacks.
         let held_udp_hidden = self.hold_udp().map_err(failed).err();
         let close_wait = match self.has_close_wait {
-            true => close_wait::read(&self.query, sockets).map_err(failed)?,
+            true => stalled::close_wait(&self.query, sockets).map_err(failed)?,
             false => Vec::new(),
         };
         let owner = |inode| sockets.holder(inode).and_then(|pid| sockets.owner(pid, 1));

@@ -12,7 +12,6 @@
 //! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
 
 mod addresses;
-mod close_wait;
 mod connections;
 mod counters;
 mod listeners;

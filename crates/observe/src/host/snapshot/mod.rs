@@ -11,7 +11,6 @@
 //! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
 //! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
 
-mod addresses;
 mod connections;
 mod counters;
 mod listeners;
@@ -31,11 +30,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fourtuple_record::errno;
 use fourtuple_record::snapshot::{
-    ConfiguredSysctl, Connections, EphemeralPorts, FailedCall, Listener, LocalAddress, Owner, Part, Process,
-    Snapshot, TcpMemory, UdpSockets, UnixListener,
+    ConfiguredSysctl, Connections, EphemeralPorts, FailedCall, Listener, LocalAddress, Owner, Part,
+    PortHolder, Process, Snapshot, TcpMemory, UdpSockets, UnixListener,
 };
-use fourtuple_syscalls::{device, procfs, resource, route, sock_diag};
+use fourtuple_syscalls::sock_diag::{self, state};
+use fourtuple_syscalls::socket::Transport;
+use fourtuple_syscalls::socket_census::{self, Query, Socket};
+use fourtuple_syscalls::{device, procfs, resource, route};
 
 use crate::host::snapshot::connections::Pass;
 use crate::host::snapshot::processes::{Sockets, Source, Wanted};
@@ -252,7 +255,7 @@ impl Reader {
     /// of the last reading.
     pub fn look_up<'a>(&self, calls: impl IntoIterator<Item = &'a mut FailedCall>) {
         let none = Sockets::default();
-        addresses::look_up(calls, self.census.as_ref().map_or(&none, |census| &census.sockets));
+        look_up(calls, self.census.as_ref().map_or(&none, |census| &census.sockets));
     }
 }
 
@@ -538,6 +541,68 @@ fn lost_sources(
         }
     }
     Ok(lost)
+}
+
+/// Maximum number of failed calls whose address is looked up.
+const LOOKED_UP: usize = 32;
+
+/// Adds to calls that failed what is known of their address.
+fn look_up<'a>(calls: impl IntoIterator<Item = &'a mut FailedCall>, sockets: &Sockets) {
+    const OF_ROUTES: [&str; 4] = [errno::EACCES, errno::EHOSTUNREACH, errno::EINVAL, errno::ENETUNREACH];
+    let mut left = LOOKED_UP;
+    for call in calls {
+        if call.is_without_port() && call.processes == 1 {
+            call.running_ns = processes::running_ns(sockets.root(), call.owner.pid);
+        }
+        let Some(Ok(address)) = call.address.as_ref().map(|address| address.parse::<SocketAddr>()) else {
+            continue;
+        };
+        match (call.call.as_str(), call.errno.as_str()) {
+            _ if left == 0 => return,
+            ("connect" | "send", errno) if OF_ROUTES.contains(&errno) => call.route = route_to(address),
+            ("bind", errno::EADDRINUSE) if address.port() != 0 => {
+                call.holder = holder(&call.protocol, address, sockets);
+            }
+            _ => continue,
+        }
+        left -= 1;
+    }
+}
+
+/// Returns the type of the route to an address, or the errno of the lookup. The route to a link-local address is by the device of the socket.
+fn route_to(to: SocketAddr) -> Option<String> {
+    if matches!(to, SocketAddr::V6(to) if to.ip().is_unicast_link_local()) {
+        return None;
+    }
+    Some(match route::kind(to.ip().to_canonical()) {
+        Ok(kind) => route::name(kind).to_owned(),
+        Err(error) => reason(&error),
+    })
+}
+
+/// Returns the socket that has the port of an address, at this address or at one that includes it: one with a process if there is one.
+fn holder(protocol: &str, address: SocketAddr, sockets: &Sockets) -> Option<PortHolder> {
+    let (transport, states) = match protocol {
+        "udp" => (Transport::Udp, 1 << state::CLOSE | 1 << state::ESTABLISHED),
+        "tcp" => (Transport::Tcp, !0),
+        _ => return None,
+    };
+    let query = Query { transport, states, peer: None, port: address.port(), times: false };
+    let mut found: Vec<Socket> = Vec::new();
+    let overlaps = |own: SocketAddr| {
+        let (own, other) = (own.ip().to_canonical(), address.ip().to_canonical());
+        own == other || own.is_unspecified() || other.is_unspecified()
+    };
+    let add = |socket: &Socket| {
+        if overlaps(socket.local) && found.len() < LISTED {
+            found.push(*socket);
+        }
+    };
+    socket_census::each(&query, add).ok()?;
+    let socket = found.iter().find(|socket| socket.inode != 0).or(found.first())?;
+    let owner = sockets.holder(socket.inode).and_then(|pid| sockets.owner(pid, 1));
+    let remote = Some(socket.remote).filter(|remote| remote.port() != 0);
+    Some(PortHolder { owner, local: socket.local, remote, state: sums::name(socket.state).to_owned() })
 }
 
 #[cfg(test)]

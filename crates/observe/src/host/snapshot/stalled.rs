@@ -12,8 +12,8 @@ use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::socket_census::{self, Query, Socket};
 
 use crate::host::snapshot::LISTED;
-use crate::host::snapshot::addresses::route_to;
 use crate::host::snapshot::processes::Sockets;
+use crate::host::snapshot::route_to;
 
 /// Age of data from which on it counts as not read: that of an upload is replaced all the time.
 const LEFT: Duration = Duration::from_secs(1);

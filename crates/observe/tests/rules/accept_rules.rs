@@ -8,11 +8,6 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
-use crate::events::{apply_first, between, only, snapshot};
-use crate::namespace::this_process;
-use crate::scene::{
-    diagnosis, failed_call, findings, findings_in, known, of, owner, says, shows, until, with_python,
-};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Listener, Part, Snapshot, TracedAccepts};
@@ -21,6 +16,11 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{has_mptcp, in_namespace, listener, set_sysctl, starting};
+
+use crate::scene::{
+    apply_first, between, diagnosis, failed_call, findings, findings_in, known, of, only, owner, says, shows,
+    snapshot, this_process, until, with_python,
+};
 
 fn connect(address: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| fourtuple_testing::connect(address)).collect()

@@ -7,11 +7,12 @@ use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::namespace::{NEAR, add_addresses};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, skip, starting};
+
+use crate::scene::{NEAR, add_addresses};
 
 const BACKEND: u16 = 8_000;
 const PROXY: u16 = 8_001;

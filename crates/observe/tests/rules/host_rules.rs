@@ -10,10 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::events::{apply_first, only, snapshot};
-use crate::scene::{
-    diagnosis, failed_call, findings, findings_in, known, owner, shows, traced_connects, until, with_python,
-};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{FailedCall, Failures, LockWaits, Part, Snapshot, Traced, TracedLocks};
@@ -21,6 +17,11 @@ use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::wire::{self, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+
+use crate::scene::{
+    apply_first, diagnosis, failed_call, findings, findings_in, known, only, owner, shows, snapshot,
+    traced_connects, until, with_python,
+};
 
 /// A directory with files of /proc, which ends with the value.
 struct Root(PathBuf);

@@ -6,15 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::events::cured;
-use crate::namespace::{
-    FAR, NEAR, RANGE, add_addresses, advice, bound, close, connect, connect_and_close, ip, reads_by_bpf,
-    server, small_range, the_finding, this_process, until_found, until_says, until_time_wait,
-};
-use crate::scene::{
-    apply, diagnosis, failed_call, findings, findings_in, known, now, owner, read, says, shows,
-    traced_connects, until, with_python,
-};
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{
@@ -25,6 +16,13 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+
+use crate::scene::{
+    FAR, NEAR, RANGE, add_addresses, advice, apply, bound, close, connect, connect_and_close, cured,
+    diagnosis, failed_call, findings, findings_in, ip, known, now, owner, read, reads_by_bpf, says, server,
+    shows, small_range, the_finding, this_process, traced_connects, until, until_found, until_says,
+    until_time_wait, with_python,
+};
 
 const SOL_IP: i32 = 0;
 const IP_TRANSPARENT: i32 = 19;
@@ -717,7 +715,7 @@ fn p11_a_removed_source_address_is_named() {
         socket::connect(client.as_fd(), address).unwrap();
         let _accepted = server.accept().unwrap();
         // Loopback addresses are local without being listed.
-        let (_other, loopback) = crate::namespace::server("127.0.0.1", 4001);
+        let (_other, loopback) = crate::scene::server("127.0.0.1", 4001);
         let _second = bound("127.9.9.9", 0);
         let _third = connect(loopback, 1);
         assert!(findings("P11").is_empty());

@@ -8,18 +8,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::events::{cured, only, snapshot};
-use crate::namespace::{
-    FAR, NEAR, RANGE, advice, close, connect, connect_and_close, ip, reads_by_bpf, server, small_range,
-    the_finding, this_process, until_found, until_says, until_time_wait,
-};
-use crate::scene::{apply, findings, findings_in, known, now, read, says, shows, until};
 use fourtuple_observe::doctor::{Cure, Limits, Place, diagnose_at};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{Counter, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, set_sysctl, starting};
+
+use crate::scene::{
+    FAR, NEAR, RANGE, advice, apply, close, connect, connect_and_close, cured, findings, findings_in, ip,
+    known, now, only, read, reads_by_bpf, says, server, shows, small_range, snapshot, the_finding,
+    this_process, until, until_found, until_says, until_time_wait,
+};
 
 const BUCKETS: &str = "net.ipv4.tcp_max_tw_buckets";
 

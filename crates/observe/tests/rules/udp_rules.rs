@@ -3,14 +3,15 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use crate::events::{between, only, snapshot};
-use crate::namespace::this_process;
-use crate::scene::{diagnosis, findings, findings_in, known, says, shows, with_python};
 use fourtuple_record::Severity;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::python::Python;
+
+use crate::scene::{
+    between, diagnosis, findings, findings_in, known, only, says, shows, snapshot, this_process, with_python,
+};
 
 /// Opens a socket of a SO_REUSEPORT group.
 fn member(address: &str) -> UdpSocket {

@@ -32,7 +32,7 @@ const TESTS_FOR_THE_HOST: &[&str] =
 
 /// Tests of these packages that need processors of real speed: contended locks, samples of a clock, thousands of connects.
 /// They run on the machine's own kernel.
-const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "flame", "truth", "surroundings"];
+const TESTS_THAT_TAKE_A_PROCESSOR: &[&str] = &["locks", "truth", "surroundings"];
 
 /// Tests that show on another architecture what they show on this one, and take minutes in emulation. The tests of the other crates run
 /// every BPF program and system call that they use.

@@ -65,7 +65,7 @@ fn held_ports_have_a_kind_and_a_process() {
         let owner = held[0].owner.as_ref().unwrap();
         assert_eq!(owner.sockets, 1);
         let found = connections();
-        assert!(found.tuples.is_empty(), "a bound socket is no connection");
+        assert!(found.tuples.is_empty(), "a bound socket is not a connection");
         assert_eq!((found.held_tcp, found.held_tcp_low_parity, found.held_bound), (2, 1, 1));
     });
 }

@@ -91,7 +91,7 @@ fn only_connects_in_the_cgroup_are_counted() {
 #[test]
 fn a_retransmitted_syn_is_counted() {
     in_namespace(|| {
-        // The queue has room for one connection.
+        // The queue has space for one connection.
         let (listener, destination) = listener("127.0.4.2", 0);
         let program = || {
             let first = dial(destination);

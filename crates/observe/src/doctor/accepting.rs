@@ -412,7 +412,7 @@ fn is_filled(readings: [u32; 2], backlog: u32) -> bool {
 pub(crate) fn empty_unix(draft: Draft, snapshot: &Snapshot, listener: &UnixListener) -> Draft {
     let workers = workers_of(snapshot, &listener.owners, &listener.workers);
     let server = holders(&workers);
-    // Clients that give up make room for others.
+    // Clients that give up leave their places to others.
     let is_filled = is_filled([listener.waiting_before, listener.waiting], listener.backlog);
     let waiting = Waiting::of(listener.standing.into(), is_filled);
     let mut draft = match state_of(draft, snapshot, &listener.owners, &listener.workers, waiting) {
@@ -613,7 +613,7 @@ fn with_settings(
         false => "twice as many connections at a time; more if the queue stays full",
     };
     let more = more_workers(workers);
-    // The default of most servers, or room for a burst that is eight times as long.
+    // The default of most servers, or space for a burst that is eight times as long.
     let longer = if backlog < 511 { 511 } else { (u64::from(backlog) * 8).max(4096) };
     let backlog = Settings::of_listener(owners)
         // Programs in Go have no setting: the library reads net.core.somaxconn.

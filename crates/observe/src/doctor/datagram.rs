@@ -50,7 +50,7 @@ impl Counted {
         Counted { errors: both("InErrors"), full: both("RcvbufErrors"), memory: both("MemErrors") }
     }
 
-    /// Returns the datagrams that a filter of the socket refused or whose checksum was wrong: drops that are not for lack of room.
+    /// Returns the datagrams that a filter of the socket refused or whose checksum was wrong: neither the queue nor the memory was full.
     pub(crate) fn refused(&self) -> u64 {
         self.errors.saturating_sub(self.full + self.memory)
     }

@@ -148,13 +148,13 @@ mod tests {
 
     /// Asks a process that sends this answer.
     fn answered(answer: &'static str, limit: Duration) -> Result<Value, String> {
-        let room = std::env::temp_dir().join(format!(
+        let directory = std::env::temp_dir().join(format!(
             "fourtuple-ask-{:?}-{}",
             thread::current().id(),
             std::process::id()
         ));
-        fs::create_dir_all(&room).unwrap();
-        let path = room.join("socket");
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let guard = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -169,9 +169,9 @@ mod tests {
         });
         let answer = ask(&path, &json!({ "do": "status" }), limit);
         guard.join().unwrap();
-        let absent = ask(&room.join("none"), &json!({}), limit).unwrap_err();
+        let absent = ask(&directory.join("none"), &json!({}), limit).unwrap_err();
         assert!(matches!(absent, GuardError::Absent(_)), "{absent}");
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
         answer.map(|answer| answer.value).map_err(|error| error.to_string())
     }
 

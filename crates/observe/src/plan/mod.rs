@@ -264,7 +264,7 @@ pub enum PlanError {
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// The rate is negative or not finite.
-    #[error("{0} new connections per second is no rate: expected a finite number of at least 0")]
+    #[error("{0} new connections per second is not a rate: expected a finite number of at least 0")]
     Rate(f64),
     /// The strategy is [`Strategy::Auto`], which depends on the kernel.
     #[error("the strategy auto depends on the kernel: plan with the strategy that it chooses there")]

@@ -103,7 +103,7 @@ fn u02_a_connected_member_is_named() {
         let wide: Vec<UdpSocket> = (0..3).map(|_| member("0.0.0.0:5301")).collect();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.connect("127.0.0.1:5300").unwrap();
-        assert!(findings("U02").is_empty(), "a client is no member");
+        assert!(findings("U02").is_empty(), "a client is not a member");
         group[0].connect(client.local_addr().unwrap()).unwrap();
         let shared = "shares 127.0.0.1:5300 with 2 unconnected sockets";
         let found = only(&findings("U02"), Severity::Notice, shared);

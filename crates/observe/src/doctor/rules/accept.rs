@@ -201,7 +201,7 @@ fn of_tcp_a02(snapshot: &Snapshot, limit: f64) -> Checked {
         );
     }
     snapshot.counter("TcpExt.ListenDrops")?;
-    // A03 and A05 have the drops that an accept queue with room did not cause.
+    // A03 and A05 have the drops that a full accept queue did not cause.
     let overflows = snapshot.counter("TcpExt.ListenOverflows")?.during;
     let found = listeners.iter().map(|listener| (listener, drops(snapshot, listener).min(overflows)));
     let dropping = found.filter(|(_, drops)| *drops > 0 && *drops as f64 >= limit);
@@ -234,7 +234,7 @@ fn draft_a02(snapshot: &Snapshot, listener: &Listener, drops: u64) -> Draft {
 
 pub(super) const A03: Rule = Rule {
     id: "A03",
-    title: "connections are dropped although the accept queue has room",
+    title: "connections are dropped although the accept queue is not full",
     source: "TcpExt.ListenDrops, ListenOverflows and TCPReqQFullDrop of /proc/net/netstat",
     threshold: Some(Threshold { default: 1.0, unit: "drops in the interval" }),
     explanation: &[
@@ -271,7 +271,7 @@ fn a03(snapshot: &Snapshot, limit: f64) -> Checked {
         .map(|(address, drops)| format!("{address} dropped {}{}", up_to(snapshot), count(drops)))
         .collect();
     let verdict = format!(
-        "{} {} dropped in {interval} although the accept queue had room",
+        "{} {} dropped in {interval} although the accept queue was not full",
         segments(others),
         if others == 1 { "was" } else { "were" }
     );
@@ -567,7 +567,7 @@ fn with_limits(draft: Draft, snapshot: &Snapshot) -> Draft {
         .proper(Remedy::advice(
             "a backlog of at least new connections per second times round-trip time in the configuration of the server, and \
              net.core.somaxconn not below it",
-            "the handshakes have room",
+            "the handshakes have space",
         ))
         .proper(Remedy::advice(
             "if the SYNs come from addresses that never answer (ss -tn state syn-recv), a filter for them in front of the host",
@@ -583,7 +583,7 @@ pub(super) const A06: Rule = Rule {
     explanation: &[
         "With net.ipv4.tcp_abort_on_overflow=1 the kernel answers the last ACK of a handshake with RST if the accept queue is full \
          (tcp_check_req). The client sees ECONNRESET after a connect() that succeeded. With 0, the default, the kernel drops the ACK, and \
-         the connection is established when the SYN-ACK is sent again and the queue has room by then.",
+         the connection is established when the SYN-ACK is sent again and the queue has space by then.",
         "The setting turns a short burst into errors. It is useful only where a client shall try another server at once.",
         "What helps: net.ipv4.tcp_abort_on_overflow=0, and what helps against full accept queues (A01). What does not help: SYN cookies, \
          because the reset concerns complete handshakes.",

@@ -285,7 +285,7 @@ fn b04(snapshot: &Snapshot, _limit: f64) -> Checked {
             .explains(What::Counter("TcpExt.TCPMigrateReqFailure"));
         drafts.push(draft.proper(Remedy::advice(
             "let the server empty its accept queues before it closes its listeners, and raise the backlog of the new listeners",
-            "the new queues have room",
+            "the new queues have space",
         )));
     }
     // A kernel before Linux 5.14 has no such sysctl, and never moves a connection.

@@ -212,7 +212,7 @@ fn f02(snapshot: &Snapshot, limit: f64) -> Checked {
         );
         drafts.push(
             Draft::new(severity, "orphans", verdict)
-                .now(Remedy::sysctl("net.ipv4.tcp_max_orphans", (most * 2).to_string(), "room for twice as many"))
+                .now(Remedy::sysctl("net.ipv4.tcp_max_orphans", (most * 2).to_string(), "space for twice as many"))
                 .now(Remedy::sysctl("net.ipv4.tcp_orphan_retries", "2", "new orphans end sooner").unproven())
                 .proper(Remedy::advice(
                     "let the program read what the peer has sent before it closes, and close idle peers by a timeout",

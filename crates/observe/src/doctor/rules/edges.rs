@@ -422,7 +422,7 @@ fn the_owner_of_a_port_is_a_cause() {
     expect("127.0.0.1:80", Some("127.0.0.2:80"), "possible: the port is taken");
 }
 
-/// Ports whose connections wait for the peer or for close() are no reason for more ports.
+/// Ports whose connections wait for the peer or for close() are not a reason for more ports.
 #[test]
 fn ports_that_are_stuck() {
     let of = |name: &str, waiting: u32, resent: u32| {
@@ -710,7 +710,7 @@ fn growth_and_shares_at_their_limits() {
     // Half of the sockets are not most of them: the others stay.
     let half = Tuple { growth_per_s: 1.0, ..tuple(250, 250) };
     expect("P10", 600.0, &connected(&[], vec![half]), &["uses 500 of 1,000 ports", "about 8 min"]);
-    // 60 s of these closes need 600 or 1,200 ports: growth that ends below the ports is no symptom.
+    // 60 s of these closes need 600 or 1,200 ports: growth that ends below the ports is not a symptom.
     for (closes_per_s, wanted) in [(10.0, &[][..]), (20.0, &["took 10 further ports"])] {
         let mut closing = connected(&[], vec![Tuple { growth_per_s: 20.0, closes_per_s, ..tuple(0, 600) }]);
         closing.failures = Part::Seen(Failures::default());

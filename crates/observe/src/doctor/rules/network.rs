@@ -338,7 +338,7 @@ fn draft_u01(
                 "{server}: a greater SO_RCVBUF, up to {} (net.core.rmem_max; Unbound: `so-rcvbuf`), and a restart; {has}",
                 count(most)
             ),
-            "room for bursts, not for a load that the process cannot read",
+            "space for bursts, not for a load that the process cannot read",
         ),
         _ => {
             let wanted = asked.max(1 << 16) * 8;

@@ -60,7 +60,7 @@ fn higher(time_wait: u64, limit: u64) -> u64 {
 pub(super) fn raise(time_wait: u64, limit: u64) -> Remedy {
     let higher = higher(time_wait, limit);
     let effect =
-        format!("room for {}, at most {} MiB of memory", counted(higher, "socket"), (higher * 256) >> 20);
+        format!("space for {}, at most {} MiB of memory", counted(higher, "socket"), (higher * 256) >> 20);
     Remedy::sysctl(NAME, higher.to_string(), effect)
 }
 
@@ -105,7 +105,7 @@ fn t02(snapshot: &Snapshot, _: f64) -> Checked {
     } else {
         return Ok(Vec::new());
     };
-    // With room for more sockets no further connection skips the state.
+    // With space for more sockets no further connection skips the state.
     let severity = if overflow.during > 0 && is_full { Severity::Warning } else { Severity::Notice };
     Ok(vec![
         Draft::new(severity, "TIME_WAIT", verdict)

@@ -519,7 +519,7 @@ mod tests {
         assert_eq!(counters(60, 60, 60), [challenged]);
         assert_eq!(counters(60, 60, 60_000), <[String; 0]>::default());
         assert_eq!(counters(60, 100, 60), [challenged, "unexplained: Tcp.InErrs grew by 40 in 2.0 s"]);
-        // Fewer than two a second are no symptom, and still what the counter counts.
+        // Fewer than two a second are not a symptom, and still what the counter counts.
         assert_eq!(of(3, 4), <[String; 0]>::default());
     }
 

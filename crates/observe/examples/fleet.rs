@@ -1,6 +1,6 @@
 //! Times the simulation of a fleet: a million destinations, 10^9 connections.
 //!
-//! `cargo run --release -p fourtuple --example fleet -- [STRATEGY] [DESTINATIONS] [CONNECTIONS] [OPEN]`
+//! `cargo run --release -p fourtuple-observe --example fleet -- [STRATEGY] [DESTINATIONS] [CONNECTIONS] [OPEN]`
 #![forbid(unsafe_code)]
 
 use std::error::Error;

@@ -9,7 +9,7 @@
 //! /proc/PID/fd. The iterator misses a socket whose only reference is io_uring or a message in flight.
 //!
 //! A reader with `limited_to(0.01)` repeats the connections of its previous pass, with their age, as long as another pass would use more
-//! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/census.rs`).
+//! than 1% of a processor: 50,000 sockets take 33 ms in the kernel, nearly all of it cache misses (`examples/doctor.rs`).
 
 mod connections;
 mod counters;

@@ -1,17 +1,19 @@
-//! Measures the census of `doctor`: `cargo run --release -p fourtuple-observe --example census [mixed | time-wait [N] | read N |
-//! watch N]`.
+//! Measures what `doctor` reads: `cargo run --release -p fourtuple-observe --example doctor [mixed | time-wait [N] | read N |
+//! watch N | search]`.
 //!
 //! `mixed` holds 50,000 TCP sockets, of which 20,000 have a process, and compares one reading with `ss -tanpH`, each as a whole
 //! process, in turn. `time-wait` reads N (1,000,000) sockets in TIME_WAIT. `read` reads the namespace N times and prints the times,
 //! `watch` reads it every second for N seconds.
-//! The sockets are in a network namespace of their own.
+//! `search` measures what connections to an own listener show of the port search: it prints the median CPU time of connect() to that
+//! listener, and to a destination whose connections use all ports of the first parity.
+//! The sockets are in a network namespace of their own, which takes root.
 
 use std::env;
 use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -20,10 +22,11 @@ use std::time::{Duration, Instant};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::Part;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{netns, resource};
+use fourtuple_syscalls::{netns, option, resource};
 use fourtuple_testing::set_sysctl;
 
 const PORT: u16 = 900;
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
 const TRIALS: usize = 11;
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -36,6 +39,7 @@ fn main() -> Outcome {
         Some("time-wait") => time_wait(number(1, 1_000_000)?),
         Some("read") => read(number(1, 1)?),
         Some("watch") => watch(number(1, 30)?),
+        Some("search") => search(),
         Some("hold") => hold(&arguments[1], number(2, 0)?),
         Some(other) => Err(format!("unknown mode {other}").into()),
     }
@@ -56,18 +60,22 @@ fn enter() -> Outcome {
     Ok(())
 }
 
-fn listen(backlog: i32) -> Result<TcpListener, Box<dyn Error>> {
-    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
-    let listener = socket::open(Transport::Tcp, any, false)?;
-    socket::bind(listener.as_fd(), any)?;
+fn listen(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
+    let listener = bound(address)?;
     socket::listen(listener.as_fd(), backlog)?;
     Ok(listener.into())
+}
+
+fn bound(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket::open(Transport::Tcp, address, false)?;
+    socket::bind(socket.as_fd(), address)?;
+    Ok(socket)
 }
 
 fn mixed() -> Outcome {
     enter()?;
     // The server sides of the connections wait in the accept queue and have no process.
-    let _listener = listen(65_535)?;
+    let _listener = listen(ANY, 65_535)?;
     let mut holders: Vec<Child> = Vec::new();
     for host in 0..4 {
         let mut holder = this_example()
@@ -116,7 +124,7 @@ fn hold(address: &str, number: usize) -> Outcome {
     let held: Vec<TcpStream> =
         (0..number).map(|_| TcpStream::connect((address, PORT))).collect::<Result<_, _>>()?;
     println!("ready");
-    std::io::stdin().read_to_end(&mut Vec::new())?;
+    io::stdin().read_to_end(&mut Vec::new())?;
     drop(held);
     Ok(())
 }
@@ -126,7 +134,7 @@ fn time_wait(number: usize) -> Outcome {
     // Otherwise connect() takes ports of sockets in TIME_WAIT, which then end.
     set_sysctl("net.ipv4.tcp_tw_reuse", "0");
     let began = Instant::now();
-    let listener = listen(4_096)?;
+    let listener = listen(ANY, 4_096)?;
     thread::Builder::new().name("server".to_owned()).spawn(move || {
         for connection in listener.incoming() {
             // The client closes first.
@@ -195,11 +203,60 @@ fn read(readings: usize) -> Outcome {
         median(wall),
         median(cpu)
     );
-    std::io::stdout().flush()?;
+    io::stdout().flush()?;
     Ok(())
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+const FIRST: u16 = 20_000;
+/// Half of the ports fit into a limit of 20,000 descriptors.
+const PORTS: u16 = 16_000;
+const CONNECTS: usize = 99;
+
+fn search() -> Outcome {
+    netns::enter_new()?;
+    resource::raise_descriptor_limit()?;
+    set_sysctl("net.ipv4.ip_local_port_range", &format!("{FIRST} {}", FIRST + PORTS - 1));
+    let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+    let (own, destination) = (address(4_000), address(4_001));
+    // The accept queues hold the other ends.
+    let _listeners = [listen(own, i32::from(PORTS))?, listen(destination, i32::from(PORTS))?];
+    println!("no port in use: {:?} to an own listener", time(own)?);
+    let connections = (0..PORTS / 2).map(|_| connection(destination)).collect::<Result<Vec<_>, _>>()?;
+    println!(
+        "{} ports in use by connections to a destination: {:?} to an own listener, {:?} to the destination",
+        connections.len(),
+        time(own)?,
+        time(destination)?
+    );
+    drop(connections);
+    let bound = (0..PORTS / 2)
+        .map(|number| bound(SocketAddr::from(([127, 0, 0, 2], FIRST + 2 * number))))
+        .collect::<Result<Vec<_>, _>>()?;
+    println!("{} ports held by bind(): {:?} to an own listener", bound.len(), time(own)?);
+    Ok(())
+}
+
+/// Connects; the connection is reset when it is dropped, and leaves no TIME_WAIT.
+fn connection(to: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket::open(Transport::Tcp, to, true)?;
+    option::set_reset_on_close(socket.as_fd())?;
+    socket::connect(socket.as_fd(), to)?;
+    Ok(socket)
+}
+
+/// Returns the median CPU time of a connection that is opened and reset.
+fn time(to: SocketAddr) -> io::Result<Duration> {
+    let one = |_| {
+        let began = resource::thread_cpu_time();
+        drop(connection(to)?);
+        Ok(resource::thread_cpu_time().saturating_sub(began))
+    };
+    let mut times = (0..CONNECTS).map(one).collect::<io::Result<Vec<Duration>>>()?;
+    times.sort_unstable();
+    Ok(times[CONNECTS / 2])
 }

@@ -136,11 +136,7 @@ pub fn results(plan: &Plan, reuse: Option<Reuse>) -> Result<PlanResults, PlanErr
         exhausted_after_ns: outcome.exhausted_after.map(nanoseconds),
         sources_needed: outcome.sources_needed,
         failed_dials: outcome.failed_dials,
-        by_fill: outcome
-            .by_fill
-            .iter()
-            .map(|point| PlanPoint { fill: point.fill, probes: point.probes, mean_ns: point.mean_ns })
-            .collect(),
+        by_fill: outcome.by_fill,
         others,
         over_time,
         simulated: outcome.simulated,
@@ -293,25 +289,11 @@ pub struct PlanOutcome {
     pub failed_dials: u64,
     /// Cost of connect() by sixteenth of the fill of one pair, the mean of five fills. A part without a successful dial has no
     /// point.
-    pub by_fill: Vec<FillPoint>,
+    pub by_fill: Vec<PlanPoint>,
     /// Dials of the whole fleet from an empty table to the steady state, or without a rate until all ports are in use.
     pub fleet: DialTotals,
     /// Number of simulated connections.
     pub simulated: u64,
-}
-
-/// One part of the fill of a single pair.
-///
-/// Example: [`Plan`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct FillPoint {
-    /// Share of the ports in use at the end of this part, 0 to 1.
-    pub fill: f64,
-    /// Mean number of probed ports per dial.
-    pub probes: f64,
-    /// Predicted mean time in connect(), in nanoseconds.
-    pub mean_ns: u64,
 }
 
 /// Sums over many dials.
@@ -462,11 +444,11 @@ impl Plan {
         u64::try_from(needed).unwrap_or(u64::MAX).max(1)
     }
 
-    fn points(&self, fill: &Fill) -> Vec<FillPoint> {
+    fn points(&self, fill: &Fill) -> Vec<PlanPoint> {
         let parts = fill.parts.iter().enumerate();
         let point = |(index, part)| {
             let mean_ns = self.costs.mean_ns(part, middle(index))?.round() as u64;
-            Some(FillPoint {
+            Some(PlanPoint {
                 fill: (index + 1) as f64 / PARTS as f64,
                 probes: part.probes_per_dial()?,
                 mean_ns,

@@ -6,7 +6,6 @@ mod host_rules;
 mod port_rules;
 mod scene;
 mod time_wait_rules;
-mod udp_rules;
 
 #[test]
 fn each_rule_has_a_row_with_its_title() {

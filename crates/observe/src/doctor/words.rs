@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 pub(crate) use fourtuple_record::measure::words::{counted, grouped as count};
-use fourtuple_record::snapshot::{Owner, Tuple};
+use fourtuple_record::snapshot::Owner;
 
 /// Returns a share in percent without decimals, but never 100 for less than all: `98%`.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
@@ -59,11 +59,6 @@ pub(crate) fn states(states: &BTreeMap<String, u64>) -> String {
     let mut states: Vec<(&String, &u64)> = states.iter().collect();
     states.sort_by_key(|(_, sockets)| Reverse(*sockets));
     states.iter().map(|(name, sockets)| format!("{} {name}", count(**sockets))).collect::<Vec<_>>().join(", ")
-}
-
-/// Returns `10.0.0.9 → 10.1.2.3:443`.
-pub(crate) fn tuple(tuple: &Tuple) -> String {
-    tuple.to_string()
 }
 
 /// Returns a time: `42 s`, `7 min`, `3 h`.

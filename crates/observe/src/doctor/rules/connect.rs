@@ -17,7 +17,7 @@ use crate::doctor::remedies::{
     more_ports, more_sources, network, print_name, printed, shorter_searches, wider_range,
 };
 use crate::doctor::rules::{Checked, Rule, Threshold};
-use crate::doctor::words::{caller, count, counted, doing, percent, process, time, tuple};
+use crate::doctor::words::{caller, count, counted, doing, percent, process, time};
 use fourtuple_record::errno;
 
 pub(super) const P07: Rule = Rule {
@@ -67,7 +67,7 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
         Some((full, budget)) => {
             let fact = format!(
                 "{} uses {} of {} ports (P01)",
-                tuple(full),
+                full,
                 count(budget.taken().into()),
                 count(budget.total.into())
             );
@@ -438,7 +438,7 @@ fn until_full(tuple: &Tuple, budget: &Budget) -> Option<f64> {
 fn draft_p10(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, seconds: f64) -> Draft {
     let mut verdict = format!(
         "{} uses {} of {} ports, and the last one is taken in about {}",
-        tuple(subject),
+        subject,
         count(budget.taken().into()),
         count(budget.total.into()),
         time(seconds)
@@ -645,7 +645,7 @@ fn draft_p12(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, large: &[&Ow
         "{} the {} ports of {}: {}{more}; {} are in use",
         doing(large.len() as u64, "process", "share"),
         count(budget.total.into()),
-        tuple(subject),
+        subject,
         named.join(", "),
         percent(budget.taken().into(), budget.total.into())
     );

@@ -19,7 +19,7 @@ use crate::doctor::remedies::{
     running_fix, wider_range,
 };
 use crate::doctor::rules::{Checked, Rule, Threshold};
-use crate::doctor::words::{count, counted, percent, process, states, tuple};
+use crate::doctor::words::{count, counted, percent, process, states};
 use fourtuple_record::errno;
 
 pub(super) const P01: Rule = Rule {
@@ -63,8 +63,7 @@ fn p01(snapshot: &Snapshot, limit: f64) -> Checked {
 
 fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
     let Budget { total, in_use, time_wait, .. } = *budget;
-    let mut verdict =
-        format!("{} uses {} of {} ports", tuple(subject), count(in_use.into()), count(total.into()));
+    let mut verdict = format!("{} uses {} of {} ports", subject, count(in_use.into()), count(total.into()));
     if time_wait > 0 {
         verdict += &format!(", {} of them in TIME_WAIT", percent(time_wait.into(), in_use.into()));
     }
@@ -214,7 +213,7 @@ fn draft_p02(snapshot: &Snapshot, subject: &Tuple, low: u32, budget: &Budget) ->
     let caller = Callers::name(snapshot, subject);
     let verdict = format!(
         "{} uses {} of {} {parity} ports: each connect() of {caller} looks at up to {} before it finds a free one",
-        tuple(subject),
+        subject,
         count(subject.low_parity.into()),
         count(low.into()),
         counted(low.into(), "port")
@@ -309,7 +308,7 @@ fn draft_p03(
         format!(
             "the range {range} has {}; {} needs {} at its rate of {:.0} closes/s ({} in the last second) and {:.0} s until a port is free again",
             counted(ports.usable().into(), "usable port"),
-            tuple(subject),
+            subject,
             count(demand.ceil() as u64),
             budget.closes_per_s,
             count(budget.closed_last_s.into()),
@@ -319,7 +318,7 @@ fn draft_p03(
         format!(
             "the range {range} has {}; {} uses {} of them",
             counted(ports.usable().into(), "usable port"),
-            tuple(subject),
+            subject,
             count(budget.taken().into())
         )
     };
@@ -372,7 +371,7 @@ fn p04(snapshot: &Snapshot, limit: f64) -> Checked {
         count(reserved.into()),
         count(ports.range().into()),
         percent(reserved.into(), ports.range().into()),
-        tuple(largest),
+        largest,
         count(budget.taken().into()),
         count(budget.total.into())
     );

@@ -11,7 +11,7 @@ use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{close_after_peer, keep_connections, print_name, printed, reuse};
 use crate::doctor::rules::{Checked, Rule, Threshold};
-use crate::doctor::words::{self, count, counted, doing, percent, process, rate, time, tuple};
+use crate::doctor::words::{count, counted, doing, percent, process, rate, time};
 
 pub(super) const T01: Rule = Rule {
     id: "T01",
@@ -169,7 +169,7 @@ fn draft_t03(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, i
         let delay = delay_s(snapshot);
         let verdict = format!(
             "net.ipv4.tcp_tw_reuse_delay is {delay} s: {} has {waiting} of its ports in TIME_WAIT, and connect() takes them again only after this time",
-            tuple(subject)
+            subject
         );
         let effect = format!(
             "1 s, the default: up to {} instead of {}",
@@ -185,7 +185,7 @@ fn draft_t03(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, mode: u64, i
     let meaning = if mode == 2 { "2 (loopback only)" } else { "0 (never)" };
     let verdict = format!(
         "net.ipv4.tcp_tw_reuse is {meaning}: {} has {waiting} of its ports in TIME_WAIT; with 1 connect() takes them again after {} s",
-        tuple(subject),
+        subject,
         delay_s(snapshot)
     );
     let mut draft = Draft::new(severity, subject, verdict).because(match subject.time_wait_plain {
@@ -230,7 +230,7 @@ fn t04(snapshot: &Snapshot, limit: f64) -> Checked {
         if is_allowed && is_past && budget.time_wait > 0 {
             let verdict = format!(
                 "net.ipv4.tcp_tw_reuse is {mode} but net.ipv4.tcp_timestamps is 0: connect() takes no port in TIME_WAIT again, and {} has {} of its ports there",
-                words::tuple(tuple),
+                tuple,
                 percent(budget.time_wait.into(), budget.total.into())
             );
             let severity = if budget.is_past(90.0) { Severity::Warning } else { Severity::Notice };
@@ -270,7 +270,7 @@ fn of_peers(snapshot: &Snapshot, limit: f64) -> Checked {
         let seems = if tuple.time_wait_plain.is_some() { "uses" } else { "seems to use" };
         let verdict = format!(
             "{} {seems} no TCP timestamps: connect() takes none of the {} ports in TIME_WAIT again before 60 s have passed, in spite of net.ipv4.tcp_tw_reuse = {}",
-            words::tuple(tuple),
+            tuple,
             count(budget.plain.into()),
             snapshot.number("net.ipv4.tcp_tw_reuse")?
         );
@@ -437,7 +437,7 @@ fn client(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         lately(budget.closes_per_s, Some(budget.closed_last_s)),
         percent(budget.time_wait.into(), budget.total.into()),
         count(budget.total.into()),
-        tuple(subject)
+        subject
     );
     let mut draft = Draft::new(Severity::Notice, subject, verdict)
         .because_if(left_behind(snapshot, subject))

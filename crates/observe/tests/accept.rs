@@ -24,8 +24,8 @@ use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{message, option};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace, listener, skip, starting};
-use traced::{count, has_missed, own_network, remarks, traced, until_none_missed};
+use fourtuple_testing::{StopOnDrop, has_mptcp, listener, skip, starting};
+use traced::{count, has_missed, named, own_network, remarks, traced, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -100,8 +100,7 @@ fn waits(test: &str, from: &'static str) {
 /// A listener whose queue is full queues no connection, so that only the look at the start finds it.
 #[test]
 fn a_queue_that_was_full_before_the_trace_overflows() {
-    let test = "a_queue_that_was_full_before_the_trace_overflows";
-    in_namespace(|| {
+    named(|test| {
         let (_listener, address, _queued) = full_listener("127.0.5.1");
         let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
         let attempts = || {
@@ -127,8 +126,7 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
 /// The queue of a listener of MPTCP belongs to a TCP socket without a file. Programs in Go listen so since 1.24.
 #[test]
 fn a_full_queue_of_mptcp_before_the_trace_overflows() {
-    let test = "a_full_queue_of_mptcp_before_the_trace_overflows";
-    in_namespace(|| {
+    named(|test| {
         if !python::is_installed(test) || !has_mptcp(test) {
             return;
         }
@@ -172,8 +170,7 @@ fn a_full_queue_of_mptcp_before_the_trace_overflows() {
 /// given up after a while do not count.
 #[test]
 fn connections_that_are_closed_unread_are_counted() {
-    let test = "connections_that_are_closed_unread_are_counted";
-    in_namespace(|| {
+    named(|test| {
         let (listener, address) = std_listener("127.0.5.9", 16);
         if traced(test, &at(address), || ()).is_none() {
             return;
@@ -224,8 +221,7 @@ fn connections_that_are_closed_unread_are_counted() {
 /// A listener on its way from one process to another is among the files of none, and with a full queue it queues no connection.
 #[test]
 fn overflows_of_a_listener_in_flight_are_a_remark() {
-    let test = "overflows_of_a_listener_in_flight_are_a_remark";
-    in_namespace(|| {
+    named(|test| {
         let (near, far) = message::pair().unwrap();
         // A child has copies of all descriptors until its exec.
         let (address, _queued) = starting::undisturbed(|| {
@@ -263,8 +259,7 @@ fn overflows_of_a_listener_in_flight_are_a_remark() {
 /// The last ACK of a handshake is ignored until data arrives, and counts in sk_drops of the listener.
 #[test]
 fn acks_that_defer_accept_ignores_are_no_drops() {
-    let test = "acks_that_defer_accept_ignores_are_no_drops";
-    in_namespace(|| {
+    named(|test| {
         let (listener, address) = listener("127.0.5.2", 16);
         assert_eq!(option::set_defer_accept(listener.as_fd(), 60).unwrap(), option::Answer::Done);
         let trace = Accept { address: Some(address.ip()), port: Some(address.port()), ..Accept::default() };
@@ -291,8 +286,7 @@ fn acks_that_defer_accept_ignores_are_no_drops() {
 /// A worker without descriptors leaves its connections in the queue.
 #[test]
 fn accept_without_descriptors_is_counted() {
-    let test = "accept_without_descriptors_is_counted";
-    in_namespace(|| {
+    named(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -318,8 +312,7 @@ fn accept_without_descriptors_is_counted() {
 
 #[test]
 fn the_queue_of_a_unix_listener_is_read() {
-    let test = "the_queue_of_a_unix_listener_is_read";
-    in_namespace(|| {
+    named(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -364,8 +357,7 @@ fn the_queue_of_a_unix_listener_is_read() {
 /// A server that forks for each connection.
 #[test]
 fn short_processes_of_one_name_are_one_worker() {
-    let test = "short_processes_of_one_name_are_one_worker";
-    in_namespace(|| {
+    named(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -392,8 +384,7 @@ fn short_processes_of_one_name_are_one_worker() {
 
 #[test]
 fn a_trace_of_a_namespace_sees_its_listeners_only() {
-    let test = "a_trace_of_a_namespace_sees_its_listeners_only";
-    in_namespace(|| {
+    named(|test| {
         let (listener, address) = std_listener("127.0.5.4", 16);
         let serve = || {
             let _client = TcpStream::connect(address).unwrap();
@@ -410,12 +401,12 @@ fn a_trace_of_a_namespace_sees_its_listeners_only() {
 
 #[test]
 fn the_wait_agrees_with_the_server_over_ipv4() {
-    in_namespace(|| waits("the_wait_agrees_with_the_server_over_ipv4", "127.0.1.1"));
+    named(|test| waits(test, "127.0.1.1"));
 }
 
 #[test]
 fn the_wait_agrees_with_the_server_over_ipv6() {
-    in_namespace(|| waits("the_wait_agrees_with_the_server_over_ipv6", "::1"));
+    named(|test| waits(test, "::1"));
 }
 
 /// Serves connections: replies to each byte with a byte until the peer closes.
@@ -535,31 +526,23 @@ fn policy(test: &str, waits: AcceptPolicy, from: &str) -> Option<(Vec<SeatStats>
 
 #[test]
 fn blocking_accepts_are_counted() {
-    in_namespace(|| {
-        policy("blocking_accepts_are_counted", AcceptPolicy::Blocking, "127.0.1.2");
-    });
+    named(|test| policy(test, AcceptPolicy::Blocking, "127.0.1.2"));
 }
 
 #[test]
 fn io_uring_accepts_are_counted() {
-    in_namespace(|| {
-        policy("io_uring_accepts_are_counted", AcceptPolicy::UringOneshot, "127.0.1.3");
-    });
+    named(|test| policy(test, AcceptPolicy::UringOneshot, "127.0.1.3"));
 }
 
 #[test]
 fn shared_epoll_accepts_are_counted() {
-    in_namespace(|| {
-        policy("shared_epoll_accepts_are_counted", AcceptPolicy::SharedOneshot, "127.0.1.4");
-    });
+    named(|test| policy(test, AcceptPolicy::SharedOneshot, "127.0.1.4"));
 }
 
 #[test]
 fn members_of_a_reuseport_group_are_separate() {
-    in_namespace(|| {
-        let Some((_, results)) =
-            policy("members_of_a_reuseport_group_are_separate", AcceptPolicy::Reuseport, "127.0.1.5")
-        else {
+    named(|test| {
+        let Some((_, results)) = policy(test, AcceptPolicy::Reuseport, "127.0.1.5") else {
             return;
         };
         assert!(!results.listeners.is_empty() && results.listeners.len() <= WORKERS, "{results:?}");
@@ -588,23 +571,17 @@ fn agrees_on_the_shares(test: &str, waits: AcceptPolicy, address: &str) {
 
 #[test]
 fn shares_of_exclusive_waiters_agree() {
-    in_namespace(|| {
-        agrees_on_the_shares("shares_of_exclusive_waiters_agree", AcceptPolicy::Exclusive, "127.0.1.6");
-    });
+    named(|test| agrees_on_the_shares(test, AcceptPolicy::Exclusive, "127.0.1.6"));
 }
 
 #[test]
 fn shares_of_rotating_waiters_agree() {
-    in_namespace(|| {
-        agrees_on_the_shares("shares_of_rotating_waiters_agree", AcceptPolicy::ROTATE, "127.0.1.7");
-    });
+    named(|test| agrees_on_the_shares(test, AcceptPolicy::ROTATE, "127.0.1.7"));
 }
 
 #[test]
 fn shares_of_plain_epoll_waiters_agree() {
-    in_namespace(|| {
-        agrees_on_the_shares("shares_of_plain_epoll_waiters_agree", AcceptPolicy::Plain, "127.0.1.8");
-    });
+    named(|test| agrees_on_the_shares(test, AcceptPolicy::Plain, "127.0.1.8"));
 }
 
 /// Waits until the accept queue of the only listener of this namespace has `depth` connections: connect() may return before
@@ -626,7 +603,7 @@ fn wait_for_queue(depth: u32) {
 
 #[test]
 fn a_full_queue_is_counted() {
-    in_namespace(|| {
+    named(|test| {
         let run = || {
             let (listener, address) = std_listener("127.0.1.9", 1);
             let before = listen_overflows();
@@ -641,7 +618,7 @@ fn a_full_queue_is_counted() {
                 drop((clients, accepted, listener));
                 overflows
             };
-            traced("a_full_queue_is_counted", &at(address), program)
+            traced(test, &at(address), program)
         };
         let Some((overflows, outcome)) = until_none_missed(run) else { return };
         let results = outcome.results;
@@ -661,7 +638,7 @@ fn time_waits() -> u64 {
 
 #[test]
 fn time_wait_is_counted_for_the_active_closer() {
-    in_namespace(|| {
+    named(|test| {
         let (listener, address) = std_listener("127.0.1.10", 64);
         let number = time_waits();
         let run = || {
@@ -684,7 +661,7 @@ fn time_wait_is_counted_for_the_active_closer() {
                 server.join().unwrap();
             });
         };
-        let trace = || traced("time_wait_is_counted_for_the_active_closer", &at(address), run);
+        let trace = || traced(test, &at(address), run);
         let Some(((), outcome)) = until_none_missed(trace) else { return };
         let results = outcome.results;
         let listener = only(&results);
@@ -699,7 +676,7 @@ fn time_wait_is_counted_for_the_active_closer() {
 
 #[test]
 fn connections_never_accepted_are_counted() {
-    in_namespace(|| {
+    named(|test| {
         let run = || {
             let (listener, address) = std_listener("127.0.1.11", 16);
             let program = || {
@@ -710,7 +687,7 @@ fn connections_never_accepted_are_counted() {
                 drop(listener);
                 drop((first, clients));
             };
-            traced("connections_never_accepted_are_counted", &at(address), program)
+            traced(test, &at(address), program)
         };
         let Some(((), outcome)) = until_none_missed(run) else { return };
         let listener = only(&outcome.results);

@@ -22,8 +22,8 @@ use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Endpoint, Errno};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{connect, in_namespace, listener, set_sysctl, skip};
-use traced::{count, elsewhere, has_missed, own_network, to, traced, tuple, until_none_missed};
+use fourtuple_testing::{connect, listener, set_sysctl, skip};
+use traced::{count, elsewhere, has_missed, named, own_network, to, traced, tuple, until_none_missed};
 
 const PORTS: u16 = 600;
 
@@ -142,22 +142,22 @@ fn agrees(test: &str, strategy: Strategy, address: &'static str) {
 
 #[test]
 fn the_search_of_the_kernel_is_counted() {
-    in_namespace(|| agrees("the_search_of_the_kernel_is_counted", Strategy::KernelDefault, "127.0.0.1"));
+    named(|test| agrees(test, Strategy::KernelDefault, "127.0.0.1"));
 }
 
 #[test]
 fn the_search_of_full_range_is_counted() {
-    in_namespace(|| agrees("the_search_of_full_range_is_counted", Strategy::FullRange, "127.0.0.2"));
+    named(|test| agrees(test, Strategy::FullRange, "127.0.0.2"));
 }
 
 #[test]
 fn the_search_over_ipv6_is_counted() {
-    in_namespace(|| agrees("the_search_over_ipv6_is_counted", Strategy::KernelDefault, "::1"));
+    named(|test| agrees(test, Strategy::KernelDefault, "::1"));
 }
 
 #[test]
 fn without_a_thread_the_ports_in_use_are_unknown() {
-    in_namespace(|| {
+    named(|test| {
         let (_listener, destination) = listener("127.0.0.4", 4096);
         let stop = AtomicBool::new(false);
         let (trace, connected) = (to(destination), RefCell::new(None));
@@ -168,7 +168,7 @@ fn without_a_thread_the_ports_in_use_are_unknown() {
         };
         let outcome = match trace.run(&stop, attached, |_| ()) {
             Err(TraceError::Bpf(error @ (BpfError::NotPermitted { .. } | BpfError::Absent { .. }))) => {
-                return skip("without_a_thread_the_ports_in_use_are_unknown", "bpf", &error.to_string());
+                return skip(test, "bpf", &error.to_string());
             }
             outcome => outcome.unwrap(),
         };
@@ -180,8 +180,7 @@ fn without_a_thread_the_ports_in_use_are_unknown() {
 
 #[test]
 fn without_sock_diag_the_ports_in_use_are_unknown() {
-    in_namespace(|| {
-        let test = "without_sock_diag_the_ports_in_use_are_unknown";
+    named(|test| {
         let (_listener, destination) = listener("127.0.0.3", 4096);
         // Holds for the threads of the trace, which this thread starts.
         seccomp::refuse(Facility::SocketDiag).unwrap();
@@ -199,8 +198,7 @@ fn without_sock_diag_the_ports_in_use_are_unknown() {
 /// connect() that fails before it searches for a port, and errors of non-blocking connects that the program reads by SO_ERROR.
 #[test]
 fn each_failed_call_has_the_errno_of_the_program() {
-    in_namespace(|| {
-        let test = "each_failed_call_has_the_errno_of_the_program";
+    named(|test| {
         set_sysctl("net.ipv6.conf.lo.disable_ipv6", "1");
         let refused: SocketAddr = "127.0.0.5:9".parse().unwrap();
         let absent: SocketAddr = "[::1]:6432".parse().unwrap();
@@ -231,8 +229,7 @@ fn each_failed_call_has_the_errno_of_the_program() {
 
 #[test]
 fn failed_calls_of_each_kind_are_in_the_account() {
-    let test = "failed_calls_of_each_kind_are_in_the_account";
-    in_namespace(|| {
+    named(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -262,8 +259,7 @@ fn failed_calls_of_each_kind_are_in_the_account() {
 /// The account has the calls of all protocols, and operations of io_uring without their address.
 #[test]
 fn failed_operations_of_io_uring_are_in_the_account() {
-    let test = "failed_operations_of_io_uring_are_in_the_account";
-    in_namespace(|| {
+    named(|test| {
         let refusing: SocketAddr = "127.0.6.1:1".parse().unwrap();
         let mut ring = match Ring::new(Transport::Tcp, &[Endpoint::Inet(refusing)], 1, 64) {
             Ok(ring) => ring,
@@ -359,13 +355,12 @@ fn udp_agrees(test: &str, destination: &str) {
 
 #[test]
 fn udp_over_ipv4_is_counted() {
-    in_namespace(|| udp_agrees("udp_over_ipv4_is_counted", "127.0.0.1:53"));
+    named(|test| udp_agrees(test, "127.0.0.1:53"));
 }
 
 #[test]
 fn udp_in_another_namespace_is_not_counted() {
-    in_namespace(|| {
-        let test = "udp_in_another_namespace_is_not_counted";
+    named(|test| {
         let destination = SocketAddr::from(([127, 0, 0, 1], 54));
         let program = || {
             open(destination).unwrap();
@@ -382,12 +377,12 @@ fn udp_in_another_namespace_is_not_counted() {
 
 #[test]
 fn udp_over_ipv6_is_counted() {
-    in_namespace(|| udp_agrees("udp_over_ipv6_is_counted", "[::1]:53"));
+    named(|test| udp_agrees(test, "[::1]:53"));
 }
 
 #[test]
 fn a_search_without_an_end_counts_as_failed() {
-    in_namespace(|| {
+    named(|test| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20001");
         let destination = SocketAddr::from(([127, 0, 0, 3], 53));
         let filled = || {
@@ -395,7 +390,7 @@ fn a_search_without_an_end_counts_as_failed() {
             refused(destination);
             ports(&sockets)
         };
-        let run = || traced("a_search_without_an_end_counts_as_failed", &udp(destination), filled);
+        let run = || traced(test, &udp(destination), filled);
         let Some((mut known, outcome)) = until_none_missed(run) else { return };
         known.sort_unstable();
         assert_eq!(known, [20_000, 20_001]);

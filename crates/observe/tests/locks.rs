@@ -17,8 +17,8 @@ use fourtuple_record::snapshot::TracedLocks;
 use fourtuple_syscalls::option::Answer;
 use fourtuple_syscalls::socket::Transport;
 use fourtuple_syscalls::{option, socket};
-use fourtuple_testing::{StopOnDrop, in_namespace, set_sysctl, skip};
-use traced::{elsewhere, own_network};
+use fourtuple_testing::{StopOnDrop, set_sysctl, skip};
+use traced::{elsewhere, named, own_network};
 
 const THREADS: u16 = 4;
 /// Size of the port range that all threads share, or that each thread has.
@@ -173,8 +173,7 @@ fn waits_on_path(results: &TraceLocksResults, class: &str, kind: &str, function:
 /// A lock has no network namespace: waits count by the namespace of the thread, connections by their own.
 #[test]
 fn a_trace_of_a_namespace_counts_its_tasks_and_connections() {
-    in_namespace(|| {
-        let test = "a_trace_of_a_namespace_counts_its_tasks_and_connections";
+    named(|test| {
         let dials = |number: u32| {
             let _listener = listen(false);
             let to = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
@@ -210,8 +209,7 @@ fn a_trace_of_a_namespace_counts_its_tasks_and_connections() {
 /// so no thread sleeps.
 #[test]
 fn a_listener_per_thread_removes_waits_of_accept() {
-    in_namespace(|| {
-        let test = "a_listener_per_thread_removes_waits_of_accept";
+    named(|test| {
         let name = "locks-accept";
         let sleeps =
             |results: &TraceLocksResults| waits_on_path(results, "listener", "sleep", "inet_csk_accept");
@@ -229,8 +227,7 @@ fn a_listener_per_thread_removes_waits_of_accept() {
 /// namespace may share a bucket by chance.
 #[test]
 fn a_range_per_thread_removes_waits_of_the_search() {
-    in_namespace(|| {
-        let test = "a_range_per_thread_removes_waits_of_the_search";
+    named(|test| {
         let name = "locks-search";
         let range = |ports: u16| {
             set_sysctl("net.ipv4.ip_local_port_range", &format!("{FIRST_PORT} {}", FIRST_PORT + ports - 1));
@@ -256,8 +253,7 @@ fn a_range_per_thread_removes_waits_of_the_search() {
 /// Waits for the bucket of the destination port are assigned to that port.
 #[test]
 fn waits_for_a_bucket_have_its_port() {
-    in_namespace(|| {
-        let test = "waits_for_a_bucket_have_its_port";
+    named(|test| {
         let name = "locks-bucket";
         let of_server = |results: &TraceLocksResults| {
             results.ports.iter().filter(|port| port.port == PORT).map(|port| port.waits).sum()
@@ -269,7 +265,7 @@ fn waits_for_a_bucket_have_its_port() {
 /// Waits on hundreds of different paths all keep their path: no path is lost to a hash collision.
 #[test]
 fn no_path_is_lost_to_a_collision() {
-    in_namespace(|| {
+    named(|test| {
         let name = "locks-paths";
         let work = || {
             for _ in 0..4 {
@@ -277,7 +273,6 @@ fn no_path_is_lost_to_a_collision() {
                 dials(name, false);
             }
         };
-        let test = "no_path_is_lost_to_a_collision";
         let Some(((), outcome)) = traced::traced(test, &Locks::default(), work) else { return };
         let remarks = outcome.validity.iter().map(|remark| &remark.message);
         let mut lines = remarks.chain(&outcome.results.notes);
@@ -293,8 +288,7 @@ fn no_path_is_lost_to_a_collision() {
 /// The live views read waits in windows. A window that would cost too much CPU time repeats the one before.
 #[test]
 fn windows_of_a_survey_have_the_waits_of_a_trace() {
-    in_namespace(|| {
-        let test = "windows_of_a_survey_have_the_waits_of_a_trace";
+    named(|test| {
         let mut survey = Survey::attach(own_network());
         if let Err(reason) = survey.window().locks {
             return skip(test, "bpf", &reason);
@@ -335,8 +329,7 @@ fn windows_of_a_survey_have_the_waits_of_a_trace() {
 
 #[test]
 fn folded_stacks_start_at_the_outermost_function() {
-    in_namespace(|| {
-        let test = "folded_stacks_start_at_the_outermost_function";
+    named(|test| {
         let name = "locks-folded";
         let Some(outcome) = traced(test, name, || connections(name, false)) else { return };
         let folded: u64 = outcome.folded.iter().map(|(_, ns)| ns).sum();

@@ -16,8 +16,8 @@ use fourtuple_record::TraceConnectResults;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::accept_queue::{listen_overflows, tcp_counter};
-use fourtuple_testing::{cgroup_root, in_namespace, listener, set_sysctl, skip};
-use traced::{elsewhere, own_network, to, traced, tuple, until_none_missed};
+use fourtuple_testing::{cgroup_root, listener, set_sysctl, skip};
+use traced::{elsewhere, named, own_network, to, traced, tuple, until_none_missed};
 
 /// Time after which a test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -60,8 +60,7 @@ impl Drop for Cgroup {
 
 #[test]
 fn only_connects_in_the_cgroup_are_counted() {
-    in_namespace(|| {
-        let test = "only_connects_in_the_cgroup_are_counted";
+    named(|test| {
         let cgroup = match Cgroup::make() {
             Err(reason) => return skip(test, "cgroup", &reason),
             Ok(cgroup) => cgroup,
@@ -90,7 +89,7 @@ fn only_connects_in_the_cgroup_are_counted() {
 
 #[test]
 fn a_retransmitted_syn_is_counted() {
-    in_namespace(|| {
+    named(|test| {
         // The queue has space for one connection.
         let (listener, destination) = listener("127.0.4.2", 0);
         let program = || {
@@ -116,7 +115,7 @@ fn a_retransmitted_syn_is_counted() {
             drop((first, second, accepted, queued));
             tcp_counter("TCPSynRetrans") - retries
         };
-        let run = || traced("a_retransmitted_syn_is_counted", &to(destination), program);
+        let run = || traced(test, &to(destination), program);
         let Some((retries, outcome)) = until_none_missed(run) else { return };
         assert!(retries >= 1, "the client sent its SYN once");
         let tuple = tuple(&outcome.results, destination);
@@ -184,8 +183,7 @@ fn traced_child(test: &str) -> Option<((), Outcome<TraceConnectResults>)> {
 /// A process may have threads in several network namespaces, and connect to the same address in each.
 #[test]
 fn connects_in_another_namespace_are_not_counted() {
-    in_namespace(|| {
-        let test = "connects_in_another_namespace_are_not_counted";
+    named(|test| {
         let (_listener, destination) = listener("127.0.4.4", 64);
         // No socket listens at the next port, in both namespaces.
         let closed = SocketAddr::new(destination.ip(), destination.port() ^ 1);
@@ -225,7 +223,7 @@ fn connects_in_another_namespace_are_not_counted() {
 
 #[test]
 fn ipv6_without_a_destination_filter_counts_all() {
-    in_namespace(|| {
+    named(|test| {
         // No other test of this process dials this port.
         let destination = SocketAddr::from((Ipv6Addr::LOCALHOST, 4_777));
         let listener = socket::open(Transport::Tcp, destination, false).unwrap();
@@ -238,7 +236,7 @@ fn ipv6_without_a_destination_filter_counts_all() {
             thread::sleep(Duration::from_millis(300));
             sockets.extend((0..40).map(|_| dial(destination)));
         };
-        let run = || traced("ipv6_without_a_destination_filter_counts_all", &connect, program);
+        let run = || traced(test, &connect, program);
         let Some(((), outcome)) = until_none_missed(run) else { return };
         let results = &outcome.results;
         assert_eq!(outcome.validity, [], "{results:?}");

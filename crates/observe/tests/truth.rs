@@ -16,8 +16,8 @@ use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, starting};
-use traced::{count, own_network, to, traced, until_none_missed};
+use fourtuple_testing::{listener, set_sysctl, starting};
+use traced::{count, named, own_network, to, traced, until_none_missed};
 
 fn dial(destination: SocketAddr) -> OwnedFd {
     let stream = socket::open(Transport::Tcp, destination, false).unwrap();
@@ -36,7 +36,7 @@ fn number(variable: &str, otherwise: u32) -> u32 {
 
 #[test]
 fn many_short_processes_are_one_row() {
-    in_namespace(|| {
+    named(|test| {
         let (_server, address) = listener("127.0.9.9", 100);
         let connect = Connect { process: None, ..to(address) };
         let open = format!("exec 3<>/dev/tcp/{}/{}", address.ip(), address.port());
@@ -47,7 +47,7 @@ fn many_short_processes_are_one_row() {
             }
             drop(dial(address));
         };
-        let run = || traced("many_short_processes_are_one_row", &connect, program);
+        let run = || traced(test, &connect, program);
         let Some((_, outcome)) = until_none_missed(run) else { return };
         let rows: Vec<_> = outcome.results.tuples.iter().map(|row| (row.processes, row.searches)).collect();
         assert_eq!(rows, [(5, 5), (1, 1)], "{:#?}", outcome.results.tuples);
@@ -61,7 +61,7 @@ fn many_short_processes_are_one_row() {
 /// The variable FOURTUPLE_TRACE_CONNECTS sets the number of connects.
 #[test]
 fn every_connect_of_many_is_counted() {
-    in_namespace(|| {
+    named(|test| {
         let connects = number("FOURTUPLE_TRACE_CONNECTS", 4_000);
         set_sysctl("net.ipv4.ip_local_port_range", "20000 39999");
         let port = 4500;
@@ -85,7 +85,7 @@ fn every_connect_of_many_is_counted() {
             }
             counts
         };
-        let run = || traced("every_connect_of_many_is_counted", &connect, program);
+        let run = || traced(test, &connect, program);
         let Some((counts, outcome)) = until_none_missed(run) else { return };
         let results = outcome.results;
         assert_eq!([count(results.search_ns.even), count(results.search_ns.odd)], counts);
@@ -98,8 +98,7 @@ fn every_connect_of_many_is_counted() {
 
 #[test]
 fn filtered_out_connects_are_not_counted() {
-    in_namespace(|| {
-        let test = "filtered_out_connects_are_not_counted";
+    named(|test| {
         let (_one, one) = listener("127.0.3.1", 64);
         let (_other, other) = listener("127.0.3.2", 64);
         let name = format!("t{}", process::id());
@@ -131,14 +130,14 @@ fn filtered_out_connects_are_not_counted() {
 
 #[test]
 fn ipv4_through_ipv6_is_ipv4() {
-    in_namespace(|| {
+    named(|test| {
         // A new listener for each run, so that only connections of the run count as ports in use.
         let run = || {
             let (listener, destination) = listener("127.0.4.1", 64);
             let SocketAddr::V4(v4) = destination else { panic!("{destination}") };
             let mapped = SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0));
             let program = || (0..10).map(|_| dial(mapped)).collect::<Vec<_>>();
-            let (streams, outcome) = traced("ipv4_through_ipv6_is_ipv4", &to(destination), program)?;
+            let (streams, outcome) = traced(test, &to(destination), program)?;
             Some(((listener, destination, streams), outcome))
         };
         let Some(((_listener, destination, streams), outcome)) = until_none_missed(run) else { return };
@@ -150,7 +149,7 @@ fn ipv4_through_ipv6_is_ipv4() {
 
 #[test]
 fn connects_after_a_full_range_count_as_retries() {
-    in_namespace(|| {
+    named(|test| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20099");
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20010-20011,20020-20021,20030-20031,20040-20043");
         // A new listener for each run, towards which all ports are free.
@@ -173,8 +172,7 @@ fn connects_after_a_full_range_count_as_retries() {
                 fail();
                 streams
             };
-            let (streams, outcome) =
-                traced("connects_after_a_full_range_count_as_retries", &to(destination), program)?;
+            let (streams, outcome) = traced(test, &to(destination), program)?;
             Some(((listener, streams), outcome))
         };
         let Some((_sockets, outcome)) = until_none_missed(run) else { return };
@@ -188,14 +186,14 @@ fn connects_after_a_full_range_count_as_retries() {
 
 #[test]
 fn a_closed_port_is_distinguished_from_a_full_range() {
-    in_namespace(|| {
+    named(|test| {
         let (listener, destination) = listener("127.0.6.1", 64);
         drop(listener);
         let program = || {
             let stream = socket::open(Transport::Tcp, destination, false).unwrap();
             socket::connect(stream.as_fd(), destination).unwrap_err();
         };
-        let run = || traced("a_closed_port_is_distinguished_from_a_full_range", &to(destination), program);
+        let run = || traced(test, &to(destination), program);
         let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
         assert_eq!(results.failed.into_iter().collect::<Vec<_>>(), [("ECONNREFUSED".to_owned(), 1)]);
         assert_eq!((results.searches, results.failed_search_ns), (1, None));
@@ -205,7 +203,7 @@ fn a_closed_port_is_distinguished_from_a_full_range() {
 /// The variable FOURTUPLE_TRACE_CLOSES sets the number of closes.
 #[test]
 fn active_closes_are_counted_per_side() {
-    in_namespace(|| {
+    named(|test| {
         let closes = number("FOURTUPLE_TRACE_CLOSES", 1_000);
         let (server, destination) = listener("127.0.7.1", 64);
         let program = || {
@@ -218,7 +216,7 @@ fn active_closes_are_counted_per_side() {
                 assert_eq!(socket::receive(second.as_fd(), &mut [0]).unwrap(), 0);
             }
         };
-        let run = || traced("active_closes_are_counted_per_side", &to(destination), program);
+        let run = || traced(test, &to(destination), program);
         let Some(((), Outcome { results, .. })) = until_none_missed(run) else { return };
         let tuple = only(&results);
         let by_peer = u64::from(closes.div_ceil(4));
@@ -229,8 +227,7 @@ fn active_closes_are_counted_per_side() {
 /// A child holds copies of all sockets until its exec, and the last copy closes the connection.
 #[test]
 fn closes_by_another_process_count_for_the_one_that_connected() {
-    in_namespace(|| {
-        let test = "closes_by_another_process_count_for_the_one_that_connected";
+    named(|test| {
         let (server, destination) = listener("127.0.8.1", 64);
         let program = || {
             for is_first in [true, false, false] {
@@ -262,8 +259,7 @@ const FAILURES: u32 = 20_000;
 
 #[test]
 fn most_samples_of_a_dialing_program_are_in_the_search() {
-    let test = "most_samples_of_a_dialing_program_are_in_the_search";
-    in_namespace(|| {
+    named(|test| {
         set_sysctl("net.ipv4.ip_local_port_range", &format!("20000 {}", 20000 + PORTS - 1));
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let connect = Connect {

@@ -16,7 +16,15 @@ use fourtuple_record::{
     Distribution, Remark, TraceAcceptResults, TraceConnectResults, TraceLocksResults, TraceTuple,
 };
 use fourtuple_syscalls::netns;
-use fourtuple_testing::{StopOnDrop, skip};
+use fourtuple_testing::{StopOnDrop, in_namespace_of, skip, test_of};
+
+/// Runs a test, which gets its name, in a namespace of its own. The closure has to be of the test function itself.
+pub(crate) fn named<T>(test: impl FnOnce(&str) -> T + Send + 'static) {
+    let name = test_of(&test);
+    in_namespace_of(name.clone(), move || {
+        test(&name);
+    });
+}
 
 /// Returns a trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
 pub(crate) fn to(destination: SocketAddr) -> Connect {

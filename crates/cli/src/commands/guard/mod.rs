@@ -1,12 +1,10 @@
 mod control;
 mod events;
 mod evidence;
-mod metrics;
 mod policy;
 mod repairs;
 mod running;
 mod service;
-mod status;
 mod watcher;
 
 use std::net::SocketAddr;
@@ -20,12 +18,17 @@ use clap::{Args, Subcommand};
 use fourtuple_fix::{Accept, Ports};
 use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::guard::SOCKET;
+use fourtuple_record::{GuardResults, GuardSettings, Saved};
 use fourtuple_syscalls::resource;
 use signal_hook::consts::SIGHUP;
+use time::OffsetDateTime;
 
 use crate::exit::Exit;
+use crate::output::{self, Output};
+use crate::stop;
+use crate::units::{self, nanoseconds};
 use crate::watch::TargetFlags;
-use crate::{stop, units};
+use control::{RequestKind, ask};
 use policy::Policy;
 use running::Running;
 
@@ -46,9 +49,9 @@ pub(crate) struct Guard {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Status(status::StatusFlags),
-    Pause(status::PauseFlags),
-    Resume(status::ResumeFlags),
+    Status(StatusFlags),
+    Pause(PauseFlags),
+    Resume(ResumeFlags),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -132,4 +135,69 @@ fn require(policy: &Policy) -> anyhow::Result<()> {
         Accept::verify().context("guard")?;
     }
     Ok(())
+}
+
+/// Show what the running guard does
+///
+/// The fixes that are attached, their effect, and the last events.
+#[derive(Debug, Args)]
+struct StatusFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Detach all fixes, and attach none
+///
+/// The guard continues to watch. Without --for until `fourtuple guard resume`, or until the guard is started again.
+#[derive(Debug, Args)]
+struct PauseFlags {
+    /// Time after which the guard resumes
+    #[arg(long = "for", value_name = "TIME", value_parser = units::limit, allow_hyphen_values = true)]
+    duration: Option<Duration>,
+    #[command(flatten)]
+    socket: SocketFlag,
+}
+
+/// End a pause
+#[derive(Debug, Args)]
+struct ResumeFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+}
+
+#[derive(Debug, Args)]
+struct SocketFlag {
+    /// Socket of the guard
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+}
+
+impl StatusFlags {
+    fn run(self) -> anyhow::Result<Exit> {
+        let path = &self.socket.socket;
+        let status = ask(path, &RequestKind::Status)?;
+        let results: GuardResults = serde_json::from_value(status)
+            .with_context(|| format!("the guard at {} is of another version", path.display()))?;
+        let settings = GuardSettings { socket: path.display().to_string() };
+        let started = OffsetDateTime::now_utc();
+        let record =
+            output::record("guard status", started, output::host(&[], &[]), settings, Vec::new(), results);
+        self.output.finish(&Saved::GuardStatus(record))
+    }
+}
+
+impl PauseFlags {
+    fn run(self) -> anyhow::Result<Exit> {
+        ask(&self.socket.socket, &RequestKind::Pause { for_ns: self.duration.map(nanoseconds) })?;
+        Ok(Exit::Fine)
+    }
+}
+
+impl ResumeFlags {
+    fn run(self) -> anyhow::Result<Exit> {
+        ask(&self.socket.socket, &RequestKind::Resume)?;
+        Ok(Exit::Fine)
+    }
 }

@@ -11,9 +11,7 @@ mod saved;
 mod text;
 
 /// The parser of the `fourtuple forward` configuration. It is compiled here because the crate `cli` is a binary without a library.
-// rustfmt would look for the test modules of this file in a wrong directory.
-#[rustfmt::skip]
-#[path = "../../crates/cli/src/commands/forward/config/mod.rs"]
+#[path = "../../crates/cli/src/commands/forward/config.rs"]
 #[allow(dead_code, unreachable_pub, reason = "only the parsers are called here")]
 mod config;
 #[path = "../../crates/cli/src/input.rs"]

@@ -1,7 +1,6 @@
 mod advice;
 mod config;
 mod live;
-mod metrics;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -14,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use config::{File, LinkText, ParsedLink};
 use fourtuple::spread::Selector;
 use fourtuple_forward::{
     ClientLimit, Forward, ForwardError, HandoverError, PlaneCounts, PlaneKind, Predecessor, Reception,
@@ -25,13 +23,14 @@ use fourtuple_record::{
     ForwardBfd, ForwardLink, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved, format_time,
 };
 use fourtuple_syscalls::{option, resource, schedule};
-use metrics::Metrics;
 use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output};
 use crate::{stop, units};
+use config::{File, LinkText, ParsedLink};
+use live::Metrics;
 
 /// The interval at which the main thread checks for signals and the end of `--for`.
 const LOOK: Duration = Duration::from_millis(20);
@@ -180,7 +179,7 @@ fn allow_receive_buffer(bytes: u32) -> anyhow::Result<()> {
     let granted = set.unsigned_abs() / 2;
     if granted < bytes {
         let message = format!(
-            "invalid value '{bytes}' for '--receive-buffer': the kernel grants {granted} (net.core.rmem_max); sysctl -w              net.core.rmem_max={bytes} raises it"
+            "invalid value '{bytes}' for '--receive-buffer': the kernel grants {granted} (net.core.rmem_max); sysctl -w net.core.rmem_max={bytes} raises it"
         );
         return Err(UsageError(message).into());
     }
@@ -207,8 +206,7 @@ impl ForwardFlags {
         let begun = Instant::now();
         // After a takeover, the predecessor holds the address until it has ended.
         let metrics = self.metrics.filter(|_| takeover.from().is_none());
-        let mut metrics =
-            metrics.map(|address| metrics::serve(address, running.client_limit())).transpose()?;
+        let mut metrics = metrics.map(|address| live::serve(address, running.client_limit())).transpose()?;
         if !self.output.quiet {
             // Printed without a terminal too: scripts wait for this line.
             for line in ready_lines(&running, &forward) {
@@ -287,7 +285,7 @@ impl ForwardFlags {
     /// Starts the metrics of a process that has taken over. It already forwards packets, so that an address in use is reported but does
     /// not end it.
     fn late_metrics(&self, address: SocketAddr, limit: Option<ClientLimit>) -> Metrics {
-        let metrics = metrics::serve(address, limit);
+        let metrics = live::serve(address, limit);
         if let (Ok(metrics), false) = (&metrics, self.output.quiet) {
             metrics.tell();
         }

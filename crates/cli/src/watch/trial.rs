@@ -14,7 +14,7 @@ use fourtuple_observe::doctor::Cure;
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 
-use crate::watch::reading::{Work, apart};
+use crate::watch::{Work, apart};
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4_000);
 /// Ports of the range that the connections exhaust.

@@ -11,8 +11,8 @@ use ratatui::symbols::border;
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Borders, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
+use crate::commands::top::View;
 use crate::commands::top::panel::{Column, Panel};
-use crate::commands::top::view::View;
 use crate::output::ascii;
 
 /// From this size on, all panels are visible at the same time.
@@ -291,7 +291,7 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::commands::top::view::Reading;
+    use crate::commands::top::Reading;
 
     const VERDICT: &str =
         "10.0.0.9 → 10.1.2.5:443 uses 950 of 1,000 ports, 50% of them in TIME_WAIT; envoy[812] closes first";

@@ -253,7 +253,7 @@ fn the_dashboard_uses_metrics_that_exist() {
     let text = fs::read_to_string(contrib().join("grafana/fourtuple.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(dashboard["panels"].as_array().map(Vec::len), Some(8));
-    let source = include_str!("../../src/commands/export/metrics.rs");
+    let source = include_str!("../../src/commands/export.rs");
     let names = text.split("fourtuple_").skip(1).map(|rest| {
         let end = rest.find(|letter: char| !letter.is_ascii_lowercase() && letter != '_');
         rest[..end.unwrap_or(rest.len())].trim_end_matches("_bucket")

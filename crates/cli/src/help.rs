@@ -381,7 +381,7 @@ mod tests {
     use clap::error::ErrorKind;
 
     use super::*;
-    use crate::commands::compare::command_line::{side, split};
+    use crate::commands::compare::{side, split};
 
     /// The lines of one screen.
     const LINES: usize = 40;

@@ -14,7 +14,6 @@ pub mod line;
 mod names;
 #[doc(hidden)]
 pub mod output;
-mod progress;
 #[doc(hidden)]
 pub mod save;
 #[doc(hidden)]
@@ -31,9 +30,7 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use fourtuple_record::printable;
 
-use commands::{
-    compare, doctor, explain, export, fix, fleet, forward, guard, lab, plan, report, run, top, trace,
-};
+use commands::{compare, doctor, export, fix, fleet, forward, guard, lab, plan, report, run, top, trace};
 #[doc(hidden)]
 pub use commands::{load::LoadFlags, serve::ServeFlags};
 
@@ -56,7 +53,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     Doctor(doctor::DoctorFlags),
     Top(top::TopFlags),
-    Explain(explain::Explain),
+    Explain(doctor::Explain),
     Export(export::ExportFlags),
     Lab(lab::Lab),
     Load(Box<LoadFlags>),
@@ -133,7 +130,7 @@ pub(crate) fn parse(
 /// Parses the command line of the load that `fleet load` runs.
 #[doc(hidden)]
 pub fn load_flags(arguments: &[String]) -> Result<Box<LoadFlags>, String> {
-    match compare::command_line::parse(arguments, "there is nothing to run")? {
+    match compare::parse(arguments, "there is nothing to run")? {
         Command::Load(load) => Ok(load),
         _ => Err("expected load TARGET ...".to_owned()),
     }
@@ -142,7 +139,7 @@ pub fn load_flags(arguments: &[String]) -> Result<Box<LoadFlags>, String> {
 /// Parses the command line of the server that `fleet serve` runs.
 #[doc(hidden)]
 pub fn serve_flags(arguments: &[String]) -> Result<Box<ServeFlags>, String> {
-    match compare::command_line::parse(arguments, "there is nothing to run")? {
+    match compare::parse(arguments, "there is nothing to run")? {
         Command::Serve(serve) => Ok(Box::new(serve)),
         _ => Err("expected serve PROTOCOL ...".to_owned()),
     }

@@ -1,8 +1,7 @@
-//! The subcommands, a module each; `fleet` has `agent` too.
+//! The subcommands, a module each; `fleet` has `agent` too, `doctor` has `explain`.
 
 pub(crate) mod compare;
 pub(crate) mod doctor;
-pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod fix;
 pub(crate) mod fleet;

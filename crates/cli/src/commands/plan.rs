@@ -14,8 +14,8 @@ use fourtuple_record::measure::words::counted;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
+use crate::line::Bars;
 use crate::output::{self, Output, Random};
-use crate::progress::Bars;
 use crate::{names, stop, units};
 
 /// Plan capacity: when connect() gets slow, and when the ports run out

@@ -2,15 +2,18 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use fourtuple::listen::{AcceptPolicy, Family};
+use fourtuple_bench::lab::Watch;
 use fourtuple_bench::lab::accept::{Accept, Load};
-use fourtuple_bench::lab::pool::{Selection, Spend};
+use fourtuple_bench::lab::keepalive::Keepalive;
+use fourtuple_bench::lab::pool::{Mix, Selection, Spend};
 use fourtuple_record::Saved;
 use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
-use crate::output::{self, Output};
-use crate::{names, units};
+use crate::line::Bars;
+use crate::output::{self, Output, Random};
+use crate::{names, stop, units};
 
 /// Distribution of connections over workers, by accept policy
 ///
@@ -158,5 +161,124 @@ pub(super) fn selection(
         policies_named: !named_policies.is_empty(),
         families: without_duplicates(families),
         families_named: !named_families.is_empty(),
+    }
+}
+
+/// Latency on kept connections to a busy worker, and what reduces it
+///
+/// Head-of-line blocking. Repeats the setup of "Keepalives considered harmful" (Cloudflare) on a small scale: clients keep connections to a pool of
+/// workers, some requests take long, and a probe measures the latency of short ones. The default takes about a minute. The
+/// whole matrix, --policy exclusive,plain,rotate,shared-oneshot,uring-oneshot,dispatcher --close-every 1,2,5,100,never
+/// --for 10s, takes a quarter of an hour.
+#[derive(Debug, Args)]
+pub(super) struct KeepaliveFlags {
+    /// Accept policies, in this order
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = names::policy(),
+        long_help = format!("{} [default: exclusive, rotate, shared-oneshot]", policies()))]
+    policy: Vec<AcceptPolicy>,
+    /// unix, tcp4, tcp6, in this order [default: unix]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    family: Vec<Family>,
+    /// Requests until a close
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,5,never", value_parser = close_every,
+        allow_hyphen_values = true)]
+    close_every: Vec<u64>,
+    /// Service time of short requests
+    ///
+    /// Also of every request of the probe.
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = units::duration, allow_hyphen_values = true)]
+    short: Duration,
+    /// Service time of long requests
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = units::duration, allow_hyphen_values = true)]
+    long: Duration,
+    /// Share of long requests
+    #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = long_share, allow_hyphen_values = true)]
+    long_share: f64,
+    /// Mean pause of a client
+    ///
+    /// From a response to its next request, exponential; the probe pauses for 5ms.
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
+    pause: Duration,
+    /// Clients, up to 1024
+    ///
+    /// Each has at most one request in progress.
+    #[arg(long, value_name = "N", default_value = "24", value_parser = units::up_to::<1024>, allow_hyphen_values = true)]
+    clients: u32,
+    #[command(flatten)]
+    pool: PoolFlags,
+    /// An external server to measure
+    ///
+    /// http://HOST:PORT/PATH or unix:/PATH; --workers then gives the number of its workers.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "family", "service"])]
+    server: Option<String>,
+    /// Length of one run
+    #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration, allow_hyphen_values = true)]
+    length: Duration,
+    #[command(flatten)]
+    random: Random,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Parses `5` or `never`, which gives 0.
+fn close_every(text: &str) -> Result<u64, String> {
+    let refuse = || format!("{text:?} is not accepted: expected a whole number from 1 to 1000000, or never");
+    match text {
+        "never" => Ok(0),
+        _ => units::up_to::<1_000_000>(text).map(u64::from).map_err(|_| refuse()),
+    }
+}
+
+/// Parses `5%` or `0%`.
+fn long_share(text: &str) -> Result<f64, String> {
+    if text == "0%" {
+        return Ok(0.0);
+    }
+    units::percent(text)
+        .map_err(|_| format!("{text:?} is not accepted: expected a percentage from 0% to 100%, such as 5%"))
+}
+
+impl Experiment for KeepaliveFlags {
+    fn comparable(&self) -> Result<bool, String> {
+        Err(COMPARES_BY_ITSELF.to_owned())
+    }
+
+    fn run(&self) -> anyhow::Result<Exit> {
+        let settings = self.settings();
+        settings.check()?;
+        let started = OffsetDateTime::now_utc();
+        let (result, host) = if settings.server.is_some() {
+            // The external server is reachable in the namespace of this process.
+            let stop = stop::flag()?;
+            let bars = Bars::new(self.output.quiet);
+            let result = settings.run(&Watch { stop: &stop, progress: &bars })?;
+            drop(bars);
+            (result, output::host(&["net.core.somaxconn", "net.ipv4.ip_local_port_range"], &[]))
+        } else {
+            with_watch(&self.output, |watch, _| settings.run(watch))?
+        };
+        let (results, validity) = result;
+        let record = output::record("lab keepalive", started, host, settings.settings(), validity, results);
+        self.output.finish(&Saved::LabKeepalive(record))
+    }
+}
+
+impl KeepaliveFlags {
+    fn settings(&self) -> Keepalive {
+        let policies = [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE, AcceptPolicy::SharedOneshot];
+        Keepalive {
+            selection: selection((&self.policy, &policies), (&self.family, &[Family::Unix])),
+            workers: if self.server.is_some() { self.pool.external_workers() } else { self.pool.workers() },
+            clients: self.clients,
+            close_every: without_duplicates(&self.close_every),
+            spend: self.pool.service.spend(),
+            mix: Mix { short: self.short, long: self.long, long_share: self.long_share },
+            pause: self.pause,
+            slow: self.pool.slow,
+            length: self.length,
+            repeats: self.pool.repeats,
+            seed: self.random.seed,
+            server: self.server.clone(),
+        }
     }
 }

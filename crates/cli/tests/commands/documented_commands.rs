@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::program::server::Server;
+use crate::program::servers::Server;
 use crate::program::{Room, fourtuple, run};
 use fourtuple_testing::{each_in_namespace, in_namespace};
 

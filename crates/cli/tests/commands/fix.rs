@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::program::cgroup::Cgroup;
+use crate::program::fixing::Cgroup;
 use crate::program::fixing::{Client, attached, record_of};
 use crate::program::{DEADLINE, fourtuple, run, until};
 use fourtuple_bpf::Objects;

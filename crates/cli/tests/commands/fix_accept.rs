@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use crate::program::Limited;
 use crate::program::fixing::{self, attached};
-use crate::program::limited::Limited;
 use crate::program::{fourtuple, is_root, queues, run, stat, until};
 use fourtuple_bpf::FixAccept;
 use fourtuple_bpf::fix_accept::{FoundProgram, Learner};

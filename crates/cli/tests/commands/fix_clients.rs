@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::program::cgroup::Cgroup;
+use crate::program::fixing::Cgroup;
 use crate::program::fixing::{attached, record_of};
 use crate::program::{DEADLINE, Room};
 use fourtuple_syscalls::option::{self, Answer};

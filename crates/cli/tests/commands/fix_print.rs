@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program;
-use crate::program::backend::Backend;
-use crate::program::cgroup::Cgroup;
+use crate::program::fixing::Cgroup;
 use crate::program::fixing::{Client, attached_by, record_of};
-use crate::program::limited::{Limited, capabilities};
+use crate::program::servers::Backend;
 use crate::program::situation::{self, envoy_with};
 use crate::program::{DEADLINE, Room, fourtuple, run, until};
+use crate::program::{Limited, capabilities};
 use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::{Value, json};

@@ -18,9 +18,9 @@ use fourtuple_syscalls::{child, procfs};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
 
-use crate::program::cgroup::Cgroup;
+use crate::program::Limited;
+use crate::program::fixing::Cgroup;
 use crate::program::fixing::Client;
-use crate::program::limited::Limited;
 use crate::program::situation::{SERVER, has, nginx, set_range};
 use crate::program::{
     DEADLINE, Ended, Room, children, fourtuple, is_root, list, number, queues, require_valid, run, stat,

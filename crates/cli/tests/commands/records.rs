@@ -1,12 +1,16 @@
-//! Files of saved records, also from untrusted sources.
+//! Records: the JSON interface for other programs, saved files, also from untrusted sources, and the output on a pipe that closes, on a
+//! narrow terminal, and in a log without colours.
 
-use crate::program::{Room, fourtuple, require_valid, run};
+use std::fs::{self, File};
+use std::process::Stdio;
+
 use fourtuple_testing::python::{self, Python};
+use serde_json::Value;
 
-const PLAN: &str = "plan --kernel linear --range 20000-20127 --json";
+use crate::program::{Room, fourtuple, list, measure, number, record, require_valid, run, text};
 
-fn plan(more: &str) -> String {
-    let ended = run(&mut fourtuple(&format!("{PLAN} {more}")));
+fn printed_plan(more: &str) -> String {
+    let ended = run(&mut fourtuple(&format!("plan --kernel linear --range 20000-20127 --json {more}")));
     assert_eq!(ended.code, 0, "{ended:?}");
     ended.stdout
 }
@@ -14,19 +18,19 @@ fn plan(more: &str) -> String {
 #[test]
 fn a_file_may_have_several_records() {
     let room = Room::new();
-    let (one, other) = (plan(""), plan("--sources 2"));
+    let (one, other) = (printed_plan(""), printed_plan("--sources 2"));
     let both = room.file("both.json", &format!("{one}\n{other}"));
     let ended = run(&mut fourtuple(&format!("report --json {both}")));
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     assert_eq!(ended.stdout, format!("{one}{other}"));
-    let pretty: serde_json::Value = serde_json::from_str(&one).unwrap();
+    let pretty: Value = serde_json::from_str(&one).unwrap();
     let pretty = room.file("pretty.json", &format!("{pretty:#}\n"));
     let ended = run(&mut fourtuple(&format!("report --json {pretty} {both}")));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")));
     // Editors of other systems begin a file with a byte order mark.
     let marked = room.file("marked.json", &format!("\u{feff}{one}"));
     let mut command = fourtuple(&format!("report --json {marked} -"));
-    let ended = run(command.stdin(std::fs::File::open(both).unwrap()));
+    let ended = run(command.stdin(fs::File::open(both).unwrap()));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")), "{}", ended.stderr);
 }
 
@@ -34,7 +38,7 @@ fn a_file_may_have_several_records() {
 fn records_of_the_documentation_can_be_read() {
     let records = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/records");
     let mut read = 0;
-    for record in std::fs::read_dir(records).unwrap() {
+    for record in fs::read_dir(records).unwrap() {
         let path = record.unwrap().path();
         let ended = run(&mut fourtuple(&format!("report --json {}", path.display())));
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{}: {ended:?}", path.display());
@@ -47,7 +51,7 @@ fn records_of_the_documentation_can_be_read() {
 #[test]
 fn a_bad_file_is_bad_usage() {
     let room = Room::new();
-    let one = plan("");
+    let one = printed_plan("");
     let cases = [
         (room.join("missing.json"), "cannot read"),
         (room.path().display().to_string(), "cannot read"),
@@ -62,7 +66,7 @@ fn a_bad_file_is_bad_usage() {
         (room.file("version.json", &one.replace("fourtuple/1", "fourtuple/9")), "fourtuple/9"),
         ("/dev/zero".to_owned(), "longer than 256 MiB"),
     ];
-    std::fs::write(room.join("utf16.json"), b"\xff\xfe{\0").unwrap();
+    fs::write(room.join("utf16.json"), b"\xff\xfe{\0").unwrap();
     for (path, says) in cases {
         let ended = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
@@ -80,7 +84,7 @@ fn acts(text: &str) -> bool {
 #[test]
 fn control_characters_of_a_record_are_replaced() {
     let room = Room::new();
-    let mut record: serde_json::Value = serde_json::from_str(&plan("")).unwrap();
+    let mut record: Value = serde_json::from_str(&printed_plan("")).unwrap();
     let evil = "\u{1b}]0;title\u{7}\u{9b}2J\r\u{202e}\u{2066}\u{61c}\u{200b}<script>alert(1)</script>";
     record["host"]["kernel"] = evil.into();
     record["settings"]["strategy"] = evil.into();
@@ -91,7 +95,7 @@ fn control_characters_of_a_record_are_replaced() {
     let drawn = run(&mut fourtuple(&format!("report {path} --html {page}")));
     assert_eq!(drawn.code, 0, "{drawn:?}");
     assert!(drawn.stdout.contains("alert(1)") && !acts(&drawn.stdout), "{drawn:?}");
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = fs::read_to_string(page).unwrap();
     assert!(!page.contains("<script>alert"), "markup of a record on the page");
 
     let mut other = record.clone();
@@ -119,7 +123,7 @@ fn a_rescued_record_has_mode_0600() {
     assert!(ended.line().contains("cannot write /dev/full"), "{ended:?}");
     let names = room.names();
     let [name] = &names[..] else { panic!("{names:?}") };
-    let mode = std::fs::metadata(room.join(name)).unwrap().permissions().mode();
+    let mode = fs::metadata(room.join(name)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
 
@@ -147,7 +151,253 @@ fn control_characters_of_a_name_are_replaced() {
         }
         assert!(ended.stdout.contains("evil"), "{ended:?}");
         assert!(!acts(&ended.stdout) && !acts(&ended.stderr), "{ended:?}");
-        let picture = std::fs::read_to_string(flame).unwrap();
+        let picture = fs::read_to_string(flame).unwrap();
         assert!(!picture.contains(['\u{1b}', '\u{7}']), "XML has no control characters");
     });
+}
+
+const PORTS: &str = "lab ports --range 20000-20127";
+const TIME_WAIT: &str = "lab time-wait --patience 200ms --range 20000-20127";
+const PLAN: &str = "plan --kernel linear --strategy full-range --rate 20k/s --hold 1s";
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap_or_else(|| panic!("no object: {value}")).keys().map(String::as_str).collect()
+}
+
+fn require_keys(value: &Value, wanted: &[&str]) {
+    let found = keys(value);
+    for key in wanted {
+        assert!(found.contains(key), "no {key} among {found:?}");
+    }
+}
+
+fn require_envelope(record: &Value, command: &str) {
+    require_valid(record);
+    require_keys(record, &["schema", "command", "started", "host", "settings", "validity", "results"]);
+    assert_eq!((text(record, "schema"), text(record, "command")), ("fourtuple/1", command));
+    assert!(list(record, "/validity").is_empty(), "{record:#}");
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert_eq!(text(&record["host"], "kernel"), kernel.trim());
+    assert!(number(&record["host"], "cpus") >= 1);
+    let found = text(&record["host"]["capabilities"], "ip_local_port_range");
+    assert!(["absent", "parity", "linear"].contains(&found), "{found}");
+}
+
+#[test]
+fn lab_ports() {
+    let Some(record) = record("records::lab_ports", PORTS) else { return };
+    require_envelope(&record, "lab ports");
+    let settings = &record["settings"];
+    assert_eq!((number(settings, "low"), number(settings, "high")), (20_000, 20_127));
+    assert_eq!((text(settings, "protocol"), number(settings, "family")), ("tcp", 4));
+    let names: Vec<&str> = list(settings, "/strategies").iter().map(|name| name.as_str().unwrap()).collect();
+    let runs = list(&record, "/results/strategies");
+    assert_eq!(runs.iter().map(|run| text(run, "strategy")).collect::<Vec<_>>(), names, "as asked");
+    for name in ["kernel-default", "select-test-repeat", "auto"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for run in runs {
+        require_keys(
+            run,
+            &[
+                "strategy",
+                "connections",
+                "errors",
+                "elapsed_ns",
+                "rate_per_s",
+                "connect_ns",
+                "by_fill",
+                "floor_ns",
+            ],
+        );
+        let spreads = &run["connect_ns"];
+        for parity in ["all", "even", "odd"] {
+            let of = |key| number(&spreads[parity], key);
+            let steps = [of("p50"), of("p99"), of("p999"), of("max")];
+            assert!(steps.is_sorted() && steps[0] > 0 && of("mean") <= of("max"), "{spreads:#}");
+        }
+        let counted = |parity: &str| number(&spreads[parity], "count");
+        assert_eq!(counted("all"), number(run, "connections"));
+        assert_eq!(counted("even") + counted("odd"), counted("all"));
+        let parts = list(run, "/by_fill");
+        assert!(parts.iter().all(|part| number(part, "mean_ns") > 0 || number(part, "connections") == 0));
+        let held: u64 = parts.iter().map(|part| number(part, "connections")).sum();
+        assert_eq!(held, number(run, "connections"), "every connection is in one part of the fill");
+        let rate = run["rate_per_s"].as_f64().unwrap() * number(run, "elapsed_ns") as f64 / 1e9;
+        assert!((rate / held as f64 - 1.0).abs() < 1e-6, "rate x time = connections");
+    }
+}
+
+#[test]
+fn lab_time_wait() {
+    let Some(record) = record("records::lab_time_wait", TIME_WAIT) else { return };
+    require_envelope(&record, "lab time-wait");
+    assert_eq!(number(&record["settings"], "patience_ns"), 200_000_000);
+    assert_eq!(number(&record["results"], "time_wait_ns"), 60_000_000_000);
+    assert_eq!(record["results"]["ceiling_per_s"].as_f64(), Some(128.0 / 60.0));
+    for run in list(&record, "/results/runs") {
+        require_keys(
+            run,
+            &["remedy", "transactions", "elapsed_ns", "predicted_stall_ns", "stall_ns", "errors"],
+        );
+        let points = list(run, "/time_wait");
+        assert!(points.iter().map(|point| number(point, "at_ns")).is_sorted());
+        assert!(points.iter().map(|point| number(point, "completed")).is_sorted());
+    }
+}
+
+#[test]
+fn plan() {
+    let ended = run(&mut fourtuple(&format!("{PLAN} --range 20000-20127 --json")));
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    let results = &record["results"];
+    require_keys(
+        results,
+        &["capacity", "cliff_connections", "exhausted_after_ns", "sources_needed", "by_fill"],
+    );
+    assert_eq!(number(results, "capacity"), 128);
+    assert_eq!(results["cliff_connections"], Value::Null, "a linear search has no cliff");
+    // 128 ports at 20,000 connections per second; no port can be reused in this time.
+    assert_eq!(number(results, "exhausted_after_ns"), 6_400_000);
+    // The run needs 20,000/s x 61 s tuples, and each source has 128.
+    assert_eq!(number(results, "sources_needed"), (20_000_u64 * 61).div_ceil(128));
+    assert_eq!(list(&record, "/results/by_fill").len(), 16);
+    let others = list(&record, "/results/others");
+    let ordinary = &others[0];
+    assert_eq!(
+        (text(ordinary, "strategy"), number(ordinary, "cliff_connections"), others.len()),
+        ("kernel-default", 64, 1)
+    );
+    let over_time: Vec<_> =
+        list(&record, "/results/over_time").iter().map(|moment| number(moment, "tuples")).collect();
+    assert_eq!(over_time, [0, 128, 128]);
+}
+
+#[test]
+fn plan_by_parity_has_a_cliff() {
+    let plan =
+        "plan --kernel parity --strategy kernel-default --range 20000-20127 --reserved 20000-20003 --json";
+    let record = run(&mut fourtuple(plan)).json();
+    require_valid(&record);
+    assert_eq!(number(&record["results"], "capacity"), 124);
+    let cliff = number(&record["results"], "cliff_connections");
+    assert!((62..=64).contains(&cliff), "half of the ports: {cliff}");
+    assert_eq!(record["results"]["exhausted_after_ns"], Value::Null, "without a rate nothing runs out");
+}
+
+#[test]
+fn plan_for_this_kernel_is_calibrated() {
+    let Some(record) = record("records::plan_for_this_kernel", "plan --range 20000-20511") else { return };
+    require_envelope(&record, "plan");
+    assert_eq!(text(&record["settings"], "costs"), "calibrated");
+    assert!(list(&record, "/results/by_fill").iter().all(|point| number(point, "mean_ns") > 0));
+}
+
+/// Returns the record that is embedded in a page.
+fn embedded(page: &str) -> &str {
+    let (_, rest) =
+        page.split_once("<script type=\"application/json\" id=\"data-0\">").expect("data in the page");
+    rest.split_once("</script>").expect("an end of the data").0
+}
+
+#[test]
+fn a_report_equals_the_printed_table() {
+    for experiment in [PORTS, TIME_WAIT, PLAN] {
+        let room = Room::new();
+        let page = room.join("first.html");
+        let test = "records::a_report_equals_the_printed_table";
+        let Some(first) = measure(test, &format!("{experiment} --html {page}")) else { return };
+        assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
+        let json = embedded(&fs::read_to_string(&page).unwrap()).to_owned();
+        let path = room.file("record.json", &json);
+        let again = run(&mut fourtuple(&format!("report {path}")));
+        assert_eq!((again.code, again.stderr.as_str()), (0, ""), "{again:?}");
+        assert_eq!(again.stdout, first.stdout, "{experiment}");
+        let page = room.join("second.html");
+        let third = run(&mut fourtuple(&format!("report {path} --html {page}")));
+        assert_eq!((third.code, &third.stdout), (0, &first.stdout), "{experiment}");
+        let carried: Value = serde_json::from_str(embedded(&fs::read_to_string(&page).unwrap())).unwrap();
+        assert_eq!(carried, serde_json::from_str::<Value>(&json).unwrap(), "{experiment}");
+        assert_eq!(room.names(), ["first.html", "record.json", "second.html"], "no temporary file stays");
+    }
+}
+
+#[test]
+fn a_record_survives_a_round_trip() {
+    let room = Room::new();
+    let mut all = String::new();
+    let mut paths = Vec::new();
+    for (index, experiment) in [PORTS, TIME_WAIT, PLAN].into_iter().enumerate() {
+        let Some(ended) = measure("records::a_record_read_back", &format!("{experiment} --json")) else {
+            return;
+        };
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+        paths.push(room.file(&format!("{index}.json"), &ended.stdout));
+        all.push_str(&ended.stdout);
+    }
+    let again = run(&mut fourtuple(&format!("report --json {}", paths.join(" "))));
+    assert_eq!((again.code, again.stderr.as_str()), (0, ""));
+    assert!(again.stdout == all, "not the same bytes:\n{all}\n{}", again.stdout);
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    for json in ["", "--json"] {
+        let mut command = fourtuple(&format!("plan --kernel linear --range 20000-20127 {json}"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The pipe closes before the first line is read.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn a_full_device_is_an_error() {
+    let room = Room::new();
+    for command in ["--help", "--version", "plan --kernel linear --range 20000-20127"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = fourtuple(command).env("TMPDIR", room.path()).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(4) && said.contains("cannot write to stdout"),
+            "{command}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_closed_stderr_is_no_panic() {
+    let mut command = fourtuple("plan --strategy nonsense");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+}
+
+#[test]
+fn lines_fit_the_terminal_and_have_no_colours() {
+    let room = Room::new();
+    let experiments = [
+        "plan --kernel parity --range 20000-20127 --rate 20k/s",
+        "lab ports --range 20000-20127",
+        "lab time-wait --range 20000-20127 --patience 1ms",
+    ];
+    for (index, experiment) in experiments.into_iter().enumerate() {
+        let Some(ended) = measure("records::no_line_is_wider", &format!("{experiment} --json")) else {
+            return;
+        };
+        let path = room.file(&format!("{index}.json"), &ended.stdout);
+        for columns in [40, 60, 100, 200] {
+            let report = run(fourtuple(&format!("report {path}")).env("COLUMNS", columns.to_string()));
+            assert_eq!((report.code, report.stderr.as_str()), (0, ""), "{report:?}");
+            assert!(report.stdout.lines().count() > 10, "{report:?}");
+            assert!(!report.stdout.contains('\x1b'), "colours in a pipe: {report:?}");
+            for line in report.stdout.lines() {
+                assert!(line.chars().count() <= columns, "{experiment}: wider than {columns}: {line}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::program::server::Server;
+use crate::program::servers::Server;
 use crate::program::{DEADLINE, Room, fourtuple, list, loaded, number, queues, require_valid, run, text};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;

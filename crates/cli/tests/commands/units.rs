@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::program::limited::{Limited, capabilities};
+use crate::program::{Limited, capabilities};
 use crate::program::{Room, fourtuple, is_root, list, run};
 use fourtuple_testing::{in_namespace, skip};
 

@@ -15,7 +15,7 @@ use crate::program::situation::{
     php_fpm, verdicts, wait_for,
 };
 use crate::program::{Room, children, queues, stat, text, until};
-use crate::table::row;
+use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};

@@ -11,7 +11,7 @@ use crate::program::situation::{
     failed_requests, finds, first, nginx, paste, traced, unbound, verdicts, wait_for,
 };
 use crate::program::{Room, binary, list, number, run, text, until};
-use crate::table::row;
+use crate::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::set_sysctl;

@@ -11,7 +11,7 @@ use fourtuple_testing::set_sysctl;
 
 use crate::program::Room;
 use crate::program::situation::{diagnose, diagnose_during, do_now, first};
-use crate::table::row;
+use crate::row;
 
 /// Returns a directory on a host whose sysctls may be changed.
 fn host() -> Room {

@@ -15,7 +15,7 @@ use crate::program::situation::{
     nginx_config, paste, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{Room, queues, run, text, until};
-use crate::table::row;
+use crate::row;
 
 /// Calls for a client that opens connections.
 const CLIENT: &str = "\

@@ -10,13 +10,13 @@ use std::os::unix::fs::chown;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::program::cgroup::Cgroup;
+use crate::program::fixing::Cgroup;
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
     failed_requests, finds, first, has, nginx, paste, set_range, wait_for,
 };
 use crate::program::{Room, binary, children, fourtuple, queues, until};
-use crate::table::row;
+use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, device, resource};
 use fourtuple_testing::python::Python;

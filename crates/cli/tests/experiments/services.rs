@@ -15,7 +15,7 @@ use crate::program::situation::{
     wait_for,
 };
 use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
-use crate::table::row;
+use crate::row;
 use fourtuple_testing::python::Python;
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ use crate::program::situation::{
     failed_requests, finds, first, has, nginx, paste, set_range, traced, wait_for,
 };
 use crate::program::{Room, text, until};
-use crate::table::row;
+use crate::row;
 use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl};

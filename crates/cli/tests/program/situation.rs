@@ -12,7 +12,7 @@ use fourtuple_syscalls::{child, device};
 use fourtuple_testing::{in_namespace_of, set_sysctl, skip, test_of};
 use serde_json::Value;
 
-use super::cgroup::Cgroup;
+use super::fixing::Cgroup;
 use super::{Room, binary, fourtuple, list, run, stat, text, until};
 
 /// The port of a server behind a proxy, and the port of a proxy.

@@ -1,5 +1,5 @@
 //! Takeover of a forwarder by another one while packets arrive: no packet is lost or sent twice. Here both are in one process;
-//! `crates/cli/tests/commands/take_over.rs` runs two processes.
+//! `crates/cli/tests/commands/forward.rs` runs two processes.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;

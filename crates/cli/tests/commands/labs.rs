@@ -1,13 +1,15 @@
-//! `fourtuple lab accept` and `fourtuple lab keepalive`: consistent counts, the ladder, skipped combinations, refused arguments.
+//! The labs: `accept` and `keepalive` (consistent counts, the ladder, skipped combinations, refused arguments), `locks` (consistent figures,
+//! missing lock waits, refusal by `compare`), `planes` (distribution over planes, order of packets, refused flags).
 
 use std::fs;
 use std::os::unix::net::UnixStream;
 
+use fourtuple_syscalls::child;
+use serde_json::Value;
+
 use crate::program::{
     Room, Running, fourtuple, list, measure, measure_with, number, record, require_valid, run, text,
 };
-use fourtuple_syscalls::child;
-use serde_json::Value;
 
 fn sum(cell: &Value, key: &str) -> u64 {
     cell[key].as_array().unwrap_or_else(|| panic!("no list {key}")).iter().map(|n| n.as_u64().unwrap()).sum()
@@ -49,7 +51,7 @@ fn require_sums(cell: &Value, workers: usize) {
 fn light_load_is_uneven_under_exclusive_alone() {
     let command = "lab accept --policy exclusive,rotate,blocking --family unix,tcp4,tcp6 --load light --workers 4 \
                    --connections 40 --repeats 1";
-    let Some(record) = record("accept::light_load", command) else { return };
+    let Some(record) = record("labs::light_load", command) else { return };
     require_valid(&record);
     assert_eq!(text(&record, "command"), "lab accept");
     assert_eq!(list(&record, "/results/cells").len(), 9);
@@ -77,7 +79,7 @@ fn light_load_is_uneven_under_exclusive_alone() {
 fn heavy_load_accepts_once_per_request() {
     let command = "lab accept --policy rotate,shared-oneshot --family unix,tcp4 --load heavy --workers 2 --clients 4 \
                    --for 300ms --repeats 2 --work 0ns";
-    let Some(record) = record("accept::heavy_load", command) else { return };
+    let Some(record) = record("labs::heavy_load", command) else { return };
     require_valid(&record);
     for cell in list(&record, "/results/cells") {
         require_sums(cell, 2);
@@ -96,7 +98,7 @@ fn heavy_load_accepts_once_per_request() {
 fn kept_connections_are_few_and_closed_ones_are_many() {
     let command = "lab keepalive --policy exclusive,shared-oneshot --close-every 1,never --family unix --workers 3 \
                    --clients 6 --for 250ms --long 2ms --pause 1ms --repeats 3 --seed 7";
-    let Some(record) = record("accept::kept_connections", command) else { return };
+    let Some(record) = record("labs::kept_connections", command) else { return };
     require_valid(&record);
     assert_eq!(text(&record, "command"), "lab keepalive");
     let settings = &record["settings"];
@@ -133,7 +135,7 @@ fn kept_connections_are_few_and_closed_ones_are_many() {
 fn without_pinned_connections_there_is_no_break_even() {
     let command = "lab keepalive --policy shared-oneshot,dispatcher --close-every never --workers 2 --clients 2 --for 300ms \
                    --repeats 1";
-    let Some(record) = record("accept::without_pinned_connections", command) else { return };
+    let Some(record) = record("labs::without_pinned_connections", command) else { return };
     require_valid(&record);
     assert_eq!(list(&record, "/results/cells").len(), 2);
     assert!(record["results"]["break_even"].is_null(), "{record:#}");
@@ -146,14 +148,14 @@ fn without_pinned_connections_there_is_no_break_even() {
 fn impossible_default_cells_are_listed_as_skipped() {
     let one = "--workers 2 --clients 2 --for 300ms --repeats 1";
     let command = format!("lab keepalive --policy blocking --close-every 1,never {one}");
-    let Some(record) = record("accept::what_cannot_be", &command) else { return };
+    let Some(record) = record("labs::what_cannot_be", &command) else { return };
     require_valid(&record);
     let [skipped] = list(&record, "/results/skipped") else { panic!("one is skipped: {record:#}") };
     assert_eq!((text(skipped, "policy"), number(skipped, "close_every")), ("blocking", 0));
     assert!(text(skipped, "why").contains("one connection's"), "{skipped:#}");
     assert_eq!(list(&record, "/results/cells").len(), 1);
     let command = format!("lab accept --policy reuseport --load light --connections 4 {one} --json");
-    let Some(ended) = measure("accept::what_cannot_be", &command) else { return };
+    let Some(ended) = measure("labs::what_cannot_be", &command) else { return };
     let record = ended.json();
     let skipped: Vec<&str> =
         list(&record, "/results/skipped").iter().map(|cell| text(cell, "family")).collect();
@@ -171,7 +173,7 @@ fn impossible_named_policies_are_bad_usage() {
         ("lab keepalive --policy reuseport", "AF_UNIX has no SO_REUSEPORT"),
         ("lab keepalive --policy blocking --close-every never", "'blocking' for '--policy'"),
     ] {
-        let Some(ended) = measure_with("accept::what_was_named", &mut fourtuple(command)) else { return };
+        let Some(ended) = measure_with("labs::what_was_named", &mut fourtuple(command)) else { return };
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         assert!(ended.line().contains(line), "{ended:?}");
     }
@@ -223,11 +225,7 @@ fn ctrl_c_keeps_the_interrupted_cell() {
         if !connected {
             let ended = running.end();
             assert!(ended.is_without_namespaces(), "{ended:?}");
-            return fourtuple_testing::skip(
-                "accept::ctrl_c_keeps_the_interrupted_cell",
-                "netns",
-                ended.line(),
-            );
+            return fourtuple_testing::skip("labs::ctrl_c_keeps_the_interrupted_cell", "netns", ended.line());
         }
         child::interrupt(running.id()).unwrap();
         let ended = running.end();
@@ -248,7 +246,7 @@ fn report_prints_the_saved_record_alike() {
         "lab keepalive --policy exclusive --close-every never --workers 2 --clients 4 --for 300ms --repeats 1",
     ] {
         let page = room.join("page.html");
-        let Some(first) = measure("accept::a_report_of_it", &format!("{command} --html {page}")) else {
+        let Some(first) = measure("labs::a_report_of_it", &format!("{command} --html {page}")) else {
             return;
         };
         assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
@@ -258,4 +256,184 @@ fn report_prints_the_saved_record_alike() {
         let again = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((again.code, again.stdout), (0, first.stdout));
     }
+}
+
+#[test]
+fn each_change_has_a_before_and_an_after() {
+    let command =
+        "lab locks --change sources,reuseport --queries 400 --repeats 2 --workers 2 --clients 3 --sources 5";
+    let Some(record) = record("labs::before_and_after", command) else { return };
+    require_valid(&record);
+    assert_eq!(text(&record, "command"), "lab locks");
+    let pairs = list(&record, "/results/pairs");
+    let changes: Vec<&str> = pairs.iter().map(|pair| text(pair, "change")).collect();
+    assert_eq!(changes, ["sources", "reuseport"]);
+    for pair in pairs {
+        for side in ["before", "after"].map(|side| &pair[side]) {
+            assert_eq!(number(side, "queries"), 800, "{pair:#}");
+            assert!(side["errors"].as_object().unwrap().is_empty(), "{pair:#}");
+            for figure in ["queries_per_s", "cpu_ns_per_query"] {
+                let at = |end: &str| side[&format!("{figure}{end}")].as_f64().unwrap();
+                assert!(0.0 < at("_low") && at("_low") <= at("") && at("") <= at("_high"), "{side:#}");
+            }
+            // Without tracing the record gives the reason, and has all other figures.
+            let counted = !side["waits_per_query"].is_null();
+            assert_ne!(counted, !record["results"]["untraced"].is_null(), "{record:#}");
+        }
+        assert!(pair["ratio"]["value"].as_f64().unwrap() > 0.0 && pair["ratio"]["low"].is_null(), "{pair:#}");
+        assert!(text(pair, "verdict").contains("too noisy to say"), "two pairs decide nothing: {pair:#}");
+    }
+    let [sources, reuseport] = pairs else { unreachable!() };
+    assert_eq!((number(&sources["before"], "sources"), number(&sources["after"], "sources")), (1, 5));
+    assert_eq!(text(&reuseport["before"], "policy"), "exclusive");
+    assert_eq!(text(&reuseport["after"], "policy"), "reuseport");
+}
+
+#[test]
+fn compare_refuses_lab_locks() {
+    let ended = run(fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]));
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.line().contains("lab locks compares by itself"), "{ended:?}");
+    let command = "lab locks --change sources --queries 100 --repeats 1 --no-trace";
+    let Some(record) = record("labs::compare_refuses", command) else { return };
+    let room = Room::new();
+    let path = room.file("a.json", &record.to_string());
+    let ended = run(fourtuple("compare").args([&path, &path]));
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.line().contains("are compared, no others"), "{ended:?}");
+}
+
+/// Returns the record of a run, also if the machine was too busy for a valid result.
+fn planes(test: &str, flags: &str) -> Option<Value> {
+    let ended = measure(test, &format!("lab planes {flags} --packets 2000 --repeats 1 --json"))?;
+    assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    Some(record)
+}
+
+fn shares(cell: &Value) -> Vec<f64> {
+    list(cell, "/share").iter().map(|share| share.as_f64().unwrap()).collect()
+}
+
+/// Checks the sums that hold in every cell, also on a busy machine.
+fn require_plane_sums(cell: &Value) {
+    let planes = number(cell, "planes") as usize;
+    assert_eq!(number(cell, "packets"), 2000, "{cell:#}");
+    assert_eq!(shares(cell).len(), planes, "{cell:#}");
+    assert!((shares(cell).iter().sum::<f64>() - 1.0).abs() < 1e-6, "{cell:#}");
+    assert!(number(cell, "cpu_ns_per_packet") > 0 && cell["pps"].as_f64().unwrap() > 0.0, "{cell:#}");
+    let dropped: u64 =
+        cell["dropped"].as_object().unwrap().values().map(|number| number.as_u64().unwrap()).sum();
+    assert!(dropped >= number(cell, "lost"), "every lost packet has a reason: {cell:#}");
+}
+
+#[test]
+fn one_tuple_is_spread_by_flow_and_random_not_by_hash() {
+    let flags = "--plane batched,offload --planes 1,4 --bytes 64 --spread hash,random,flow --flows 1";
+    let Some(record) = planes("labs::one_tuple", flags) else { return };
+    let cells = list(&record, "/results/cells");
+    assert_eq!(cells.len(), 2 * 2 * 3);
+    assert!(
+        record["results"]["planes_help_above_ns"].is_null(),
+        "the record compares works, and has one only"
+    );
+    for cell in cells {
+        require_plane_sums(cell);
+        let (shares, lost) = (shares(cell), number(cell, "lost"));
+        if number(cell, "planes") == 1 {
+            assert_eq!(shares, [1.0], "{cell:#}");
+            continue;
+        }
+        match text(cell, "spread") {
+            "hash" => assert!(shares.contains(&1.0), "{cell:#}"),
+            // On a busy machine the planes may lose different numbers of packets.
+            _ if lost > 0 => {}
+            // The bounds are 12 standard deviations from a quarter.
+            "random" => assert!(shares.iter().all(|share| (0.13..0.37).contains(share)), "{cell:#}"),
+            _ => assert_eq!(shares, [0.25; 4], "{cell:#}"),
+        }
+        if text(cell, "spread") == "flow" {
+            assert_eq!(number(cell, "reordered"), 0, "a plane keeps the order of a flow: {cell:#}");
+        }
+    }
+}
+
+#[test]
+fn veth_and_loopback_carry_many_tuples_and_long_packets() {
+    for over in ["veth", "loopback"] {
+        let flags =
+            format!("--over {over} --plane one-by-one --planes 2 --bytes 16,2972 --flows 64 --work 0us,6us");
+        let Some(record) = planes("labs::many_tuples", &flags) else { return };
+        let cells = list(&record, "/results/cells");
+        assert_eq!(cells.len(), 4);
+        for cell in cells {
+            require_plane_sums(cell);
+            assert_eq!(number(cell, "inner_flows"), 128);
+            let mtu = if number(cell, "packet_bytes") == 16 { 1500 } else { 3000 };
+            assert_eq!(number(cell, "mtu"), mtu);
+            // The plane spends its own CPU time on the work; the bound of half the work allows for preemption.
+            assert!(number(cell, "work_ns") == 0 || number(cell, "cpu_ns_per_packet") > 3_000, "{cell:#}");
+        }
+    }
+}
+
+#[test]
+fn ten_planes_are_all_busy() {
+    let Some(record) = planes("labs::ten", "--plane batched --planes 10 --spread flow") else { return };
+    let [cell] = list(&record, "/results/cells") else { panic!("one cell: {record:#}") };
+    // On a busy machine the planes may lose different numbers of packets.
+    let least = if number(cell, "lost") == 0 { 0.05 } else { 0.0 };
+    assert!(shares(cell).iter().all(|share| *share > least), "{cell:#}");
+}
+
+#[test]
+fn ctrl_c_keeps_complete_runs() {
+    let command =
+        "lab planes --plane batched --planes 1 --bytes 64 --packets 1000 --repeats 100 --work 100us --json";
+    let mut running = Running::start(&mut fourtuple(command));
+    // Each run starts threads named plane-*: after the fifth start, four runs are complete.
+    let mut seen = (false, 0);
+    let begun = running.until("measured", |id| {
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        let is_plane = names.into_iter().any(|name| name.starts_with("plane-"));
+        seen = (is_plane, seen.1 + u32::from(is_plane && !seen.0));
+        seen.1 >= 5
+    });
+    if !begun {
+        let ended = running.end();
+        assert!(ended.is_without_namespaces(), "the lab ended before the signal: {ended:?}");
+        return fourtuple_testing::skip("labs::ctrl_c", "netns", ended.line());
+    }
+    child::interrupt(running.id()).unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
+    let record = ended.json();
+    require_valid(&record);
+    assert!(list(&record, "/validity").iter().any(|remark| remark["id"] == "interrupted"), "{record:#}");
+    let [cell] = list(&record, "/results/cells") else { panic!("one cell: {record:#}") };
+    assert!((1..100).contains(&number(cell, "repeats")), "{cell:#}");
+}
+
+#[test]
+fn bad_input_names_the_flag() {
+    for (flags, said) in [
+        ("--plane teleport", "'--plane"),
+        ("--planes 0", "'--planes"),
+        ("--planes 65", "from 1 to 64"),
+        ("--bytes 10", "'10' for '--bytes': accepted are 16 to 9000"),
+        ("--spread alphabet", "hash, random, flow or cpu"),
+        ("--flows 257", "from 1 to 256"),
+        ("--work 2ms", "up to 1ms"),
+        ("--packets 10", "1000 to 100000000"),
+        ("--over pigeon", "veth or loopback"),
+    ] {
+        let ended = run(&mut fourtuple(&format!("lab planes {flags}")));
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{flags}: {ended:?}");
+        assert!(ended.line().contains(said), "{flags}: {ended:?}");
+    }
+    let ended = run(fourtuple("compare").arg("--").args(["lab planes", "lab planes --planes 2"]));
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.line().contains("lab planes compares by itself"), "{ended:?}");
 }

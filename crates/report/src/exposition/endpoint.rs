@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use crate::exposition::live::Page;
+use crate::exposition::respond::Page;
 use crate::exposition::respond::{Content, respond};
 
 /// The pause after a failed accept(2) (EMFILE, ENFILE, ENOBUFS, ENOMEM). Clients wait in the accept queue, and the thread does

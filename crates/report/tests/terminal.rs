@@ -5,6 +5,7 @@ mod samples;
 
 use fourtuple_record::snapshot::Part;
 use fourtuple_record::{Advice, Distribution, Finding, Proof, Remark, Saved, TraceConnectResults};
+use fourtuple_report::html::page;
 use fourtuple_report::terminal::{render, render_in_full};
 
 /// Returns the sample of this name.
@@ -461,4 +462,44 @@ fn planes_show_cost_and_scaling() {
     has(&text, &["0.20x", "8,412 (14.02%)", lost]);
     let narrow = render(&Saved::LabPlanes(samples::planes()), 60, false);
     assert!(narrow.contains("2.93us"), "{narrow}");
+}
+
+/// Figures and notes of the sample of a lock trace.
+const TRACE_LOCKS: [&str; 10] = [
+    "54,554",
+    "0.0229",
+    "2 events of 54,554 were lost: no room for their stack",
+    "3.46us",
+    "below 0.01%",
+    "a listener for each worker",
+    "__lock_sock",
+    "inet_csk_accept",
+    "unknown",
+    "paravirtual",
+];
+
+#[test]
+fn the_terminal_shows_classes_paths_and_ports() {
+    let text = render(&Saved::TraceLocks(samples::trace_locks()), 120, false);
+    has(&text, &TRACE_LOCKS);
+    has(&text, &["and 28 ports more"]);
+}
+
+#[test]
+fn the_page_shows_classes_paths_and_ports() {
+    let page = page(&[Saved::TraceLocks(samples::trace_locks())]);
+    for expected in TRACE_LOCKS.into_iter().chain(["9039", "fourtuple trace locks --pid 7 --comm"]) {
+        assert!(page.contains(expected), "{expected} is missing");
+    }
+    assert!(!page.contains("</script>paravirtual"));
+}
+
+#[test]
+fn a_trace_without_waits_is_stated() {
+    let mut record = samples::trace_locks();
+    record.results.classes.clear();
+    record.results.paths.clear();
+    record.results.ports.clear();
+    record.results.waits_per_connection = None;
+    assert!(render(&Saved::TraceLocks(record), 120, false).contains("no lock waits"));
 }

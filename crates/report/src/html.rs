@@ -6,10 +6,10 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::document::{
     Bar, BarChart, Block, Document, Medium, Side, Strip, StripKind, Timeline, TimelineRow, Tone, Workers,
 };
-use crate::number::{count, duration, share};
 use crate::records::{document, host_facts};
 use crate::table;
 use crate::table::{Align, Cell, Picture, Table, more};
+use crate::words::{count, duration, share};
 
 const UPLOT_JS: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../assets/uplot/uPlot.min.css");

@@ -19,9 +19,8 @@ pub mod html;
 pub mod terminal;
 
 mod document;
-mod number;
 mod records;
 mod table;
 mod words;
 
-pub use number::duration;
+pub use words::duration;

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use crate::document::{Medium, Tone, Workers};
-use crate::number::count;
-use crate::words::plural;
+use crate::words::{count, plural};
 
 /// The alignment of a column on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +101,7 @@ impl Cell {
     /// Creates a small bar per worker; a dot for a worker without work.
     pub(crate) fn workers(workers: Workers) -> Cell {
         if workers.shares.is_empty() {
-            return crate::number::NOTHING.into();
+            return crate::words::NOTHING.into();
         }
         let bar = |share: &f64| match *share {
             share if share > 0.0 => linear(std::iter::once(share), workers.most),
@@ -116,7 +115,7 @@ impl Cell {
     /// Creates a small picture of `values` between 0 and `most`: block characters on a terminal, a line on the page.
     pub(crate) fn spark(text: String, values: &[f64], most: f64) -> Cell {
         if values.is_empty() {
-            return crate::number::NOTHING.into();
+            return crate::words::NOTHING.into();
         }
         let mut cell = Cell::from(text.clone());
         cell.picture = Some(Picture::Spark { values: values.to_vec(), most, label: text });

@@ -3,9 +3,9 @@
 use fourtuple_record::{Common, Saved, TraceHeat, printable};
 
 use crate::document::{Block, Medium, StripKind, Timeline, TimelineRow, Tone};
-use crate::number::{count, duration};
 use crate::records::{document, host_facts};
 use crate::table::{Align, Cell, Column, Table, more};
+use crate::words::{count, duration};
 
 /// Returns the record as lines of at most `width` columns (at least 20), with ANSI colours if `color` is true.
 ///

@@ -6,9 +6,11 @@ use fourtuple_record::{
 };
 
 use crate::document::{Block, Document, Strip, StripKind, Timeline, TimelineRow, Tone, Workers};
-use crate::number::{NOTHING, count, duration, factor, interval, maybe, quantity, share};
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, errors, every, grouped, index, list, plural, present, quoted, typed};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, errors, every, factor, grouped, index, interval, list, maybe,
+    plural, present, quantity, quoted, share, typed,
+};
 
 /// The two labs that share this record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

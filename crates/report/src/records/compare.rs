@@ -1,10 +1,11 @@
 use fourtuple_record::{CompareRecord, CompareResults, CompareSettings};
 
 use crate::document::{Block, Document, Side as Dots, Tone};
-use crate::number::{NOTHING, count, duration, maybe, median, rate, share};
 use crate::table;
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, plural, present, quoted, ratio, typed};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, maybe, median, plural, present, quoted, rate, ratio, share, typed,
+};
 
 pub(super) fn document(record: &CompareRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

@@ -4,9 +4,8 @@ use fourtuple_record::{
 };
 
 use crate::document::{Block, Document, Medium, Tone};
-use crate::number::{NOTHING, count};
 use crate::table::{Cell, Table};
-use crate::words::{CommandLine, grouped, plural, typed, word};
+use crate::words::{CommandLine, NOTHING, count, grouped, plural, typed, word};
 
 pub(super) fn document(record: &DoctorRecord) -> Document {
     let results = &record.results;

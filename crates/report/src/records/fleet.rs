@@ -5,9 +5,10 @@ use fourtuple_record::{
 };
 
 use crate::document::{Document, Tone};
-use crate::number::{NOTHING, count, duration, maybe_duration, rate, total};
 use crate::table::{Cell, Column, Limit, Table};
-use crate::words::{CommandLine, plural, unnamed, word};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, maybe_duration, plural, rate, total, unnamed, word,
+};
 
 pub(super) fn document(record: &FleetRecord) -> Document {
     let results = &record.results;

@@ -3,9 +3,11 @@ use fourtuple_record::{
 };
 
 use crate::document::{Block, Document, Tone};
-use crate::number::{count, duration, maybe_duration, rate, share, total};
 use crate::table::{Cell, Table, numbered};
-use crate::words::{CommandLine, index, plural, present, quoted, reasons, typed};
+use crate::words::{
+    CommandLine, count, duration, index, maybe_duration, plural, present, quoted, rate, reasons, share,
+    total, typed,
+};
 
 pub(super) fn document(record: &ForwardRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

@@ -1,9 +1,10 @@
 use fourtuple_record::{LabLocksRecord, LabLocksResults, LabLocksSettings, LocksPair, LocksRatio, LocksSide};
 
 use crate::document::{Bar, BarChart, Block, Document, Tone};
-use crate::number::{count, duration, maybe, rate, share, total};
 use crate::table::Table;
-use crate::words::{self, CommandLine, errors, list, plural, present, unnamed};
+use crate::words::{
+    self, CommandLine, count, duration, errors, list, maybe, plural, present, rate, share, total, unnamed,
+};
 
 pub(super) fn document(record: &LabLocksRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

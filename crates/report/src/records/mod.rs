@@ -6,10 +6,8 @@ mod doctor;
 mod fix;
 mod fleet;
 mod forward;
-mod guard;
 mod lab_locks;
 mod load;
-mod load_hosts;
 mod plan;
 mod planes;
 mod ports;
@@ -38,7 +36,7 @@ pub(crate) fn document(saved: &Saved) -> Document {
         Saved::Load(record) => load::document(record),
         Saved::Serve(record) => serve::document(record),
         Saved::Forward(record) => forward::document(record),
-        Saved::GuardStatus(record) => guard::document(record),
+        Saved::GuardStatus(record) => fix::guard_status(record),
         Saved::Doctor(record) => doctor::document(record),
         Saved::FixAccept(record) => fix::fix_accept(record),
         Saved::FixPorts(record) => fix::fix_ports(record),

@@ -1,10 +1,9 @@
 use fourtuple_record::{PlanMoment, PlanOther, PlanRecord, PlanResults, PlanSettings};
 
 use crate::document::{Block, Document, Tone};
-use crate::number::{count, duration, maybe_count, quantity, share};
 use crate::table;
 use crate::table::Table;
-use crate::words::{CommandLine, plural, range, typed};
+use crate::words::{CommandLine, count, duration, maybe_count, plural, quantity, range, share, typed};
 
 pub(super) fn document(record: &PlanRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

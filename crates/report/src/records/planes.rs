@@ -1,9 +1,11 @@
 use fourtuple_record::{PlanesCell, PlanesRatio, PlanesRecord, PlanesSettings};
 
 use crate::document::{Bar, BarChart, Block, Document, Tone};
-use crate::number::{NOTHING, count, duration, factor, interval, rate, share};
 use crate::table::{Cell, Column, Table};
-use crate::words::{CommandLine, grouped, list, plural, reasons, repeats, typed};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, factor, grouped, interval, list, plural, rate, reasons, repeats,
+    share, typed,
+};
 
 pub(super) fn document(record: &PlanesRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

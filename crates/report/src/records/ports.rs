@@ -3,9 +3,11 @@ use std::collections::BTreeMap;
 use fourtuple_record::{Distribution, FillPoint, PortsRecord, PortsResults, PortsSettings, StrategyResult};
 
 use crate::document::{Block, Document, Tone};
-use crate::number::{NOTHING, count, duration, factor, maybe_duration, median, rate, share, total};
 use crate::table::{self, Cell, Column, Table};
-use crate::words::{errors, grouped, plural, range, repeats};
+use crate::words::{
+    NOTHING, count, duration, errors, factor, grouped, maybe_duration, median, plural, range, rate, repeats,
+    share, total,
+};
 
 pub(super) const TITLE: &str = "What connect() costs under each port strategy";
 

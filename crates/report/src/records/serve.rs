@@ -1,9 +1,10 @@
 use fourtuple_record::{ServeRecord, ServeResults, ServeSettings, ServeWorker};
 
 use crate::document::{Block, Document, Tone};
-use crate::number::{count, duration, quantity, rate, total};
 use crate::table::{Cell, Table, numbered};
-use crate::words::{CommandLine, index, plural, present, reasons, typed, word};
+use crate::words::{
+    CommandLine, count, duration, index, plural, present, quantity, rate, reasons, total, typed, word,
+};
 
 pub(super) fn document(record: &ServeRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);

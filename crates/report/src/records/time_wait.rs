@@ -1,10 +1,9 @@
 use fourtuple_record::{TimeWaitRecord, TimeWaitResults, TimeWaitRun, TimeWaitSettings};
 
 use crate::document::{Block, Document, Tone};
-use crate::number::{count, duration, maybe_count, rate, total};
 use crate::table;
 use crate::table::{Cell, Table};
-use crate::words::{errors, plural, range, typed};
+use crate::words::{count, duration, errors, maybe_count, plural, range, rate, total, typed};
 
 pub(super) const TITLE: &str = "How long the ports last when the client closes every connection at once";
 

@@ -11,9 +11,11 @@ use fourtuple_record::{
 };
 
 use crate::document::{Block, Document, Medium, Tone};
-use crate::number::{NOTHING, count, duration, maybe_duration, quantity, rate, share};
 use crate::table::{Cell, Table, more};
-use crate::words::{CommandLine, index, plural, present, quoted, reasons, typed, unnamed, word};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, index, maybe_duration, plural, present, quantity, quoted, rate,
+    reasons, share, typed, unnamed, word,
+};
 
 /// The filters that every trace has.
 pub(super) struct Filters<'a> {

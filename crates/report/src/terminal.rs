@@ -155,8 +155,7 @@ fn columns(width: usize) -> usize {
 
 /// Draws the map: time from left to right, duration from bottom to top, with 1, 2 or 4 rows per factor of ten.
 fn map(sheet: &mut Sheet, heat: &TraceHeat, rows: usize, end: Ends) {
-    let room = columns(sheet.width());
-    let heat = fold(heat, room, rows);
+    let heat = fold(heat, columns(sheet.width()), rows);
     let most = most(&heat);
     if most == 0 {
         return;

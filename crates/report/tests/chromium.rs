@@ -48,19 +48,19 @@ impl Drop for TempDir {
 ///
 /// The page is in a frame because a browser window cannot be narrower than 500 pixels. `srcdoc` gives the frame the
 /// origin of the outer page, which copies the attributes to itself, where `--dump-dom` shows them.
-fn open(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32) -> String {
-    open_with(browser, room, html, width, height, &[])
+fn open(browser: &Path, temp: &TempDir, html: &str, width: u32, height: u32) -> String {
+    open_with(browser, temp, html, width, height, &[])
 }
 
 /// Like [`open`], with further flags of the browser.
-fn open_with(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32, flags: &[&str]) -> String {
+fn open_with(browser: &Path, temp: &TempDir, html: &str, width: u32, height: u32, flags: &[&str]) -> String {
     let frame = html.replace('&', "&amp;").replace('"', "&quot;");
     let around = format!(
         "<!DOCTYPE html><html><head><meta charset=\"utf-8\"></head><body style=\"margin:0\"><iframe width=\"{width}\" height=\"{height}\" style=\"border:0\" \
          onload=\"setTimeout(() => {{ for (const a of this.contentDocument.documentElement.attributes) \
          document.documentElement.setAttribute('in-' + a.name, a.value); }}, 500)\" srcdoc=\"{frame}\"></iframe></body></html>"
     );
-    let file = room.0.join("around.html");
+    let file = temp.0.join("around.html");
     fs::write(&file, around).unwrap();
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"])
@@ -70,7 +70,7 @@ fn open_with(browser: &Path, room: &TempDir, html: &str, width: u32, height: u32
             "--virtual-time-budget=20000",
         ])
         .args(flags)
-        .arg(format!("--user-data-dir={}", room.0.join("profile").display()))
+        .arg(format!("--user-data-dir={}", temp.0.join("profile").display()))
         .arg(format!("--window-size={},{}", width.max(500), height))
         .arg("--dump-dom")
         .arg(format!("file://{}", file.display()))
@@ -94,11 +94,11 @@ fn seen(attributes: &str) -> Vec<String> {
     seen.split('"').next().unwrap().replace("&gt;", ">").split('|').map(str::to_owned).collect()
 }
 
-fn check(browser: &Path, room: &TempDir, name: &str, records: &[Saved]) {
+fn check(browser: &Path, temp: &TempDir, name: &str, records: &[Saved]) {
     let html = page(records);
     let charts = html.matches("data-chart=\"").count();
     for (width, height) in [(1280, 900), (360, 800)] {
-        let attributes = open(browser, room, &html, width, height);
+        let attributes = open(browser, temp, &html, width, height);
         assert!(!attributes.contains("data-errors"), "{name} at {width}: {attributes}");
         assert!(!attributes.contains("data-overflow"), "{name} at {width}: {attributes}");
         let drawn = format!("in-data-drawn=\"{charts}\"");
@@ -109,16 +109,16 @@ fn check(browser: &Path, room: &TempDir, name: &str, records: &[Saved]) {
 #[test]
 fn report_in_chromium() {
     let Some(browser) = chromium_or_skip("report_in_chromium") else { return };
-    let room = TempDir::new("full");
-    check(&browser, &room, "56,512 ports", &[Saved::Ports(samples::full_ports())]);
+    let temp = TempDir::new("full");
+    check(&browser, &temp, "56,512 ports", &[Saved::Ports(samples::full_ports())]);
     let all: Vec<Saved> = samples::all().into_iter().map(|(_, saved)| saved).collect();
-    check(&browser, &room, "records of every kind", &all);
+    check(&browser, &temp, "records of every kind", &all);
 }
 
 #[test]
 fn hosts_of_a_fleet_fit_a_phone() {
     let Some(browser) = chromium_or_skip("hosts_of_a_fleet_fit_a_phone") else { return };
-    let room = TempDir::new("hosts");
+    let temp = TempDir::new("hosts");
     let mut record = samples::fleet();
     let hosts = record.results.hosts.clone();
     for number in 0..40 {
@@ -131,14 +131,14 @@ fn hosts_of_a_fleet_fit_a_phone() {
         record.results.hosts.push(host);
     }
     let html = page(&[Saved::Load(record.clone())]).replace("</body>", &format!("{HOSTS}</body>"));
-    let attributes = open(&browser, &room, &html, 360, 800);
+    let attributes = open(&browser, &temp, &html, 360, 800);
     assert!(!attributes.contains("data-errors"), "{attributes}");
     assert!(!attributes.contains("data-overflow"), "{attributes}");
     assert!(attributes.contains("in-data-outside=\"\""), "{attributes}");
     let (_, shown) = attributes.split_once("in-data-hosts=\"").expect("the script came to its end");
     let shown: u32 = shown.split('"').next().unwrap().parse().unwrap();
     assert!(shown >= 40, "{shown} rows");
-    check(&browser, &room, "a fleet", &[Saved::Load(record)]);
+    check(&browser, &temp, "a fleet", &[Saved::Load(record)]);
 }
 
 /// Counts the rows of the section of the hosts. Lists the pictures and texts that reach beyond their cell, and says if the table
@@ -180,10 +180,10 @@ const LOAD_POINTER: &str = "<script>(async () => {
 #[test]
 fn load_charts_show_the_recorded_values() {
     let Some(browser) = chromium_or_skip("load_charts_show_the_recorded_values") else { return };
-    let room = TempDir::new("load");
+    let temp = TempDir::new("load");
     let html = page(&[Saved::Load(samples::stalled())]);
     let html = html.replace("</body>", &format!("{LOAD_POINTER}</body>"));
-    let attributes = open(&browser, &room, &html, 1280, 900);
+    let attributes = open(&browser, &temp, &html, 1280, 900);
     assert!(!attributes.contains("data-errors"), "{attributes}");
     let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
     let seen: Vec<&str> = seen.split('"').next().unwrap().split('|').collect();
@@ -220,10 +220,10 @@ const WAIT_POINTER: &str = "<script>(async () => {
 #[test]
 fn keepalive_charts_show_each_close_every() {
     let Some(browser) = chromium_or_skip("keepalive_charts_show_each_close_every") else { return };
-    let room = TempDir::new("waits");
+    let temp = TempDir::new("waits");
     let html = page(&[Saved::LabKeepalive(samples::keepalive())]);
     let html = html.replace("</body>", &format!("{WAIT_POINTER}</body>"));
-    let attributes = open(&browser, &room, &html, 1280, 900);
+    let attributes = open(&browser, &temp, &html, 1280, 900);
     assert!(!attributes.contains("data-errors"), "{attributes}");
     let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
     let seen: Vec<&str> = seen.split('"').next().unwrap().split('|').collect();
@@ -271,10 +271,10 @@ const POINTER: &str = "<script>(async () => {
 #[test]
 fn charts_answer_the_pointer() {
     let Some(browser) = chromium_or_skip("charts_answer_the_pointer") else { return };
-    let room = TempDir::new("pointer");
+    let temp = TempDir::new("pointer");
     let html = page(&[Saved::Ports(samples::ports(&["kernel-default", "auto"], 1, 8_000))]);
     let html = html.replace("</body>", &format!("{POINTER}</body>"));
-    let attributes = open(&browser, &room, &html, 1280, 900);
+    let attributes = open(&browser, &temp, &html, 1280, 900);
     assert!(!attributes.contains("data-errors"), "{attributes}");
     let (_, seen) = attributes.split_once("in-data-seen=\"").expect("the pointer came to its end");
     let words: Vec<&str> = seen.split('"').next().unwrap().split(' ').collect();
@@ -312,7 +312,7 @@ const LOUDER: &str = "(() => {
 #[test]
 fn a_critical_verdict_outweighs_warnings() {
     let Some(browser) = chromium_or_skip("a_critical_verdict_outweighs_warnings") else { return };
-    let room = TempDir::new("verdict");
+    let temp = TempDir::new("verdict");
     let mut record = samples::doctor();
     record.validity.push(fourtuple_record::Remark::new("short", "the readings are 1 s apart"));
     let html = with_script(&[Saved::Doctor(record)], LOUDER);
@@ -320,7 +320,7 @@ fn a_critical_verdict_outweighs_warnings() {
         for (width, height) in [(1280, 900), (390, 844)] {
             let flags = [format!("--blink-settings={flag}")];
             let flags = flags.each_ref().map(String::as_str);
-            let attributes = open_with(&browser, &room, &html, width, height, &flags);
+            let attributes = open_with(&browser, &temp, &html, width, height, &flags);
             assert_eq!(seen(&attributes), ["0", dark, "true", "true", "2"], "{flag} at {width}");
         }
     }
@@ -346,9 +346,9 @@ const COPY: &str = "(async () => {
 #[test]
 fn commands_have_copy_buttons() {
     let Some(browser) = chromium_or_skip("commands_have_copy_buttons") else { return };
-    let room = TempDir::new("copy");
+    let temp = TempDir::new("copy");
     let html = with_script(&[Saved::Doctor(samples::doctor())], COPY);
-    let seen = seen(&open(&browser, &room, &html, 1280, 900));
+    let seen = seen(&open(&browser, &temp, &html, 1280, 900));
     let command = "fourtuple fix ports --pid 812 --source 10.0.0.0/28";
     assert_eq!(seen, [command, "Copied", command, command, "0"]);
 }
@@ -369,9 +369,9 @@ const LEGENDS: &str = "(async () => {
 #[test]
 fn legends_have_values_only_while_read() {
     let Some(browser) = chromium_or_skip("legends_have_values_only_while_read") else { return };
-    let room = TempDir::new("legends");
+    let temp = TempDir::new("legends");
     let html = with_script(&[Saved::Doctor(samples::live_doctor())], LEGENDS);
-    let seen = seen(&open(&browser, &room, &html, 1280, 900));
+    let seen = seen(&open(&browser, &temp, &html, 1280, 900));
     let quiet = "10.0.0.9 → 10.1.2.3:443,::1 → [::1]:5432,usable ports;TIME_WAIT sockets,connections in accept queues";
     assert_eq!(seen[0], quiet);
     assert!(seen[1].starts_with("time,11:59:3"), "{seen:?}");
@@ -410,10 +410,10 @@ const KEYS: &str = "(async () => {
 #[test]
 fn charts_have_names_and_obey_the_keyboard() {
     let Some(browser) = chromium_or_skip("charts_have_names_and_obey_the_keyboard") else { return };
-    let room = TempDir::new("keys");
+    let temp = TempDir::new("keys");
     let mut records = vec![Saved::Doctor(samples::live_doctor())];
     records.extend(samples::all().into_iter().map(|(_, saved)| saved));
-    let seen = seen(&open(&browser, &room, &with_script(&records, KEYS), 1280, 900));
+    let seen = seen(&open(&browser, &temp, &with_script(&records, KEYS), 1280, 900));
     assert!(seen[1].starts_with("time: 12:00:00, 10.0.0.9 → 10.1.2.3:443: 27,670, "), "{seen:?}");
     assert!(seen[2].starts_with("time: 11:59:59, "), "{seen:?}");
     let [focus, _, _, zoomed, reset, rest @ ..] = &seen[..] else { panic!("{seen:?}") };
@@ -438,7 +438,7 @@ const PAPER: &str = "(async () => {
 #[test]
 fn print_wraps_commands_and_fits_charts() {
     let Some(browser) = chromium_or_skip("print_wraps_commands_and_fits_charts") else { return };
-    let room = TempDir::new("print");
+    let temp = TempDir::new("print");
     // A browser prints the numbers of hostile records, of 20 digits, on a page that it reduces.
     let all = samples::all().into_iter().filter(|(name, _)| !name.contains("hostile"));
     let records: Vec<Saved> = all.map(|(_, saved)| saved).collect();
@@ -446,7 +446,7 @@ fn print_wraps_commands_and_fits_charts() {
     let charts = html.matches("data-chart=\"").count().to_string();
     assert!(html.contains("@media print {"), "the styles of print are one block");
     let dark = ["--blink-settings=preferredColorScheme=0"];
-    let paper = |html: &str, width| seen(&open_with(&browser, &room, html, width, 900, &dark));
+    let paper = |html: &str, width| seen(&open_with(&browser, &temp, html, width, 900, &dark));
     // The styles of print in a window as wide as paper.
     let narrow = paper(&html.replace("@media print {", "@media all {"), 700);
     assert_eq!(narrow, ["0", charts.as_str(), "0", "#1c2126", "680"]);
@@ -457,9 +457,9 @@ fn print_wraps_commands_and_fits_charts() {
 #[test]
 fn wide_tables_say_that_they_scroll() {
     let Some(browser) = chromium_or_skip("wide_tables_say_that_they_scroll") else { return };
-    let room = TempDir::new("scroll");
+    let temp = TempDir::new("scroll");
     let frames =
-        |record: Saved, width| seen(&open(&browser, &room, &with_script(&[record], FRAMES), width, 900));
+        |record: Saved, width| seen(&open(&browser, &temp, &with_script(&[record], FRAMES), width, 900));
     assert_eq!(frames(Saved::LabPlanes(samples::planes()), 390), ["3", "3"]);
     assert_eq!(frames(Saved::TimeWait(samples::time_wait()), 390), ["1", "1"]);
     assert_eq!(frames(Saved::TimeWait(samples::time_wait()), 1280), ["0", "0"]);
@@ -480,12 +480,12 @@ const PAINTED: &str = "const painted = [], fill = CanvasRenderingContext2D.proto
 #[test]
 fn ticks_are_at_round_numbers() {
     let Some(browser) = chromium_or_skip("ticks_are_at_round_numbers") else { return };
-    let room = TempDir::new("ticks");
+    let temp = TempDir::new("ticks");
     let last = "addEventListener('load', () => document.documentElement.dataset.seen = painted.join('|'));";
     let painted = |record: Saved, width| {
         let html =
             with_script(&[record], last).replace("<body>", &format!("<body><script>{PAINTED}</script>"));
-        seen(&open(&browser, &room, &html, width, 900)).join(" ")
+        seen(&open(&browser, &temp, &html, width, 900)).join(" ")
     };
     let live = painted(Saved::Doctor(samples::live_doctor()), 1280);
     assert!(live.contains("time of day (UTC) 11:59:05 11:59:10 11:59:15"), "{live}");
@@ -513,8 +513,8 @@ const TITLES: &str = "(() => {
 #[test]
 fn charts_of_labs_explain_themselves() {
     let Some(browser) = chromium_or_skip("charts_of_labs_explain_themselves") else { return };
-    let room = TempDir::new("titles");
-    let titles = |record: Saved| seen(&open(&browser, &room, &with_script(&[record], TITLES), 1280, 900));
+    let temp = TempDir::new("titles");
+    let titles = |record: Saved| seen(&open(&browser, &temp, &with_script(&[record], TITLES), 1280, 900));
     let waits = titles(Saved::LabKeepalive(samples::keepalive()));
     assert_eq!(
         waits,
@@ -535,7 +535,7 @@ fn charts_of_labs_explain_themselves() {
 #[test]
 fn a_timeline_shows_the_wait() {
     let Some(browser) = chromium_or_skip("a_timeline_shows_the_wait") else { return };
-    let room = TempDir::new("timeline");
+    let temp = TempDir::new("timeline");
     let html = with_script(
         &[Saved::LabKeepalive(samples::keepalive())],
         "(() => {
@@ -548,5 +548,5 @@ fn a_timeline_shows_the_wait() {
         })();",
     );
     // The request waits for 18.9 of 24 ms.
-    assert_eq!(seen(&open(&browser, &room, &html, 1280, 900)), ["0", "79"]);
+    assert_eq!(seen(&open(&browser, &temp, &html, 1280, 900)), ["0", "79"]);
 }

@@ -113,48 +113,48 @@ mod tests {
 
     #[test]
     fn writes_a_new_file_and_replaces_an_old_one() {
-        let room = TempDir::new("replace");
-        let path = room.0.join("report.html");
+        let temp = TempDir::new("replace");
+        let path = temp.0.join("report.html");
         save(&path, "first").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         save(&path, "second").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-        assert_eq!(room.names(), ["report.html"]);
+        assert_eq!(temp.names(), ["report.html"]);
     }
 
     #[test]
     fn a_symbolic_link_is_followed() {
-        let room = TempDir::new("link");
-        let (target, link) = (room.0.join("target"), room.0.join("link"));
+        let temp = TempDir::new("link");
+        let (target, link) = (temp.0.join("target"), temp.0.join("link"));
         fs::write(&target, "old").unwrap();
         symlink(&target, &link).unwrap();
         save(&link, "new").unwrap();
         assert_eq!(fs::read_to_string(&target).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(room.names(), ["link", "target"]);
+        assert_eq!(temp.names(), ["link", "target"]);
     }
 
     #[test]
     fn an_error_names_the_path_and_leaves_no_file() {
-        let room = TempDir::new("error");
-        let missing = room.0.join("no/such/report.html");
+        let temp = TempDir::new("error");
+        let missing = temp.0.join("no/such/report.html");
         let error = save(&missing, "text").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
-        let error = save(&room.0, "text").unwrap_err();
-        assert!(error.to_string().contains(room.0.to_str().unwrap()), "{error}");
-        assert!(room.names().is_empty());
+        let error = save(&temp.0, "text").unwrap_err();
+        assert!(error.to_string().contains(temp.0.to_str().unwrap()), "{error}");
+        assert!(temp.names().is_empty());
     }
 
     #[test]
     fn a_failed_rename_keeps_the_old_file() {
-        let room = TempDir::new("rename");
+        let temp = TempDir::new("rename");
         // A directory with this name makes the last step, rename(), fail.
-        let path = room.0.join("report.html");
+        let path = temp.0.join("report.html");
         fs::create_dir(&path).unwrap();
         assert!(replace(&path, "text", None).is_err());
-        assert_eq!(room.names(), ["report.html"]);
+        assert_eq!(temp.names(), ["report.html"]);
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Plan {
     fn check(&self, range: PortRange, reserved: &PortSet) -> Result<(), UsageError> {
         if range.low() == 0 {
             return Err(UsageError(format!(
-                "invalid value '{range}' for '--range': 0 is no port; expected a range from port 1 on"
+                "invalid value '{range}' for '--range': 0 is not a port; expected a range from port 1 on"
             )));
         }
         if let (Some(time), ClosingSide::Them) = (self.time_wait, self.closer) {

@@ -12,7 +12,7 @@ pub(super) fn crowded(planes: &[ForwardPlane], limit: ClientLimit) -> Option<Rem
     let ClientLimit { clients, ports, descriptors } = limit;
     (evicted + refused > 0).then(|| {
         let message = format!(
-            "clients had no room: {evicted} forgotten early, {} dropped. All planes may have {clients} \
+            "too many clients: {evicted} forgotten early, {} dropped. All planes may have {clients} \
              (--clients-total; {}, {}), a plane as many as --clients says",
             counted(refused, "packet"),
             counted(ports as u64, "ephemeral port"),

@@ -180,7 +180,7 @@ fn write_planes(encoder: &mut DescriptorEncoder<'_>, planes: &[ForwardPlane]) ->
             (plane.cpu_ns as f64 / 1e9).into()
         }),
         (Kind::Gauge, "clients", "Clients that have a socket", |plane| plane.clients.into()),
-        (Kind::Counter, "evicted_clients", "Clients closed to make room for new clients", |plane| {
+        (Kind::Counter, "evicted_clients", "Clients closed in favour of new clients", |plane| {
             plane.evicted.into()
         }),
         (Kind::Counter, "unanswered_clients", "Clients closed after one packet and no reply", |plane| {

@@ -71,7 +71,7 @@ struct Receiving {
 #[derive(Debug)]
 struct Sending {
     stream: UnixStream,
-    /// When the client has last made room for more.
+    /// When the client has last read a part of it.
     since: Instant,
     rest: Vec<u8>,
 }
@@ -271,13 +271,13 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(60);
 
     /// A directory of one test.
-    struct Room(PathBuf);
+    struct TempDir(PathBuf);
 
-    impl Room {
-        fn new(test: &str) -> Room {
+    impl TempDir {
+        fn new(test: &str) -> TempDir {
             let path = std::env::temp_dir().join(format!("fourtuple-{test}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&path);
-            Room(path)
+            TempDir(path)
         }
 
         fn socket(&self) -> PathBuf {
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    impl Drop for Room {
+    impl Drop for TempDir {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -311,8 +311,8 @@ mod tests {
 
     #[test]
     fn a_client_gets_its_answer() {
-        let room = Room::new("control");
-        let path = room.socket();
+        let temp = TempDir::new("control");
+        let path = temp.socket();
         let mut control = Control::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let client = thread::spawn(move || {
@@ -333,8 +333,8 @@ mod tests {
 
     #[test]
     fn requests_are_bounded() {
-        let room = Room::new("bounded");
-        let path = room.socket();
+        let temp = TempDir::new("bounded");
+        let path = temp.socket();
         let mut control = Control::bind(&path).unwrap();
         let send = |text: &[u8]| {
             let mut stream = UnixStream::connect(&path).unwrap();
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn a_second_guard_is_refused_unless_it_takes_over() {
-        let room = Room::new("second");
-        let path = room.socket();
+        let temp = TempDir::new("second");
+        let path = temp.socket();
         let first = Control::bind(&path).unwrap();
         let error = Control::bind(&path).unwrap_err().to_string();
         assert!(error.starts_with(&format!("another guard runs at {}", path.display())), "{error}");

@@ -264,9 +264,9 @@ mod tests {
 
     #[test]
     fn the_journal_gets_one_datagram_per_event() {
-        let room = env::temp_dir().join(format!("fourtuple-journal-{}", std::process::id()));
-        fs::create_dir_all(&room).unwrap();
-        let path = room.join("socket");
+        let temp = env::temp_dir().join(format!("fourtuple-journal-{}", std::process::id()));
+        fs::create_dir_all(&temp).unwrap();
+        let path = temp.join("socket");
         let journald = UnixDatagram::bind(&path).unwrap();
         let journal = Journal::at(path.to_str().unwrap()).unwrap();
         let event = attach("/a", "reason");
@@ -276,7 +276,7 @@ mod tests {
         let mut bytes = [0; 1024];
         let length = journald.recv(&mut bytes).unwrap();
         assert_eq!(bytes[..length], entry(&event));
-        fs::remove_dir_all(&room).unwrap();
+        fs::remove_dir_all(&temp).unwrap();
     }
 
     #[test]

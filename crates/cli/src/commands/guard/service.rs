@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn the_manager_gets_one_variable_per_datagram() {
-        let room = env::temp_dir().join(format!("fourtuple-notify-{}", process::id()));
-        std::fs::create_dir_all(&room).unwrap();
-        let path = room.join("notify");
+        let temp = env::temp_dir().join(format!("fourtuple-notify-{}", process::id()));
+        std::fs::create_dir_all(&temp).unwrap();
+        let path = temp.join("notify");
         let abstract_name = format!("@fourtuple-notify-{}", process::id());
         let address_of = |name: &OsStr| address(name).unwrap();
         for name in [path.as_os_str(), OsStr::new(&abstract_name)] {
@@ -131,7 +131,7 @@ mod tests {
             ];
             assert_eq!([(); 6].map(|()| next()), expected);
         }
-        std::fs::remove_dir_all(&room).unwrap();
+        std::fs::remove_dir_all(&temp).unwrap();
         // Nobody reads.
         service(address_of(path.as_os_str())).ready();
         Service { manager: None, watchdog_interval: None }.ready();

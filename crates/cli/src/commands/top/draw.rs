@@ -19,7 +19,7 @@ use crate::output::ascii;
 const LARGE: (u16, u16) = (160, 40);
 
 /// From this width on, a table shows all its columns.
-const ROOMY: u16 = 95;
+const WIDE: u16 = 95;
 
 /// Minimum width of the column that takes the rest: an IPv4 address with its port.
 const MIN_REST_WIDTH: u16 = 21;
@@ -243,10 +243,10 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// Returns the indexes of the columns that a table of `width` characters shows: without extra columns below [`ROOMY`], and without the
+/// Returns the indexes of the columns that a table of `width` characters shows: without extra columns below [`WIDE`], and without the
 /// last columns as far as the column that takes the rest would be narrower than [`MIN_REST_WIDTH`].
 fn shown(columns: &[Column], width: u16) -> Vec<usize> {
-    let fits = |index: &usize| !columns[*index].is_extra || width >= ROOMY;
+    let fits = |index: &usize| !columns[*index].is_extra || width >= WIDE;
     let mut shown: Vec<usize> = (0..columns.len()).filter(fits).collect();
     while shown.len() > 2 && taken(columns, &shown) + MIN_REST_WIDTH > width {
         shown.pop();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_title_has_room_for_the_mark_of_the_sort() {
+    fn a_title_leaves_space_for_the_mark_of_the_sort() {
         for panel in Panel::ALL {
             for column in panel.columns().iter().filter(|column| column.is_number) {
                 assert!(usize::from(column.width) > column.title.len(), "{}", column.title);

@@ -36,7 +36,7 @@ const fn text(title: &'static str, width: u16) -> Column {
     Column { title, width, is_number: false, is_extra: false }
 }
 
-/// Returns a column of numbers of up to `width` characters, with room for its title and the mark of the sort.
+/// Returns a column of numbers of up to `width` characters, with space for its title and the mark of the sort.
 const fn number(title: &'static str, width: u16) -> Column {
     let titled = title.len() as u16 + 1;
     Column { title, width: if width > titled { width } else { titled }, is_number: true, is_extra: false }

@@ -19,15 +19,15 @@ use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::clients::{LOW, bare, client, clients, listener, run_of};
-use program::{Ended, Room, binary, children, fourtuple, require_valid, run, stat, until};
+use program::{Ended, TempDir, binary, children, fourtuple, require_valid, run, stat, until};
 use serde_json::Value;
 
 const PORTS: u16 = 500;
 
 /// Runs a program via a way, and returns its end and the record; `None` after a skip.
 fn recorded(test: &str, way: &str, program: &Path, words: &str) -> Option<(Ended, Value)> {
-    let room = Room::new();
-    let file = room.join("record.json");
+    let temp = TempDir::new();
+    let file = temp.join("record.json");
     let ended = run(&mut run_of(&format!("--via {way} --quiet --json {file}"), program, words));
     if !Path::new(&file).exists() && is_refused(test, way, &ended) {
         return None;
@@ -537,10 +537,10 @@ fn a_supervisor_with_few_descriptors_answers_each_call() {
         let test = "run::a_supervisor_with_few_descriptors_answers_each_call";
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
-        let room = Room::new();
+        let temp = TempDir::new();
         let mut has_some = false;
         for limit in 8..=24 {
-            let file = room.join(&limit.to_string());
+            let file = temp.join(&limit.to_string());
             let flags = format!("--via supervise --quiet --json {file}");
             let mut command = run_of(&flags, client, &format!("fill {} 2", destination.port()));
             child::limit_descriptors(&mut command, limit);
@@ -573,8 +573,8 @@ fn a_supervisor_without_descriptors_lets_calls_proceed() {
         let Some(client) = client(test) else { return };
         let (listener, destination) = listener(20_000);
         let listener = TcpListener::from(listener);
-        let room = Room::new();
-        let file = room.join("record.json");
+        let temp = TempDir::new();
+        let file = temp.join("record.json");
         let way = format!("supervise --json {file}");
         let Some(mut endless) = Endless::start(test, &way, client, destination.port()) else { return };
         let mut limit = Command::new("prlimit");
@@ -641,8 +641,8 @@ fn descendants_that_outlive_the_program_connect() {
         let test = "run::descendants_that_outlive_the_program_connect";
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(20_000);
-        let room = Room::new();
-        let file = room.join("result");
+        let temp = TempDir::new();
+        let file = temp.join("result");
         for way in WAYS {
             let script = format!(
                 "(sleep 0.3; {} fill {} 20 > {file}.new; mv {file}.new {file}) > /dev/null 2>&1 &",
@@ -664,7 +664,7 @@ fn descendants_that_outlive_the_program_connect() {
 
 /// Returns the script that executes its arguments with a check of each access, where the library of `run` is loaded; `None` after a skip.
 /// .ci/asan has the runtime of AddressSanitizer of this compiler, for a library that is instrumented. Elsewhere valgrind runs the program.
-fn checked(test: &str, room: &Room) -> Option<String> {
+fn checked(test: &str, temp: &TempDir) -> Option<String> {
     let Some(runtime) = env::var_os("FOURTUPLE_ASAN_RUNTIME") else {
         if let Err(error) = Command::new("valgrind").arg("--version").output() {
             fourtuple_testing::skip(test, "valgrind", &error.to_string());
@@ -672,7 +672,7 @@ fn checked(test: &str, room: &Room) -> Option<String> {
         }
         return Some("exec valgrind --quiet --error-exitcode=99 \"$@\"\n".to_owned());
     };
-    let library = room.join("instrumented.so");
+    let library = temp.join("instrumented.so");
     let mut rustc = Command::new("rustc");
     let flags = "--crate-name instrumented --crate-type cdylib --edition 2024 -C panic=abort -C opt-level=3 -A dead_code";
     rustc.args(flags.split(' ')).args(["-Zsanitizer=address", "-o", &library]);
@@ -689,9 +689,9 @@ fn the_library_makes_no_invalid_access() {
     in_namespace(|| {
         let test = "run::the_library_makes_no_invalid_access";
         let Some(client) = client(test) else { return };
-        let room = Room::new();
-        let Some(script) = checked(test, &room) else { return };
-        let script = room.file("script", &script);
+        let temp = TempDir::new();
+        let Some(script) = checked(test, &temp) else { return };
+        let script = temp.file("script", &script);
         let (_listener, destination) = listener(20_000);
         // `errors` passes addresses to which no memory belongs. `children` executes /proc/self/exe, which is valgrind there.
         for (what, connects) in [
@@ -750,8 +750,8 @@ fn bad_values_and_programs_are_refused_in_one_line() {
 
 #[test]
 fn setuid_programs_are_refused_in_one_line() {
-    let room = Room::new();
-    let path = room.copy("/bin/true", "program");
+    let temp = TempDir::new();
+    let path = temp.copy("/bin/true", "program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     for way in ["preload", "supervise"] {
         let ended = run(&mut run_of(&format!("--via {way}"), Path::new(&path), ""));

@@ -1,6 +1,6 @@
 //! Bad input: one line with the flag, the value and the accepted values; exit code 2; nothing on stdout.
 
-use crate::program::{Ended, Room, fourtuple, run};
+use crate::program::{Ended, TempDir, fourtuple, run};
 
 /// Asserts that a value is refused by a line that contains the flag, the value and `accepted`.
 fn refused(command: &str, flag: &str, value: &str, accepted: &str) {
@@ -197,7 +197,7 @@ fn the_calibration_refuses_an_impossible_range() {
 
 #[test]
 fn files_without_records_are_refused() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let cases = [
         ("empty.json", "", "is empty: expected a record"),
         ("prose.json", "hello", "not a fourtuple record"),
@@ -208,14 +208,14 @@ fn files_without_records_are_refused() {
         ("other.json", r#"{"schema": "fourtuple/1", "command": "dance"}"#, "\"dance\""),
     ];
     for (name, content, says) in cases {
-        let path = room.file(name, content);
+        let path = temp.file(name, content);
         let ended = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         let line = ended.line();
         assert!(line.contains(&path) && line.contains(says), "{line}");
         assert_eq!(line.matches(says).count(), 1, "the message is repeated: {line}");
     }
-    for path in [room.join("missing.json"), room.join("")] {
+    for path in [temp.join("missing.json"), temp.join("")] {
         let ended = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
         assert!(ended.line().contains(&format!("cannot read {path}")), "{ended:?}");

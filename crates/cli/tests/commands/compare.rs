@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::program;
 use crate::program::{
-    Ended, Room, Running, children, fourtuple, list, measure_with, number, require_valid, run, tcp_sockets,
-    text, until,
+    Ended, Running, TempDir, children, fourtuple, list, measure_with, number, require_valid, run,
+    tcp_sockets, text, until,
 };
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
@@ -55,8 +55,8 @@ fn two_labs_give_a_ratio_and_samples() {
     assert_eq!((&results["low"], &results["high"]), (&Value::Null, &Value::Null));
     assert_eq!(text(results, "verdict"), "too noisy to say: 2 pairs, 8 are needed");
     assert!(!text(&record["host"], "kernel").is_empty());
-    let room = Room::new();
-    let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
+    let temp = TempDir::new();
+    let again = run(&mut fourtuple(&format!("report {}", temp.file("record.json", &ended.stdout))));
     assert_eq!(again.code, 0, "{again:?}");
     assert!(again.stdout.contains("Is B faster than A?"), "{again:?}");
 }
@@ -86,9 +86,9 @@ fn with_rate(record: &Value, rate: f64) -> String {
 #[test]
 fn saved_records_are_compared_and_checked() {
     let Some(record) = program::record("compare::saved_records_are_compared_and_checked", A) else { return };
-    let room = Room::new();
+    let temp = TempDir::new();
     let saved = |flags: &str, a: &str, b: &str| -> Ended {
-        let (a, b) = (room.file("a.json", a), room.file("b.json", b));
+        let (a, b) = (temp.file("a.json", a), temp.file("b.json", b));
         run(&mut fourtuple(&format!("compare {a} {b} {flags}")))
     };
     let ended = saved("--json", &with_rate(&record, 50_000.0), &with_rate(&record, 55_000.0));
@@ -258,16 +258,16 @@ fn a_slower_server_lowers_the_ratio() {
         results["ratio"].as_f64().unwrap() < 1.0,
         "a service time of 5 ms must lower the rate: {results:#}"
     );
-    let room = Room::new();
-    let again = run(&mut fourtuple(&format!("report {}", room.file("record.json", &ended.stdout))));
+    let temp = TempDir::new();
+    let again = run(&mut fourtuple(&format!("report {}", temp.file("record.json", &ended.stdout))));
     assert!(again.stdout.contains(&format!("server: {SERVER}")), "{again:?}");
 }
 
 /// Runs one trial per side over a Unix socket, over UDP, and with a server started by its path.
 #[test]
 fn unix_udp_and_foreign_servers_are_awaited() {
-    let room = Room::new();
-    let path = room.join("socket");
+    let temp = TempDir::new();
+    let path = temp.join("socket");
     let unix = format!("load unix:{path} --operations 100 --close-every 1");
     let udp = "load udp://[::1]:5353 --operations 100";
     let program = format!("{} {SERVER}", env!("CARGO_BIN_EXE_fourtuple"));
@@ -298,8 +298,8 @@ fn pin_separates_client_and_server() {
 
 #[test]
 fn a_server_that_fails_is_named_with_its_output() {
-    let room = Room::new();
-    let script = |name: &str, content: &str| format!("sh {}", room.file(name, content));
+    let temp = TempDir::new();
+    let script = |name: &str, content: &str| format!("sh {}", temp.file(name, content));
     let cases = [
         // The server ends before it listens, and prints the reason.
         (
@@ -350,8 +350,8 @@ fn a_refused_load_is_not_repeated() {
 
 #[test]
 fn loads_without_server_share_the_namespace() {
-    let room = Room::new();
-    let path = room.join("socket");
+    let temp = TempDir::new();
+    let path = temp.join("socket");
     let mut server = Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
     assert!(server.until("listened", |_| Path::new(&path).exists()), "{:?}", server.end());
     let load = format!("load unix:{path} --operations 100 --close-every 1");
@@ -368,7 +368,7 @@ fn loads_without_server_share_the_namespace() {
     let saved = run(&mut fourtuple(&format!("{load} --json --quiet"))).stdout;
     let mut record: Value = serde_json::from_str(&saved).unwrap();
     record["validity"] = serde_json::json!([{ "id": "client-saturated", "message": "busy" }]);
-    let (a, b) = (room.file("a.json", &saved), room.file("b.json", &record.to_string()));
+    let (a, b) = (temp.file("a.json", &saved), temp.file("b.json", &record.to_string()));
     let ended = run(&mut fourtuple(&format!("compare {a} {b} --metric p99 --json")));
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     assert!(number(&ended.json()["results"], "client_saturated") >= 1, "{ended:?}");
@@ -376,8 +376,8 @@ fn loads_without_server_share_the_namespace() {
 
 #[test]
 fn loads_to_different_targets_have_a_remark() {
-    let room = Room::new();
-    let paths = [room.join("one"), room.join("other")];
+    let temp = TempDir::new();
+    let paths = [temp.join("one"), temp.join("other")];
     let _servers = paths.each_ref().map(|path| {
         let mut server =
             Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 1")));
@@ -393,7 +393,7 @@ fn loads_to_different_targets_have_a_remark() {
         record.to_string()
     };
     let [one, other] = paths.map(|path| format!("unix:{path}"));
-    let (a, b) = (room.file("a.json", &load(&one)), room.file("b.json", &load(&other)));
+    let (a, b) = (temp.file("a.json", &load(&one)), temp.file("b.json", &load(&other)));
     let ended = run(&mut fourtuple(&format!("compare {a} {b} --json")));
     assert_eq!((ended.code, ended.stderr.as_str()), (3, ""), "{ended:?}");
     let record = ended.json();
@@ -402,7 +402,7 @@ fn loads_to_different_targets_have_a_remark() {
     assert_eq!(text(remark, "id"), "unlike-targets");
     assert!(text(remark, "message").contains(&one) && text(remark, "message").contains(&other), "{remark}");
     // Two records of one target have no remark.
-    let again = room.file("again.json", &load(&one));
+    let again = temp.file("again.json", &load(&one));
     let ended = run(&mut fourtuple(&format!("compare {a} {again} --json")));
     assert_eq!((ended.code, list(&ended.json(), "/validity").len()), (0, 0), "{ended:?}");
 }
@@ -422,13 +422,13 @@ fn processes_with(word: &str) -> Vec<u32> {
 /// direct children.
 #[test]
 fn no_server_outlives_compare() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let program = env!("CARGO_BIN_EXE_fourtuple");
-    let path = room.join("socket");
+    let path = temp.join("socket");
     let server = format!(
         "trap '' INT\n{program} serve http --listen unix:{path} --workers 1 --quiet &\nwhile :; do sleep 0.1; done"
     );
-    let server = format!("sh {}", room.file("stubborn", &server));
+    let server = format!("sh {}", temp.file("stubborn", &server));
     let load = format!("load unix:{path} --operations 50000000 --close-every 1");
     let mut command = compare_loads("--for 5m --quiet", &server, None, &load, &load);
     let listening = format!("unix:{path}");
@@ -443,7 +443,7 @@ fn no_server_outlives_compare() {
     let ended = running.end();
     assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
     assert!(ended.line().contains("interrupted"), "{ended:?}");
-    let left = || [processes_with(&listening), processes_with(&room.join("stubborn"))].concat();
+    let left = || [processes_with(&listening), processes_with(&temp.join("stubborn"))].concat();
     until("the server has ended", || left().is_empty());
 
     // SIGKILL leaves compare no time to clean up; the kernel ends the server and the load.
@@ -503,15 +503,15 @@ fn an_interrupted_trial_is_repeated() {
 
 #[test]
 fn files_without_comparable_records_are_refused() {
-    let room = Room::new();
-    let prose = room.file("prose.json", "hello");
+    let temp = TempDir::new();
+    let prose = temp.file("prose.json", "hello");
     let ended = run(&mut fourtuple(&format!("compare {prose} {prose}")));
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("not a fourtuple record"), "{ended:?}");
-    let missing = room.join("missing.json");
+    let missing = temp.join("missing.json");
     refused(&mut fourtuple(&format!("compare {missing} {missing}")), &["cannot read", "missing.json"]);
     let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
-    let plan = room.file("plan.json", &plan.stdout);
+    let plan = temp.file("plan.json", &plan.stdout);
     refused(&mut fourtuple(&format!("compare {plan} {plan}")), &["no others"]);
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
 use crate::program::{
-    Ended, Room, Running, binary, fourtuple, fourtuple_at, is_root, list, run, text, until,
+    Ended, Running, TempDir, binary, fourtuple, fourtuple_at, is_root, list, run, text, until,
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
@@ -64,8 +64,8 @@ fn what_is_not_visible_is_not_called_healthy() {
         if !is_root() {
             return skip(test, "root", "the test drops privileges, and mounts");
         }
-        let room = Room::new();
-        let copy = room.program();
+        let temp = TempDir::new();
+        let copy = temp.program();
         let user = run(fourtuple_at(Path::new(&copy), &format!("{QUICK} --strict"))
             .uid(65_534)
             .gid(65_534)
@@ -185,9 +185,9 @@ fn sysctls() -> Vec<String> {
 
 #[test]
 fn wrong_flags_are_one_line() {
-    let room = Room::new();
-    let unknown = room.file("unknown.toml", "X99 = 1\n");
-    let number = room.file("number.toml", "P01 = \"high\"\n");
+    let temp = TempDir::new();
+    let unknown = temp.file("unknown.toml", "X99 = 1\n");
+    let number = temp.file("number.toml", "P01 = \"high\"\n");
     for (flags, part) in [
         ("doctor --pid 999999999".to_owned(), "--pid 999999999: there is no process"),
         ("doctor --pid 0".to_owned(), "--pid"),
@@ -306,8 +306,8 @@ fn without_root_a_full_tuple_is_still_found() {
             );
         }
         let _held = exhaust();
-        let room = Room::new();
-        let copy = room.program();
+        let temp = TempDir::new();
+        let copy = temp.program();
         let unprivileged = |flags: &str| {
             let mut command = fourtuple_at(Path::new(&copy), flags);
             run(command.uid(65_534).gid(65_534).current_dir("/"))
@@ -385,11 +385,11 @@ fn sigint_ends_the_reading_early() {
 fn commands_stay_on_one_line_in_a_narrow_terminal() {
     in_namespace(|| {
         let _held = exhaust();
-        let room = Room::new();
-        let record = diagnose(&room);
+        let temp = TempDir::new();
+        let record = diagnose(&temp);
         let finding = first(&record, "P01", &[TUPLE]);
         // Another reading could have other findings.
-        let saved = room.file("saved.json", &record.to_string());
+        let saved = temp.file("saved.json", &record.to_string());
         let shown = run(fourtuple(&format!("report --all {saved}")).env("COLUMNS", "40")).stdout;
         let commands = list(finding, "/now").iter().chain(list(finding, "/proper"));
         let commands: Vec<&str> = commands

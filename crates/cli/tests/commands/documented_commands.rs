@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::program::servers::Server;
-use crate::program::{Room, fourtuple, run};
+use crate::program::{TempDir, fourtuple, run};
 use fourtuple_testing::{each_in_namespace, in_namespace};
 
 /// Seconds after which a command that still runs is ended by SIGINT. Commands that are given so show that they start.
@@ -132,13 +132,13 @@ fn masked(line: &str) -> String {
 }
 
 /// Runs the command in a shell and checks its exit code and, if the command ends by itself, its output.
-fn check(place: &str, step: &Step, room: &Room) -> Result<(), String> {
+fn check(place: &str, step: &Step, temp: &TempDir) -> Result<(), String> {
     let program = Path::new(env!("CARGO_BIN_EXE_fourtuple")).parent().expect("a directory");
     let path = format!("{}:{}", program.display(), env::var("PATH").unwrap_or_default());
     let mut shell = Command::new("timeout");
     let patience = if step.command.contains(" > ") { PATIENCE_FOR_A_FILE } else { PATIENCE };
     shell.args(["--signal=INT", "--kill-after=120", patience, "bash", "-c"]).arg(&step.command);
-    shell.env("PATH", path).env_remove("NO_COLOR").current_dir(room.path()).stdin(Stdio::null());
+    shell.env("PATH", path).env_remove("NO_COLOR").current_dir(temp.path()).stdin(Stdio::null());
     let ended = run(&mut shell);
     let failed = |what: &str| Err(format!("{place}: {}: {what}: {ended:?}", step.command));
     match ended.code {
@@ -171,10 +171,10 @@ fn documented_commands_run_as_written() {
         let blocks = documented().into_iter().filter(|block| block.has_commands() && block.not_run.is_none());
         let failures = std::sync::Mutex::new(Vec::new());
         each_in_namespace(blocks, |block| {
-            let room = Room::new();
-            let servers: Vec<Server> = block.with.iter().map(|command| start(command, &room)).collect();
+            let temp = TempDir::new();
+            let servers: Vec<Server> = block.with.iter().map(|command| start(command, &temp)).collect();
             for step in block.steps() {
-                if let Err(failure) = check(&block.place, &step, &room) {
+                if let Err(failure) = check(&block.place, &step, &temp) {
                     failures.lock().expect("no panic under the lock").push(failure);
                 }
             }
@@ -189,9 +189,9 @@ fn documented_commands_run_as_written() {
 }
 
 /// Starts the server that a block needs.
-fn start(command: &str, room: &Room) -> Server {
+fn start(command: &str, temp: &TempDir) -> Server {
     let arguments = command.strip_prefix("fourtuple ").expect("a command of fourtuple");
-    Server::start(fourtuple(arguments).current_dir(room.path()))
+    Server::start(fourtuple(arguments).current_dir(temp.path()))
 }
 
 /// A reader who arrives from the table of docs/README.md sees, above the first heading, a command, its risk and its end.

@@ -11,23 +11,23 @@ use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 
 use crate::program::{
-    Ended, Room, fourtuple, fourtuple_at, is_root, list, measure_with, number, require_valid, run,
+    Ended, TempDir, fourtuple, fourtuple_at, is_root, list, measure_with, number, require_valid, run,
 };
 
 #[test]
 fn without_permission_for_namespaces() {
     for command in ["lab", "lab ports", "lab time-wait", "plan"] {
-        let room = Room::new();
+        let temp = TempDir::new();
         let mut command = fourtuple(command);
         child::refuse(&mut command, Facility::Namespaces);
-        let ended = run(command.current_dir(room.path()));
+        let ended = run(command.current_dir(temp.path()));
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         let line = ended.line();
         for part in ["cannot make a network namespace", "Operation not permitted", "user.max_user_namespaces"]
         {
             assert_eq!(line.matches(part).count(), 1, "{part:?} in {line:?}");
         }
-        assert!(room.names().is_empty(), "no file is written");
+        assert!(temp.names().is_empty(), "no file is written");
     }
     let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json");
     child::refuse(&mut command, Facility::Namespaces);
@@ -89,33 +89,33 @@ fn connections(saved: &Saved) -> u64 {
 
 #[test]
 fn an_unwritable_page_keeps_the_record() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut command = fourtuple(&format!("{SMALL} --html /dev/full"));
-    command.env("TMPDIR", room.path());
+    command.env("TMPDIR", temp.path());
     let test = "environment::an_unwritable_page_keeps_the_record";
     let Some(ended) = measure_with(test, &mut command) else { return };
     assert!(ended.line().contains("cannot write /dev/full"), "{ended:?}");
     assert!(ended.stdout.contains("kernel-default") && ended.stdout.contains("full-range"), "{ended:?}");
     assert!(connections(&saved(&ended)) >= 128);
-    assert_eq!(room.names().len(), 1, "a record and no other file: {:?}", room.names());
+    assert_eq!(temp.names().len(), 1, "a record and no other file: {:?}", temp.names());
 }
 
 #[test]
 fn an_unwritable_page_keeps_the_printed_json() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut command = fourtuple("plan --kernel linear --range 20000-20127 --json --html /dev/full");
-    let ended = run(command.env("TMPDIR", room.path()));
+    let ended = run(command.env("TMPDIR", temp.path()));
     assert_eq!(ended.code, 4);
     assert!(ended.line().contains("/dev/full"), "{ended:?}");
     assert_eq!(ended.json()["results"]["capacity"], 128);
-    assert!(room.names().is_empty(), "the printed JSON is the record");
+    assert!(temp.names().is_empty(), "the printed JSON is the record");
 }
 
 #[test]
 fn a_report_prints_despite_a_failed_page() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));
-    let path = room.file("plan.json", &plan.stdout);
+    let path = temp.file("plan.json", &plan.stdout);
     let ended = run(&mut fourtuple(&format!("report {path} --html /dev/full")));
     assert_eq!(ended.code, 4, "{ended:?}");
     assert!(ended.line().contains("/dev/full") && ended.stdout.contains("fourtuple plan"), "{ended:?}");
@@ -123,11 +123,11 @@ fn a_report_prints_despite_a_failed_page() {
 
 #[test]
 fn unwritable_output_keeps_the_record() {
-    let room = Room::new();
+    let temp = TempDir::new();
     for json in ["", "--json"] {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut command = fourtuple(&format!("{SMALL} {json}"));
-        let child = command.env("TMPDIR", room.path()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command.env("TMPDIR", temp.path()).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
         let output = child.wait_with_output().unwrap();
         let ended = Ended {
             code: output.status.code().unwrap(),
@@ -153,13 +153,13 @@ fn a_full_disk_keeps_the_record() {
     // First only the file system of the page is full; then also the directory for temporary files, and the record goes to the
     // working directory.
     for temporary in ["elsewhere", "disk"] {
-        let room = Room::new();
+        let temp = TempDir::new();
         for directory in ["disk", "elsewhere", "work"] {
-            fs::create_dir(room.join(directory)).unwrap();
+            fs::create_dir(temp.join(directory)).unwrap();
         }
-        let disk = room.join("disk");
+        let disk = temp.join("disk");
         let mut command = fourtuple(&format!("{SMALL} --html {disk}/report.html"));
-        command.env("TMPDIR", room.join(temporary)).current_dir(room.join("work"));
+        command.env("TMPDIR", temp.join(temporary)).current_dir(temp.join("work"));
         child::mount_small_disk(&mut command, Path::new(&disk), 4096).unwrap();
         let ended = match command.output() {
             Err(error) => return fourtuple_testing::skip(test, "root", &error.to_string()),
@@ -176,10 +176,10 @@ fn a_full_disk_keeps_the_record() {
         let file = ended.line().rsplit('/').next().unwrap().to_owned();
         let (kept, path) = match temporary {
             "disk" => ("work", format!("./{file}")),
-            _ => ("elsewhere", room.join(&format!("elsewhere/{file}"))),
+            _ => ("elsewhere", temp.join(&format!("elsewhere/{file}"))),
         };
         assert!(ended.line().ends_with(&path), "{ended:?}");
-        let text = fs::read_to_string(room.join(&format!("{kept}/{file}"))).unwrap();
+        let text = fs::read_to_string(temp.join(&format!("{kept}/{file}"))).unwrap();
         assert!(connections(&Saved::parse(&text).unwrap()) >= 128);
     }
 }
@@ -188,7 +188,7 @@ fn a_full_disk_keeps_the_record() {
 #[test]
 fn a_refused_policy_is_not_replaced() {
     let test = "environment::a_refused_policy_is_not_replaced";
-    let room = Room::new();
+    let temp = TempDir::new();
     let few = "--load light --workers 2 --connections 2 --repeats 1";
     for (policy, facility, reason) in [
         ("uring-oneshot", Facility::IoUring, "EPERM; it takes the sysctl kernel.io_uring_disabled"),
@@ -203,14 +203,14 @@ fn a_refused_policy_is_not_replaced() {
         ] {
             let mut command = fourtuple(&start);
             child::refuse(&mut command, facility);
-            let Some(ended) = measure_with(test, command.current_dir(room.path())) else { return };
+            let Some(ended) = measure_with(test, command.current_dir(temp.path())) else { return };
             assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
             let line = ended.line();
             assert!(line.starts_with(&format!("{policy} is not permitted here: ")), "{start}: {line}");
             assert!(line.contains(reason), "{start}: {reason:?} in {line}");
         }
     }
-    assert!(room.names().is_empty(), "no file is written");
+    assert!(temp.names().is_empty(), "no file is written");
 }
 
 #[test]
@@ -298,8 +298,8 @@ fn run_unprivileged(program: &str, arguments: &str) -> Ended {
 /// A user namespace gives no right to load a BPF program, even with all capabilities.
 #[test]
 fn a_policy_without_bpf_rights_is_refused_not_replaced() {
-    let room = Room::new();
-    let program = room.program();
+    let temp = TempDir::new();
+    let program = temp.program();
     for start in [
         "lab accept --policy reuseport-least-busy --load light --workers 2 --connections 2 --repeats 1",
         "serve http --policy reuseport-least-busy --listen 127.0.0.1:0 --workers 2 --for 1ms",
@@ -327,16 +327,16 @@ fn doctor_probes_the_port_search_without_root() {
         let test = "environment::doctor_probes_the_port_search_without_root";
         return fourtuple_testing::skip(test, "userns", "unshare --user --net true fails");
     }
-    let room = Room::new();
-    let record = run_unprivileged(&room.program(), "doctor --for 1ms --json --quiet").json();
+    let temp = TempDir::new();
+    let record = run_unprivileged(&temp.program(), "doctor --for 1ms --json --quiet").json();
     let search = record.pointer("/results/snapshot/search").unwrap();
     assert!(search.pointer("/seen/default").is_some(), "{search:#}");
 }
 
 #[test]
 fn lab_planes_runs_without_root() {
-    let room = Room::new();
-    let program = room.program();
+    let temp = TempDir::new();
+    let program = temp.program();
     for over in ["veth", "loopback"] {
         let flags = "--plane offload --planes 2 --bytes 64 --packets 1000 --repeats 1 --json";
         let ended = run_unprivileged(&program, &format!("lab planes --over {over} {flags}"));
@@ -357,8 +357,8 @@ fn lab_planes_runs_without_root() {
 
 #[test]
 fn lab_ports_and_time_wait_run_without_root() {
-    let room = Room::new();
-    let program = room.program();
+    let temp = TempDir::new();
+    let program = temp.program();
     for experiment in ["ports", "time-wait --patience 1ms"] {
         let ended = run_unprivileged(&program, &format!("lab {experiment} --range 20000-20063 --json"));
         if ended.is_without_namespaces() {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::program;
-use crate::program::{Room, Running, fourtuple, run, until};
+use crate::program::{Running, TempDir, fourtuple, run, until};
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
@@ -215,7 +215,7 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
     in_namespace(|| {
         let _traffic = traffic(2);
         let _exporter = export("127.0.0.1:4902", "--no-trace");
-        let room = Room::new();
+        let temp = TempDir::new();
         let rules = contrib().join("prometheus/fourtuple.rules.yml");
         let config = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nrule_files: [{}]\n\
@@ -224,8 +224,8 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
         );
         let mut prometheus = Command::new("prometheus");
         prometheus
-            .arg(format!("--config.file={}", room.file("prometheus.yml", &config)))
-            .arg(format!("--storage.tsdb.path={}", room.join("data")))
+            .arg(format!("--config.file={}", temp.file("prometheus.yml", &config)))
+            .arg(format!("--storage.tsdb.path={}", temp.join("data")))
             .arg("--web.listen-address=127.0.0.1:4903")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
@@ -353,11 +353,11 @@ fn the_live_page_updates_itself_in_a_browser() {
         let _traffic = traffic(6);
         let _exporter = export("127.0.0.1:4904", "--no-trace");
         front(([127, 0, 0, 1], 4905).into(), "127.0.0.1:4904");
-        let room = Room::new();
+        let temp = TempDir::new();
         let output = Command::new("chromium")
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"])
             .args(["--disable-background-networking", "--disable-component-update"])
-            .arg(format!("--user-data-dir={}", room.join("profile")))
+            .arg(format!("--user-data-dir={}", temp.join("profile")))
             .args(["--dump-dom", "http://127.0.0.1:4905/outer"])
             .stderr(Stdio::null())
             .output();

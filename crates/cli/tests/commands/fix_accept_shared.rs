@@ -20,17 +20,17 @@ use fourtuple_testing::{in_namespace, skip};
 
 use crate::program::fixing::{self, attached, record_of};
 use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
-use crate::program::{Room, children, fourtuple, list, number, run, stat, until};
+use crate::program::{TempDir, children, fourtuple, list, number, run, stat, until};
 
 const WORKERS: usize = 4;
 
 /// Starts nginx with a listener for TCP and a unix listener, and returns it with the path of that one.
-fn start_nginx(room: &Room, port: u16) -> (Daemon, String) {
-    let path = room.join("socket");
+fn start_nginx(temp: &TempDir, port: u16) -> (Daemon, String) {
+    let path = temp.join("socket");
     let server = format!(
         "server {{ listen 127.0.0.1:{port}; listen unix:{path}; location / {{ return 200 \"$pid\"; }} }}"
     );
-    let nginx_daemon = nginx(room, "nginx", WORKERS as u32, None, &server);
+    let nginx_daemon = nginx(temp, "nginx", WORKERS as u32, None, &server);
     wait_for("127.0.0.1", port);
     until("all workers wait", || workers(&nginx_daemon).len() == WORKERS);
     (nginx_daemon, path)
@@ -95,8 +95,8 @@ fn kept_connections_of_nginx_become_even() {
         if !has(test, &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let (server, path) = start_nginx(&room, 4300);
+        let temp = TempDir::new();
+        let (server, path) = start_nginx(&temp, 4300);
         let workers = workers(&server);
         for place in ["127.0.0.1:4300".to_owned(), format!("unix:{path}")] {
             assert!(jain_of(&place, &workers) < 0.9, "{place}: the first workers have most connections");
@@ -115,7 +115,7 @@ fn kept_connections_of_nginx_become_even() {
             }
             assert_eq!(number(results, "connections") % 48, 0, "{record}");
         }
-        assert_eq!(fs::read_to_string(room.join("nginx/error.log")).unwrap(), "");
+        assert_eq!(fs::read_to_string(temp.join("nginx/error.log")).unwrap(), "");
     });
 }
 
@@ -126,8 +126,8 @@ fn workers_of_a_process_tree_are_counted() {
         if !has(test, &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let (server, path) = start_nginx(&room, 4301);
+        let temp = TempDir::new();
+        let (server, path) = start_nginx(&temp, 4301);
         let flags = format!("fix accept --pid {} --select rotate --dry-run --json", server.pid());
         let Some(fix) = attached(test, &flags) else { return };
         for _ in 0..10 {
@@ -152,8 +152,8 @@ fn after_sigkill_every_worker_accepts() {
         if !has(test, &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let (server, _) = start_nginx(&room, 4302);
+        let temp = TempDir::new();
+        let (server, _) = start_nginx(&temp, 4302);
         let before = workers(&server);
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let clients: Vec<_> = (0..2)
@@ -190,7 +190,7 @@ fn after_sigkill_every_worker_accepts() {
         }
         stop.store(true, Ordering::Relaxed);
         clients.into_iter().for_each(|client| client.join().expect("no request fails"));
-        assert_eq!(fs::read_to_string(room.join("nginx/error.log")).unwrap(), "");
+        assert_eq!(fs::read_to_string(temp.join("nginx/error.log")).unwrap(), "");
     });
 }
 
@@ -334,7 +334,7 @@ struct Server(Child);
 
 impl Server {
     /// Starts Node.js and waits until all workers listen; `None` after a skip.
-    fn node(test: &str, room: &Room, policy: &str, address: SocketAddr, reuse: &str) -> Option<Server> {
+    fn node(test: &str, temp: &TempDir, policy: &str, address: SocketAddr, reuse: &str) -> Option<Server> {
         let is_new = |program: &&str| {
             let version = Command::new(program).arg("--version").output();
             let text = version
@@ -348,7 +348,7 @@ impl Server {
             skip(test, "node-22", "neither node nor node-22 in PATH is Node.js 22.12 or later");
             return None;
         };
-        let script = room.file("server.js", NODE);
+        let script = temp.file("server.js", NODE);
         let mut node = Command::new(program);
         node.args([&script, policy, &address.port().to_string(), &WORKERS.to_string(), reuse]);
         let mut child = node.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -384,8 +384,8 @@ fn a_blocked_worker_of_node_gets_no_connection() {
         in_namespace(move || {
             let test = "fix_accept_shared::a_blocked_worker_of_node_gets_no_connection";
             let address: SocketAddr = "127.0.0.1:4300".parse().unwrap();
-            let room = Room::new();
-            let Some(server) = Server::node(test, &room, policy, address, "reuse") else { return };
+            let temp = TempDir::new();
+            let Some(server) = Server::node(test, &temp, policy, address, "reuse") else { return };
             let flags = format!("fix accept --pid {} --select least-busy --json", server.0.id());
             let Some(fix) = attached(test, &flags) else { return };
             let mut blocker = TcpStream::connect(address).unwrap();
@@ -409,8 +409,8 @@ fn node_without_a_group_is_refused_with_its_setting() {
     in_namespace(|| {
         let test = "fix_accept_shared::node_without_a_group_is_refused_with_its_setting";
         let address: SocketAddr = "127.0.0.1:4301".parse().unwrap();
-        let room = Room::new();
-        let Some(_server) = Server::node(test, &room, "none", address, "share") else { return };
+        let temp = TempDir::new();
+        let Some(_server) = Server::node(test, &temp, "none", address, "share") else { return };
         let ended = run(&mut fourtuple(&format!("fix accept --listen {address} --select random")));
         assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
         let refused = ended.line();
@@ -424,11 +424,11 @@ fn the_workers_of_envoy_get_the_connections_of_the_rule() {
     in_namespace(|| {
         let test = "fix_accept_shared::the_workers_of_envoy_get_the_connections_of_the_rule";
         let address: SocketAddr = "127.0.0.1:4302".parse().unwrap();
-        let room = Room::new();
+        let temp = TempDir::new();
         if !has(test, &["envoy"]) {
             return;
         }
-        let server = envoy(&room, address.port(), WORKERS);
+        let server = envoy(&temp, address.port(), WORKERS);
         let flags = format!("fix accept --pid {} --select cpu --json", server.pid());
         let Some(fix) = attached(test, &flags) else { return };
         schedule::pin_to(schedule::allowed_cpus().unwrap()[0]).unwrap();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::program::fixing::Cgroup;
 use crate::program::fixing::{attached, record_of};
-use crate::program::{DEADLINE, Room};
+use crate::program::{DEADLINE, TempDir};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, resource};
@@ -177,7 +177,7 @@ const KINDS: [Kind; 9] = [
 /// A server, connections to it that use 90% of a port range, and a cgroup for clients.
 struct Site {
     cgroup: Cgroup,
-    room: Room,
+    temp: TempDir,
     seconds: f64,
     /// Words in front of the command of a client.
     prefix: Vec<String>,
@@ -215,15 +215,15 @@ impl Site {
             skip(test, "ip_local_port_range", "this kernel does not have the option");
             return None;
         };
-        let room = Room::new();
-        let server = server(&room);
+        let temp = TempDir::new();
+        let server = server(&temp);
         // From now on the second socket of the group, nginx's, gets the connections.
         let _ = option::attach_group_selector(sink.as_fd(), &[(RETURN, 0, 0, 1)]).unwrap();
-        Some(Site { cgroup, room, seconds, prefix: Vec::new(), _server: server, _sink: sink, _held: held })
+        Some(Site { cgroup, temp, seconds, prefix: Vec::new(), _server: server, _sink: sink, _held: held })
     }
 
     fn path(&self, name: &str) -> String {
-        self.room.join(name)
+        self.temp.join(name)
     }
 
     /// Returns a command whose process enters the cgroup before it starts the client.
@@ -277,25 +277,25 @@ fn hold(ports: u16) -> Option<Vec<OwnedFd>> {
 }
 
 /// Starts nginx, which closes a connection after a response, so that the port of the client is free at once.
-fn server(room: &Room) -> Daemon {
+fn server(temp: &TempDir) -> Daemon {
     let listen = format!(
         "server {{ listen 127.0.0.1:{FULL} reuseport backlog=4096; listen 127.0.0.1:{EMPTY} backlog=4096; \
          keepalive_timeout 0; return 200 ok; }}"
     );
-    let running = start_nginx(room, "server", &listen, &|words| {
+    let running = start_nginx(temp, "server", &listen, &|words| {
         Command::new(words[0]).args(&words[1..]).spawn().unwrap()
     });
     wait_for(EMPTY);
     running
 }
 
-fn start_nginx(room: &Room, name: &str, servers: &str, spawn: &dyn Fn(&[&str]) -> Child) -> Daemon {
-    fs::create_dir_all(room.join(name)).unwrap();
-    let directory = room.join(name);
+fn start_nginx(temp: &TempDir, name: &str, servers: &str, spawn: &dyn Fn(&[&str]) -> Child) -> Daemon {
+    fs::create_dir_all(temp.join(name)).unwrap();
+    let directory = temp.join(name);
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {directory};\n"))
         .concat();
-    let config = room.file(
+    let config = temp.file(
         &format!("{name}/nginx.conf"),
         &format!(
             "daemon off;\nmaster_process off;\npid {directory}/pid;\nerror_log {directory}/error.log;\n\
@@ -322,13 +322,13 @@ fn runs(words: &[&str]) -> bool {
 /// Builds the client programs that need it.
 fn build(site: &Site, kind: &Kind) {
     match kind.name {
-        "node" => drop(site.room.file("client.js", NODE)),
+        "node" => drop(site.temp.file("client.js", NODE)),
         "java" => {
-            let source = site.room.file("Client.java", JAVA);
+            let source = site.temp.file("Client.java", JAVA);
             assert!(runs(&["javac", "-d", &site.path(""), &source]));
         }
         "go" => {
-            let source = site.room.file("client.go", GO);
+            let source = site.temp.file("client.go", GO);
             let build = "PATH=$PATH:/usr/local/go/bin CGO_ENABLED=0 GOFLAGS= go build -o \"$0\" \"$1\"";
             assert!(runs(&["sh", "-c", build, &site.path("go-client"), &source]));
         }
@@ -388,7 +388,7 @@ fn nginx(site: &Site, port: u16) -> Outcome {
     let servers = format!(
         "server {{ listen 127.0.0.1:{PROXY}; location / {{ proxy_pass http://127.0.0.1:{port}; }} }}"
     );
-    let _running = start_nginx(&site.room, "proxy", &servers, &|words| {
+    let _running = start_nginx(&site.temp, "proxy", &servers, &|words| {
         site.command(words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     });
     wait_for(PROXY);
@@ -396,7 +396,7 @@ fn nginx(site: &Site, port: u16) -> Outcome {
 }
 
 fn haproxy(site: &Site, port: u16) -> Outcome {
-    let config = site.room.file(
+    let config = site.temp.file(
         "haproxy.cfg",
         &format!(
             "global\n    nbthread 1\n    maxconn 1000\ndefaults\n    mode http\n    timeout client 60s\n    timeout connect 5s\n    timeout server 60s\n\

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::program::fixing::{Cgroup, Client, attached, attached_by, record_of};
 use crate::program::situation::{actions, first};
-use crate::program::{self, Room, fourtuple, is_root, list, number, run, text};
+use crate::program::{self, TempDir, fourtuple, is_root, list, number, run, text};
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 300;
@@ -328,7 +328,7 @@ struct Container {
     runtime: &'static str,
     id: String,
     client: Option<Client>,
-    room: Room,
+    temp: TempDir,
 }
 
 impl Container {
@@ -344,13 +344,13 @@ impl Container {
             skip(test, "container", "neither runc nor crun is in PATH");
             return None;
         };
-        let room = Room::new();
+        let temp = TempDir::new();
         // As long as the IDs of Docker, Podman and containerd.
         let id = format!("{:08x}{:056x}", std::process::id(), 0xfeed);
-        let mut container = Container { runtime, id, client: None, room };
+        let mut container = Container { runtime, id, client: None, temp };
         container.write_bundle();
         let mut command = container.command("run");
-        command.arg("--bundle").arg(container.room.path()).arg(&container.id);
+        command.arg("--bundle").arg(container.temp.path()).arg(&container.id);
         container.client = Client::of(command);
         if container.client.is_none() {
             skip(test, "container", &format!("{runtime} cannot run python3; its error is above"));
@@ -360,7 +360,7 @@ impl Container {
     }
 
     fn write_bundle(&self) {
-        let root = self.room.path().join("rootfs");
+        let root = self.temp.path().join("rootfs");
         for directory in ["usr", "proc", "dev"] {
             fs::create_dir_all(root.join(directory)).unwrap();
         }
@@ -389,13 +389,13 @@ impl Container {
                 "sysctl": { "net.ipv4.ip_local_port_range": format!("20000 {}", 20_000 + PORTS - 1) },
             },
         });
-        fs::write(self.room.path().join("config.json"), config.to_string()).unwrap();
+        fs::write(self.temp.path().join("config.json"), config.to_string()).unwrap();
     }
 
     /// Returns a command of the runtime, whose state is in the directory of the test.
     fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.runtime);
-        command.arg("--root").arg(self.room.path().join("state")).arg(name);
+        command.arg("--root").arg(self.temp.path().join("state")).arg(name);
         command
     }
 }

@@ -14,7 +14,7 @@ use crate::program::fixing::Cgroup;
 use crate::program::fixing::{Client, attached_by, record_of};
 use crate::program::servers::Backend;
 use crate::program::situation::{self, envoy_with};
-use crate::program::{DEADLINE, Room, fourtuple, run, until};
+use crate::program::{DEADLINE, TempDir, fourtuple, run, until};
 use crate::program::{Limited, capabilities};
 use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
@@ -105,15 +105,15 @@ fn require_sources(backend: &Backend, proxy: SocketAddr) -> Vec<SocketAddr> {
 }
 
 /// Starts nginx with the printed file.
-fn nginx(room: &Room, backend: &Backend) -> Daemon {
-    room.file("fourtuple.conf", &print_for("nginx", backend));
-    let config = room.file(
+fn nginx(temp: &TempDir, backend: &Backend) -> Daemon {
+    temp.file("fourtuple.conf", &print_for("nginx", backend));
+    let config = temp.file(
         "nginx.conf",
         &format!(
             "daemon off;\nmaster_process off;\npid {0}/pid;\nerror_log {0}/error.log;\nevents {{}}\nhttp {{\naccess_log off;\n\
              client_body_temp_path {0};\nproxy_temp_path {0};\nfastcgi_temp_path {0};\nuwsgi_temp_path {0};\n\
              scgi_temp_path {0};\ninclude {0}/fourtuple.conf;\n}}\n",
-            room.path().display()
+            temp.path().display()
         ),
     );
     output(Command::new("nginx").args(["-t", "-q", "-c", &config]));
@@ -126,13 +126,13 @@ fn nginx_connects_from_each_source_and_keeps_connections() {
         if !has("fix_print::nginx_connects_from_each_source_and_keeps_connections", "nginx", &["-v"]) {
             return;
         }
-        let (room, proxy) = (Room::new(), SocketAddr::from(([127, 0, 0, 1], 8080)));
+        let (temp, proxy) = (TempDir::new(), SocketAddr::from(([127, 0, 0, 1], 8080)));
         let closing = Backend::start(false);
-        let running = nginx(&room, &closing);
+        let running = nginx(&temp, &closing);
         require_sources(&closing, proxy);
         drop(running);
         let keeping = Backend::start(true);
-        let _running = nginx(&room, &keeping);
+        let _running = nginx(&temp, &keeping);
         (0..10).for_each(|_| assert!(get(proxy).starts_with("HTTP/1.1 200")));
         // Each request is complete before the next one begins.
         assert_eq!(keeping.peers().len(), 1, "one connection serves all requests");
@@ -147,11 +147,11 @@ fn haproxy_binds_to_each_source_within_the_range() {
             return;
         }
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {HIGH}"));
-        let (room, backend) = (Room::new(), Backend::start(false));
+        let (temp, backend) = (TempDir::new(), Backend::start(false));
         let text = print_for("haproxy", &backend);
         let front = "global\n    maxconn 1000\ndefaults\n    timeout client 60s\n\
                      frontend front\n    mode http\n    bind 127.0.0.1:8080\n    default_backend fourtuple\n";
-        let config = room.file("haproxy.cfg", &format!("{front}{text}"));
+        let config = temp.file("haproxy.cfg", &format!("{front}{text}"));
         let said = output(Command::new("haproxy").args(["-c", "-f", &config]));
         assert!(!said.to_lowercase().contains("warning"), "{said}");
         // From now on the kernel would choose other ports.
@@ -169,8 +169,8 @@ fn haproxy_ignores_a_range_without_an_address() {
             return;
         }
         set_sysctl("net.ipv4.ip_local_port_range", "40000 40999");
-        let (room, backend) = (Room::new(), Backend::start(false));
-        let config = room.file(
+        let (temp, backend) = (TempDir::new(), Backend::start(false));
+        let config = temp.file(
             "haproxy.cfg",
             &format!(
                 "defaults\n    mode http\n    timeout client 60s\n    timeout connect 5s\n    timeout server 60s\n\
@@ -256,12 +256,12 @@ fn go_dials_with_the_options_from_each_source() {
         if !has(test, go, &["version"]) {
             return;
         }
-        let (room, backend) = (Room::new(), Backend::start(true));
+        let (temp, backend) = (TempDir::new(), Backend::start(true));
         let text = print_for("go", &backend);
-        fs::create_dir(room.join("sourceports")).unwrap();
-        let package = room.file("sourceports/sourceports.go", &text);
-        room.file("go.mod", "module example\n\ngo 1.19\n");
-        room.file("main.go", GO_MAIN);
+        fs::create_dir(temp.join("sourceports")).unwrap();
+        let package = temp.file("sourceports/sourceports.go", &text);
+        temp.file("go.mod", "module example\n\ngo 1.19\n");
+        temp.file("main.go", GO_MAIN);
         let gofmt = Path::new(go).with_file_name("gofmt");
         let unformatted =
             output(Command::new(if gofmt.exists() { gofmt } else { "gofmt".into() }).args(["-l", &package]));
@@ -270,7 +270,7 @@ fn go_dials_with_the_options_from_each_source() {
             let mut command = Command::new(go);
             command
                 .args(arguments)
-                .current_dir(room.path())
+                .current_dir(temp.path())
                 .env("GOFLAGS", "")
                 .env("GOPROXY", "off")
                 .env("CGO_ENABLED", "0");
@@ -278,7 +278,7 @@ fn go_dials_with_the_options_from_each_source() {
         };
         go(&["vet", "./sourceports"]);
         go(&["build", "-o", "dial", "."]);
-        let said = output(Command::new(room.join("dial")).arg(backend.address.to_string()));
+        let said = output(Command::new(temp.join("dial")).arg(backend.address.to_string()));
         require_options(&said, text.contains("ipLocalPortRange, -0x10000"));
         assert_eq!(backend.peers().len(), 32 + 1, "four requests share a connection");
     });
@@ -346,10 +346,10 @@ fn python_connects_with_the_options_from_each_source() {
         if !has(test, "python3", &["-c", ""]) {
             return;
         }
-        let (room, backend) = (Room::new(), Backend::start(true));
+        let (temp, backend) = (TempDir::new(), Backend::start(true));
         let text = print_for("python", &backend);
-        room.file("setting.py", &text);
-        let main = room.file("main.py", PYTHON_MAIN);
+        temp.file("setting.py", &text);
+        let main = temp.file("main.py", PYTHON_MAIN);
         let said =
             output(Command::new("python3").args(["-W", "ignore", "-B", &main, &backend.address.to_string()]));
         let (lines, absent): (Vec<&str>, Vec<&str>) =
@@ -373,8 +373,8 @@ fn yaml(test: &str, text: &str) -> Option<Value> {
     if !has(test, python, &["-c", "import yaml"]) {
         return None;
     }
-    let room = Room::new();
-    let read = output(Command::new(python).args(["-c", READ, &room.file("text.yaml", text)]));
+    let temp = TempDir::new();
+    let read = output(Command::new(python).args(["-c", READ, &temp.file("text.yaml", text)]));
     Some(serde_json::from_str(&read).unwrap())
 }
 
@@ -408,7 +408,7 @@ fn envoy_connects_from_each_source() {
         if !situation::has(test, &["envoy"]) {
             return;
         }
-        let (room, backend, port) = (Room::new(), Backend::start(false), 8080);
+        let (temp, backend, port) = (TempDir::new(), Backend::start(false), 8080);
         let text = print_for("envoy", &backend);
         let Some(mut config) = yaml(test, &text) else { return };
         let clusters = config["static_resources"]["clusters"].as_array().unwrap();
@@ -432,7 +432,7 @@ fn envoy_connects_from_each_source() {
             "address": { "socket_address": { "address": "127.0.0.1", "port_value": port } },
             "filter_chains": [{ "filters": [{ "name": name, "typed_config": manager }] }],
         }]);
-        let _envoy = envoy_with(&room.file("envoy.json", &config.to_string()), port, 1);
+        let _envoy = envoy_with(&temp.file("envoy.json", &config.to_string()), port, 1);
         let peers = require_sources(&backend, SocketAddr::from(([127, 0, 0, 1], port)));
         // Without IP_LOCAL_PORT_RANGE connect() takes ports of one parity as long as half of them are free.
         let odd = peers.iter().filter(|peer| peer.port() % 2 == 1).count();
@@ -460,8 +460,8 @@ fn the_sysctls_can_be_applied() {
         }
         let backend = Backend::start(true);
         set_sysctl("net.ipv4.ip_local_reserved_ports", "9000-9099,50000");
-        let room = Room::new();
-        output(Command::new("sysctl").args(["-p", &room.file("90-fourtuple.conf", &print("sysctl", ""))]));
+        let temp = TempDir::new();
+        output(Command::new("sysctl").args(["-p", &temp.file("90-fourtuple.conf", &print("sysctl", ""))]));
         let read = |name: &str| {
             let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap();
             text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -479,9 +479,9 @@ fn systemd_accepts_the_unit() {
     if !has("fix_print::systemd_accepts_the_unit", "systemd-analyze", &["--version"]) {
         return;
     }
-    let room = Room::new();
+    let temp = TempDir::new();
     let service = "[Service]\nExecStart=/bin/true\n";
-    room.file("fourtuple-test-web.service", service);
+    temp.file("fourtuple-test-web.service", service);
     for (flags, name) in [
         (
             "--unit fourtuple-test-web --source 127.0.0.8/30 --to 192.0.2.7:443",
@@ -491,11 +491,11 @@ fn systemd_accepts_the_unit() {
     ] {
         let unit = print("systemd", flags);
         assert!(unit.contains(&format!("ExecStart={}", env!("CARGO_BIN_EXE_fourtuple"))), "{unit}");
-        let path = room.file(name, &unit);
+        let path = temp.file(name, &unit);
         let said = output(
             Command::new("systemd-analyze")
                 .args(["verify", "--man=no", &path])
-                .env("SYSTEMD_UNIT_PATH", format!("{}:", room.path().display())),
+                .env("SYSTEMD_UNIT_PATH", format!("{}:", temp.path().display())),
         );
         // A word that systemd does not know is a warning.
         assert!(!said.contains(name), "{said}");

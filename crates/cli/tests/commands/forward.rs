@@ -16,7 +16,7 @@ use fourtuple_testing::stream::{LONG, Stream, arrives, socket};
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::program::servers::Server;
-use crate::program::{DEADLINE, Room, fourtuple, list, number, require_valid, run, until};
+use crate::program::{DEADLINE, TempDir, fourtuple, list, number, require_valid, run, until};
 
 fn port(socket: &UdpSocket) -> u16 {
     socket.local_addr().unwrap().port()
@@ -31,13 +31,13 @@ fn the_record_counts_the_forwarded_packets() {
             "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 3 --spread flow:0:1 --return --json"
         );
         let forwarder = Server::forward(&mut fourtuple(&arguments));
-        let mut room = [0; 100];
+        let mut buffer = [0; 100];
         for packet in 0..30_u8 {
             client.send_to(&[packet; 64], &forwarder.address).unwrap();
-            let (length, from) = target.recv_from(&mut room).unwrap();
-            assert_eq!((length, room[0]), (64, packet));
+            let (length, from) = target.recv_from(&mut buffer).unwrap();
+            assert_eq!((length, buffer[0]), (64, packet));
             target.send_to(b"back", from).unwrap();
-            assert_eq!(client.recv(&mut room).unwrap(), 4);
+            assert_eq!(client.recv(&mut buffer).unwrap(), 4);
         }
         child::terminate(forwarder.child.id()).unwrap();
         let ended = forwarder.end();
@@ -74,10 +74,10 @@ fn bpf_programs_select_the_plane() {
             }
             let arguments = arguments.replace(" --for 1ms", "");
             let forwarder = Server::forward(&mut fourtuple(&arguments));
-            let mut room = [0; 100];
+            let mut buffer = [0; 100];
             for packet in 0..100_u8 {
                 client.send_to(&[packet; 64], &forwarder.address).unwrap();
-                assert_eq!((target.recv(&mut room).unwrap(), room[0]), (64, packet), "{spread}");
+                assert_eq!((target.recv(&mut buffer).unwrap(), buffer[0]), (64, packet), "{spread}");
             }
             child::terminate(forwarder.child.id()).unwrap();
             let record = forwarder.end().json();
@@ -142,16 +142,16 @@ fn wrong_checksums_behind_cpumap_are_named() {
 fn a_reload_applies_valid_routes_and_no_invalid_ones() {
     in_namespace(|| {
         let (client, one, other) = (socket(), socket(), socket());
-        let room = Room::new();
+        let temp = TempDir::new();
         let file = |to: u16, more: &str| {
             format!("planes = 1\n[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{to}\"\n{more}")
         };
-        let path = room.file("links.toml", &file(port(&one), ""));
+        let path = temp.file("links.toml", &file(port(&one), ""));
         let mut forwarder = Server::forward(&mut fourtuple(&format!("forward --config {path} --json")));
         let mut bytes = [0; 10];
         let here = forwarder.address.rsplit_once(':').expect("a port").1.parse().expect("a number");
         let mut reload = |content: &str| {
-            room.file("links.toml", content);
+            temp.file("links.toml", content);
             child::hang_up(forwarder.child.id()).unwrap();
             forwarder.line()
         };
@@ -175,18 +175,18 @@ fn a_reload_applies_valid_routes_and_no_invalid_ones() {
 fn a_reload_names_every_setting_that_stays() {
     in_namespace(|| {
         let target = socket();
-        let room = Room::new();
+        let temp = TempDir::new();
         let file = |whole: &str, link: &str| {
             format!(
                 "{whole}[[link]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:{}\"\nreturn = true\n{link}",
                 port(&target)
             )
         };
-        let path = room.file("links.toml", &file("planes = 1\n", ""));
+        let path = temp.file("links.toml", &file("planes = 1\n", ""));
         let mut forwarder = Server::forward(&mut fourtuple(&format!("forward --config {path}")));
         let whole = "planes = 2\nplane = \"batched\"\npin = true\nclients-total = 9\nshare = true\n";
         let link = "spread = \"random\"\nidle = \"1s\"\nclients = 7\nbfd = \"127.0.0.2\"\n";
-        room.file("links.toml", &file(whole, link));
+        temp.file("links.toml", &file(whole, link));
         child::hang_up(forwarder.child.id()).unwrap();
         assert_eq!(
             forwarder.line(),
@@ -197,13 +197,13 @@ fn a_reload_names_every_setting_that_stays() {
             "SIGHUP: link 1: only its routes are taken over; spread, idle, clients, bfd needs a new start\n"
         );
         assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
-        room.file("links.toml", &(file("planes = 0\n", "")));
+        temp.file("links.toml", &(file("planes = 0\n", "")));
         child::hang_up(forwarder.child.id()).unwrap();
         let line = forwarder.line();
         assert!(line.contains("'planes'") && line.contains("nothing is changed"), "{line}");
         // A flag overrides the file.
         let mut forwarder = Server::forward(&mut fourtuple(&format!("forward --config {path} --planes 1")));
-        room.file("links.toml", &file("planes = 5\n", ""));
+        temp.file("links.toml", &file("planes = 5\n", ""));
         child::hang_up(forwarder.child.id()).unwrap();
         assert_eq!(forwarder.line(), "SIGHUP: link 1: routes taken over\n");
     });
@@ -277,11 +277,11 @@ fn clients_leave_descriptors_for_everything_else() {
         let forwarder = Server::forward(&mut command(30));
         let clients: Vec<UdpSocket> = (0..30).map(|_| socket()).collect();
         let exchange = |client: &UdpSocket| {
-            let mut room = [0; 10];
+            let mut buffer = [0; 10];
             client.send_to(b"x", &forwarder.address).unwrap();
-            let (length, from) = target.recv_from(&mut room).unwrap();
-            target.send_to(&room[..length], from).unwrap();
-            assert_eq!(client.recv(&mut room).unwrap(), 1);
+            let (length, from) = target.recv_from(&mut buffer).unwrap();
+            target.send_to(&buffer[..length], from).unwrap();
+            assert_eq!(client.recv(&mut buffer).unwrap(), 1);
         };
         // A client with two replies is established.
         (0..2).for_each(|_| clients.iter().for_each(exchange));
@@ -544,8 +544,8 @@ fn terminate(forwarder: Server) -> u64 {
 
 /// Replaces a forwarder again and again under a stream of packets.
 fn replace(flags: &str, replies: bool) {
-    let room = Room::new();
-    let path = room.join("door");
+    let temp = TempDir::new();
+    let path = temp.join("door");
     let mut stream = Stream::new(replies);
     let replies = if replies { "--return" } else { "" };
     let target = stream.target();
@@ -604,20 +604,20 @@ fn bpf_programs_stay_attached() {
 #[test]
 fn two_links_are_taken_over_together() {
     in_namespace(|| {
-        let room = Room::new();
+        let temp = TempDir::new();
         let (one, other, client) = (socket(), socket(), socket());
         let (to_one, to_other) = (one.local_addr().unwrap(), other.local_addr().unwrap());
         let first = |listen: &str| format!("[[link]]\nlisten = \"{listen}\"\nto = \"{to_one}\"\n");
         let second = format!("[[link]]\nlisten = \"127.0.0.2:4000\"\nto = \"{to_other}\"\nreturn = true\n");
-        let file = room.file("links.toml", &format!("planes = 2\n{}{second}", first("127.0.0.1:0")));
-        let door = room.join("door");
+        let file = temp.file("links.toml", &format!("planes = 2\n{}{second}", first("127.0.0.1:0")));
+        let door = temp.join("door");
         let arguments = format!("forward --config {file} --takeover {door} --json");
         let forwarder = Server::forward(&mut fourtuple(&arguments));
         let addresses = [forwarder.address.clone(), "127.0.0.2:4000".to_owned()];
         let mut bytes = [0; 10];
         let (_, from) = arrives(|| _ = client.send_to(b"x", &addresses[1]).unwrap(), &other, &mut bytes);
         // The links come in another order and with other routes: the successor finds each link by its address.
-        room.file("links.toml", &format!("planes = 1\n{second}{}", first(&addresses[0])));
+        temp.file("links.toml", &format!("planes = 1\n{second}{}", first(&addresses[0])));
         let mut next = Server::forward(&mut fourtuple(&arguments));
         assert_eq!(next.address, addresses[1]);
         assert!(next.line().starts_with(&format!("forwarding {} on 1 plane ", addresses[0])));
@@ -635,9 +635,9 @@ fn two_links_are_taken_over_together() {
 #[test]
 fn a_mismatch_is_refused_and_the_predecessor_continues() {
     in_namespace(|| {
-        let room = Room::new();
+        let temp = TempDir::new();
         let (target, client) = (socket(), socket());
-        let door = room.join("door");
+        let door = temp.join("door");
         let to = target.local_addr().unwrap();
         let with =
             |flags: &str| format!("forward --to {to} --planes 1 --takeover {door} --json --listen {flags}");
@@ -662,8 +662,8 @@ fn a_mismatch_is_refused_and_the_predecessor_continues() {
 #[test]
 fn a_takeover_path_has_mode_0600_is_reused_and_removed() {
     in_namespace(|| {
-        let room = Room::new();
-        let (door, to) = (room.join("door"), socket().local_addr().unwrap());
+        let temp = TempDir::new();
+        let (door, to) = (temp.join("door"), socket().local_addr().unwrap());
         let arguments = format!("forward --listen 127.0.0.1:0 --to {to} --takeover {door} --json");
         let mut killed = Server::forward(&mut fourtuple(&arguments));
         assert_eq!(fs::metadata(&door).unwrap().permissions().mode() & 0o777, 0o600);
@@ -673,7 +673,7 @@ fn a_takeover_path_has_mode_0600_is_reused_and_removed() {
         let forwarder = Server::forward(&mut fourtuple(&arguments));
         assert_eq!(terminate(forwarder), 0);
         assert!(!Path::new(&door).exists());
-        let file = room.file("file", "of another program");
+        let file = temp.file("file", "of another program");
         let ended = run(&mut fourtuple(&arguments.replace(&door, &file)));
         assert_eq!(ended.code, 4, "{ended:?}");
         assert!(ended.line().contains("EADDRINUSE"), "{ended:?}");
@@ -714,9 +714,9 @@ fn bfd_among_the_data_stays_up() {
 /// Runs two forwarders at 127.0.0.1 and 127.0.0.2 with a BFD session between them; the arguments are their BFD flags.
 fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
     in_namespace(move || {
-        let room = Room::new();
+        let temp = TempDir::new();
         let to = socket().local_addr().unwrap().port();
-        let door = room.join("door");
+        let door = temp.join("door");
         // The port was free, and no other process in this namespace can have bound it since.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |here: &str, there: &str, more: &str| {

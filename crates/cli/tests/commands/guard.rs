@@ -23,32 +23,32 @@ use crate::program::fixing::Cgroup;
 use crate::program::fixing::Client;
 use crate::program::situation::{SERVER, has, nginx, set_range};
 use crate::program::{
-    DEADLINE, Ended, Room, children, fourtuple, is_root, list, number, queues, require_valid, run, stat,
+    DEADLINE, Ended, TempDir, children, fourtuple, is_root, list, number, queues, require_valid, run, stat,
     text, until,
 };
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 400;
 
-/// A running guard, killed on drop. Its socket and its policy are in the room of the test.
+/// A running guard, killed on drop. Its socket and its policy are in the directory of the test.
 struct Guard {
     child: Child,
     events: Receiver<Value>,
-    room: Room,
+    temp: TempDir,
 }
 
 impl Guard {
     /// Starts a guard and waits until it watches; `None` after a skip.
     fn start(test: &str, policy: Option<&str>, flags: &str) -> Option<Guard> {
-        let room = Room::new();
-        let mut line = format!("guard --every 200ms --no-trace --socket {} {flags}", room.join("guard.sock"));
+        let temp = TempDir::new();
+        let mut line = format!("guard --every 200ms --no-trace --socket {} {flags}", temp.join("guard.sock"));
         if let Some(policy) = policy {
-            line += &format!(" --config {}", room.file("guard.toml", policy));
+            line += &format!(" --config {}", temp.file("guard.toml", policy));
         }
-        Guard::of(test, &mut fourtuple(&line), room)
+        Guard::of(test, &mut fourtuple(&line), temp)
     }
 
-    fn of(test: &str, command: &mut Command, room: Room) -> Option<Guard> {
+    fn of(test: &str, command: &mut Command, temp: TempDir) -> Option<Guard> {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let (sender, events) = mpsc::channel();
@@ -62,7 +62,7 @@ impl Guard {
                 }
             }
         });
-        let mut guard = Guard { child, events, room };
+        let mut guard = Guard { child, events, temp };
         match guard.events.recv_timeout(DEADLINE) {
             Ok(event) => assert!(["start", "takeover"].contains(&text(&event, "event")), "{event}"),
             Err(RecvTimeoutError::Timeout) => panic!("no start within {DEADLINE:?}"),
@@ -101,7 +101,7 @@ impl Guard {
     }
 
     fn ask(&self, words: &str) -> Ended {
-        run(&mut fourtuple(&format!("guard {words} --socket {}", self.room.join("guard.sock"))))
+        run(&mut fourtuple(&format!("guard {words} --socket {}", self.temp.join("guard.sock"))))
     }
 
     fn status(&self) -> Value {
@@ -135,9 +135,9 @@ impl Drop for Guard {
         let _ = self.child.kill();
         let _ = self.child.wait();
         // After a failure its successor may still run.
-        let room = format!("{}/", self.room.path().display());
+        let directory = format!("{}/", self.temp.path().display());
         let line = |id: u32| fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
-        for id in procfs::processes("/").filter(|id| line(*id).contains(&room)) {
+        for id in procfs::processes("/").filter(|id| line(*id).contains(&directory)) {
             let _ = child::kill(id);
         }
     }
@@ -399,9 +399,9 @@ fn a_killed_guard_leaves_nothing() {
         until("the kernel frees what the guard held", || held.remaining().unwrap().is_empty());
         assert_eq!(client.connect("127.0.0.1", address.port(), 20).0, 0);
         // The path of the socket remains, and hinders no new guard.
-        let line = format!("guard --no-trace --socket {}", guard.room.join("guard.sock"));
-        let room = std::mem::replace(&mut guard.room, Room::new());
-        assert_eq!(Guard::of(test, &mut fourtuple(&line), room).unwrap().end().code, 0);
+        let line = format!("guard --no-trace --socket {}", guard.temp.join("guard.sock"));
+        let temp = std::mem::replace(&mut guard.temp, TempDir::new());
+        assert_eq!(Guard::of(test, &mut fourtuple(&line), temp).unwrap().end().code, 0);
         drop(client);
     });
 }
@@ -418,8 +418,8 @@ fn a_new_guard_takes_over_without_a_gap() {
         let held = Objects { links: links(first.child.id()), ..Objects::default() };
         let line = format!(
             "guard --every 200ms --no-trace --takeover --config {} --socket {}",
-            first.room.join("guard.toml"),
-            first.room.join("guard.sock")
+            first.temp.join("guard.toml"),
+            first.temp.join("guard.sock")
         );
         // The first one detaches only after the second one has attached: at any time one of them is.
         let mut child = fourtuple(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -456,7 +456,7 @@ fn a_guard_goes_on_when_its_successor_dies() {
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
         guard.event("attach");
         let mut successor = Command::new("sleep").arg("1000").spawn().unwrap();
-        let mut stream = std::os::unix::net::UnixStream::connect(guard.room.join("guard.sock")).unwrap();
+        let mut stream = std::os::unix::net::UnixStream::connect(guard.temp.join("guard.sock")).unwrap();
         writeln!(stream, "{{\"do\":\"takeover\",\"pid\":{}}}", successor.id()).unwrap();
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).unwrap();
@@ -480,9 +480,9 @@ fn a_guard_that_is_reloaded_has_a_successor() {
         let test = "guard::a_guard_that_is_reloaded_has_a_successor";
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-reload") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
-        let room = Room::new();
-        let config = room.file("guard.toml", &policy(&cgroup, ""));
-        let manager = UnixDatagram::bind(room.join("notify")).unwrap();
+        let temp = TempDir::new();
+        let config = temp.file("guard.toml", &policy(&cgroup, ""));
+        let manager = UnixDatagram::bind(temp.join("notify")).unwrap();
         manager.set_read_timeout(Some(DEADLINE)).unwrap();
         // As a service manager does: ten messages that nobody reads (net.unix.max_dgram_qlen) leave no place for another.
         let (sender, messages) = mpsc::channel();
@@ -506,10 +506,10 @@ fn a_guard_that_is_reloaded_has_a_successor() {
             }
         };
         let line =
-            format!("guard --every 200ms --no-trace --config {config} --socket {}", room.join("guard.sock"));
+            format!("guard --every 200ms --no-trace --config {config} --socket {}", temp.join("guard.sock"));
         let mut command = fourtuple(&line);
-        command.env("NOTIFY_SOCKET", room.join("notify")).env("WATCHDOG_USEC", "2000000");
-        let Some(mut guard) = Guard::of(test, &mut command, room) else { return };
+        command.env("NOTIFY_SOCKET", temp.join("notify")).env("WATCHDOG_USEC", "2000000");
+        let Some(mut guard) = Guard::of(test, &mut command, temp) else { return };
         heard("READY=1");
         heard("WATCHDOG=1");
         guard.event("attach");
@@ -547,7 +547,7 @@ fn a_person_pauses_and_resumes() {
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
         guard.event("attach");
         until("the programs are attached", || guard.links() == 2);
-        let socket = guard.room.join("guard.sock");
+        let socket = guard.temp.join("guard.sock");
         let second = run(&mut fourtuple(&format!("guard --socket {socket}")));
         assert_eq!(second.code, 4);
         assert!(second.line().starts_with(&format!("another guard runs at {socket}")), "{second:?}");
@@ -643,9 +643,9 @@ fn errors_of_a_proxy_do_not_start() {
             return skip(test, "cgroup", "no cgroup can be made");
         };
         let path = name(&cgroup);
-        let room = Room::new();
+        let temp = TempDir::new();
         let proxy = format!("server {{ listen 4020; location / {{ proxy_pass http://{address}; }} }}");
-        let server = nginx(&room, "proxy", 1, Some(cgroup), &proxy);
+        let server = nginx(&temp, "proxy", 1, Some(cgroup), &proxy);
         let policy =
             format!("quiet = \"2s\"\n[fix-ports]\ncgroups = [\"{path}\"]\nsource = \"10.0.0.0/29\"\n");
         let Some(guard) = Guard::start(test, Some(&policy), "") else { return };
@@ -658,7 +658,7 @@ fn errors_of_a_proxy_do_not_start() {
             };
             (0..number).map(request).collect()
         };
-        let errors = || fs::read_to_string(room.join("proxy/error.log")).unwrap_or_default();
+        let errors = || fs::read_to_string(temp.join("proxy/error.log")).unwrap_or_default();
         let mut held = ask(120);
         guard.event("attach");
         until("the programs are attached", || guard.links() == 2);
@@ -678,7 +678,7 @@ fn errors_of_a_proxy_do_not_start() {
 fn a_stuck_worker_gets_no_new_connections() {
     in_namespace(|| {
         let test = "guard::a_stuck_worker_gets_no_new_connections";
-        let Some((room, server, stuck, policy)) = stuck(test, "guard-stuck") else { return };
+        let Some((temp, server, stuck, policy)) = stuck(test, "guard-stuck") else { return };
         let Some(guard) = Guard::start(test, Some(&policy), "") else { return };
         let mut streams = connect(100);
         let attach = guard.event("attach");
@@ -708,7 +708,7 @@ fn a_stuck_worker_gets_no_new_connections() {
         let release = guard.event("release");
         assert!(text(&release, "message").starts_with("no need for 2 s; fix accept chose for"), "{release}");
         assert_eq!(guard.end().code, 0);
-        drop((streams, server, room));
+        drop((streams, server, temp));
     });
 }
 
@@ -716,7 +716,7 @@ fn a_stuck_worker_gets_no_new_connections() {
 fn a_killed_guard_leaves_the_choice_to_the_hash() {
     in_namespace(|| {
         let test = "guard::a_killed_guard_leaves_the_choice_to_the_hash";
-        let Some((room, server, stuck, policy)) = self::stuck(test, "guard-hash") else { return };
+        let Some((temp, server, stuck, policy)) = self::stuck(test, "guard-hash") else { return };
         let Some(mut guard) = Guard::start(test, Some(&policy), "") else { return };
         let streams = connect(100);
         guard.event("attach");
@@ -738,12 +738,12 @@ fn a_killed_guard_leaves_the_choice_to_the_hash() {
             queues(4_020).into_iter().max().unwrap() > before
         });
         assert!(Command::new("kill").args(["-CONT", &stuck.to_string()]).status().unwrap().success());
-        drop((streams, more, server, room));
+        drop((streams, more, server, temp));
     });
 }
 
 /// Starts nginx with 4 workers that have listeners of their own, and stops one of them.
-fn stuck(test: &str, cgroup: &str) -> Option<(Room, crate::program::situation::Daemon, u32, String)> {
+fn stuck(test: &str, cgroup: &str) -> Option<(TempDir, crate::program::situation::Daemon, u32, String)> {
     if !has(test, &["nginx"]) {
         return None;
     }
@@ -752,14 +752,14 @@ fn stuck(test: &str, cgroup: &str) -> Option<(Room, crate::program::situation::D
         return None;
     };
     let policy = format!("quiet = \"2s\"\n[fix-accept]\ncgroups = [\"{}\"]\n", name(&cgroup));
-    let room = Room::new();
+    let temp = TempDir::new();
     let server =
-        nginx(&room, "web", 4, Some(cgroup), "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
+        nginx(&temp, "web", 4, Some(cgroup), "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
     until("4 workers", || children(server.pid()).len() == 4);
     let stuck = children(server.pid())[1];
     assert!(Command::new("kill").args(["-STOP", &stuck.to_string()]).status().unwrap().success());
     until("the process is stopped", || stat(stuck).is_some_and(|(state, _)| state == 'T'));
-    Some((room, server, stuck, policy))
+    Some((temp, server, stuck, policy))
 }
 
 fn connect(number: usize) -> Vec<TcpStream> {
@@ -768,9 +768,9 @@ fn connect(number: usize) -> Vec<TcpStream> {
 
 #[test]
 fn what_the_host_cannot_do_is_one_line() {
-    let room = Room::new();
-    let socket = room.join("guard.sock");
-    let config = room.file("guard.toml", "[fix-ports]\nunits = [\"a\"]\n");
+    let temp = TempDir::new();
+    let socket = temp.join("guard.sock");
+    let config = temp.file("guard.toml", "[fix-ports]\nunits = [\"a\"]\n");
     let refused = |line: &str| {
         let mut command = fourtuple(&format!("{line} --socket {socket}"));
         child::refuse(&mut command, Facility::Bpf);
@@ -787,7 +787,7 @@ fn what_the_host_cannot_do_is_one_line() {
     }
     let (code, line) = refused("guard status");
     assert_eq!((code, line), (4, format!("no guard runs at {socket}")));
-    let wrong = room.file("wrong.toml", "[fix-ports]\nunits = [\"a\"]\npast = \"200%\"\n");
+    let wrong = temp.file("wrong.toml", "[fix-ports]\nunits = [\"a\"]\npast = \"200%\"\n");
     let (code, line) = refused(&format!("guard --config {wrong}"));
     assert_eq!(code, 2, "{line}");
     assert!(line.starts_with(&format!("invalid value '{wrong}' for '--config': fix-ports.past: ")), "{line}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
-use crate::program::{Room, Running, fourtuple, list, loaded, number, run, text, until};
+use crate::program::{Running, TempDir, fourtuple, list, loaded, number, run, text, until};
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
 use serde_json::Value;
@@ -13,11 +13,11 @@ use serde_json::Value;
 const PORT: u16 = 4_000;
 
 /// Writes a certificate for 127.0.0.1 and its key, and returns their paths.
-fn certificate(room: &Room) -> (String, String) {
+fn certificate(temp: &TempDir) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     let certificate = parameters.self_signed(&key).unwrap();
-    (room.file("cert.pem", &certificate.pem()), room.file("key.pem", &key.serialize_pem()))
+    (temp.file("cert.pem", &certificate.pem()), temp.file("key.pem", &key.serialize_pem()))
 }
 
 /// nginx with HTTP/2, which ends connections after 100 requests with GOAWAY, and its access log.
@@ -27,15 +27,15 @@ struct Nginx {
 }
 
 impl Nginx {
-    fn start(room: &Room, streams: u32) -> Nginx {
-        let (certificate, key) = certificate(room);
-        let log = room.join("access.log");
+    fn start(temp: &TempDir, streams: u32) -> Nginx {
+        let (certificate, key) = certificate(temp);
+        let log = temp.join("access.log");
         let server = format!(
             "server {{\naccess_log {log};\nlisten 127.0.0.1:{PORT} ssl http2;\nssl_certificate {certificate};\n\
              ssl_certificate_key {key};\nkeepalive_requests 100;\nhttp2_max_concurrent_streams {streams};\n\
              location / {{ return 200 'ok'; }}\nlocation /missing {{ return 404; }}\n}}\n"
         );
-        let daemon = nginx(room, "nginx", 0, None, &server);
+        let daemon = nginx(temp, "nginx", 0, None, &server);
         wait_for("127.0.0.1", PORT);
         Nginx { _daemon: daemon, log }
     }
@@ -62,8 +62,8 @@ fn requests_equal_the_log_of_nginx() {
         if !has("http2::requests_equal_the_log_of_nginx", &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let nginx = Nginx::start(&room, 16);
+        let temp = TempDir::new();
+        let nginx = Nginx::start(&temp, 16);
         for (flags, asked, connections) in [
             ("--connections 1 --streams 8", 950, 10),
             ("--connections 4 --streams 30", 2000, 20),
@@ -91,7 +91,7 @@ fn requests_equal_the_log_of_nginx() {
         assert_eq!(number(&record["results"]["errors"], "status-404"), 50);
         assert_eq!(nginx.requests(50), 50);
         let lines = "{\"path\": \"/a\"}\n{\"method\": \"PUT\", \"path\": \"/b\", \"body\": \"0123456789\"}\n{\"path\": \"/c\"}\n";
-        let file = room.file("list", lines);
+        let file = temp.file("list", lines);
         let line = format!(
             "load https://127.0.0.1:{PORT}/ --insecure --http2 --streams 7 --requests {file} --operations 330 --json"
         );
@@ -112,9 +112,9 @@ fn the_parts_of_a_run_add_up_to_the_log_of_nginx() {
         if !has("http2::the_parts_of_a_run_add_up_to_the_log_of_nginx", &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let nginx = Nginx::start(&room, 16);
-        let rows = room.join("rows.csv");
+        let temp = TempDir::new();
+        let nginx = Nginx::start(&temp, 16);
+        let rows = temp.join("rows.csv");
         let load = |flags: &str| {
             let target =
                 format!("load https://127.0.0.1:{PORT}/ --insecure --http2 --connections 2 --streams 5");
@@ -155,11 +155,11 @@ impl Drop for Killed {
 }
 
 /// Starts nghttpd without TLS, which prints each frame.
-fn nghttpd(room: &Room) -> (Killed, String) {
-    room.file("index.html", "ok");
-    let log = room.join("log");
+fn nghttpd(temp: &TempDir) -> (Killed, String) {
+    temp.file("index.html", "ok");
+    let log = temp.join("log");
     let mut command = Command::new("nghttpd");
-    command.args(["--no-tls", "-v", "-d"]).arg(room.path()).arg(PORT.to_string());
+    command.args(["--no-tls", "-v", "-d"]).arg(temp.path()).arg(PORT.to_string());
     let output = fs::File::create(&log).unwrap();
     let child = command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn().unwrap();
     let killed = Killed(child);
@@ -178,8 +178,8 @@ fn requests_equal_the_frames_of_nghttpd() {
         if !has("http2::requests_equal_the_frames_of_nghttpd", &["nghttpd"]) {
             return;
         }
-        let room = Room::new();
-        let (_server, log) = nghttpd(&room);
+        let temp = TempDir::new();
+        let (_server, log) = nghttpd(&temp);
         let mut before = 0;
         for flags in
             ["--connections 2 --streams 20", "--connections 1 --streams 3 --rate 1000/s", "--close-every 7"]
@@ -210,8 +210,8 @@ fn requests_equal_the_statistics_of_envoy() {
         if !has("http2::requests_equal_the_statistics_of_envoy", &["envoy", "curl"]) {
             return;
         }
-        let room = Room::new();
-        let _envoy = envoy(&room, PORT, 2);
+        let temp = TempDir::new();
+        let _envoy = envoy(&temp, PORT, 2);
         // The connection that waited for the listener counts too.
         let counts =
             || ["downstream_rq_2xx", "downstream_rq_http2_total", "downstream_cx_http2_total"].map(statistic);
@@ -240,8 +240,8 @@ fn sigint_keeps_what_was_measured() {
         if !has("http2::sigint_keeps_what_was_measured", &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let nginx = Nginx::start(&room, 16);
+        let temp = TempDir::new();
+        let nginx = Nginx::start(&temp, 16);
         let line = format!(
             "load https://127.0.0.1:{PORT}/ --insecure --http2 --connections 2 --streams 4 --for 60s --json"
         );
@@ -266,8 +266,8 @@ fn ports_are_those_of_connections() {
             return;
         }
         fourtuple_testing::set_sysctl("net.ipv4.ip_local_port_range", "50000 50007");
-        let room = Room::new();
-        let _nginx = Nginx::start(&room, 128);
+        let temp = TempDir::new();
+        let _nginx = Nginx::start(&temp, 128);
         // 160 requests at a time do not fit into 8 ports, and on two connections they do.
         let target = format!("https://127.0.0.1:{PORT}/");
         let flags = "--insecure --operations 160 --source 127.0.0.2 --strategy full-range --json";

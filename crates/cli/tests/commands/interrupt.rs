@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::{
-    Ended, Room, Running, children, fourtuple, list, number, require_valid, run, stat, tcp_sockets, text,
+    Ended, Running, TempDir, children, fourtuple, list, number, require_valid, run, stat, tcp_sockets, text,
 };
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
@@ -143,10 +143,10 @@ fn time_wait_keeps_the_stall() {
 
 #[test]
 fn the_short_form_keeps_every_experiment() {
-    let room = Room::new();
-    let page = room.join("report.html");
+    let temp = TempDir::new();
+    let page = temp.join("report.html");
     let mut command = fourtuple("lab --json --quiet");
-    command.current_dir(room.path());
+    command.current_dir(temp.path());
     let Some(mut running) = in_the_middle("interrupt::the_short_form_keeps_every_experiment", &mut command)
     else {
         return;
@@ -157,7 +157,7 @@ fn the_short_form_keeps_every_experiment() {
     assert!(list(&record, "/results/time_wait/runs").is_empty());
     assert!(record["settings"]["accept"].is_object() && record["results"]["accept"].is_null(), "{record:#}");
     assert!(fs::read_to_string(&page).unwrap().contains("interrupted"), "the page is written all the same");
-    let path = room.file("lab.json", &record.to_string());
+    let path = temp.file("lab.json", &record.to_string());
     let redrawn = run(&mut fourtuple(&format!("report {path}")));
     assert_eq!(redrawn.code, 0, "{redrawn:?}");
     assert!(redrawn.stdout.starts_with("! interrupted: "), "first of all: {}", redrawn.stdout);

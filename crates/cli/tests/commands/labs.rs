@@ -8,7 +8,7 @@ use fourtuple_syscalls::child;
 use serde_json::Value;
 
 use crate::program::{
-    Room, Running, fourtuple, list, measure, measure_with, number, record, require_valid, run, text,
+    Running, TempDir, fourtuple, list, measure, measure_with, number, record, require_valid, run, text,
 };
 
 fn sum(cell: &Value, key: &str) -> u64 {
@@ -182,8 +182,8 @@ fn impossible_named_policies_are_bad_usage() {
 /// The server ignores ?work= and does not name its workers in responses.
 #[test]
 fn an_external_server_is_measured_and_checked() {
-    let room = Room::new();
-    let path = room.join("socket");
+    let temp = TempDir::new();
+    let path = temp.join("socket");
     let mut server =
         Running::start(&mut fourtuple(&format!("serve http --listen unix:{path} --workers 2 --json")));
     assert!(server.until("listening", |_| UnixStream::connect(&path).is_ok()), "the server ended early");
@@ -240,19 +240,19 @@ fn ctrl_c_keeps_the_interrupted_cell() {
 
 #[test]
 fn report_prints_the_saved_record_alike() {
-    let room = Room::new();
+    let temp = TempDir::new();
     for command in [
         "lab accept --policy exclusive --family unix --load light --workers 2 --connections 4 --repeats 1",
         "lab keepalive --policy exclusive --close-every never --workers 2 --clients 4 --for 300ms --repeats 1",
     ] {
-        let page = room.join("page.html");
+        let page = temp.join("page.html");
         let Some(first) = measure("labs::a_report_of_it", &format!("{command} --html {page}")) else {
             return;
         };
         assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
         let html = fs::read_to_string(&page).unwrap();
         let (_, rest) = html.split_once("<script type=\"application/json\" id=\"data-0\">").unwrap();
-        let path = room.file("record.json", rest.split_once("</script>").unwrap().0);
+        let path = temp.file("record.json", rest.split_once("</script>").unwrap().0);
         let again = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((again.code, again.stdout), (0, first.stdout));
     }
@@ -296,8 +296,8 @@ fn compare_refuses_lab_locks() {
     assert!(ended.line().contains("lab locks compares by itself"), "{ended:?}");
     let command = "lab locks --change sources --queries 100 --repeats 1 --no-trace";
     let Some(record) = record("labs::compare_refuses", command) else { return };
-    let room = Room::new();
-    let path = room.file("a.json", &record.to_string());
+    let temp = TempDir::new();
+    let path = temp.file("a.json", &record.to_string());
     let ended = run(fourtuple("compare").args([&path, &path]));
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("are compared, no others"), "{ended:?}");

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::program::situation::{has, nginx, wait_for};
 use crate::program::{
-    DEADLINE, Room, Running, fourtuple, fourtuple_at, is_root, list, loaded, number, remarks_but_of_haste,
+    DEADLINE, Running, TempDir, fourtuple, fourtuple_at, is_root, list, loaded, number, remarks_but_of_haste,
     require_valid, run, tcp_sockets, text,
 };
 
@@ -148,8 +148,8 @@ fn even_arrivals_of_two_seconds_are_six() {
 fn the_table_names_engine_and_close_and_files_are_written() {
     in_namespace(|| {
         let running = serve(Protocol::Http { body: 10 });
-        let room = Room::new();
-        let (page, log) = (room.join("load.html"), room.join("load.hdr"));
+        let temp = TempDir::new();
+        let (page, log) = (temp.join("load.html"), temp.join("load.hdr"));
         let line = "load http://127.0.0.1:4000 --operations 200 --close-every 1 --close rst --engine epoll";
         let ended = run(&mut fourtuple(&format!("{line} --html {page} --hdr {log}")));
         assert_eq!((ended.code, ended.stderr), (0, format!("wrote {page}\n")));
@@ -160,7 +160,7 @@ fn the_table_names_engine_and_close_and_files_are_written() {
         assert!(page.contains("<script type=\"application/json\"") && page.contains("Latency"));
         let log = fs::read_to_string(&log).unwrap();
         assert!(log.starts_with('#') && log.lines().count() > 3, "{log}");
-        assert_eq!(room.names(), ["load.hdr", "load.html"], "no temporary file stays");
+        assert_eq!(temp.names(), ["load.hdr", "load.html"], "no temporary file stays");
         let ended = run(&mut fourtuple(&format!("{line} --quiet")));
         assert_eq!((ended.code, ended.stdout.contains("p99.9"), ended.stderr.as_str()), (0, true, ""));
         assert_eq!(requests(running), 400);
@@ -302,8 +302,8 @@ fn thresholds_decide_the_exit_code() {
 fn a_row_for_each_second() {
     in_namespace(|| {
         let running = serve(Protocol::Http { body: 10 });
-        let room = Room::new();
-        let rows = room.join("load.csv");
+        let temp = TempDir::new();
+        let rows = temp.join("load.csv");
         let line = format!("load http://127.0.0.1:4000 --rate 200/s --for 2500ms --json --csv {rows}");
         let record = loaded(&mut fourtuple(&line));
         let text = fs::read_to_string(&rows).unwrap();
@@ -334,8 +334,8 @@ fn a_row_for_each_second() {
 fn a_file_of_requests_is_read_before_anything_is_sent() {
     in_namespace(|| {
         let running = serve(Protocol::Http { body: 10 });
-        let room = Room::new();
-        let body = room.file("body", "0123456789");
+        let temp = TempDir::new();
+        let body = temp.file("body", "0123456789");
         let good = format!(
             "{{\"path\": \"/a\"}}\n\n{{\"method\": \"PUT\", \"path\": \"/b\", \"headers\": {{\"X-A\": \"1\"}}, \"body_file\": \"{body}\"}}\n"
         );
@@ -352,7 +352,7 @@ fn a_file_of_requests_is_read_before_anything_is_sent() {
             ("{\"path\"", 4, "expected an object"),
             ("[]", 4, "expected an object"),
         ] {
-            let file = room.file("bad", &format!("{good}{bad}\n"));
+            let file = temp.file("bad", &format!("{good}{bad}\n"));
             let ended = run(&mut fourtuple(&line(&file)));
             assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{bad}: {ended:?}");
             for part in ["for '--requests'", &format!("line {number}: "), part] {
@@ -360,7 +360,7 @@ fn a_file_of_requests_is_read_before_anything_is_sent() {
             }
         }
         assert_eq!(running.counts().iter().map(|worker| worker.accepted).sum::<u64>(), 0, "nothing was sent");
-        let file = room.file("good", &good);
+        let file = temp.file("good", &good);
         let record = loaded(&mut fourtuple(&line(&file)));
         let counts: Vec<u64> =
             list(&record["results"], "/requests").iter().map(|one| number(one, "responses")).collect();
@@ -376,17 +376,17 @@ fn resolve_and_the_path_of_a_unix_socket_are_as_with_curl() {
         let line = "load http://name.test:4000/ --resolve name.test:4000:127.0.0.1 --operations 20 --json";
         let record = loaded(&mut fourtuple(line));
         assert_eq!((number(&record["results"], "operations"), requests(running)), (20, 20));
-        let room = Room::new();
-        let socket = room.join("app.sock");
+        let temp = TempDir::new();
+        let socket = temp.join("app.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let seen = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = Vec::new();
-            let mut room = [0; 1000];
+            let mut buffer = [0; 1000];
             while !request.ends_with(b"\r\n\r\n") {
-                let count = stream.read(&mut room).unwrap();
+                let count = stream.read(&mut buffer).unwrap();
                 assert!(count > 0, "{request:?}");
-                request.extend_from_slice(&room[..count]);
+                request.extend_from_slice(&buffer[..count]);
             }
             stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
             String::from_utf8(request).unwrap()
@@ -575,11 +575,11 @@ fn headers_method_and_body_arrive() {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
             let mut request = Vec::new();
-            let mut room = [0; 1000];
+            let mut buffer = [0; 1000];
             while !request.ends_with(b"\r\n\r\nhello") {
-                let count = stream.read(&mut room).unwrap();
+                let count = stream.read(&mut buffer).unwrap();
                 assert!(count > 0, "{request:?}");
-                request.extend_from_slice(&room[..count]);
+                request.extend_from_slice(&buffer[..count]);
             }
             stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
             String::from_utf8(request).unwrap()
@@ -604,11 +604,11 @@ fn no_threads_are_one_line() {
     if !is_root() {
         return fourtuple_testing::skip("load::no_threads", "root", "the limit counts what this user runs");
     }
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut command = std::process::Command::new("bash");
     command
         .args(["-c", "ulimit -u 1; exec \"$0\" load tcp://127.0.0.1:4000 --operations 1 --anyway --quiet"]);
-    let ended = run(command.arg(room.program()).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
+    let ended = run(command.arg(temp.program()).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
     assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
     assert!(ended.line().contains("cannot create a thread"), "{ended:?}");
 }
@@ -617,8 +617,8 @@ fn no_threads_are_one_line() {
 fn an_unprivileged_user_can_generate() {
     in_namespace(|| {
         let running = serve(CRR);
-        let room = Room::new();
-        let program = room.program();
+        let temp = TempDir::new();
+        let program = temp.program();
         let mut command = fourtuple_at(
             Path::new(&program),
             "load tcp://127.0.0.1:4000 --operations 300 --threads 2 --json",
@@ -651,10 +651,10 @@ fn peer((piece, pause): Rest) -> (SocketAddr, Arc<AtomicU64>) {
     let talk = move |mut stream: TcpStream, piece: &[u8]| -> io::Result<()> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            let mut room = [0; 1000];
-            match stream.read(&mut room)? {
+            let mut buffer = [0; 1000];
+            match stream.read(&mut buffer)? {
                 0 => return Ok(()),
-                count => head.extend_from_slice(&room[..count]),
+                count => head.extend_from_slice(&buffer[..count]),
             }
         }
         counted.fetch_add(1, Ordering::Relaxed);
@@ -713,8 +713,8 @@ fn ctrl_c_ends_a_load_that_waits_for_a_name_server() {
         }
         // It never answers.
         let server = UdpSocket::bind("127.0.0.1:53").unwrap();
-        let room = Room::new();
-        let settings = room.file("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n");
+        let temp = TempDir::new();
+        let settings = temp.file("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n");
         let load = fourtuple("load http://slow.example/");
         let mut command = Command::new("unshare");
         command.args([
@@ -750,11 +750,11 @@ fn ends_after_limits() {
         if !has("load::ends_after_limits", &["nginx"]) {
             return;
         }
-        let room = Room::new();
-        let file = std::fs::File::create(room.join("large")).unwrap();
+        let temp = TempDir::new();
+        let file = std::fs::File::create(temp.join("large")).unwrap();
         file.set_len(2 << 30).unwrap();
-        let server = format!("server {{ listen 127.0.0.1:8080; root {}; }}", room.path().display());
-        let _nginx = nginx(&room, "nginx", 1, None, &server);
+        let server = format!("server {{ listen 127.0.0.1:8080; root {}; }}", temp.path().display());
+        let _nginx = nginx(&temp, "nginx", 1, None, &server);
         wait_for("127.0.0.1", 8080);
         let peers = [
             ("endless body", peer(endless_body()).0.to_string()),

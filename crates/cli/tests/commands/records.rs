@@ -7,7 +7,7 @@ use std::process::Stdio;
 use fourtuple_testing::python::{self, Python};
 use serde_json::Value;
 
-use crate::program::{Room, fourtuple, list, measure, number, record, require_valid, run, text};
+use crate::program::{TempDir, fourtuple, list, measure, number, record, require_valid, run, text};
 
 fn printed_plan(more: &str) -> String {
     let ended = run(&mut fourtuple(&format!("plan --kernel linear --range 20000-20127 --json {more}")));
@@ -17,18 +17,18 @@ fn printed_plan(more: &str) -> String {
 
 #[test]
 fn a_file_may_have_several_records() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let (one, other) = (printed_plan(""), printed_plan("--sources 2"));
-    let both = room.file("both.json", &format!("{one}\n{other}"));
+    let both = temp.file("both.json", &format!("{one}\n{other}"));
     let ended = run(&mut fourtuple(&format!("report --json {both}")));
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     assert_eq!(ended.stdout, format!("{one}{other}"));
     let pretty: Value = serde_json::from_str(&one).unwrap();
-    let pretty = room.file("pretty.json", &format!("{pretty:#}\n"));
+    let pretty = temp.file("pretty.json", &format!("{pretty:#}\n"));
     let ended = run(&mut fourtuple(&format!("report --json {pretty} {both}")));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")));
     // Editors of other systems begin a file with a byte order mark.
-    let marked = room.file("marked.json", &format!("\u{feff}{one}"));
+    let marked = temp.file("marked.json", &format!("\u{feff}{one}"));
     let mut command = fourtuple(&format!("report --json {marked} -"));
     let ended = run(command.stdin(fs::File::open(both).unwrap()));
     assert_eq!((ended.code, ended.stdout), (0, format!("{one}{one}{other}")), "{}", ended.stderr);
@@ -50,23 +50,23 @@ fn records_of_the_documentation_can_be_read() {
 
 #[test]
 fn a_bad_file_is_bad_usage() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let one = printed_plan("");
     let cases = [
-        (room.join("missing.json"), "cannot read"),
-        (room.path().display().to_string(), "cannot read"),
-        (room.file("empty.json", ""), "empty.json is empty: expected a record"),
-        (room.file("blank.json", "\n \n"), "blank.json is empty"),
-        (room.file("bom.json", "\u{feff}"), "bom.json is empty"),
-        (room.file("utf16.json", "placeholder"), "UTF-16"),
+        (temp.join("missing.json"), "cannot read"),
+        (temp.path().display().to_string(), "cannot read"),
+        (temp.file("empty.json", ""), "empty.json is empty: expected a record"),
+        (temp.file("blank.json", "\n \n"), "blank.json is empty"),
+        (temp.file("bom.json", "\u{feff}"), "bom.json is empty"),
+        (temp.file("utf16.json", "placeholder"), "UTF-16"),
         ("-".to_owned(), "stdin is empty"),
-        (room.file("prose.json", "hello"), "not a fourtuple record"),
-        (room.file("cut.json", &one[..one.len() / 2]), "not a fourtuple record"),
-        (room.file("second.json", &format!("{one}{{}}\n")), "record 2: not a fourtuple record"),
-        (room.file("version.json", &one.replace("fourtuple/1", "fourtuple/9")), "fourtuple/9"),
+        (temp.file("prose.json", "hello"), "not a fourtuple record"),
+        (temp.file("cut.json", &one[..one.len() / 2]), "not a fourtuple record"),
+        (temp.file("second.json", &format!("{one}{{}}\n")), "record 2: not a fourtuple record"),
+        (temp.file("version.json", &one.replace("fourtuple/1", "fourtuple/9")), "fourtuple/9"),
         ("/dev/zero".to_owned(), "longer than 256 MiB"),
     ];
-    fs::write(room.join("utf16.json"), b"\xff\xfe{\0").unwrap();
+    fs::write(temp.join("utf16.json"), b"\xff\xfe{\0").unwrap();
     for (path, says) in cases {
         let ended = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
@@ -83,15 +83,15 @@ fn acts(text: &str) -> bool {
 /// Neither tables nor errors pass control characters of a record to the terminal, and a page escapes its markup.
 #[test]
 fn control_characters_of_a_record_are_replaced() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut record: Value = serde_json::from_str(&printed_plan("")).unwrap();
     let evil = "\u{1b}]0;title\u{7}\u{9b}2J\r\u{202e}\u{2066}\u{61c}\u{200b}<script>alert(1)</script>";
     record["host"]["kernel"] = evil.into();
     record["settings"]["strategy"] = evil.into();
     record["results"]["advice"] = serde_json::json!([evil]);
     record["validity"] = serde_json::json!([{ "id": evil, "message": evil }]);
-    let path = room.file("evil.json", &record.to_string());
-    let page = room.join("evil.html");
+    let path = temp.file("evil.json", &record.to_string());
+    let page = temp.join("evil.html");
     let drawn = run(&mut fourtuple(&format!("report {path} --html {page}")));
     assert_eq!(drawn.code, 0, "{drawn:?}");
     assert!(drawn.stdout.contains("alert(1)") && !acts(&drawn.stdout), "{drawn:?}");
@@ -100,12 +100,12 @@ fn control_characters_of_a_record_are_replaced() {
 
     let mut other = record.clone();
     other["command"] = evil.into();
-    let path = room.file("other.json", &other.to_string());
+    let path = temp.file("other.json", &other.to_string());
     let refused = run(&mut fourtuple(&format!("report {path}")));
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(!acts(refused.line()), "{refused:?}");
     let mut named = fourtuple("report");
-    let refused = run(named.arg(room.join("\u{1b}[2J\u{202e}\u{2067}.json")));
+    let refused = run(named.arg(temp.join("\u{1b}[2J\u{202e}\u{2067}.json")));
     assert!(refused.code == 2 && !acts(refused.line()), "{refused:?}");
     let refused = run(fourtuple("plan").arg("--closer=\u{1b}[2J\u{202d}\u{2069}"));
     assert!(refused.code == 2 && !acts(refused.line()), "{refused:?}");
@@ -115,15 +115,15 @@ fn control_characters_of_a_record_are_replaced() {
 #[test]
 fn a_rescued_record_has_mode_0600() {
     use std::os::unix::fs::PermissionsExt;
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut command = fourtuple("plan --kernel linear --range 20000-20127 --html /dev/full");
-    command.env("TMPDIR", room.path());
+    command.env("TMPDIR", temp.path());
     let ended = run(&mut command);
     assert_eq!(ended.code, 4, "{ended:?}");
     assert!(ended.line().contains("cannot write /dev/full"), "{ended:?}");
-    let names = room.names();
+    let names = temp.names();
     let [name] = &names[..] else { panic!("{names:?}") };
-    let mode = fs::metadata(room.join(name)).unwrap().permissions().mode();
+    let mode = fs::metadata(temp.join(name)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
 
@@ -142,8 +142,8 @@ fn control_characters_of_a_name_are_replaced() {
              def dial():\n  while True:\n    socket.socket().connect_ex(('127.0.0.1', 1)); time.sleep(0.001)\n\
              threading.Thread(target=dial, daemon=True).start()",
         );
-        let room = Room::new();
-        let flame = room.join("flame.svg");
+        let temp = TempDir::new();
+        let flame = temp.join("flame.svg");
         let trace = format!("trace connect --pid {} --for 1s --quiet --flame {flame}", client.pid());
         let ended = run(&mut fourtuple(&trace));
         if ended.code == 4 {
@@ -305,28 +305,28 @@ fn embedded(page: &str) -> &str {
 #[test]
 fn a_report_equals_the_printed_table() {
     for experiment in [PORTS, TIME_WAIT, PLAN] {
-        let room = Room::new();
-        let page = room.join("first.html");
+        let temp = TempDir::new();
+        let page = temp.join("first.html");
         let test = "records::a_report_equals_the_printed_table";
         let Some(first) = measure(test, &format!("{experiment} --html {page}")) else { return };
         assert_eq!((first.code, first.stderr), (0, format!("wrote {page}\n")));
         let json = embedded(&fs::read_to_string(&page).unwrap()).to_owned();
-        let path = room.file("record.json", &json);
+        let path = temp.file("record.json", &json);
         let again = run(&mut fourtuple(&format!("report {path}")));
         assert_eq!((again.code, again.stderr.as_str()), (0, ""), "{again:?}");
         assert_eq!(again.stdout, first.stdout, "{experiment}");
-        let page = room.join("second.html");
+        let page = temp.join("second.html");
         let third = run(&mut fourtuple(&format!("report {path} --html {page}")));
         assert_eq!((third.code, &third.stdout), (0, &first.stdout), "{experiment}");
         let carried: Value = serde_json::from_str(embedded(&fs::read_to_string(&page).unwrap())).unwrap();
         assert_eq!(carried, serde_json::from_str::<Value>(&json).unwrap(), "{experiment}");
-        assert_eq!(room.names(), ["first.html", "record.json", "second.html"], "no temporary file stays");
+        assert_eq!(temp.names(), ["first.html", "record.json", "second.html"], "no temporary file stays");
     }
 }
 
 #[test]
 fn a_record_survives_a_round_trip() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let mut all = String::new();
     let mut paths = Vec::new();
     for (index, experiment) in [PORTS, TIME_WAIT, PLAN].into_iter().enumerate() {
@@ -334,7 +334,7 @@ fn a_record_survives_a_round_trip() {
             return;
         };
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-        paths.push(room.file(&format!("{index}.json"), &ended.stdout));
+        paths.push(temp.file(&format!("{index}.json"), &ended.stdout));
         all.push_str(&ended.stdout);
     }
     let again = run(&mut fourtuple(&format!("report --json {}", paths.join(" "))));
@@ -356,10 +356,10 @@ fn a_closed_pipe_is_no_error() {
 
 #[test]
 fn a_full_device_is_an_error() {
-    let room = Room::new();
+    let temp = TempDir::new();
     for command in ["--help", "--version", "plan --kernel linear --range 20000-20127"] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let output = fourtuple(command).env("TMPDIR", room.path()).stdout(full).output().unwrap();
+        let output = fourtuple(command).env("TMPDIR", temp.path()).stdout(full).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             output.status.code() == Some(4) && said.contains("cannot write to stdout"),
@@ -379,7 +379,7 @@ fn a_closed_stderr_is_no_panic() {
 
 #[test]
 fn lines_fit_the_terminal_and_have_no_colours() {
-    let room = Room::new();
+    let temp = TempDir::new();
     let experiments = [
         "plan --kernel parity --range 20000-20127 --rate 20k/s",
         "lab ports --range 20000-20127",
@@ -389,7 +389,7 @@ fn lines_fit_the_terminal_and_have_no_colours() {
         let Some(ended) = measure("records::no_line_is_wider", &format!("{experiment} --json")) else {
             return;
         };
-        let path = room.file(&format!("{index}.json"), &ended.stdout);
+        let path = temp.file(&format!("{index}.json"), &ended.stdout);
         for columns in [40, 60, 100, 200] {
             let report = run(fourtuple(&format!("report {path}")).env("COLUMNS", columns.to_string()));
             assert_eq!((report.code, report.stderr.as_str()), (0, ""), "{report:?}");

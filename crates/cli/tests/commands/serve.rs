@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::servers::Server;
-use crate::program::{DEADLINE, Room, fourtuple, list, loaded, number, queues, require_valid, run, text};
+use crate::program::{DEADLINE, TempDir, fourtuple, list, loaded, number, queues, require_valid, run, text};
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
@@ -76,8 +76,8 @@ fn http_until_ctrl_c() {
         assert!((0.5..=1.0).contains(&jain), "{jain}");
         assert!(list(&record, "/validity").is_empty());
         // `report` renders the saved record.
-        let room = Room::new();
-        let saved = room.file("serve.json", &record.to_string());
+        let temp = TempDir::new();
+        let saved = temp.file("serve.json", &record.to_string());
         let drawn = run(&mut fourtuple(&format!("report {saved}")));
         assert_eq!(drawn.code, 0, "{drawn:?}");
         assert!(drawn.stdout.contains("What each worker of the server did"), "{}", drawn.stdout);
@@ -138,8 +138,8 @@ fn both_sides_count_the_same_under_every_policy() {
 #[test]
 fn crr_for_a_time_and_a_page() {
     in_namespace(|| {
-        let room = Room::new();
-        let page = room.join("serve.html");
+        let temp = TempDir::new();
+        let page = temp.join("serve.html");
         let line =
             "serve crr --listen [::1]:0 --workers 1 --request 2 --response 3 --close server --for 3s --html";
         let server = Server::start(&mut fourtuple(&format!("{line} {page}")));
@@ -160,14 +160,14 @@ fn udp_is_an_echo() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(&server.address).unwrap();
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
-        let mut room = [0; 16];
+        let mut buffer = [0; 16];
         // The short datagram precedes the second one in the same queue: a response to the second proves that the server
         // has read the short one.
         socket.send(b"ab").unwrap();
         for message in [&b"abc"[..], b"hello"] {
             socket.send(message).unwrap();
-            let count = socket.recv(&mut room).unwrap();
-            assert_eq!(&room[..count], message);
+            let count = socket.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..count], message);
         }
         let record = server.interrupt().json();
         require_valid(&record);
@@ -201,8 +201,8 @@ fn a_sink_reads_and_never_responds() {
 
 #[test]
 fn a_unix_path_is_replaced_used_and_removed() {
-    let room = Room::new();
-    let path = room.join("socket");
+    let temp = TempDir::new();
+    let path = temp.join("socket");
     let line = format!("serve http --listen unix:{path} --workers 2");
     // A killed server leaves its socket file behind.
     drop(UnixListener::bind(&path).unwrap());
@@ -220,8 +220,8 @@ fn a_unix_path_is_replaced_used_and_removed() {
     let record = server.interrupt().json();
     require_valid(&record);
     assert_eq!((sum(&record, "requests"), text(&record["results"], "policy")), (1, "exclusive"));
-    assert!(room.names().is_empty(), "the path is free again");
-    let file = room.file("precious", "words");
+    assert!(temp.names().is_empty(), "the path is free again");
+    let file = temp.file("precious", "words");
     let refused = run(&mut fourtuple(&format!("serve http --listen unix:{file}")));
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.line().contains("something else than a socket"), "{refused:?}");

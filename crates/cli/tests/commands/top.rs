@@ -4,7 +4,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::Command;
 
-use crate::program::{Room, fourtuple, is_root, run};
+use crate::program::{TempDir, fourtuple, is_root, run};
 use crate::threads::UNUSED_USER;
 use fourtuple_testing::{in_namespace, skip};
 
@@ -102,9 +102,9 @@ fn without_threads_top_says_what_is_not_checked() {
         if !is_root() {
             return skip(test, "root", "only root can become a user without processes");
         }
-        let room = Room::new();
+        let temp = TempDir::new();
         let user = UNUSED_USER.to_string();
-        let Some((code, output)) = in_terminal(&["xterm-256color", &room.program(), &user]) else {
+        let Some((code, output)) = in_terminal(&["xterm-256color", &temp.program(), &user]) else {
             return skip(test, "python3", "no python3");
         };
         assert_eq!(code, "0", "{output}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::program::{Limited, capabilities};
-use crate::program::{Room, fourtuple, is_root, list, run};
+use crate::program::{TempDir, fourtuple, is_root, list, run};
 use fourtuple_testing::{in_namespace, skip};
 
 const AGENT: &str = "fourtuple-agent.service";
@@ -40,16 +40,16 @@ fn systemd_accepts_the_units() {
     if !has("units::systemd_accepts_the_units", "systemd-analyze") {
         return;
     }
-    let room = Room::new();
-    room.file("fourtuple-test.service", "[Service]\nExecStart=/bin/true\n");
+    let temp = TempDir::new();
+    temp.file("fourtuple-test.service", "[Service]\nExecStart=/bin/true\n");
     let fix_ports = (FIX_PORTS, "fourtuple-fix-ports@fourtuple-test.service");
     for (unit_name, name) in [(AGENT, AGENT), (EXPORT, EXPORT), (GUARD, GUARD), fix_ports] {
         // The package is not installed here.
         let text = unit(unit_name).replace("/usr/bin/fourtuple", env!("CARGO_BIN_EXE_fourtuple"));
-        let path = room.file(name, &text);
+        let path = temp.file(name, &text);
         let output = Command::new("systemd-analyze")
             .args(["verify", "--man=no", &path])
-            .env("SYSTEMD_UNIT_PATH", format!("{}:", room.path().display()))
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", temp.path().display()))
             .output()
             .unwrap();
         // An unknown setting is a warning.
@@ -63,27 +63,27 @@ fn a_preset_enables_no_unit() {
     if !has("units::a_preset_enables_no_unit", "systemctl") {
         return;
     }
-    let room = Room::new();
+    let temp = TempDir::new();
     for directory in ["system", "system-preset"] {
-        fs::create_dir_all(room.path().join("usr/lib/systemd").join(directory)).unwrap();
+        fs::create_dir_all(temp.path().join("usr/lib/systemd").join(directory)).unwrap();
     }
     for name in [AGENT, EXPORT, FIX_PORTS, GUARD] {
-        room.file(&format!("usr/lib/systemd/system/{name}"), &unit(name));
+        temp.file(&format!("usr/lib/systemd/system/{name}"), &unit(name));
     }
     // Returns whether the units are enabled by presets.
     let enabled = || {
         let status = Command::new("systemctl")
-            .arg(format!("--root={}", room.path().display()))
+            .arg(format!("--root={}", temp.path().display()))
             .args(["--quiet", "preset", AGENT, EXPORT, GUARD])
             .stderr(Stdio::null())
             .status()
             .unwrap();
         assert!(status.success(), "{status}");
-        fs::read_dir(room.path().join("etc/systemd/system")).is_ok_and(|mut units| units.next().is_some())
+        fs::read_dir(temp.path().join("etc/systemd/system")).is_ok_and(|mut units| units.next().is_some())
     };
     assert!(enabled(), "without the file, systemd enables every unit");
-    fs::remove_dir_all(room.path().join("etc")).unwrap();
-    room.file("usr/lib/systemd/system-preset/80-fourtuple.preset", &unit("fourtuple.preset"));
+    fs::remove_dir_all(temp.path().join("etc")).unwrap();
+    temp.file("usr/lib/systemd/system-preset/80-fourtuple.preset", &unit("fourtuple.preset"));
     assert!(!enabled());
 }
 

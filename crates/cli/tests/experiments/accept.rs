@@ -14,7 +14,7 @@ use crate::program::situation::{
     Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx, paste,
     php_fpm, verdicts, wait_for,
 };
-use crate::program::{Room, children, queues, stat, text, until};
+use crate::program::{TempDir, children, queues, stat, text, until};
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
@@ -87,15 +87,15 @@ pub(crate) fn stop(process: u32) {
 
 #[test]
 fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
-    experiment(&["nginx"], |room| {
-        let server = nginx(room, "web", 4, None, &format!("server {{ {WEB} }}"));
+    experiment(&["nginx"], |temp| {
+        let server = nginx(temp, "web", 4, None, &format!("server {{ {WEB} }}"));
         until("4 workers", || children(server.pid()).len() == 4);
         wait_for("127.0.0.1", PROXY);
         let stuck = children(server.pid())[1];
         stop(stuck);
         let mut streams = requests(100);
         until("the other workers accept", || queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let before = answers(&mut streams);
         let finding = first(
             &record,
@@ -115,20 +115,20 @@ fn a_stuck_reuseport_worker_of_nginx_is_named_and_continues() {
             &format!("{} wait", after.waiting),
         );
         assert!(before.waiting > 5 && after.answered == 100, "{before:?} {after:?}");
-        assert!(!finds(&diagnose(room), "B03"));
+        assert!(!finds(&diagnose(temp), "B03"));
     });
 }
 
 #[test]
 fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
-    experiment(&["nginx"], |room| {
+    experiment(&["nginx"], |temp| {
         let server =
-            nginx(room, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
+            nginx(temp, "web", 0, None, "server { listen 127.0.0.1:4020 backlog=16; return 200 ok; }");
         serves();
         stop(server.pid());
         let mut streams = requests(17);
         let mut refused = Vec::new();
-        let record = diagnose_during(room, || {
+        let record = diagnose_during(temp, || {
             refused.extend(attempt(PROXY, 1));
             std::thread::sleep(Duration::from_millis(10));
         });
@@ -156,27 +156,27 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
             &format!("{} wait", after.waiting),
         );
         assert_eq!((before.waiting, after.answered), (17, 17));
-        until("the queue is empty", || !finds(&diagnose(room), "A01"));
+        until("the queue is empty", || !finds(&diagnose(temp), "A01"));
     });
 }
 
 /// Starts php-fpm with one process and this backlog at a unix listener, and nginx in front of it.
-fn php(room: &Room, program: &str, backlog: u32) -> (Daemon, Daemon) {
-    let socket = room.join("php.sock");
-    room.file("slow.php", "<?php usleep(50000); echo 'ok';");
+fn php(temp: &TempDir, program: &str, backlog: u32) -> (Daemon, Daemon) {
+    let socket = temp.join("php.sock");
+    temp.file("slow.php", "<?php usleep(50000); echo 'ok';");
     let text = format!(
         "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = {socket}\nlisten.backlog = {backlog}\n\
          pm = static\npm.max_children = 1\n",
-        room.join("fpm.log")
+        temp.join("fpm.log")
     );
-    let fpm = Daemon::start(None, &[program, "-R", "-y", &room.file("fpm.conf", &text)]);
+    let fpm = Daemon::start(None, &[program, "-R", "-y", &temp.file("fpm.conf", &text)]);
     until("php-fpm listens", || UnixStream::connect(&socket).is_ok());
     let server = format!(
         "server {{ listen 127.0.0.1:4020; location / {{ fastcgi_pass unix:{socket}; fastcgi_param REQUEST_METHOD GET;\n\
          fastcgi_param SCRIPT_FILENAME {}; }} }}",
-        room.join("slow.php")
+        temp.join("slow.php")
     );
-    let nginx = nginx(room, "front", 0, None, &server);
+    let nginx = nginx(temp, "front", 0, None, &server);
     wait_for("127.0.0.1", PROXY);
     (fpm, nginx)
 }
@@ -196,11 +196,11 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
     in_namespace(|| {
         let test = "accept::a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps";
         let Some(program) = php_fpm(test).filter(|_| has(test, &["nginx"])) else { return };
-        let room = Room::new();
-        let servers = php(&room, program, 8);
+        let temp = TempDir::new();
+        let servers = php(&temp, program, 8);
         let before = bad_gateways(requests(60));
         let record = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&room));
+            let diagnosis = scope.spawn(|| diagnose(&temp));
             let mut open = Vec::new();
             while !diagnosis.is_finished() {
                 open.extend(requests(1));
@@ -208,7 +208,7 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
             }
             diagnosis.join().unwrap()
         });
-        let path = room.join("php.sock");
+        let path = temp.join("php.sock");
         let finding = first(
             &record,
             "A01",
@@ -228,7 +228,7 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
         assert!(evidence.contains(&master), "{evidence}");
         assert!(!finds(&record, "X01"), "{:#?}", verdicts(&record));
         drop(servers);
-        let _servers = php(&room, program, 511);
+        let _servers = php(&temp, program, 511);
         let after = bad_gateways(requests(60));
         let mut finding = finding.clone();
         let verdict = text(&finding, "verdict").replace(&path, "/run/php.sock");
@@ -247,12 +247,12 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
 
 #[test]
 fn a_blocking_server_with_a_short_backlog_is_named() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         set_sysctl("net.core.somaxconn", "8");
         let mut server = Python::start();
         server.run("s = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(1000)");
         let _clients = attempt(PROXY, 30);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let name = format!("[{}]", server.pid());
         let finding =
             first(&record, "A01", &["the accept queue of 127.0.0.1:4020 is full", &name, "the backlog is 8"]);
@@ -271,7 +271,7 @@ fn a_blocking_server_with_a_short_backlog_is_named() {
 
 #[test]
 fn resets_by_abort_on_overflow_are_named_and_end() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         set_sysctl("net.ipv4.tcp_abort_on_overflow", "1");
         let mut server = Python::start();
         server.run(
@@ -299,7 +299,7 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
             reset
         };
         let (record, before) = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(room));
+            let diagnosis = scope.spawn(|| diagnose(temp));
             let mut before = 0;
             while !diagnosis.is_finished() {
                 before = bursts().max(before);
@@ -326,8 +326,8 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
 
 #[test]
 fn a_reload_with_a_queue_is_named_and_loses_nothing() {
-    experiment(&["nginx"], |room| {
-        let start = |name: &str| nginx(room, name, 0, None, &format!("server {{ {WEB} }}"));
+    experiment(&["nginx"], |temp| {
+        let start = |name: &str| nginx(temp, name, 0, None, &format!("server {{ {WEB} }}"));
         let mut lost = Vec::new();
         let mut command = String::new();
         let mut made = Value::Null;
@@ -343,7 +343,7 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
             until("the new process accepts its share", || {
                 queues(PROXY).iter().filter(|queue| **queue > 0).count() == 1
             });
-            let record = diagnose(room);
+            let record = diagnose(temp);
             if command.is_empty() {
                 let names = [format!("nginx[{}], which is older than nginx[{}]", old.pid(), new.pid())];
                 let finding = first(&record, "B04", &[&names[0], "connections at 127.0.0.1:4020 wait"]);
@@ -374,9 +374,9 @@ fn a_reload_with_a_queue_is_named_and_loses_nothing() {
 
 #[test]
 fn a_proxy_without_descriptors_is_named_and_fixed() {
-    experiment(&["nginx", "prlimit"], |room| {
+    experiment(&["nginx", "prlimit"], |temp| {
         let config = program::situation::nginx_config(
-            room,
+            temp,
             "proxy",
             0,
             "server { listen 127.0.0.1:4000; return 200 ok; }\n\
@@ -388,7 +388,7 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
         // nginx closes idle connections after a time and answers waiting requests then.
         until("nginx answers as many as it has descriptors for", || answers(&mut streams).answered >= 50);
         let before = answers(&mut streams);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(
             &record,
             "F01",
@@ -407,6 +407,6 @@ fn a_proxy_without_descriptors_is_named_and_fixed() {
             &format!("{} wait", after.waiting),
         );
         assert!(before.waiting > 0 && after.answered == 200, "{before:?} {after:?}");
-        assert!(!finds(&diagnose(room), "F01"));
+        assert!(!finds(&diagnose(temp), "F01"));
     });
 }

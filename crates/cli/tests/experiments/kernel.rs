@@ -10,7 +10,7 @@ use crate::program::situation::{
     Daemon, SERVER, actions, diagnose, diagnose_during, diagnose_for, diagnose_with, do_now, experiment,
     failed_requests, finds, first, nginx, paste, traced, unbound, verdicts, wait_for,
 };
-use crate::program::{Room, binary, list, number, run, text, until};
+use crate::program::{TempDir, binary, list, number, run, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::python::Python;
@@ -55,11 +55,11 @@ impl Beside {
     }
 
     /// Connects the namespaces, and starts nginx at 10.40.0.2:[`SERVER`] in the other one.
-    fn serve(&self, room: &Room) -> Daemon {
+    fn serve(&self, temp: &TempDir) -> Daemon {
         self.connect("srv", 40);
         self.run(|| {
             let servers = format!("server {{ listen 10.40.0.2:{SERVER} backlog=4096; return 200 ok; }}");
-            let server = nginx(room, "server", 0, None, &servers);
+            let server = nginx(temp, "server", 0, None, &servers);
             wait_for("10.40.0.2", SERVER);
             server
         })
@@ -69,7 +69,7 @@ impl Beside {
 /// A gateway between a pod and a server (flannel#1001, moby#31117): all connections of the pod have 100 source ports.
 #[test]
 fn a_gateway_without_snat_ports_is_named() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let masquerade = |ports: &str| {
             paste(&format!(
                 "nft 'flush chain ip nat post; add rule ip nat post oifname srv ip protocol tcp masquerade to :{ports}'"
@@ -81,7 +81,7 @@ fn a_gateway_without_snat_ports_is_named() {
         set_sysctl("net.ipv4.ip_forward", "1");
         paste("nft 'add table ip nat; add chain ip nat post { type nat hook postrouting priority 100 ; }'");
         masquerade("30000-30099");
-        let _server = far.serve(room);
+        let _server = far.serve(temp);
         let mut client = pod.run(Python::start);
         client.run(&format!(
             "def dial(number, timeout):\n  failed = 0\n  for _ in range(number):\n    try: \
@@ -94,7 +94,7 @@ fn a_gateway_without_snat_ports_is_named() {
             "import threading\ngoing = True\ndef repeat():\n  while going: dial(1, 0.1)\n\
              thread = threading.Thread(target=repeat); thread.start()",
         );
-        let record = diagnose(room);
+        let record = diagnose(temp);
         client.run("going = False; thread.join()");
         let finding =
             first(&record, "N02", &["10.40.0.1 → 10.40.0.2:4000 uses 100 of the 100 tcp ports 30000-30099"]);
@@ -111,7 +111,7 @@ fn a_gateway_without_snat_ports_is_named() {
             &format!("{after} fail"),
         );
         assert_eq!((before, after), (8, 0));
-        assert!(!finds(&diagnose(room), "N02"));
+        assert!(!finds(&diagnose(temp), "N02"));
     });
 }
 
@@ -119,9 +119,9 @@ fn a_gateway_without_snat_ports_is_named() {
 #[test]
 fn a_container_without_ports_is_named_on_its_host() {
     let test = "kernel::a_container_without_ports_is_named_on_its_host";
-    experiment(&["unshare", "python3"], |room| {
-        let thresholds = room.file("thresholds.toml", "P03 = 1\n");
-        let client = room.file(
+    experiment(&["unshare", "python3"], |temp| {
+        let thresholds = temp.file("thresholds.toml", "P03 = 1\n");
+        let client = temp.file(
             "client.py",
             "import socket, time\nserver = socket.create_server(('127.0.0.1', 4000), backlog=99)\nheld = []\nwhile True:\n  \
              try: held.append(socket.create_connection(('127.0.0.1', 4000)))\n  except OSError: open('failed', 'w').close(); time.sleep(0.01)\n",
@@ -133,7 +133,7 @@ fn a_container_without_ports_is_named_on_its_host() {
             binary().display()
         );
         let mut host = Command::new("unshare");
-        let host = host.current_dir(room.path());
+        let host = host.current_dir(temp.path());
         let ended = run(host.args(["-n", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", &script]));
         let record = ended.json();
         if !traced(test, &record, "X01") {
@@ -177,10 +177,10 @@ fn asking(to: &str) -> String {
 }
 
 /// Diagnoses until the data of all four connections was sent again often enough.
-fn unacknowledged(room: &Room) -> Value {
+fn unacknowledged(temp: &TempDir) -> Value {
     let mut record = Value::Null;
     until("the data was sent again three times", || {
-        record = diagnose(room);
+        record = diagnose(temp);
         let is_all =
             |verdict: &String| verdict.contains("4 connections") && verdict.contains("no acknowledgement");
         verdicts(&record).iter().any(is_all)
@@ -189,27 +189,27 @@ fn unacknowledged(room: &Room) -> Value {
 }
 
 /// Mends a fault for which four requests of [`asking`] wait, and makes the row of (fault, program, cure).
-fn answered(room: &Room, client: &mut Python, finding: &Value, texts: [&str; 3], mend: impl FnOnce()) {
+fn answered(temp: &TempDir, client: &mut Python, finding: &Value, texts: [&str; 3], mend: impl FnOnce()) {
     let before = client.number("print(waiting())");
     mend();
     until("all requests are answered", || client.number("print(waiting())") == 0);
     let [fault, program, cure] = texts;
     row(finding, fault, program, &format!("{before} of 4 requests wait"), cure, "0 wait");
     assert_eq!(before, 4);
-    assert!(!finds(&diagnose(room), "X01"));
+    assert!(!finds(&diagnose(temp), "X01"));
 }
 
 /// Programs give up long before connect() fails with ETIMEDOUT: no call has an errno, and of few connections no counter is unusual.
 #[test]
 fn a_server_that_answers_no_syn_is_named() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
-        let _server = far.serve(room);
+        let _server = far.serve(temp);
         far.firewall(&format!("tcp dport {SERVER}"));
         let mut client = dialler();
         client.run("dial('10.40.0.2')");
         let before = client.number("print(waiting())");
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(
             &record,
             "X01",
@@ -235,18 +235,18 @@ fn a_server_that_answers_no_syn_is_named() {
             "0 wait",
         );
         assert_eq!(before, 4);
-        assert!(!finds(&diagnose(room), "X01"));
+        assert!(!finds(&diagnose(temp), "X01"));
     });
 }
 
 /// A firewall of this host: connect() returns no error for a SYN that a rule drops, on its way out or in.
 #[test]
 fn a_firewall_of_this_host_is_told_from_one_of_another() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
-        let _far_server = far.serve(room);
+        let _far_server = far.serve(temp);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
-        let server = nginx(room, "near", 0, None, &servers);
+        let server = nginx(temp, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         let mut client = dialler();
         let nginx = format!("nginx[{}]", server.pid());
@@ -267,7 +267,7 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
             drop_packets(chain, &format!("ip daddr {to} tcp dport {SERVER}"));
             client.run(&format!("dial('{to}')"));
             let before = client.number("print(waiting())");
-            let record = diagnose(room);
+            let record = diagnose(temp);
             let calls = format!("4 connections of python3[{}] to {to}:{SERVER} get no answer", client.pid());
             let finding = first(&record, "X01", &[&calls]);
             assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
@@ -294,9 +294,9 @@ fn a_firewall_of_this_host_is_told_from_one_of_another() {
 /// A tunnel whose ICMP messages a firewall drops: the handshake succeeds, and no packet of full size arrives.
 #[test]
 fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
-        let _server = far.serve(room);
+        let _server = far.serve(temp);
         // A peer that does not read: its window is zero, and the kernel probes it again and again.
         let silent = far.run(|| TcpListener::bind("10.40.0.2:4001").unwrap());
         let mut client = Python::start();
@@ -305,11 +305,11 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
              for it in full:\n  it.setblocking(False)\n  try:\n    while True: it.send(b'x' * 65536)\n  \
              except BlockingIOError: pass\nimport time; time.sleep(3)",
         );
-        assert!(!finds(&diagnose(room), "X01"));
+        assert!(!finds(&diagnose(temp), "X01"));
         far.firewall("meta length > 1400");
         client.run(&asking("10.40.0.2"));
         client.run("ask('X: ' + 'x' * 3000 + '\\r\\n')");
-        let record = unacknowledged(room);
+        let record = unacknowledged(temp);
         let finding = first(
             &record,
             "X01",
@@ -331,7 +331,7 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
             "nftables",
             "net.ipv4.tcp_mtu_probing=1",
         ];
-        answered(room, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
+        answered(temp, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
     });
 }
 
@@ -339,18 +339,18 @@ fn a_path_that_drops_large_packets_is_named_and_probing_helps() {
 /// closed the connection.
 #[test]
 fn answers_that_no_client_acknowledges_are_named() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
         far.connect("srv", 40);
         let answer = "x".repeat(3_000);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 {answer}; }}");
-        let _server = nginx(room, "near", 0, None, &servers);
+        let _server = nginx(temp, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         far.firewall("meta length > 1400");
         let mut client = far.run(Python::start);
         client.run(&asking("10.40.0.1"));
         client.run("ask('', 2); ask('Connection: close\\r\\n', 0, 2)");
-        let record = unacknowledged(room);
+        let record = unacknowledged(temp);
         let verdict =
             ["unexplained: 4 connections of nginx[", "get no acknowledgement from clients such as 10.40.0.2"];
         let finding = first(&record, "X01", &verdict);
@@ -359,18 +359,18 @@ fn answers_that_no_client_acknowledges_are_named() {
         let cure = "net.ipv4.tcp_mtu_probing=1";
         assert!(actions(finding, "proper")[0].ends_with(&format!("{cure}`")), "{finding}");
         let texts = ["clients behind a path that drops packets above 1,400 bytes, and ICMP", "nginx", cure];
-        answered(room, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
+        answered(temp, &mut client, finding, texts, || set_sysctl("net.ipv4.tcp_mtu_probing", "1"));
     });
 }
 
 /// A rule that begins while connections are open: the kernel has never sent what they write next, and counts no retransmission.
 #[test]
 fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
-        let _far_server = far.serve(room);
+        let _far_server = far.serve(temp);
         let servers = format!("server {{ listen 10.40.0.1:{SERVER}; return 200 ok; }}");
-        let server = nginx(room, "near", 0, None, &servers);
+        let server = nginx(temp, "near", 0, None, &servers);
         wait_for("10.40.0.1", SERVER);
         for (way, to, mut client) in
             [("dport", "10.40.0.2", Python::start()), ("sport", "10.40.0.1", far.run(Python::start))]
@@ -381,7 +381,7 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
             client.run("for it in sockets: it.recv(65536)");
             drop_packets("output", &format!("ip daddr 10.40.0.2 tcp {way} {SERVER}"));
             client.run("ask('')");
-            let record = unacknowledged(room);
+            let record = unacknowledged(temp);
             let what = match way {
                 "dport" => [
                     format!("4 connections of python3[{}] to", client.pid()),
@@ -406,7 +406,7 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
                 "a rule of this host's own output chain that drops the packets of four open connections {whose}"
             );
             let texts = [&*fault, "nftables", cure];
-            answered(room, &mut client, finding, texts, || _ = paste("nft delete table ip firewall"));
+            answered(temp, &mut client, finding, texts, || _ = paste("nft delete table ip firewall"));
         }
     });
 }
@@ -414,14 +414,14 @@ fn a_firewall_of_this_host_that_stops_open_connections_is_named() {
 /// A route that goes while connections are open: what they write next does not leave the host, and no firewall is to blame.
 #[test]
 fn a_route_that_is_lost_is_told_from_a_firewall() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let far = Beside::new();
-        let _server = far.serve(room);
+        let _server = far.serve(temp);
         let mut client = Python::start();
         client.run(&asking("10.40.0.2"));
         paste("ip route add unreachable 10.40.0.2");
         client.run("ask('')");
-        let record = unacknowledged(room);
+        let record = unacknowledged(temp);
         let verdict = format!("4 connections of python3[{}] to 10.40.0.2:{SERVER} get no", client.pid());
         let finding = first(&record, "X01", &[&verdict]);
         let evidence = finding["evidence"].to_string();
@@ -429,17 +429,17 @@ fn a_route_that_is_lost_is_told_from_a_firewall() {
         assert!(!evidence.contains("firewall"), "{evidence}");
         let cure = "ip route del unreachable 10.40.0.2";
         let fault = "a route of type `unreachable` to the server of four open connections";
-        answered(room, &mut client, finding, [fault, "python3", cure], || _ = paste(cure));
+        answered(temp, &mut client, finding, [fault, "python3", cure], || _ = paste(cure));
     });
 }
 
 /// The server of a load balancer with direct return, without the address that clients use: no socket sees the packets.
 #[test]
 fn packets_for_an_address_that_the_host_lacks_are_named() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let far = Beside::new();
         far.connect("srv", 40);
-        let _server = nginx(room, "near", 0, None, &format!("server {{ listen {SERVER}; return 200 ok; }}"));
+        let _server = nginx(temp, "near", 0, None, &format!("server {{ listen {SERVER}; return 200 ok; }}"));
         wait_for("10.40.0.1", SERVER);
         far.run(|| paste("ip route add 10.41.0.1 via 10.40.0.1"));
         let mut client = far.run(Python::start);
@@ -450,7 +450,7 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
         // On a busy host a client may send nothing between the readings.
         let mut record = Value::Null;
         until("packets are counted", || {
-            record = diagnose_during(room, || _ = client.run("before = answered()"));
+            record = diagnose_during(temp, || _ = client.run("before = answered()"));
             finds(&record, "X01")
         });
         let finding = first(&record, "X01", &["Ip.InAddrErrors grew by "]);
@@ -471,7 +471,7 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
             &format!("{} fail", 20 - after),
         );
         assert_eq!((before, after), (0, 20));
-        let after = diagnose_during(room, || _ = client.run("answered()"));
+        let after = diagnose_during(temp, || _ = client.run("answered()"));
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -480,10 +480,10 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
 #[test]
 fn an_address_that_is_given_up_for_another_is_named() {
     let test = "kernel::an_address_that_is_given_up_for_another_is_named";
-    experiment(&["nginx", "curl", "nft"], |room| {
+    experiment(&["nginx", "curl", "nft"], |temp| {
         let servers =
             format!("server {{ listen 127.0.0.1:{SERVER}; listen [::1]:{SERVER}; return 200 ok; }}");
-        let _server = nginx(room, "server", 0, None, &servers);
+        let _server = nginx(temp, "server", 0, None, &servers);
         wait_for("127.0.0.1", SERVER);
         paste(&format!(
             "nft 'add table ip6 firewall; add chain ip6 firewall arrives {{ type filter hook input priority 0 ; }}; \
@@ -499,7 +499,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
                 }
             });
         };
-        let record = diagnose_during(room, request);
+        let record = diagnose_during(temp, request);
         if !traced(test, &record, "X01") {
             return;
         }
@@ -519,7 +519,7 @@ fn an_address_that_is_given_up_for_another_is_named() {
             &cure,
             "at once",
         );
-        let after = diagnose_during(room, request);
+        let after = diagnose_during(temp, request);
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -527,13 +527,13 @@ fn an_address_that_is_given_up_for_another_is_named() {
 /// A firewall between a host and its DNS server: no call fails for 10 seconds, and no counter grows.
 #[test]
 fn dns_queries_without_an_answer_are_named() {
-    experiment(&["unbound", "getent", "unshare", "nft", "python3"], |room| {
+    experiment(&["unbound", "getent", "unshare", "nft", "python3"], |temp| {
         let far = Beside::new();
         far.connect("far", 40);
-        let server = far.run(|| unbound(room, "10.40.0.2", 53, "64k"));
-        let resolv = room.file("resolv.conf", "nameserver 10.40.0.2\n");
+        let server = far.run(|| unbound(temp, "10.40.0.2", 53, "64k"));
+        let resolv = temp.file("resolv.conf", "nameserver 10.40.0.2\n");
         // One question, and others for as long as the file exists: a diagnosis may begin later than getent gives up.
-        let asking = room.join("asking");
+        let asking = temp.join("asking");
         let script = format!(
             "mount --bind {resolv} /etc/resolv.conf && until getent ahostsv4 a.example || [ ! -e {asking} ]; do :; done"
         );
@@ -558,11 +558,11 @@ fn dns_queries_without_an_answer_are_named() {
                 .count()
         };
         let during = |what: &str| {
-            room.file("asking", "");
+            temp.file("asking", "");
             let waiting = look_up().stdout(Stdio::piped()).spawn().expect("unshare");
             // Beside that of the forwarder.
             until("getent has sent its query", || queries() == 2);
-            let record = diagnose_for(room, "2s", "P03 = 1\n");
+            let record = diagnose_for(temp, "2s", "P03 = 1\n");
             fs::remove_file(&asking).expect("our file");
             let answers = waiting.wait_with_output().expect("a child").stdout;
             assert_eq!(String::from_utf8_lossy(&answers), "", "{what}");
@@ -585,7 +585,7 @@ fn dns_queries_without_an_answer_are_named() {
             "found at once",
         );
         until("Unbound answers", || run(&mut look_up()).stdout.contains("10.0.0.1 "));
-        assert!(!finds(&diagnose_for(room, "2s", "P03 = 1\n"), "X01"));
+        assert!(!finds(&diagnose_for(temp, "2s", "P03 = 1\n"), "X01"));
         drop(server);
         // The server of this host, which does not read.
         let mut server = Python::start();
@@ -606,11 +606,11 @@ fn dns_queries_without_an_answer_are_named() {
 /// The same firewall from the side of the server: its SYN-ACKs are not answered, and no server is down.
 #[test]
 fn clients_that_answer_no_syn_ack_are_named() {
-    experiment(&["nginx", "nft", "python3"], |room| {
+    experiment(&["nginx", "nft", "python3"], |temp| {
         let far = Beside::new();
         far.connect("far", 40);
         let _server = nginx(
-            room,
+            temp,
             "server",
             0,
             None,
@@ -623,8 +623,8 @@ fn clients_that_answer_no_syn_ack_are_named() {
             "import time\nsockets = []\ndef dial():\n  it = socket.socket(); it.setblocking(False); it.connect_ex(('10.40.0.1', {SERVER}))\n  \
              sockets.append(it)\nfor _ in range(40): dial(); time.sleep(0.05)"
         ));
-        // The kernel sends SYN-ACKs again after 1 s, 3 s and 7 s: no second is without one while clients come. The queue keeps room (A05).
-        let record = diagnose_during(room, || {
+        // The kernel sends SYN-ACKs again after 1 s, 3 s and 7 s: no second is without one while clients come. The queue is never full (A05).
+        let record = diagnose_during(temp, || {
             client.run("dial()\ntime.sleep(0.05)");
         });
         let finding = first(&record, "X01", &["TcpExt.TCPSynRetrans grew by "]);
@@ -645,17 +645,17 @@ fn clients_that_answer_no_syn_ack_are_named() {
 #[test]
 fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
     let test = "kernel::a_failure_without_a_rule_is_named_and_its_cause_helps";
-    experiment(&["nginx", "curl"], |room| {
+    experiment(&["nginx", "curl"], |temp| {
         set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
         let servers = format!(
             "server {{ listen [::]:{SERVER}; return 200 ok; }}\n\
              server {{ listen 127.0.0.1:4020; location / {{ proxy_pass http://[::1]:{SERVER}; }} }}"
         );
-        let proxy = nginx(room, "proxy", 0, None, &servers);
+        let proxy = nginx(temp, "proxy", 0, None, &servers);
         wait_for("127.0.0.1", 4_020);
         let failed = || failed_requests("http://127.0.0.1:4020/", 100);
         let before = failed();
-        let record = diagnose_during(room, || _ = failed());
+        let record = diagnose_during(temp, || _ = failed());
         if !traced(test, &record, "X01") {
             return;
         }
@@ -680,7 +680,7 @@ fn a_failure_without_a_rule_is_named_and_its_cause_helps() {
             &format!("{after} fail"),
         );
         assert_eq!((before, after), (100, 0));
-        assert!(!finds(&diagnose(room), "X01"));
+        assert!(!finds(&diagnose(temp), "X01"));
     });
 }
 
@@ -696,11 +696,11 @@ fn waits_ms(record: &Value, class: &str) -> u64 {
 #[test]
 fn senders_that_share_a_connection_are_named() {
     let test = "kernel::senders_that_share_a_connection_are_named";
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let mut server = Python::start();
         server.run(
             "import threading\ns = socket.socket(); s.bind(('127.0.0.1', 4000)); s.listen(64)\n\
-             def drain(one):\n  room = bytearray(1 << 20)\n  while one.recv_into(room): pass\n\
+             def drain(one):\n  temp = bytearray(1 << 20)\n  while one.recv_into(temp): pass\n\
              def serve():\n  while True: threading.Thread(target=drain, args=(s.accept()[0],), daemon=True).start()\n\
              threading.Thread(target=serve, daemon=True).start()",
         );
@@ -714,7 +714,7 @@ fn senders_that_share_a_connection_are_named() {
         // The limit of the product: waits of other programs of the host may add to these.
         let mut diagnose_senders = |shared: &str| {
             client.run(&format!("workers = begin({shared})"));
-            let record = diagnose_with(room, "P03 = 1\n");
+            let record = diagnose_with(temp, "P03 = 1\n");
             client.run("end(workers)");
             record
         };

@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use fourtuple_testing::set_sysctl;
 
-use crate::program::Room;
+use crate::program::TempDir;
 use crate::program::situation::{diagnose, diagnose_during, do_now, first};
 use crate::row;
 
 /// Returns a directory on a host whose sysctls may be changed.
-fn host() -> Room {
+fn host() -> TempDir {
     // The plan of guest-init.
     assert!(
         Path::new("/plan").exists(),
         "this changes sysctls of the host: `cargo xtask kernels` runs it in a virtual machine"
     );
-    Room::new()
+    TempDir::new()
 }
 
 /// Sets the sysctl of a command: the machine has neither a shell nor sysctl.
@@ -33,7 +33,7 @@ fn set(command: &str) {
 #[test]
 #[ignore = "it changes a sysctl of the host"]
 fn a_full_table_of_tracked_connections_is_named() {
-    let room = host();
+    let temp = host();
     set_sysctl("net.netfilter.nf_conntrack_max", "200");
     let listener = TcpListener::bind("127.0.0.1:4000").expect("a listener");
     let address = listener.local_addr().expect("its address");
@@ -43,7 +43,7 @@ fn a_full_table_of_tracked_connections_is_named() {
     assert!(held.len() >= 190, "{} connections", held.len());
     let fail = || (0..10).filter(|_| connect().is_err()).count();
     let before = fail();
-    let record = diagnose_during(&room, || drop(connect()));
+    let record = diagnose_during(&temp, || drop(connect()));
     let finding = first(&record, "N01", &[]);
     let command = do_now(finding);
     set(&command);
@@ -63,7 +63,7 @@ fn a_full_table_of_tracked_connections_is_named() {
 #[test]
 #[ignore = "it changes a sysctl of the host"]
 fn a_lack_of_memory_for_tcp_is_named() {
-    let room = host();
+    let temp = host();
     set_sysctl("net.ipv4.tcp_mem", "1000 1500 2000");
     let listener = TcpListener::bind("127.0.0.1:4001").expect("a listener");
     let address = listener.local_addr().expect("its address");
@@ -85,7 +85,7 @@ fn a_lack_of_memory_for_tcp_is_named() {
     }
     let queued = || (0..10).map(|_| fill().2 / 1024).max();
     let before = queued();
-    let record = diagnose(&room);
+    let record = diagnose(&temp);
     let finding = first(&record, "F02", &[]);
     let command = do_now(finding);
     set(&command);

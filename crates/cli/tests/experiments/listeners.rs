@@ -14,7 +14,7 @@ use crate::program::situation::{
     Daemon, PROXY, actions, behind, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
     nginx_config, paste, set_range, traced, verdicts, wait_for,
 };
-use crate::program::{Room, queues, run, text, until};
+use crate::program::{TempDir, queues, run, text, until};
 use crate::row;
 
 /// Calls for a client that opens connections.
@@ -51,9 +51,9 @@ fn client() -> Python {
 
 /// Runs `doctor` while the test does something again and again, until there is a finding of the rule.
 #[track_caller]
-fn diagnose_while(room: &Room, id: &str, mut repeated: impl FnMut()) -> Value {
+fn diagnose_while(temp: &TempDir, id: &str, mut repeated: impl FnMut()) -> Value {
     for _ in 0..10 {
-        let record = diagnose_during(room, &mut repeated);
+        let record = diagnose_during(temp, &mut repeated);
         if finds(&record, id) {
             return record;
         }
@@ -62,9 +62,9 @@ fn diagnose_while(room: &Room, id: &str, mut repeated: impl FnMut()) -> Value {
     panic!("never a finding of {id}");
 }
 
-fn redis(room: &Room, setting: &str, number: u32) -> Daemon {
+fn redis(temp: &TempDir, setting: &str, number: u32) -> Daemon {
     let (setting, number) = (format!("--{setting}"), number.to_string());
-    let room = room.path().to_str().expect("UTF-8");
+    let temp = temp.path().to_str().expect("UTF-8");
     let words = [
         "redis-server",
         "--port",
@@ -74,7 +74,7 @@ fn redis(room: &Room, setting: &str, number: u32) -> Daemon {
         "--save",
         "",
         "--dir",
-        room,
+        temp,
         &setting,
         &number,
     ];
@@ -95,23 +95,23 @@ def burst(number):
 
 #[test]
 fn bursts_that_redis_drops_are_named() {
-    experiment(&["redis-server", "python3"], |room| {
+    experiment(&["redis-server", "python3"], |temp| {
         let mut client = client();
         client.run(BURST);
-        let server = redis(room, "tcp-backlog", 16);
+        let server = redis(temp, "tcp-backlog", 16);
         let drops = |client: &mut Python| {
             let begun = tcp_counter("ListenDrops");
             client.run("burst(60)");
             tcp_counter("ListenDrops") - begun
         };
         let before = drops(&mut client);
-        let record = diagnose_while(room, "A02", || {
+        let record = diagnose_while(temp, "A02", || {
             client.run("burst(60)");
         });
         let finding = first(&record, "A02", &[]);
         assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
         server.end();
-        let _server = redis(room, "tcp-backlog", 511);
+        let _server = redis(temp, "tcp-backlog", 511);
         let after = drops(&mut client);
         row(
             finding,
@@ -129,8 +129,8 @@ fn bursts_that_redis_drops_are_named() {
 #[test]
 fn a_server_that_turns_connections_away_is_named() {
     let test = "listeners::a_server_that_turns_connections_away_is_named";
-    experiment(&["redis-server", "python3"], |room| {
-        let server = redis(room, "maxclients", 10);
+    experiment(&["redis-server", "python3"], |temp| {
+        let server = redis(temp, "maxclients", 10);
         let mut client = Python::start();
         client.run(
             "def ask(s):\n  try: s.sendall(b'PING\\r\\n'); return s.recv(100) == b'+PONG\\r\\n'\n  except OSError: return False\n\
@@ -141,11 +141,11 @@ fn a_server_that_turns_connections_away_is_named() {
         );
         let served = |client: &mut Python| client.number("print(sum(once() for _ in range(20)))");
         let before = 20 - served(&mut client);
-        if !traced(test, &diagnose(room), "X01") {
+        if !traced(test, &diagnose(temp), "X01") {
             return;
         }
         // On a busy host fewer than five connections may fall into a short diagnosis.
-        let record = diagnose_while(room, "X01", || _ = served(&mut client));
+        let record = diagnose_while(temp, "X01", || _ = served(&mut client));
         let name = format!("redis-server[{}] closed ", server.pid());
         let finding = first(&record, "X01", &[&name, "at 127.0.0.1:4020 without having read from them"]);
         // 10, and the one that is about to be closed.
@@ -156,7 +156,7 @@ fn a_server_that_turns_connections_away_is_named() {
         );
         assert!(actions(finding, "proper")[0].contains(": `maxclients`, if its log names"), "{finding:#}");
         server.end();
-        let _server = redis(room, "maxclients", 1000);
+        let _server = redis(temp, "maxclients", 1000);
         client.run("fill()");
         let after = 20 - served(&mut client);
         row(
@@ -168,7 +168,7 @@ fn a_server_that_turns_connections_away_is_named() {
             &format!("{after} get none"),
         );
         assert_eq!((before, after), (20, 0));
-        let after = diagnose_during(room, || _ = served(&mut client));
+        let after = diagnose_during(temp, || _ = served(&mut client));
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }
@@ -177,7 +177,7 @@ fn a_server_that_turns_connections_away_is_named() {
 #[test]
 fn a_connection_that_has_the_port_of_a_server_is_named() {
     let test = "listeners::a_connection_that_has_the_port_of_a_server_is_named";
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         // One port that connect() chooses first, and another one.
         set_range(20_000, 20_001);
         let mut client = Python::start();
@@ -187,9 +187,9 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         );
         let port = client.number("print(c.getsockname()[1])");
         let servers = format!("server {{ listen 127.0.0.1:{port}; return 200 ok; }}");
-        let config = nginx_config(room, "late", 0, &servers);
+        let config = nginx_config(temp, "late", 0, &servers);
         let start = || run(Command::new("nginx").args(["-c", &config])).code == 0;
-        let record = diagnose_during(room, || {
+        let record = diagnose_during(temp, || {
             assert!(!start());
         });
         if !traced(test, &record, "X01") {
@@ -210,7 +210,7 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         assert_eq!(cure, format!("sysctl -w net.ipv4.ip_local_reserved_ports={port}"));
         paste(&cure);
         client.run("c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\\1\\0\\0\\0\\0\\0\\0\\0'); c.close(); c = dial()");
-        let _server = nginx(room, "server", 0, None, &servers);
+        let _server = nginx(temp, "server", 0, None, &servers);
         wait_for("127.0.0.1", u16::try_from(port).expect("a port"));
         row(
             finding,
@@ -226,12 +226,12 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
 /// A job in the background, a debugger or a person has stopped it: more workers would be stopped, too.
 #[test]
 fn a_server_that_a_signal_has_stopped_is_named() {
-    experiment(&["redis-server", "python3"], |room| {
+    experiment(&["redis-server", "python3"], |temp| {
         let mut client = client();
-        let server = redis(room, "tcp-backlog", 511);
+        let server = redis(temp, "tcp-backlog", 511);
         paste(&format!("kill -STOP {}", server.pid()));
         client.run("begin('127.0.0.1', 20)");
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(&record, "A07", &[]);
         assert!(finding["evidence"].to_string().contains("is stopped by a signal (state T)"), "{finding:#}");
         let before = queues(PROXY)[0];
@@ -254,9 +254,9 @@ fn a_server_that_a_signal_has_stopped_is_named() {
 /// The other worker accepts, and no queue grows: the clients of the stopped one wait on connections that they have.
 #[test]
 fn a_worker_that_reads_none_of_its_connections_is_named() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; return 200 $pid; }";
-        let server = nginx(room, "web", 2, None, servers);
+        let server = nginx(temp, "web", 2, None, servers);
         until("2 workers", || crate::program::children(server.pid()).len() == 2);
         wait_for("127.0.0.1", PROXY);
         let mut client = client();
@@ -271,7 +271,7 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
         let number = client.number("print(pids.most_common(1)[0][1])");
         paste(&format!("kill -STOP {worker}"));
         client.run("ask()");
-        let record = diagnose_while(room, "X01", || ());
+        let record = diagnose_while(temp, "X01", || ());
         let verdict =
             format!("{number} connections of nginx[{worker}] at port 4020 have data that it has not read");
         let finding = first(&record, "X01", &[&verdict]);
@@ -290,14 +290,14 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
             "0 wait",
         );
         assert_eq!(before, number);
-        assert!(!finds(&diagnose(room), "X01"));
+        assert!(!finds(&diagnose(temp), "X01"));
     });
 }
 
 /// A server that has ended left its listener to a program that it had started: clients are accepted by the kernel and never served.
 #[test]
 fn a_listener_that_a_child_has_inherited_is_named() {
-    experiment(&["python3", "sleep"], |room| {
+    experiment(&["python3", "sleep"], |temp| {
         let mut server = Python::start();
         let child = server.number(
             "import os, subprocess\ns = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(8); os.set_inheritable(s.fileno(), True)\n\
@@ -306,7 +306,7 @@ fn a_listener_that_a_child_has_inherited_is_named() {
         drop(server);
         let mut client = client();
         client.run("begin('127.0.0.1', 20)");
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(&record, "A01", &["wait for sleep["]);
         let cure = format!("kill {child}");
         let advice = &actions(finding, "proper")[0];
@@ -326,23 +326,23 @@ fn a_listener_that_a_child_has_inherited_is_named() {
 
 #[test]
 fn a_backlog_that_somaxconn_cuts_is_named() {
-    experiment(&["redis-server", "python3"], |room| {
+    experiment(&["redis-server", "python3"], |temp| {
         set_sysctl("net.core.somaxconn", "16");
         let mut client = client();
-        let mut server = redis(room, "tcp-backlog", 511);
+        let mut server = redis(temp, "tcp-backlog", 511);
         let waiting = |server: &Daemon, client: &mut Python| {
             crate::accept::stop(server.pid());
             client.run("made = begin('127.0.0.1', 40)\ntime.sleep(0.2)");
             queues(PROXY)[0]
         };
         let before = waiting(&server, &mut client);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = &behind(&record, "A04", "A01");
         let command = do_now(finding);
         paste(&command);
         server.end();
         client.run("for s in held: s.close()\nheld.clear()");
-        server = redis(room, "tcp-backlog", 511);
+        server = redis(temp, "tcp-backlog", 511);
         let after = waiting(&server, &mut client);
         row(
             finding,
@@ -368,13 +368,13 @@ fn half_open(test: &str, id: &str, backlog: u32, fault: &str) {
         "nft 'add table ip t; add chain ip t out { type filter hook output priority 0; }; \
          add rule ip t out ip daddr 127.0.0.9 tcp sport 4020 drop'",
     );
-    let room = Room::new();
+    let temp = TempDir::new();
     let servers = format!("server {{ listen 127.0.0.1:4020 backlog={backlog}; return 200 ok; }}");
-    let _server = nginx(&room, "web", 0, None, &servers);
+    let _server = nginx(&temp, "web", 0, None, &servers);
     wait_for("127.0.0.1", PROXY);
     let mut client = client();
     client.run("begin('127.0.0.9', 100)");
-    let record = diagnose_while(&room, id, || {
+    let record = diagnose_while(&temp, id, || {
         // Closed at once: a diagnosis on a busy host takes longer than the limit on descriptors allows.
         client.run("for s in begin('127.0.0.9', 5): s.close()\ntime.sleep(0.02)");
     });
@@ -415,16 +415,16 @@ fn a_full_syn_queue_is_named() {
     });
 }
 
-/// Policy routing without a way back to the clients: their SYNs are dropped with room in all queues.
+/// Policy routing without a way back to the clients: their SYNs are dropped although no queue is full.
 #[test]
 fn clients_without_a_route_back_are_named() {
-    experiment(&["nginx", "ip", "python3"], |room| {
-        let _server = nginx(room, "web", 0, None, "server { listen 127.0.0.1:4020; return 200 ok; }");
+    experiment(&["nginx", "ip", "python3"], |temp| {
+        let _server = nginx(temp, "web", 0, None, "server { listen 127.0.0.1:4020; return 200 ok; }");
         wait_for("127.0.0.1", PROXY);
         paste("ip rule add pref 10 lookup local && ip rule del pref 0");
         paste("ip rule add pref 5 from 127.0.0.1 to 127.0.0.9 ipproto tcp sport 4020 unreachable");
         let mut client = client();
-        let record = diagnose_while(room, "A03", || {
+        let record = diagnose_while(temp, "A03", || {
             client.run("begin('127.0.0.9', 2); time.sleep(0.02)");
         });
         let finding = first(&record, "A03", &[]);
@@ -451,13 +451,13 @@ fn clients_without_a_route_back_are_named() {
 }
 
 /// Starts gunicorn with one worker whose requests take 0.2 s.
-fn slow_server(room: &Room, threads: &str) -> Daemon {
-    room.file(
+fn slow_server(temp: &TempDir, threads: &str) -> Daemon {
+    temp.file(
         "slow.py",
         "import time\ndef app(environ, start):\n    time.sleep(0.2)\n    \
          start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
     );
-    let directory = room.path().to_str().expect("UTF-8");
+    let directory = temp.path().to_str().expect("UTF-8");
     let address = "127.0.0.1:4020";
     let words =
         ["gunicorn", "-w", "1", "--threads", threads, "-b", address, "--chdir", directory, "slow:app"];
@@ -468,14 +468,14 @@ fn slow_server(room: &Room, threads: &str) -> Daemon {
 
 /// Asks gunicorn with few threads on many connections until there is a finding, and again with a thread for each of the requests at a time.
 fn delayed(
-    room: &Room,
+    temp: &TempDir,
     threads: u32,
     clients: u32,
     requests: u32,
     fault: &str,
     found: impl FnOnce(&Value) -> Value,
 ) {
-    let server = slow_server(room, &threads.to_string());
+    let server = slow_server(temp, &threads.to_string());
     let mut client = client();
     client.run("up()");
     let slowest = format!("print(f'{{slowest({requests}):.1f}}')");
@@ -485,13 +485,13 @@ fn delayed(
          threads = [threading.Thread(target=repeat) for _ in range({clients})]\nfor t in threads: t.start()"
     ));
     let id = if threads == 1 { "A07" } else { "X01" };
-    let record = diagnose_while(room, id, || thread::sleep(Duration::from_millis(10)));
+    let record = diagnose_while(temp, id, || thread::sleep(Duration::from_millis(10)));
     client.run("going = False\nfor t in threads: t.join()");
     let finding = found(&record);
     let proper = actions(&finding, "proper");
     assert!(proper.iter().any(|action| action.contains("more `--workers` or `--threads`")), "{finding:#}");
     server.end();
-    let _server = slow_server(room, &requests.to_string());
+    let _server = slow_server(temp, &requests.to_string());
     client.run("up()");
     let after = client.run(&slowest);
     row(
@@ -510,9 +510,9 @@ fn delayed(
 /// gunicorn with threads accepts at once, so that no queue grows: the requests wait in the connections.
 #[test]
 fn requests_that_wait_for_a_thread_are_named() {
-    experiment(&["gunicorn", "python3"], |room| {
+    experiment(&["gunicorn", "python3"], |temp| {
         // On a busy host the readings of doctor are seconds apart: 80 requests wait for 8 s.
-        delayed(room, 2, 80, 30, "requests of 0.2 s in one worker with two threads", |record| {
+        delayed(temp, 2, 80, 30, "requests of 0.2 s in one worker with two threads", |record| {
             let verdict = ["connections of gunicorn[", "at port 4020 have data that it has not"];
             let finding = first(record, "X01", &verdict);
             assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
@@ -523,17 +523,17 @@ fn requests_that_wait_for_a_thread_are_named() {
 
 #[test]
 fn requests_that_one_blocking_worker_delays_are_named() {
-    experiment(&["gunicorn", "python3"], |room| {
+    experiment(&["gunicorn", "python3"], |temp| {
         let fault = "requests of 0.2 s in one worker with one thread";
-        delayed(room, 1, 10, 20, fault, |record| first(record, "A07", &[]).clone());
+        delayed(temp, 1, 10, 20, fault, |record| first(record, "A07", &[]).clone());
     });
 }
 
 #[test]
 fn connections_that_stay_on_one_worker_are_named() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let servers = "server { listen 127.0.0.1:4020 reuseport; keepalive_timeout 600; keepalive_requests 100000; return 200 $pid; }";
-        let server = nginx(room, "web", 4, None, servers);
+        let server = nginx(temp, "web", 4, None, servers);
         until("4 workers", || crate::program::children(server.pid()).len() == 4);
         wait_for("127.0.0.1", PROXY);
         let mut client = client();
@@ -553,7 +553,7 @@ fn connections_that_stay_on_one_worker_are_named() {
              kept = thin(open(300))",
         );
         let before = client.run("print(f'{jain():.2f}')");
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(&record, "B01", &[]);
         client.run("n = len(kept)\nfor p, c in kept: c.close()\nkept = open(n)");
         let after = client.run("print(f'{jain():.2f}')");
@@ -567,14 +567,14 @@ fn connections_that_stay_on_one_worker_are_named() {
         );
         let index = |text: &str| text.trim().parse::<f64>().expect("an index");
         assert!(index(&before) < 0.7 && index(&after) > index(&before), "{before} {after}");
-        assert!(!finds(&diagnose(room), "B01"));
+        assert!(!finds(&diagnose(temp), "B01"));
     });
 }
 
-/// Its queue has room for minutes, and nothing is dropped.
+/// Its queue holds the packets of minutes, and nothing is dropped.
 #[test]
 fn a_udp_server_that_a_signal_has_stopped_is_named() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let mut server = Python::start();
         server.run("u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 5140))");
         paste(&format!("kill -STOP {}", server.pid()));
@@ -582,7 +582,7 @@ fn a_udp_server_that_a_signal_has_stopped_is_named() {
         for _ in 0..20 {
             client.send_to(&[7; 100], "127.0.0.1:5140").unwrap();
         }
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let verdict = format!("the UDP socket 127.0.0.1:5140 of python3[{}] has ", server.pid());
         let finding = first(&record, "X01", &[&verdict]);
         assert!(!text(finding, "verdict").contains("unexplained"), "{finding:#}");
@@ -598,13 +598,13 @@ fn a_udp_server_that_a_signal_has_stopped_is_named() {
             "kill -CONT PID",
             &format!("{} wait", 20 - after),
         );
-        assert!(!finds(&diagnose(room), "X01"));
+        assert!(!finds(&diagnose(temp), "X01"));
     });
 }
 
 #[test]
 fn a_connected_socket_of_a_udp_group_is_named() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let mut server = Python::start();
         server.run(
             "def bound(peer=None):\n  \
@@ -620,7 +620,7 @@ fn a_connected_socket_of_a_udp_group_is_named() {
             "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 4031))\n\
              def send(number):\n  for _ in range(number): s.sendto(b'x', ('127.0.0.1', 4030))",
         );
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(&record, "U02", &[]);
         assert!(text(finding, "verdict").contains(&format!("python3[{}]", server.pid())), "{finding:#}");
         peer.run("send(100)");
@@ -638,21 +638,21 @@ fn a_connected_socket_of_a_udp_group_is_named() {
             &format!("the hash chooses {after} socket"),
         );
         assert_eq!((before, after), (100, 1));
-        assert!(!finds(&diagnose(room), "U02"));
+        assert!(!finds(&diagnose(temp), "U02"));
     });
 }
 
 #[test]
 fn a_foreign_member_of_a_group_is_named() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let _server =
-            nginx(room, "web", 1, None, "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
+            nginx(temp, "web", 1, None, "server { listen 127.0.0.1:4020 reuseport; return 200 ok; }");
         wait_for("127.0.0.1", PROXY);
         let mut foreign = Python::start();
         foreign.run(
             "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(('127.0.0.1', 4020)); s.listen(100)",
         );
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding = first(&record, "U03", &[]);
         let mut client = client();
         client.run(

@@ -15,7 +15,7 @@ use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
     failed_requests, finds, first, has, nginx, paste, set_range, wait_for,
 };
-use crate::program::{Room, binary, children, fourtuple, queues, until};
+use crate::program::{TempDir, binary, children, fourtuple, queues, until};
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, device, resource};
@@ -49,8 +49,8 @@ fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
 }
 
 /// Runs `doctor` while a client sends requests.
-fn diagnose_during_requests(room: &Room, url: &str) -> Value {
-    diagnose_during(room, || {
+fn diagnose_during_requests(temp: &TempDir, url: &str) -> Value {
+    diagnose_during(temp, || {
         failed_requests(url, 20);
     })
 }
@@ -64,16 +64,16 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     for last in 5..=64 {
         device::add_address("lo", [10, 0, 0, last].into(), 24).unwrap();
     }
-    let room = Room::new();
+    let temp = TempDir::new();
     let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
-    let _server = nginx(&room, "server", 0, None, &server);
+    let _server = nginx(&temp, "server", 0, None, &server);
     wait_for("10.0.0.2", SERVER);
     // The proxy asks the server to keep connections, but has no pool of its own: the proxy closes first.
     let proxy = format!(
         "server {{ listen 127.0.0.1:{PROXY}; location / {{ proxy_pass http://10.0.0.2:{SERVER}; \
          proxy_http_version 1.1; proxy_set_header Connection keep-alive; }} }}"
     );
-    let proxy = nginx(&room, "proxy", workers, cgroup, &proxy);
+    let proxy = nginx(&temp, "proxy", workers, cgroup, &proxy);
     wait_for("127.0.0.1", PROXY);
     // The master listens before it has workers.
     let worker = || if workers == 0 { Some(proxy.pid()) } else { children(proxy.pid()).first().copied() };
@@ -85,7 +85,7 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     failed_requests(&url, 200);
     let before = failed_requests(&url, 100);
     assert!(before > 90, "{before} of 100 requests failed");
-    let record = diagnose_during_requests(&room, &url);
+    let record = diagnose_during_requests(&temp, &url);
     let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
     let nginx = format!("nginx[{worker}]");
     let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &nginx]);
@@ -110,7 +110,7 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
         command,
         &format!("{after} fail"),
     );
-    assert_eq!(after, 0, "{}", std::fs::read_to_string(room.join("proxy/error.log")).expect("a log"));
+    assert_eq!(after, 0, "{}", std::fs::read_to_string(temp.join("proxy/error.log")).expect("a log"));
 }
 
 /// Ends a fix and requires that it chose a free port, or a source, for at least so many connects, nearly all that it saw. The rate of a run
@@ -134,7 +134,7 @@ fn clients(number: usize) -> Vec<TcpStream> {
 #[test]
 fn haproxy_past_half_of_the_range_is_named_and_fixed() {
     let test = "ports::haproxy_past_half_of_the_range_is_named_and_fixed";
-    experiment(&["haproxy"], |room| {
+    experiment(&["haproxy"], |temp| {
         let Some(cgroup) = cgroup(test, "half") else { return };
         resource::raise_descriptor_limit().unwrap();
         set_range(20_000, 23_999);
@@ -144,7 +144,7 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         let sink = socket::open(Transport::Tcp, address, false).unwrap();
         socket::bind(sink.as_fd(), address).unwrap();
         socket::listen(sink.as_fd(), 65_535).unwrap();
-        let config = room.file(
+        let config = temp.file(
             "haproxy.cfg",
             &format!(
                 "global\n    nbthread 1\n    maxconn 4000\ndefaults\n    mode tcp\n    timeout client 10m\n    timeout connect 60s\n    \
@@ -161,7 +161,7 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
         };
         let (_held, free) = opened(1_900);
         let (_more, before) = opened(300);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let name = format!("haproxy[{}]", haproxy.pid());
         let tuple = format!("10.0.0.1 → {address} uses ");
         let finding = first(&record, "P02", &[&tuple, " of 2,000 even ports", &name]);
@@ -187,11 +187,11 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
 #[test]
 fn a_search_among_time_wait_is_named_and_fixed() {
     let test = "ports::a_search_among_time_wait_is_named_and_fixed";
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         let Some(cgroup) = cgroup(test, "wait") else { return };
         set_range(20_000, 23_999);
         let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
-        let _server = nginx(room, "server", 0, None, &server);
+        let _server = nginx(temp, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
         let mut client = Python::start();
         std::fs::write(cgroup.0.join("cgroup.procs"), client.pid().to_string()).unwrap();
@@ -207,7 +207,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             "import threading\ngoing = True\ndef more():\n  while going: churn(1); time.sleep(0.02)\n\
              thread = threading.Thread(target=more); thread.start()",
         );
-        let record = diagnose(room);
+        let record = diagnose(temp);
         client.run("going = False; thread.join()");
         let finding = first(
             &record,
@@ -236,17 +236,17 @@ fn a_search_among_time_wait_is_named_and_fixed() {
 /// Envoy with `max_requests_per_connection: 1`. Its threads that connect are called wrk:worker_0 and wrk:worker_1.
 #[test]
 fn envoy_is_named_by_its_process_and_reuse_helps() {
-    experiment(&["envoy", "nginx", "curl"], |room| {
+    experiment(&["envoy", "nginx", "curl"], |temp| {
         set_range(20_000, 20_199);
         let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
-        let _server = nginx(room, "server", 0, None, &server);
+        let _server = nginx(temp, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
-        let proxy = envoy_proxy(room, PROXY, format!("10.0.0.2:{SERVER}").parse().unwrap());
+        let proxy = envoy_proxy(temp, PROXY, format!("10.0.0.2:{SERVER}").parse().unwrap());
         let url = format!("http://127.0.0.1:{PROXY}/");
         failed_requests(&url, 200);
         let before = failed_requests(&url, 100);
         assert!(before > 90, "{before} of 100 requests failed");
-        let record = diagnose_during_requests(room, &url);
+        let record = diagnose_during_requests(temp, &url);
         let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
         let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &format!("envoy[{}]", proxy.pid())]);
         let said = record.to_string();
@@ -271,12 +271,12 @@ fn envoy_is_named_by_its_process_and_reuse_helps() {
 /// calls.
 #[test]
 fn bind_before_connect_is_named_and_the_range_helps() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         set_range(20_000, 20_399);
         let servers: String = (0..4)
             .map(|index| format!("server {{ listen 10.0.0.2:{}; return 200 ok; }}\n", SERVER + index))
             .collect();
-        let _server = nginx(room, "server", 0, None, &servers);
+        let _server = nginx(temp, "server", 0, None, &servers);
         wait_for("10.0.0.2", SERVER + 3);
         let mut client = Python::start();
         client.run(&format!(
@@ -287,7 +287,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         client.run("dial(400)");
         // Each destination has 100 of 400 ports in use.
         assert_eq!(client.number("print(dial(100))"), 100);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding =
             first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
         assert!(actions(finding, "proper").iter().any(|action| action.contains("IP_BIND_ADDRESS_NO_PORT")));
@@ -303,7 +303,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
             &format!("{after} fail"),
         );
         assert_eq!(after, 0);
-        assert!(!finds(&diagnose(room), "P08"));
+        assert!(!finds(&diagnose(temp), "P08"));
     });
 }
 
@@ -334,12 +334,12 @@ def failed(number):
 #[test]
 fn squid_with_a_source_address_is_named_and_run_covers_it() {
     let test = "ports::squid_with_a_source_address_is_named_and_run_covers_it";
-    experiment(&["squid", "python3"], |room| {
+    experiment(&["squid", "python3"], |temp| {
         set_range(20_000, 20_199);
         let mut peers = Python::start();
         peers.run(PEERS);
         let mut failed = |number: u32| peers.number(&format!("print(failed({number}))"));
-        let logs = room.join("squid");
+        let logs = temp.join("squid");
         fs::create_dir(&logs).unwrap();
         chown(&logs, Some(65_534), Some(65_534)).unwrap();
         let servers: String = (2..=4)
@@ -353,7 +353,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
              cache_effective_user nobody\nvisible_hostname localhost\npinger_enable off\nnetdb_filename none\n\
              shutdown_lifetime 0 seconds\ncoredump_dir {logs}\ncache_log {logs}/cache.log\naccess_log none\n"
         );
-        let config = room.file("squid.conf", &text);
+        let config = temp.file("squid.conf", &text);
         let start = |flags: &str| {
             let mut command = fourtuple(&format!("run {flags} -- squid -N -f {config}"));
             let mut child = starting::start(command.stdout(Stdio::null()).stderr(Stdio::piped())).unwrap();
@@ -375,7 +375,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         assert!(connects.starts_with("fourtuple: squid: ") && connects.contains(" connect"), "{said}");
         let way = "run --via bound";
         assert_eq!(remedy, format!("`{} {way}` covers sockets bound to port 0", binary().display()));
-        let record = diagnose_during(room, || {
+        let record = diagnose_during(temp, || {
             failed(20);
         });
         let finding = first(&record, "P08", &["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
@@ -387,7 +387,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
 
         // connect() passes over ports in TIME_WAIT that bind() took, for 60 s: the second run has as many others.
         set_sysctl("net.ipv4.ip_local_port_range", "21000 21199");
-        let json = room.join("record.json");
+        let json = temp.join("record.json");
         let (running, lines, way) = start(&format!("--via bound --json {json}"));
         if !way.contains(" runs via ") {
             return skip(test, "ip_local_port_range", &way);
@@ -424,16 +424,16 @@ impl Drop for Ending {
 /// A server whose port is inside of the range, as NodePorts are (kubernetes#138272).
 #[test]
 fn a_server_inside_of_the_range_keeps_its_port() {
-    experiment(&["nginx", "python3"], |room| {
+    experiment(&["nginx", "python3"], |temp| {
         // connect() begins with the even ports.
         const INSIDE: u16 = 20_101;
         set_range(20_000, 20_199);
         let server = format!("server {{ listen 127.0.0.1:{SERVER}; return 200 ok; }}");
-        let _server = nginx(room, "server", 0, None, &server);
+        let _server = nginx(temp, "server", 0, None, &server);
         wait_for("127.0.0.1", SERVER);
         let exposed = format!("server {{ listen 127.0.0.1:{INSIDE}; return 200 ok; }}");
         let start = || {
-            let started = nginx(room, "exposed", 0, None, &exposed);
+            let started = nginx(temp, "exposed", 0, None, &exposed);
             wait_for("127.0.0.1", INSIDE);
             started
         };
@@ -452,7 +452,7 @@ fn a_server_inside_of_the_range_keeps_its_port() {
         let running = start();
         client.run(&dial);
         let pid = running.pid();
-        let record = diagnose(room);
+        let record = diagnose(temp);
         running.end();
         let before = restarts(&mut client);
         assert_eq!(before, 5);

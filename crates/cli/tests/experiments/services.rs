@@ -14,7 +14,7 @@ use crate::program::situation::{
     Daemon, PROXY, actions, diagnose, diagnose_during, experiment, finds, first, text_of, unbound, verdicts,
     wait_for,
 };
-use crate::program::{Room, binary, children, list, queues, run, stat, text, until};
+use crate::program::{TempDir, binary, children, list, queues, run, stat, text, until};
 use crate::row;
 use fourtuple_testing::python::Python;
 use serde_json::Value;
@@ -50,11 +50,11 @@ fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
 
 #[test]
 fn a_ladder_of_workers_is_named_and_reuseport_helps() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let mut server = Python::start();
         start_workers(&mut server, false);
         let clients = trickle(&server, 80);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let finding =
             first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
         assert_eq!(actions(finding, "now"), ["fourtuple trace accept --port 4020 --for 10s"]);
@@ -79,7 +79,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         let mut server = Python::start();
         start_workers(&mut server, true);
         let _clients = trickle(&server, 80);
-        let record = diagnose(room);
+        let record = diagnose(temp);
         let after = jain(&record);
         row(
             finding,
@@ -94,8 +94,8 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
 }
 
 /// Sends queries to Unbound while `doctor` reads, and returns the record and the drops of the socket.
-fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
-    let server = unbound(room, "127.0.0.1", 5300, buffer);
+fn flood(temp: &TempDir, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
+    let server = unbound(temp, "127.0.0.1", 5300, buffer);
     // A query for a.example, class IN, type A. A burst begins when Unbound has read the burst before. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
     // would fill the queue of the client.
     client.run(
@@ -108,7 +108,7 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
          def burst():\n  while waits(): time.sleep(0.01)\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
     );
     until("Unbound answers", || client.run("print(ask())") == "True");
-    let record = diagnose_during(room, || {
+    let record = diagnose_during(temp, || {
         client.run("burst(); time.sleep(0.1)");
     });
     let sockets = record["results"]["snapshot"]["udp"]["seen"]["sockets"].as_array().unwrap();
@@ -121,15 +121,15 @@ fn flood(room: &Room, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
 
 #[test]
 fn drops_of_unbound_are_named_and_a_buffer_helps() {
-    experiment(&["unbound", "python3"], |room| {
+    experiment(&["unbound", "python3"], |temp| {
         let mut client = Python::start();
-        let (record, pid, before) = flood(room, &mut client, "4096");
+        let (record, pid, before) = flood(temp, &mut client, "4096");
         let name = format!("unbound[{pid}]");
         let finding = first(&record, "U01", &["the UDP socket 127.0.0.1:5300 of", &name, "dropped"]);
         let now = actions(finding, "now");
         assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
         assert_eq!(text_of(finding, "/now/0/is_command"), "false");
-        let (record, _, after) = flood(room, &mut client, "4m");
+        let (record, _, after) = flood(temp, &mut client, "4m");
         row(
             finding,
             "a receive buffer of 4 KiB (`so-rcvbuf: 4096`)",
@@ -145,7 +145,7 @@ fn drops_of_unbound_are_named_and_a_buffer_helps() {
 /// The kernel knows the age of a CLOSE_WAIT socket only by the silence of the peer, and the rule wants a minute.
 #[test]
 fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let start = || {
             let mut server = Python::start();
             server.run("s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 4020)); s.listen(500)");
@@ -159,13 +159,13 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         until("all are in CLOSE_WAIT", || server.number(closed) == 100);
         thread::sleep(Duration::from_secs(61));
         let name = format!("python3[{}] has not closed 100 connections", server.pid());
-        let mut record = diagnose(room);
+        let mut record = diagnose(temp);
         for _ in 0..6 {
             if verdicts(&record).iter().any(|verdict| verdict.contains(&name)) {
                 break;
             }
             thread::sleep(Duration::from_secs(5));
-            record = diagnose(room);
+            record = diagnose(temp);
         }
         let finding = first(&record, "T07", &[&name, "CLOSE_WAIT"]);
         let now = actions(finding, "now");
@@ -179,7 +179,7 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
         let listed = program::situation::paste(&now[0]).lines().count();
         drop(server);
         let _server = start();
-        let after = diagnose(room);
+        let after = diagnose(temp);
         row(
             finding,
             "a service that does not close connections",
@@ -209,18 +209,18 @@ const BOOT: &str = "mount --make-rprivate / && mount --bind /proc/sys /proc/sys 
                     exec systemd --system --unit=test.target --log-target=null --show-status=0";
 
 /// A restart by systemd ends the main process only (`KillMode=process`), and a child of the former one goes on with its listener. Instances of a
-/// template are no copies; a copy that was started by hand is one.
+/// template are not copies; a copy that was started by hand is one.
 #[test]
 fn a_copy_that_a_restart_left_is_named() {
     let test = "services::a_copy_that_a_restart_left_is_named";
-    experiment(&["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"], |room| {
+    experiment(&["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"], |temp| {
         let Some(cgroup) = cgroup(test, "systemd") else { return };
-        let (script, version) = (room.file("server.py", SERVER), room.file("version", "old"));
+        let (script, version) = (temp.file("server.py", SERVER), temp.file("version", "old"));
         let serve = |port: u16| format!("python3 {script} {port} {version}");
         let unit = |name: &str, text: &str| {
-            room.file(&format!("units/{name}"), &format!("[Unit]\nDefaultDependencies=no\n{text}"))
+            temp.file(&format!("units/{name}"), &format!("[Unit]\nDefaultDependencies=no\n{text}"))
         };
-        fs::create_dir(room.join("units")).unwrap();
+        fs::create_dir(temp.join("units")).unwrap();
         unit("test.target", "");
         for (name, port) in [("web", 4_000), ("web@", 4_001), ("hand", 4_002)] {
             unit(
@@ -229,7 +229,7 @@ fn a_copy_that_a_restart_left_is_named() {
             );
         }
         let path = format!("PATH={}", env::var("PATH").unwrap());
-        let units = format!("SYSTEMD_UNIT_PATH={}", room.join("units"));
+        let units = format!("SYSTEMD_UNIT_PATH={}", temp.join("units"));
         let apart = [
             "unshare",
             "--pid",
@@ -266,7 +266,7 @@ fn a_copy_that_a_restart_left_is_named() {
         assert_eq!(diagnose(), [Value::Null; 0], "instances of a template, and each with a child");
         // Copies are 10 s older.
         thread::sleep(Duration::from_millis(10_500));
-        room.file("version", "new");
+        temp.file("version", "new");
         let ended = run(&mut inside(&["systemctl", "restart", "web", "web@2"]));
         assert_eq!(ended.code, 0, "{ended:?}");
         let by_hand = [

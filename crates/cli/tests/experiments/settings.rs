@@ -7,7 +7,7 @@ use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, behind, diagnose, diagnose_for, diagnose_with, do_now, experiment,
     failed_requests, finds, first, has, nginx, paste, set_range, traced, wait_for,
 };
-use crate::program::{Room, text, until};
+use crate::program::{TempDir, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// A server with four ports, and a client.
 pub(crate) struct Scene {
-    pub(crate) room: Room,
+    pub(crate) temp: TempDir,
     pub(crate) client: Python,
     _server: Daemon,
 }
@@ -53,12 +53,12 @@ impl Scene {
         resource::raise_descriptor_limit().expect("a limit");
         set_range(low, high);
         keep_time_wait();
-        let room = Room::new();
+        let temp = TempDir::new();
         let listens: String =
             (SERVER..SERVER + 4).map(|port| format!("listen 10.0.0.2:{port} backlog=4096;")).collect();
-        let server = nginx(&room, "server", 0, None, &format!("server {{ {listens} return 200 ok; }}"));
+        let server = nginx(&temp, "server", 0, None, &format!("server {{ {listens} return 200 ok; }}"));
         wait_for("10.0.0.2", SERVER + 3);
-        Some(Scene { room, client: client(), _server: server })
+        Some(Scene { temp, client: client(), _server: server })
     }
 
     /// Runs `doctor` while a thread of the client repeats a call.
@@ -67,7 +67,7 @@ impl Scene {
             "going = True\ndef repeat():\n  while going: {call}; time.sleep({pause_s})\n\
              thread = threading.Thread(target=repeat); thread.start()"
         ));
-        let record = diagnose_for(&self.room, time, thresholds);
+        let record = diagnose_for(&self.temp, time, thresholds);
         self.client.run("going = False; thread.join()");
         record
     }
@@ -103,7 +103,7 @@ fn reuse_gives_the_ports_of_time_wait_back() {
         };
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         scene.churn(300);
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = first(&record, "T03", &[]);
         let before = scene.client.number("print(churn(400))");
         let command = do_now(finding);
@@ -128,7 +128,7 @@ fn reuse_needs_timestamps() {
         set_sysctl("net.ipv4.tcp_tw_reuse", "1");
         set_sysctl("net.ipv4.tcp_timestamps", "0");
         scene.churn(300);
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = first(&record, "T04", &[]);
         let before = scene.client.number("churn(400)\ntime.sleep(1.1)\nprint(churn(400))");
         let command = do_now(finding);
@@ -155,7 +155,7 @@ fn fin_timeout_does_not_shorten_time_wait() {
         set_sysctl("net.ipv4.tcp_fin_timeout", "1");
         scene.churn(350);
         thread::sleep(Duration::from_millis(1_500));
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T05", "T03");
         let before = scene.client.number("print(waiting())");
         let command = do_now(finding);
@@ -181,7 +181,7 @@ fn the_side_that_closes_first_is_named() {
         scene.churn(300);
         // On a busy host the closes may be older than 10 s before doctor reads them.
         let finding = &loop {
-            let finding = behind(&diagnose(&scene.room), "T06", "T03");
+            let finding = behind(&diagnose(&scene.temp), "T06", "T03");
             if text(&finding, "verdict").contains("in the last 10 s") {
                 break finding;
             }
@@ -209,7 +209,7 @@ fn a_low_limit_of_time_wait_is_named() {
         let Some(mut scene) = Scene::start("settings::a_low_limit_of_time_wait_is_named") else { return };
         set_sysctl("net.ipv4.tcp_max_tw_buckets", "400");
         scene.churn(370);
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T01", "P01");
         let command = do_now(finding);
         paste(&command);
@@ -221,7 +221,7 @@ fn a_low_limit_of_time_wait_is_named() {
             &command,
             "room for all",
         );
-        assert!(!finds(&diagnose(&scene.room), "T01"));
+        assert!(!finds(&diagnose(&scene.temp), "T01"));
     });
 }
 
@@ -239,7 +239,7 @@ fn a_time_wait_that_is_cut_short_is_named() {
             fourtuple_testing::accept_queue::tcp_counter("TCPTimeWaitOverflow") - begun
         };
         let before = skipped(&mut scene.client, 200);
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T02", "T01");
         let command = do_now(finding);
         paste(&command);
@@ -262,7 +262,7 @@ fn reserved_ports_are_named() {
         let Some(mut scene) = Scene::start("settings::reserved_ports_are_named") else { return };
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20000-20299");
         scene.client.run("dial(60)");
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = first(&record, "P04", &[]);
         let before = scene.client.number("print(dial(100))");
         let command = do_now(finding);
@@ -289,7 +289,7 @@ fn a_process_that_holds_ports_by_bind_is_named() {
         let mut holder = client();
         holder.run("for _ in range(300):\n  s = socket.socket(); s.bind(('10.0.0.1', 0)); held.append(s)");
         scene.client.run("dial(20)");
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = first(&record, "P06", &[]);
         let before = scene.client.number("print(dial(200))");
         let cure = actions(finding, "proper").remove(0);
@@ -314,7 +314,7 @@ fn processes_that_share_ports_are_named() {
         let mut other = client();
         scene.client.run("dial(180)");
         other.run("dial(180)");
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = &behind(&record, "P12", "P01");
         let before = other.number("print(dial(100))");
         let cure = actions(finding, "proper").remove(0);
@@ -336,7 +336,7 @@ fn a_small_range_is_named() {
     in_namespace(|| {
         let Some(mut scene) = Scene::start("settings::a_small_range_is_named") else { return };
         scene.client.run("dial(250)");
-        let record = diagnose_with(&scene.room, "");
+        let record = diagnose_with(&scene.temp, "");
         let finding = first(&record, "P03", &[]);
         let before = scene.client.number("print(dial(300))");
         let command = do_now(finding);
@@ -498,7 +498,7 @@ fn a_source_address_that_is_gone_is_named() {
         let ask = "got = set()\ndef answered():\n  for s in held:\n    s.settimeout(0.05)\n    try:\n      s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n')\n      \
                    if s.recv(4096): got.add(s)\n    except OSError: pass\n  return len(got)";
         scene.client.run(ask);
-        let record = diagnose(&scene.room);
+        let record = diagnose(&scene.temp);
         let finding = first(&record, "P11", &[]);
         let before = 20 - scene.client.number("print(answered())");
         let cure = actions(finding, "now")
@@ -539,11 +539,11 @@ fn crowded_ports_are_named() {
              for n in range(1010):\n  \
                for _ in range(2): held.append(socket.create_connection((f'127.1.{n // 250}.{n % 250 + 1}', 4010)))",
         );
-        let record = diagnose_with(&scene.room, "");
+        let record = diagnose_with(&scene.temp, "");
         let finding = &behind(&record, "L02", "P01");
         let command = do_now(finding);
         paste(&command);
-        let after = diagnose_with(&scene.room, "");
+        let after = diagnose_with(&scene.temp, "");
         row(
             finding,
             "2,020 connections to 1,010 destinations from 2 ports",
@@ -624,7 +624,7 @@ fn a_source_that_is_not_on_the_host_is_named() {
     let test = "settings::a_source_that_is_not_on_the_host_is_named";
     experiment(&["haproxy", "nginx", "curl"], |_| {
         let Some(scene) = Scene::start(test) else { return };
-        let config = scene.room.file(
+        let config = scene.temp.file(
             "haproxy.cfg",
             &format!(
                 "global\n    nbthread 1\ndefaults\n    mode http\n    timeout client 10s\n    timeout connect 2s\n    timeout server 10s\n    \
@@ -635,7 +635,7 @@ fn a_source_that_is_not_on_the_host_is_named() {
         wait_for("127.0.0.1", PROXY);
         let url = format!("http://127.0.0.1:{PROXY}/");
         let record = thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&scene.room));
+            let diagnosis = scope.spawn(|| diagnose(&scene.temp));
             while !diagnosis.is_finished() {
                 failed_requests(&url, 20);
             }

@@ -10,7 +10,7 @@ use fourtuple_testing::python::Python;
 use fourtuple_testing::skip;
 
 use crate::program::situation::{Daemon, experiment, has, nginx_config, php_fpm, verdicts, wait_for};
-use crate::program::{Room, fourtuple, run, stat, until};
+use crate::program::{TempDir, fourtuple, run, stat, until};
 
 /// Requests on kept connections and on fresh ones, 20 in a second to each server, and children that end soon.
 const LOAD: &str = "\
@@ -78,25 +78,25 @@ struct Programs {
 }
 
 /// Starts each program that is installed; reports the others as skipped.
-fn start(test: &str, room: &Room) -> Programs {
+fn start(test: &str, temp: &TempDir) -> Programs {
     let mut all = Programs::default();
     let Programs { daemons, reloads, nginx, apache, database, http, pings, pools } = &mut all;
-    let path = |name: &str| room.join(name);
+    let path = |name: &str| temp.join(name);
     let mut begin = |words: &[&str], port: u16| {
         daemons.push(Daemon::start(None, words));
         wait_for("127.0.0.1", port);
         daemons.last().expect("pushed above").pid()
     };
     fs::create_dir_all(path("www")).expect("a directory");
-    room.file("www/index.html", "ok");
-    room.file("www/index.php", "<?php echo 'ok';");
+    temp.file("www/index.html", "ok");
+    temp.file("www/index.php", "<?php echo 'ok';");
     let fpm = php_fpm(test);
     if let Some(fpm) = fpm {
         let text = format!(
             "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = 127.0.0.1:9000\npm = static\npm.max_children = 4\n",
             path("fpm.log")
         );
-        begin(&[fpm, "-R", "-y", &room.file("fpm.conf", &text)], 9_000);
+        begin(&[fpm, "-R", "-y", &temp.file("fpm.conf", &text)], 9_000);
     }
     if has(test, &["nginx"]) {
         let php = format!(
@@ -109,7 +109,7 @@ fn start(test: &str, room: &Room) -> Programs {
             path("access.log"),
             if fpm.is_some() { php.as_str() } else { "" }
         );
-        let config = nginx_config(room, "nginx", 2, &servers);
+        let config = nginx_config(temp, "nginx", 2, &servers);
         let master = begin(&["nginx", "-c", &config], 8_000);
         *nginx = Some(master);
         reloads.push((master, "-HUP"));
@@ -117,7 +117,7 @@ fn start(test: &str, room: &Room) -> Programs {
         if has(test, &["haproxy"]) {
             let text = "defaults\n mode http\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
                         frontend front\n bind 127.0.0.1:8001\n default_backend back\nbackend back\n server one 127.0.0.1:8000\n";
-            begin(&["haproxy", "-db", "-f", &room.file("haproxy.cfg", text)], 8_001);
+            begin(&["haproxy", "-db", "-f", &temp.file("haproxy.cfg", text)], 8_001);
             http.push(8_001);
         }
     }
@@ -134,7 +134,7 @@ fn start(test: &str, room: &Room) -> Programs {
         http.push(8_003);
     }
     if has(test, &["gunicorn"]) {
-        room.file(
+        temp.file(
             "app.py",
             "def app(environ, start):\n    start('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n",
         );
@@ -146,7 +146,7 @@ fn start(test: &str, room: &Room) -> Programs {
                 "-b",
                 "127.0.0.1:8004",
                 "--chdir",
-                room.path().to_str().expect("UTF-8"),
+                temp.path().to_str().expect("UTF-8"),
                 "app:app",
             ],
             8_004,
@@ -160,9 +160,9 @@ fn start(test: &str, room: &Room) -> Programs {
             "ServerRoot {0}\nServerName localhost\nPidFile {0}/apache.pid\nListen 127.0.0.1:8006\nErrorLog {0}/apache.log\nDefaultRuntimeDir {0}\n\
              Mutex file:{0}\nLoadModule mpm_event_module {modules}/mod_mpm_event.so\nLoadModule authz_core_module {modules}/mod_authz_core.so\n\
              LoadModule dir_module {modules}/mod_dir.so\nDirectoryIndex index.html\nUser www-data\nGroup www-data\nDocumentRoot {0}/www\n",
-            room.path().display()
+            temp.path().display()
         );
-        let parent = begin(&["apache2", "-f", &room.file("apache.conf", &text), "-DFOREGROUND"], 8_006);
+        let parent = begin(&["apache2", "-f", &temp.file("apache.conf", &text), "-DFOREGROUND"], 8_006);
         *apache = Some(parent);
         // A graceful restart.
         reloads.push((parent, "-USR1"));
@@ -191,7 +191,7 @@ fn start(test: &str, room: &Room) -> Programs {
             "-D",
             &data,
         ]);
-        room.file("pg.conf", "port = 8008\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\ndynamic_shared_memory_type = mmap\nfsync = off\n");
+        temp.file("pg.conf", "port = 8008\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\ndynamic_shared_memory_type = mmap\nfsync = off\n");
         let (server, config) = (format!("{programs}/postgres"), format!("config_file={}", path("pg.conf")));
         let words = [&as_other[..], &[&server, "-D", &data, "-c", &config]].concat();
         let postmaster = begin(&words, 8_008);
@@ -207,7 +207,7 @@ fn start(test: &str, room: &Room) -> Programs {
             "[databases]\n{server}[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = 8007\nunix_socket_dir =\n\
              auth_type = any\nadmin_users = admin\n"
         );
-        let pooler = begin(&["pgbouncer", "-q", "-u", "www-data", &room.file("pgbouncer.ini", &text)], 8_007);
+        let pooler = begin(&["pgbouncer", "-q", "-u", "www-data", &temp.file("pgbouncer.ini", &text)], 8_007);
         reloads.push((pooler, "-HUP"));
         pools.push((8_007, "admin", "pgbouncer", "SHOW VERSION"));
         pools.extend(postgres.map(|_| (8_007, "tester", "postgres", "SELECT 1")));
@@ -222,7 +222,7 @@ fn start(test: &str, room: &Room) -> Programs {
              http_access allow all\ncache deny all\npid_filename none\nvisible_hostname localhost\npinger_enable off\n\
              netdb_filename none\ncoredump_dir {logs}\ncache_log {logs}/cache.log\naccess_log stdio:{logs}/access.log\n"
         );
-        let config = room.file("squid.conf", &text);
+        let config = temp.file("squid.conf", &text);
         let squid = begin(&[&as_other[..], &["squid", "-N", "-f", &config]].concat(), 8_009);
         // The log is rotated.
         reloads.push((squid, "-USR1"));
@@ -247,19 +247,19 @@ fn send(signal: &str, process: u32) {
 #[test]
 fn healthy_programs_have_no_finding() {
     let test = "soak::healthy_programs_have_no_finding";
-    experiment(&["python3"], |room| {
+    experiment(&["python3"], |temp| {
         let set = env::var("FOURTUPLE_SOAK").ok();
         let alone = set.is_some();
         let seconds = set.map_or(40, |text| text.parse().expect("seconds in FOURTUPLE_SOAK"));
         let Programs { daemons: _daemons, reloads, nginx, apache, database, http, pings, pools } =
-            start(test, room);
+            start(test, temp);
         let mut client = Python::start();
         client.run(LOAD);
         client.run(&format!("begin({http:?}, {pings:?}, {pools:?})"));
         // A long soak is alone on the host and has the limits of the product. A short one has neighbours, which use the processors.
-        let thresholds = room.file("thresholds.toml", if alone { "" } else { "A07 = 1000\n" });
+        let thresholds = temp.file("thresholds.toml", if alone { "" } else { "A07 = 1000\n" });
         // After a graceful restart Apache starts children when a second has passed without the end of an old one: connections do wait.
-        let restarting = room.file("restarting.toml", "A07 = 2000");
+        let restarting = temp.file("restarting.toml", "A07 = 2000");
         let (begun, mut found, mut turns, mut reloaded) = (Instant::now(), Vec::new(), 0, None);
         while begun.elapsed() < Duration::from_secs(seconds) {
             let limits = if reloaded.is_some() && reloaded == apache { &restarting } else { &thresholds };
@@ -274,7 +274,7 @@ fn healthy_programs_have_no_finding() {
             );
             turns += 1;
             if let Some(master) = nginx {
-                let log = room.join("access.log");
+                let log = temp.join("access.log");
                 let _ = fs::rename(&log, format!("{log}.1"));
                 // nginx opens the log again.
                 send("-USR1", master);

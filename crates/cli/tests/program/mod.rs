@@ -161,7 +161,7 @@ pub(crate) fn loaded(command: &mut Command) -> Value {
 /// Returns the list at `pointer`.
 pub(crate) fn list<'a>(record: &'a Value, pointer: &str) -> &'a [Value] {
     let found = record.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {record:#}"));
-    found.as_array().unwrap_or_else(|| panic!("{pointer} is no list"))
+    found.as_array().unwrap_or_else(|| panic!("{pointer} is not a list"))
 }
 
 /// Returns the number at `key`.
@@ -286,15 +286,15 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A directory for one test; removed on drop.
-pub(crate) struct Room(PathBuf);
+pub(crate) struct TempDir(PathBuf);
 
-impl Room {
-    pub(crate) fn new() -> Room {
+impl TempDir {
+    pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("fourtuple-program-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).expect("a directory for temporary files");
-        Room(path)
+        TempDir(path)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -339,7 +339,10 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+/// The name that `trace` and the tests of the fleet use.
+pub(crate) type Room = TempDir;
+
+impl Drop for TempDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
             let _ = writeln!(io::stderr(), "{}: {error}", self.0.display());
@@ -350,13 +353,13 @@ impl Drop for Room {
 /// A copy of the program that runs as another user with a few capabilities.
 pub(crate) struct Limited {
     program: String,
-    _room: Room,
+    _room: TempDir,
 }
 
 impl Limited {
     pub(crate) fn new() -> Limited {
-        let room = Room::new();
-        Limited { program: room.program(), _room: room }
+        let temp = TempDir::new();
+        Limited { program: temp.program(), _room: temp }
     }
 
     /// Returns the command that runs the copy with the user ID 65534 and these capabilities of setpriv(1) only: `+bpf`.

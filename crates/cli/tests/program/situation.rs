@@ -13,18 +13,18 @@ use fourtuple_testing::{in_namespace_of, set_sysctl, skip, test_of};
 use serde_json::Value;
 
 use super::fixing::Cgroup;
-use super::{Room, binary, fourtuple, list, run, stat, text, until};
+use super::{TempDir, binary, fourtuple, list, run, stat, text, until};
 
 /// The port of a server behind a proxy, and the port of a proxy.
 pub(crate) const SERVER: u16 = 4_000;
 pub(crate) const PROXY: u16 = 4_020;
 
 /// Runs a closure of a test in a network namespace of its own, with a directory, if all programs are in PATH.
-pub(crate) fn experiment<F: FnOnce(&Room) + Send + 'static>(programs: &'static [&'static str], run: F) {
+pub(crate) fn experiment<F: FnOnce(&TempDir) + Send + 'static>(programs: &'static [&'static str], run: F) {
     let test = test_of(&run);
     in_namespace_of(test.clone(), move || {
         if has(&test, programs) {
-            run(&Room::new());
+            run(&TempDir::new());
         }
     });
 }
@@ -57,14 +57,14 @@ pub(crate) fn set_range(low: u16, high: u16) {
 }
 
 /// Runs `doctor` in the namespace and returns its record. P03 has another threshold, because the ranges of tests are small on purpose.
-pub(crate) fn diagnose(room: &Room) -> Value {
-    diagnose_with(room, "P03 = 1\n")
+pub(crate) fn diagnose(temp: &TempDir) -> Value {
+    diagnose_with(temp, "P03 = 1\n")
 }
 
 /// Runs `doctor` while the test does something again and again.
-pub(crate) fn diagnose_during(room: &Room, mut repeated: impl FnMut()) -> Value {
+pub(crate) fn diagnose_during(temp: &TempDir, mut repeated: impl FnMut()) -> Value {
     thread::scope(|scope| {
-        let diagnosis = scope.spawn(|| diagnose(room));
+        let diagnosis = scope.spawn(|| diagnose(temp));
         while !diagnosis.is_finished() {
             repeated();
         }
@@ -73,13 +73,13 @@ pub(crate) fn diagnose_during(room: &Room, mut repeated: impl FnMut()) -> Value 
 }
 
 /// Runs `doctor` with these thresholds.
-pub(crate) fn diagnose_with(room: &Room, thresholds: &str) -> Value {
-    diagnose_for(room, "500ms", thresholds)
+pub(crate) fn diagnose_with(temp: &TempDir, thresholds: &str) -> Value {
+    diagnose_for(temp, "500ms", thresholds)
 }
 
 /// Runs `doctor` with this time between its readings.
-pub(crate) fn diagnose_for(room: &Room, time: &str, thresholds: &str) -> Value {
-    let thresholds = room.file("thresholds.toml", thresholds);
+pub(crate) fn diagnose_for(temp: &TempDir, time: &str, thresholds: &str) -> Value {
+    let thresholds = temp.file("thresholds.toml", thresholds);
     let flags = format!("doctor --for {time} --json --thresholds {thresholds}");
     let ended = run(&mut fourtuple(&flags));
     assert!([0, 1].contains(&ended.code) && ended.stderr.is_empty(), "{ended:?}");
@@ -268,14 +268,20 @@ impl Drop for Daemon {
 }
 
 /// Starts nginx with the blocks of its `http` section. With `workers` of 0 it has no master process.
-pub(crate) fn nginx(room: &Room, name: &str, workers: u32, cgroup: Option<Cgroup>, servers: &str) -> Daemon {
-    let config = nginx_config(room, name, workers, servers);
+pub(crate) fn nginx(
+    temp: &TempDir,
+    name: &str,
+    workers: u32,
+    cgroup: Option<Cgroup>,
+    servers: &str,
+) -> Daemon {
+    let config = nginx_config(temp, name, workers, servers);
     Daemon::start(cgroup, &["nginx", "-c", &config])
 }
 
 /// Writes a configuration of nginx and returns its path.
-pub(crate) fn nginx_config(room: &Room, name: &str, workers: u32, servers: &str) -> String {
-    let directory = room.join(name);
+pub(crate) fn nginx_config(temp: &TempDir, name: &str, workers: u32, servers: &str) -> String {
+    let directory = temp.join(name);
     fs::create_dir_all(&directory).expect("a directory");
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {directory};\n"))
@@ -286,7 +292,7 @@ pub(crate) fn nginx_config(room: &Room, name: &str, workers: u32, servers: &str)
         "daemon off;\nuser root;\n{master}\npid {directory}/pid;\nerror_log {directory}/error.log;\n\
          events {{ worker_connections 8192; }}\nhttp {{\naccess_log off;\n{temporary}{servers}\n}}\n"
     );
-    room.file(&format!("{name}/nginx.conf"), &text)
+    temp.file(&format!("{name}/nginx.conf"), &text)
 }
 
 /// A configuration of Envoy with an HTTP listener.
@@ -324,22 +330,22 @@ const CLUSTER: &str = r#"clusters:
       endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: ADDRESS, port_value: SERVER } } } }] }]
 "#;
 
-fn envoy_config(room: &Room, port: u16, route: &str, clusters: &str) -> String {
+fn envoy_config(temp: &TempDir, port: u16, route: &str, clusters: &str) -> String {
     let listener = ENVOY.replace("PORT", &port.to_string()).replace("ADMIN", &(port + 1).to_string());
-    room.file("envoy.yaml", &listener.replace("ROUTE", route).replace("CLUSTERS", clusters))
+    temp.file("envoy.yaml", &listener.replace("ROUTE", route).replace("CLUSTERS", clusters))
 }
 
 /// Starts Envoy with `workers` workers that answer `ok` on `port`, and its statistics on the next port, and waits until it listens.
-pub(crate) fn envoy(room: &Room, port: u16, workers: usize) -> Daemon {
+pub(crate) fn envoy(temp: &TempDir, port: u16, workers: usize) -> Daemon {
     let route = "direct_response: { status: 200, body: { inline_string: ok } }";
-    envoy_with(&envoy_config(room, port, route, ""), port, workers)
+    envoy_with(&envoy_config(temp, port, route, ""), port, workers)
 }
 
 /// Starts Envoy as a proxy of a server, with a connection for each request, and waits until it listens.
-pub(crate) fn envoy_proxy(room: &Room, port: u16, server: SocketAddrV4) -> Daemon {
+pub(crate) fn envoy_proxy(temp: &TempDir, port: u16, server: SocketAddrV4) -> Daemon {
     let cluster =
         CLUSTER.replace("ADDRESS", &server.ip().to_string()).replace("SERVER", &server.port().to_string());
-    envoy_with(&envoy_config(room, port, "route: { cluster: server }", &cluster), port, 2)
+    envoy_with(&envoy_config(temp, port, "route: { cluster: server }", &cluster), port, 2)
 }
 
 /// Starts Envoy with a configuration, and waits until it listens.
@@ -352,9 +358,9 @@ pub(crate) fn envoy_with(config: &str, port: u16, workers: usize) -> Daemon {
 }
 
 /// Starts Unbound, which knows the address 10.0.0.1 of `a.example`, at a port.
-pub(crate) fn unbound(room: &Room, address: &str, port: u16, buffer: &str) -> Daemon {
-    let (log, directory) = (room.join("log"), room.path().display());
-    let config = room.file(
+pub(crate) fn unbound(temp: &TempDir, address: &str, port: u16, buffer: &str) -> Daemon {
+    let (log, directory) = (temp.join("log"), temp.path().display());
+    let config = temp.file(
         "unbound.conf",
         &format!(
             "server:\n  interface: {address}@{port}\n  access-control: 0.0.0.0/0 allow\n  do-tcp: no\n  do-daemonize: no\n  num-threads: 1\n  \

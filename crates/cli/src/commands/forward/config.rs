@@ -35,7 +35,7 @@ pub(super) struct File {
 }
 
 /// The settings of one link as text, from a file or from the flags.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct LinkText {
     pub(super) listen: String,
@@ -315,21 +315,7 @@ mod tests {
     }
 
     fn text(listen: &str, to: &str) -> LinkText {
-        LinkText {
-            listen: listen.to_owned(),
-            to: Some(to.to_owned()),
-            routes: Vec::new(),
-            key: None,
-            spread: None,
-            replies: false,
-            idle: None,
-            clients: None,
-            bfd: None,
-            bfd_in_band: None,
-            bfd_interval: None,
-            bfd_receive_interval: None,
-            bfd_multiplier: None,
-        }
+        LinkText { listen: listen.to_owned(), to: Some(to.to_owned()), ..LinkText::default() }
     }
 
     #[test]
@@ -414,84 +400,43 @@ mod tests {
 
     #[test]
     fn errors_name_the_setting_and_its_value() {
+        let with = |change: fn(&mut LinkText)| {
+            let mut link = text("127.0.0.1:1", "127.0.0.1:2");
+            change(&mut link);
+            link
+        };
         let mistakes = [
             (text("nowhere", "127.0.0.1:1"), "'nowhere' for '--listen'"),
             (text("127.0.0.1:1", "there"), "'there' for '--to'"),
             (text("127.0.0.1:1", "127.0.0.1:0"), "'127.0.0.1:0' for '--to'"),
-            (
-                LinkText {
-                    routes: vec!["1.0.0.0/8=127.0.0.1:0".into()],
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
-                "'127.0.0.1:0' for '--route'",
-            ),
-            (LinkText { clients: Some(0), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'0' for '--clients'"),
+            (with(|link| link.routes = vec!["1.0.0.0/8=127.0.0.1:0".into()]), "'127.0.0.1:0' for '--route'"),
+            (with(|link| link.clients = Some(0)), "'0' for '--clients'"),
             (text("a\nb", "127.0.0.1:1"), "'a b' for '--listen'"),
+            (with(|link| link.spread = Some("even".into())), "'even' for '--spread'"),
+            (with(|link| link.key = Some("4".into())), "'4' for '--key'"),
+            (with(|link| link.routes = vec!["7".into()]), "'7' for '--route'"),
+            (with(|link| link.routes = vec!["7=127.0.0.1:3".into()]), "where it is"),
+            (with(|link| link.idle = Some("5".into())), "'5' for '--idle'"),
+            (with(|link| link.bfd = Some("x".into())), "'x' for '--bfd'"),
+            (with(|link| link.bfd = Some("::1@127.0.0.1".into())), "one end is IPv4"),
+            (with(|link| link.bfd_in_band = Some("127.0.0.2".into())), "'127.0.0.2' for '--bfd-in-band'"),
+            (with(|link| link.bfd_in_band = Some("127.0.0.1:1".into())), "the same address"),
+            (with(|link| link.bfd_in_band = Some("[::1]:1".into())), "one end is IPv4"),
             (
-                LinkText { spread: Some("even".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'even' for '--spread'",
-            ),
-            (LinkText { key: Some("4".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'4' for '--key'"),
-            (
-                LinkText { routes: vec!["7".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'7' for '--route'",
-            ),
-            (
-                LinkText { routes: vec!["7=127.0.0.1:3".into()], ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "where it is",
-            ),
-            (LinkText { idle: Some("5".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'5' for '--idle'"),
-            (LinkText { bfd: Some("x".into()), ..text("127.0.0.1:1", "127.0.0.1:2") }, "'x' for '--bfd'"),
-            (
-                LinkText { bfd: Some("::1@127.0.0.1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "one end is IPv4",
-            ),
-            (
-                LinkText { bfd_in_band: Some("127.0.0.2".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "'127.0.0.2' for '--bfd-in-band'",
-            ),
-            (
-                LinkText { bfd_in_band: Some("127.0.0.1:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "the same address",
-            ),
-            (
-                LinkText { bfd_in_band: Some("[::1]:1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "one end is IPv4",
-            ),
-            (
-                LinkText {
-                    bfd: Some("127.0.0.2".into()),
-                    bfd_in_band: Some("127.0.0.2:1".into()),
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
+                with(|link| {
+                    (link.bfd, link.bfd_in_band) = (Some("127.0.0.2".into()), Some("127.0.0.2:1".into()))
+                }),
                 "one session",
             ),
+            (with(|link| link.bfd = Some("fe80::1".into())), "needs its device"),
+            (with(|link| link.bfd = Some("fe80::1%a/b".into())), "is no name of a network device"),
+            (with(|link| link.bfd_interval = Some("50ms".into())), "need a session"),
             (
-                LinkText { bfd: Some("fe80::1".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "needs its device",
-            ),
-            (
-                LinkText { bfd: Some("fe80::1%a/b".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "is not the name of a network device",
-            ),
-            (
-                LinkText { bfd_interval: Some("50ms".into()), ..text("127.0.0.1:1", "127.0.0.1:2") },
-                "need a session",
-            ),
-            (
-                LinkText {
-                    bfd: Some("127.0.0.2".into()),
-                    bfd_multiplier: Some(256),
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
+                with(|link| (link.bfd, link.bfd_multiplier) = (Some("127.0.0.2".into()), Some(256))),
                 "'256' for '--bfd-multiplier'",
             ),
             (
-                LinkText {
-                    bfd: Some("127.0.0.2".into()),
-                    bfd_interval: Some("5000s".into()),
-                    ..text("127.0.0.1:1", "127.0.0.1:2")
-                },
+                with(|link| (link.bfd, link.bfd_interval) = (Some("127.0.0.2".into()), Some("5000s".into()))),
                 "'5000s' for '--bfd-interval'",
             ),
             (LinkText { to: None, ..text("127.0.0.1:1", "") }, "nothing says where"),
@@ -524,51 +469,12 @@ key = "4:4"
 "#;
 
     /// Fragments of valid and of invalid field values.
+    #[rustfmt::skip]
     const PIECES: [&str; 44] = [
-        "",
-        "0",
-        "1",
-        "4",
-        "7",
-        "8",
-        "10",
-        "255",
-        "256",
-        "4000",
-        "65535",
-        "65536",
-        "4294967296",
-        "18446744073709551616",
-        "-1",
-        "0x",
-        "0xff",
-        "1e99",
-        ".",
-        ":",
-        "::",
-        "/",
-        "=",
-        "@",
-        "%",
-        ",",
-        " ",
-        "[",
-        "]",
-        "127.0.0.1",
-        "0.0.0.0/0",
-        "[::1]:1",
-        "::ffff:1.2.3.4",
-        "flow",
-        "random",
-        "map:",
-        "xdp:",
-        "cpumap",
-        "s",
-        "ns",
-        "lo",
-        "\n",
-        "\0",
-        "\u{1d11e}\u{fffd}",
+        "", "0", "1", "4", "7", "8", "10", "255", "256", "4000", "65535", "65536", "4294967296",
+        "18446744073709551616", "-1", "0x", "0xff", "1e99", ".", ":", "::", "/", "=", "@", "%", ",", " ",
+        "[", "]", "127.0.0.1", "0.0.0.0/0", "[::1]:1", "::ffff:1.2.3.4", "flow", "random", "map:", "xdp:",
+        "cpumap", "s", "ns", "lo", "\n", "\0", "\u{1d11e}\u{fffd}",
     ];
 
     fn mutated(random: &mut Rng, sample: &str) -> String {

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::program;
 use crate::program::{
-    Ended, Running, TempDir, children, fourtuple, list, measure_with, number, require_valid, run,
+    Ended, Running, TempDir, children, fourtuple, list, measure_with, number, refused, require_valid, run,
     tcp_sockets, text, until,
 };
 use fourtuple_syscalls::child;
@@ -24,14 +24,6 @@ fn compare(flags: &str, a: &str, b: &str) -> Command {
     command
 }
 
-fn refused(command: &mut Command, says: &[&str]) {
-    let ended = run(command);
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    for part in says {
-        assert!(ended.line().contains(part), "{part:?} is not in {:?}", ended.line());
-    }
-}
-
 fn samples<'a>(record: &'a Value, side: &str) -> &'a [Value] {
     let samples = list(record, &format!("/results/samples_{side}"));
     assert!(samples.iter().all(|sample| sample.as_f64().unwrap() > 0.0), "{record:#}");
@@ -43,9 +35,7 @@ fn two_labs_give_a_ratio_and_samples() {
     let test = "compare::two_labs_give_a_ratio_and_samples";
     let mut command = compare("--trials 2 --warmup 0 --for 5m --json", A, B);
     let Some(ended) = measure_with(test, &mut command) else { return };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     let (settings, results) = (&record["settings"], &record["results"]);
     assert_eq!((text(settings, "a"), text(settings, "b")), (A, B), "as typed");
     assert_eq!((text(settings, "metric"), number(settings, "trials")), ("rate", 2));
@@ -68,9 +58,7 @@ fn eight_pairs_have_an_interval_around_the_ratio() {
     else {
         return;
     };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     let figure = |key: &str| record["results"][key].as_f64().unwrap();
     assert!(figure("low") <= figure("ratio") && figure("ratio") <= figure("high"), "{record:#}");
     assert_eq!(number(&record["results"], "pairs"), 8);
@@ -92,9 +80,7 @@ fn saved_records_are_compared_and_checked() {
         run(&mut fourtuple(&format!("compare {a} {b} {flags}")))
     };
     let ended = saved("--json", &with_rate(&record, 50_000.0), &with_rate(&record, 55_000.0));
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let one = ended.json();
-    require_valid(&one);
+    let one = ended.record();
     let results = &one["results"];
     assert!((results["ratio"].as_f64().unwrap() - 1.1).abs() < 1e-9);
     assert_eq!((&results["low"], &results["high"]), (&Value::Null, &Value::Null));
@@ -144,8 +130,7 @@ fn saved_records_are_compared_and_checked() {
     assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.line().contains("lab time-wait") && ended.line().contains("lab ports"), "{ended:?}");
     let ended = saved("", &many(52_000.0), &cut.to_string());
-    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
-    assert!(ended.line().contains("no record of B is valid"), "{ended:?}");
+    ended.require_line(3, &["no record of B is valid"]);
 }
 
 #[test]
@@ -222,11 +207,7 @@ fn a_missing_server_program_is_bad_usage() {
     let Some(ended) = measure_with("compare::a_missing_server_program_is_bad_usage", &mut command) else {
         return;
     };
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(
-        ended.line().contains("'/nowhere/server --port 80' for '--server': cannot start it"),
-        "{ended:?}"
-    );
+    ended.require_line(2, &["'/nowhere/server --port 80' for '--server': cannot start it"]);
 }
 
 /// Compares loads until no trial is dropped for a second without an answer: on a busy machine a process may wait that long for a processor.
@@ -246,9 +227,7 @@ fn a_slower_server_lowers_the_ratio() {
     let flags = "--trials 2 --warmup 0 --for 5m --json";
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
     let Some(ended) = undisturbed("compare::a_slower_server_lowers_the_ratio", &mut command) else { return };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     let (settings, results) = (&record["settings"], &record["results"]);
     assert_eq!((text(settings, "server_a"), text(settings, "server_b")), (SERVER, slow.as_str()), "as typed");
     assert_eq!((number(settings, "server_wait_ns"), &settings["pinned"]), (10_000_000_000, &false.into()));
@@ -292,7 +271,7 @@ fn pin_separates_client_and_server() {
     if ended.stderr.contains("may use one CPU only") {
         return fourtuple_testing::skip(test, "cpus", ended.line());
     }
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    ended.require_silence();
     assert_eq!(ended.json()["settings"]["pinned"], true);
 }
 
@@ -330,8 +309,7 @@ fn a_server_that_fails_is_named_with_its_output() {
     let long = "load tcp://127.0.0.1:8080 --for 2s --connections 1 --pause 10ms --close rst";
     let mut command = compare_loads("--warmup 0", &script("brief", &brief), None, long, long);
     let ended = run(&mut command);
-    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
-    assert!(ended.line().contains("its server ended (exit status: 5)"), "{ended:?}");
+    ended.require_line(3, &["its server ended (exit status: 5)"]);
 }
 
 /// The preflight of every further trial would refuse the load too.
@@ -358,9 +336,7 @@ fn loads_without_server_share_the_namespace() {
     let mut command = compare("--trials 1 --warmup 0 --metric p999 --json", &load, &load);
     let test = "compare::loads_without_server_share_the_namespace";
     let Some(ended) = undisturbed(test, &mut command) else { return };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     assert_eq!(record["settings"]["fresh_namespace"], false);
     assert_eq!(record["settings"]["server_a"], Value::Null);
 
@@ -370,7 +346,7 @@ fn loads_without_server_share_the_namespace() {
     record["validity"] = serde_json::json!([{ "id": "client-saturated", "message": "busy" }]);
     let (a, b) = (temp.file("a.json", &saved), temp.file("b.json", &record.to_string()));
     let ended = run(&mut fourtuple(&format!("compare {a} {b} --metric p99 --json")));
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    ended.require_silence();
     assert!(number(&ended.json()["results"], "client_saturated") >= 1, "{ended:?}");
 }
 
@@ -441,8 +417,7 @@ fn no_server_outlives_compare() {
     }
     child::interrupt(running.id()).unwrap();
     let ended = running.end();
-    assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
-    assert!(ended.line().contains("interrupted"), "{ended:?}");
+    ended.require_line(3, &["interrupted"]);
     let left = || [processes_with(&listening), processes_with(&temp.join("stubborn"))].concat();
     until("the server has ended", || left().is_empty());
 
@@ -505,9 +480,7 @@ fn an_interrupted_trial_is_repeated() {
 fn files_without_comparable_records_are_refused() {
     let temp = TempDir::new();
     let prose = temp.file("prose.json", "hello");
-    let ended = run(&mut fourtuple(&format!("compare {prose} {prose}")));
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(ended.line().contains("not a fourtuple record"), "{ended:?}");
+    refused(&mut fourtuple(&format!("compare {prose} {prose}")), &["not a fourtuple record"]);
     let missing = temp.join("missing.json");
     refused(&mut fourtuple(&format!("compare {missing} {missing}")), &["cannot read", "missing.json"]);
     let plan = run(&mut fourtuple("plan --kernel linear --range 20000-20127 --json"));

@@ -75,7 +75,7 @@ fn saved(ended: &Ended) -> Saved {
         ended.line().rsplit_once("fourtuple report --html FILE ").expect("the path of the record");
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let redrawn = run(&mut fourtuple(&format!("report {path}")));
-    assert_eq!((redrawn.code, redrawn.stderr.as_str()), (0, ""), "{redrawn:?}");
+    redrawn.require_silence();
     if !ended.stdout.is_empty() {
         assert_eq!(redrawn.stdout, ended.stdout, "the printed table equals the table of the saved record");
     }
@@ -220,9 +220,7 @@ fn a_refused_policy_is_listed_as_skipped() {
     child::refuse(&mut command, Facility::IoUring);
     let test = "environment::a_refused_policy_is_listed_as_skipped";
     let Some(ended) = measure_with(test, &mut command) else { return };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     let skipped = list(&record, "/results/skipped");
     let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("the skipped policy");
     assert!(found["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{found:#}");
@@ -263,9 +261,7 @@ fn lab_ports_without_ip_local_port_range() {
     let mut command = fourtuple("lab ports --range 20000-20127 --json");
     child::refuse(&mut command, Facility::LocalPortRange);
     let Some(ended) = measure_with(test, &mut command) else { return };
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-    let record = ended.json();
-    require_valid(&record);
+    let record = ended.record();
     assert_eq!(record["host"]["capabilities"]["ip_local_port_range"], "absent");
     let strategies = record["results"]["strategies"].as_array().unwrap();
     let names: Vec<&str> = strategies.iter().map(|run| run["strategy"].as_str().unwrap()).collect();
@@ -309,10 +305,7 @@ fn a_policy_without_bpf_rights_is_refused_not_replaced() {
             let test = "environment::a_policy_without_bpf_rights_is_refused_not_replaced";
             return fourtuple_testing::skip(test, "userns", ended.line());
         }
-        assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{start}: {ended:?}");
-        for part in ["reuseport-least-busy is not permitted here: ", "CAP_BPF"] {
-            assert!(ended.line().contains(part), "{start}: {part:?} in {ended:?}");
-        }
+        ended.require_line(4, &["reuseport-least-busy is not permitted here: ", "CAP_BPF"]);
     }
 }
 
@@ -368,9 +361,7 @@ fn lab_ports_and_time_wait_run_without_root() {
                 ended.line(),
             );
         }
-        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
-        let record = ended.json();
-        require_valid(&record);
+        let record = ended.record();
         let (runs, counted) = if experiment == "ports" {
             ("/results/strategies", "connections")
         } else {

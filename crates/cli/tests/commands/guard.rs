@@ -18,13 +18,12 @@ use fourtuple_syscalls::{child, procfs};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
 
-use crate::program::Limited;
 use crate::program::fixing::Cgroup;
 use crate::program::fixing::Client;
 use crate::program::situation::{SERVER, has, nginx, set_range};
 use crate::program::{
-    DEADLINE, Ended, TempDir, children, fourtuple, is_root, list, number, queues, require_valid, run, stat,
-    text, until,
+    DEADLINE, Ended, Limited, TempDir, children, fourtuple, is_root, list, number, queues, require_valid,
+    run, stat, text, until,
 };
 
 const LOW: u16 = 20_000;

@@ -8,7 +8,8 @@ use fourtuple_syscalls::child;
 use serde_json::Value;
 
 use crate::program::{
-    Running, TempDir, fourtuple, list, measure, measure_with, number, record, require_valid, run, text,
+    Running, TempDir, fourtuple, list, measure, measure_with, number, record, refused, require_valid, run,
+    text,
 };
 
 fn sum(cell: &Value, key: &str) -> u64 {
@@ -174,8 +175,7 @@ fn impossible_named_policies_are_bad_usage() {
         ("lab keepalive --policy blocking --close-every never", "'blocking' for '--policy'"),
     ] {
         let Some(ended) = measure_with("labs::what_was_named", &mut fourtuple(command)) else { return };
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-        assert!(ended.line().contains(line), "{ended:?}");
+        ended.require_line(2, &[line]);
     }
 }
 
@@ -195,9 +195,7 @@ fn an_external_server_is_measured_and_checked() {
     let ignored = ask("--short 50ms --long-share 0%");
     child::interrupt(server.id()).unwrap();
     assert_eq!(server.end().code, 0);
-    assert_eq!((honest.code, honest.stderr.as_str()), (0, ""), "{honest:?}");
-    let record = honest.json();
-    require_valid(&record);
+    let record = honest.record();
     for cell in list(&record, "/results/cells") {
         assert_eq!((text(cell, "policy"), text(cell, "family")), ("external", "unix"));
         assert!(number(cell, "operations") > 0 && cell["wakeups_per_accept"].is_null(), "{cell:#}");
@@ -291,16 +289,15 @@ fn each_change_has_a_before_and_an_after() {
 
 #[test]
 fn compare_refuses_lab_locks() {
-    let ended = run(fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]));
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(ended.line().contains("lab locks compares by itself"), "{ended:?}");
+    refused(
+        fourtuple("compare --").args(["lab locks", "lab locks --repeats 1"]),
+        &["lab locks compares by itself"],
+    );
     let command = "lab locks --change sources --queries 100 --repeats 1 --no-trace";
     let Some(record) = record("labs::compare_refuses", command) else { return };
     let temp = TempDir::new();
     let path = temp.file("a.json", &record.to_string());
-    let ended = run(fourtuple("compare").args([&path, &path]));
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(ended.line().contains("are compared, no others"), "{ended:?}");
+    refused(fourtuple("compare").args([&path, &path]), &["are compared, no others"]);
 }
 
 /// Returns the record of a run, also if the machine was too busy for a valid result.
@@ -429,11 +426,10 @@ fn bad_input_names_the_flag() {
         ("--packets 10", "1000 to 100000000"),
         ("--over pigeon", "veth or loopback"),
     ] {
-        let ended = run(&mut fourtuple(&format!("lab planes {flags}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{flags}: {ended:?}");
-        assert!(ended.line().contains(said), "{flags}: {ended:?}");
+        refused(&mut fourtuple(&format!("lab planes {flags}")), &[said]);
     }
-    let ended = run(fourtuple("compare").arg("--").args(["lab planes", "lab planes --planes 2"]));
-    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
-    assert!(ended.line().contains("lab planes compares by itself"), "{ended:?}");
+    refused(
+        fourtuple("compare").arg("--").args(["lab planes", "lab planes --planes 2"]),
+        &["lab planes compares by itself"],
+    );
 }

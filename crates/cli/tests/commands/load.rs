@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::program::situation::{has, nginx, wait_for};
 use crate::program::{
-    DEADLINE, Running, TempDir, fourtuple, fourtuple_at, is_root, list, loaded, number, remarks_but_of_haste,
-    require_valid, run, tcp_sockets, text,
+    DEADLINE, Running, TempDir, fourtuple, fourtuple_at, is_root, list, loaded, number, refused,
+    remarks_but_of_haste, require_valid, run, tcp_sockets, text,
 };
 
 /// The user id of an unprivileged user on every Linux.
@@ -251,11 +251,7 @@ fn contradictory_flags_are_refused_in_one_line() {
         ("unix:/nowhere/x:/a --workload crr".to_owned(), ["unix:/nowhere/x:/a", "only HTTP has paths"]),
         ("unix:/nowhere/x:/a%20b\u{7f}".to_owned(), ["no blanks", "write %20"]),
     ] {
-        let ended = run(&mut fourtuple(&format!("load {line}")));
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{line}: {ended:?}");
-        for part in parts {
-            assert!(ended.line().contains(part), "{line}: {part:?} is not in {ended:?}");
-        }
+        refused(&mut fourtuple(&format!("load {line}")), &parts);
     }
 }
 
@@ -353,11 +349,7 @@ fn a_file_of_requests_is_read_before_anything_is_sent() {
             ("[]", 4, "expected an object"),
         ] {
             let file = temp.file("bad", &format!("{good}{bad}\n"));
-            let ended = run(&mut fourtuple(&line(&file)));
-            assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{bad}: {ended:?}");
-            for part in ["for '--requests'", &format!("line {number}: "), part] {
-                assert!(ended.line().contains(part), "{bad}: {part:?} is not in {ended:?}");
-            }
+            refused(&mut fourtuple(&line(&file)), &["for '--requests'", &format!("line {number}: "), part]);
         }
         assert_eq!(running.counts().iter().map(|worker| worker.accepted).sum::<u64>(), 0, "nothing was sent");
         let file = temp.file("good", &good);
@@ -406,10 +398,7 @@ fn too_few_ports_are_refused_without_anyway() {
         let running = serve(CRR);
         let line = "load tcp://127.0.0.1:4000 --operations 200 --for 2s --json";
         let ended = run(&mut fourtuple(line));
-        assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{ended:?}");
-        for part in ["64", "200", "--source", "--close server", "--anyway"] {
-            assert!(ended.line().contains(part), "no {part} in {ended:?}");
-        }
+        ended.require_line(3, &["64", "200", "--source", "--close server", "--anyway"]);
         assert_eq!(
             running.counts().iter().map(|worker| worker.accepted).sum::<u64>(),
             0,
@@ -609,8 +598,7 @@ fn no_threads_are_one_line() {
     command
         .args(["-c", "ulimit -u 1; exec \"$0\" load tcp://127.0.0.1:4000 --operations 1 --anyway --quiet"]);
     let ended = run(command.arg(temp.program()).uid(UNPRIVILEGED).gid(UNPRIVILEGED).current_dir("/"));
-    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
-    assert!(ended.line().contains("cannot create a thread"), "{ended:?}");
+    ended.require_line(4, &["cannot create a thread"]);
 }
 
 #[test]

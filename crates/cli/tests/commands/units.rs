@@ -4,8 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::program::{Limited, capabilities};
-use crate::program::{TempDir, fourtuple, is_root, list, run};
+use crate::program::{Limited, TempDir, capabilities, fourtuple, is_root, list, run};
 use fourtuple_testing::{in_namespace, skip};
 
 const AGENT: &str = "fourtuple-agent.service";

@@ -70,6 +70,30 @@ impl Ended {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
+    /// Requires that the run succeeded and said nothing on stderr.
+    #[track_caller]
+    pub(crate) fn require_silence(&self) {
+        assert_eq!((self.code, self.stderr.as_str()), (0, ""), "{self:?}");
+    }
+
+    /// Requires that the run succeeded in silence, and returns its record, which conforms to the schema.
+    #[track_caller]
+    pub(crate) fn record(&self) -> Value {
+        self.require_silence();
+        let record = self.json();
+        require_valid(&record);
+        record
+    }
+
+    /// Requires this exit code, nothing on stdout, and a single line on stderr with each of these parts.
+    #[track_caller]
+    pub(crate) fn require_line(&self, code: i32, parts: &[&str]) {
+        assert_eq!((self.code, self.stdout.as_str()), (code, ""), "{self:?}");
+        for part in parts {
+            assert!(self.line().contains(part), "{part:?} is not in {self:?}");
+        }
+    }
+
     /// Returns the only line on stderr, without the program's name.
     pub(crate) fn line(&self) -> &str {
         let line = self.stderr.strip_suffix('\n').unwrap_or_else(|| panic!("no whole line: {self:?}"));
@@ -108,6 +132,16 @@ fn ended(output: Output) -> Ended {
     }
 }
 
+/// Requires that a command is refused: exit code 2, and one line with each of these parts.
+#[track_caller]
+pub(crate) fn refused(command: &mut Command, parts: &[&str]) {
+    let ended = run(command);
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{command:?}: {ended:?}");
+    for part in parts {
+        assert!(ended.line().contains(part), "{command:?}: {part:?} is not in {ended:?}");
+    }
+}
+
 /// Runs an experiment to its end. Where the host refuses a network namespace, reports a skipped test.
 pub(crate) fn measure(test: &str, arguments: &str) -> Option<Ended> {
     measure_with(test, &mut fourtuple(arguments))
@@ -125,7 +159,7 @@ pub(crate) fn measure_with(test: &str, command: &mut Command) -> Option<Ended> {
 /// Runs an experiment with `--json`, requires that it succeeds, and returns its record.
 pub(crate) fn record(test: &str, arguments: &str) -> Option<Value> {
     let ended = measure(test, &format!("{arguments} --json"))?;
-    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
+    ended.require_silence();
     Some(ended.json())
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::str::FromStr;
 
-use clap::builder::{PossibleValue, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use fourtuple::dial::Strategy;
 use fourtuple::listen::AcceptPolicy;
@@ -26,6 +26,15 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new((self.names)().into_iter()))
     }
+}
+
+/// Accepts these names alone.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    values: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let value = |name: String| values.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+    PossibleValuesParser::new(values.iter().map(|(name, _)| *name))
+        .map(move |name| value(name).expect("the parser accepts these names"))
 }
 
 pub(crate) fn strategy() -> Named<Strategy> {

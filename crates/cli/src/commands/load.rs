@@ -71,8 +71,8 @@ pub struct LoadFlags {
     /// Side that closes first
     ///
     /// client: FIN, and TIME_WAIT here. rst: the client resets, unlike ordinary applications. server: TIME_WAIT there.
-    #[arg(long, value_enum, default_value_t = ClosedBy::Client)]
-    close: ClosedBy,
+    #[arg(long, default_value = "client", value_parser = names::one_of(&[("client", Close::Client), ("rst", Close::Reset), ("server", Close::Server)]))]
+    close: Close,
     /// Requests until a close, or never
     ///
     /// The default is 1; for http and udp never.
@@ -125,8 +125,8 @@ pub struct LoadFlags {
     /// Order of --requests [default: turn]
     ///
     /// turn: one after another over all connections; random: by --seed.
-    #[arg(long, value_enum, requires = "requests")]
-    order: Option<ListOrder>,
+    #[arg(long, requires = "requests", value_parser = names::one_of(&[("turn", Order::Turn), ("random", Order::Random)]))]
+    order: Option<Order>,
     /// HTTP/2, with TLS by ALPN, else by prior knowledge
     #[arg(long)]
     http2: bool,
@@ -183,8 +183,8 @@ pub struct LoadFlags {
     ///
     /// uring (chains on direct descriptors), epoll, or auto: uring if it passes its test, else epoll. --http2 has an engine of its
     /// own.
-    #[arg(long, value_enum, default_value_t = EngineName::Auto)]
-    engine: EngineName,
+    #[arg(long, default_value = "auto", value_parser = names::one_of(&[("auto", EngineChoice::Auto), ("uring", EngineChoice::Uring), ("epoll", EngineChoice::Epoll)]))]
+    engine: EngineChoice,
     /// Number of generating threads
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::up_to::<MAX_THREADS>, allow_hyphen_values = true)]
     threads: u32,
@@ -222,26 +222,6 @@ pub struct LoadFlags {
 enum ArrivalProcess {
     Even,
     Poisson,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ListOrder {
-    Turn,
-    Random,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ClosedBy {
-    Client,
-    Rst,
-    Server,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum EngineName {
-    Auto,
-    Uring,
-    Epoll,
 }
 
 fn workload_help() -> String {
@@ -482,10 +462,7 @@ impl LoadFlags {
             (Some(path), Workload::Http(common)) => Some(Arc::new(RequestList {
                 file: path.display().to_string(),
                 requests: read_requests(path, common)?,
-                order: match self.order {
-                    Some(ListOrder::Random) => Order::Random,
-                    _ => Order::Turn,
-                },
+                order: self.order.unwrap_or(Order::Turn),
             })),
             _ => None,
         };
@@ -518,11 +495,7 @@ impl LoadFlags {
             connections,
             pause: self.pause.unwrap_or_default(),
             close_every: self.close_every.unwrap_or(if keeps { 0 } else { 1 }),
-            close: match self.close {
-                ClosedBy::Client => Close::Client,
-                ClosedBy::Rst => Close::Reset,
-                ClosedBy::Server => Close::Server,
-            },
+            close: self.close,
             hold: self.hold.unwrap_or(0),
             operations: self.operations,
             length: self.time.or(self.operations.is_none().then_some(Duration::from_secs(10))),
@@ -530,11 +503,7 @@ impl LoadFlags {
             ramp: self.ramp,
             timeout: self.timeout,
             threshold: self.threshold,
-            engine: match self.engine {
-                EngineName::Auto => EngineChoice::Auto,
-                EngineName::Uring => EngineChoice::Uring,
-                EngineName::Epoll => EngineChoice::Epoll,
-            },
+            engine: self.engine,
             threads: self.threads as usize,
             pinned: self.pin,
             strategy: self.strategy.unwrap_or(Strategy::Auto),
@@ -570,7 +539,7 @@ impl LoadFlags {
             authority: self.target.authority(),
             headers: self.header.clone(),
             body,
-            asks_to_close: self.close == ClosedBy::Server,
+            asks_to_close: self.close == Close::Server,
         })
     }
 

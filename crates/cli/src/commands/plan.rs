@@ -8,7 +8,7 @@ use fourtuple::dial::Strategy;
 use fourtuple::ports::{Closer, PortRange, PortSet, TIME_WAIT};
 use fourtuple_bench::lab::Watch;
 use fourtuple_observe::plan;
-use fourtuple_observe::plan::{Costs, CostsByFill, PlanError, WindowSearch};
+use fourtuple_observe::plan::{CostSource, Costs, CostsByFill, PlanError, WindowSearch};
 use fourtuple_record::Saved;
 use fourtuple_record::measure::words::counted;
 use time::OffsetDateTime;
@@ -58,8 +58,8 @@ pub(crate) struct Plan {
     /// Side that closes first
     ///
     /// The active close: with us, the port is in TIME_WAIT afterwards.
-    #[arg(long, value_enum, default_value_t = ClosingSide::Us)]
-    closer: ClosingSide,
+    #[arg(long, default_value = "us", value_parser = names::one_of(&[("us", Closer::Us), ("them", Closer::Them)]))]
+    closer: Closer,
     /// Time in TIME_WAIT [default: 60s]
     ///
     /// A constant of Linux; 15s for OS X, 1s where net.ipv4.tcp_tw_reuse applies.
@@ -73,7 +73,7 @@ pub(crate) struct Plan {
     /// Cost of a probe
     ///
     /// Measured on this host, or the reference figures of fourtuple [default: calibrated with --kernel this, else reference]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = names::one_of(&[("calibrated", CostSource::Calibrated), ("reference", CostSource::Reference)]))]
     costs: Option<CostSource>,
     #[command(flatten)]
     random: Random,
@@ -82,40 +82,10 @@ pub(crate) struct Plan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ClosingSide {
-    Us,
-    Them,
-}
-
-impl From<ClosingSide> for Closer {
-    fn from(side: ClosingSide) -> Closer {
-        match side {
-            ClosingSide::Us => Closer::Us,
-            ClosingSide::Them => Closer::Them,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kernel {
     This,
     Parity,
     Linear,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum CostSource {
-    Calibrated,
-    Reference,
-}
-
-impl From<CostSource> for plan::CostSource {
-    fn from(source: CostSource) -> plan::CostSource {
-        match source {
-            CostSource::Calibrated => plan::CostSource::Calibrated,
-            CostSource::Reference => plan::CostSource::Reference,
-        }
-    }
 }
 
 fn reserved(text: &str) -> Result<PortSet, String> {
@@ -151,7 +121,7 @@ impl Plan {
             destinations: self.destinations,
             arrival_per_s: self.rate,
             hold: self.hold,
-            closer: self.closer.into(),
+            closer: self.closer,
             time_wait: self.time_wait.unwrap_or(TIME_WAIT),
             search,
             costs: match costs {
@@ -166,7 +136,7 @@ impl Plan {
         let host = output::host(&plan::SYSCTLS, &capabilities);
         let reuse = plan::Reuse::of(&host.sysctls).filter(|_| self.kernel == Kernel::This);
         let results = plan::results(&planned, reuse).map_err(refuse)?;
-        let settings = plan::settings(&planned, self.windows, costs.into());
+        let settings = plan::settings(&planned, self.windows, costs);
         let record = output::record("plan", started, host, settings, Vec::new(), results);
         self.output.finish(&Saved::Plan(record))
     }
@@ -200,7 +170,7 @@ impl Plan {
                 "invalid value '{range}' for '--range': 0 is not a port; expected a range from port 1 on"
             )));
         }
-        if let (Some(time), ClosingSide::Them) = (self.time_wait, self.closer) {
+        if let (Some(time), Closer::Them) = (self.time_wait, self.closer) {
             return Err(UsageError(format!(
                 "invalid value '{}s' for '--time-wait': with '--closer them' no connection is in TIME_WAIT here",
                 time.as_secs_f64()

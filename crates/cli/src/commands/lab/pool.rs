@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use fourtuple::listen::{AcceptPolicy, Family};
 use fourtuple_bench::lab::Watch;
 use fourtuple_bench::lab::accept::{Accept, Load};
@@ -81,7 +81,7 @@ impl AcceptFlags {
             connections: self.connections,
             clients: self.clients,
             work: self.work,
-            spend: self.pool.service.spend(),
+            spend: self.pool.service,
             slow: self.pool.slow,
             length: self.length,
             repeats: self.pool.repeats,
@@ -109,8 +109,8 @@ pub(super) struct PoolFlags {
     /// How service time is spent
     ///
     /// sleep for small machines, spin if each worker has a CPU.
-    #[arg(long, value_enum, default_value_t = Service::Sleep)]
-    pub(super) service: Service,
+    #[arg(long, default_value = "sleep", value_parser = names::one_of(&[("sleep", Spend::Sleep), ("spin", Spend::Spin)]))]
+    pub(super) service: Spend,
     /// A request that waits longer is slow
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
     pub(super) slow: Duration,
@@ -130,22 +130,6 @@ impl PoolFlags {
     /// Returns the number of workers of an external server; 0 lets the lab count the workers that its responses name.
     pub(super) fn external_workers(&self) -> u32 {
         self.workers.unwrap_or(0)
-    }
-}
-
-/// The way in which workers spend the service time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Service {
-    Sleep,
-    Spin,
-}
-
-impl Service {
-    pub(super) fn spend(self) -> Spend {
-        match self {
-            Service::Sleep => Spend::Sleep,
-            Service::Spin => Spend::Spin,
-        }
     }
 }
 
@@ -271,7 +255,7 @@ impl KeepaliveFlags {
             workers: if self.server.is_some() { self.pool.external_workers() } else { self.pool.workers() },
             clients: self.clients,
             close_every: without_duplicates(&self.close_every),
-            spend: self.pool.service.spend(),
+            spend: self.pool.service,
             mix: Mix { short: self.short, long: self.long, long_share: self.long_share },
             pause: self.pause,
             slow: self.pool.slow,

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::program::situation::{
     Daemon, PROXY, actions, behind, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
-    nginx_config, paste, set_range, traced, verdicts, wait_for,
+    nginx_config, paste, paste_first, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{TempDir, queues, run, text, until};
 use crate::row;
@@ -338,8 +338,7 @@ fn a_backlog_that_somaxconn_cuts_is_named() {
         let before = waiting(&server, &mut client);
         let record = diagnose(temp);
         let finding = &behind(&record, "A04", "A01");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         server.end();
         client.run("for s in held: s.close()\nheld.clear()");
         server = redis(temp, "tcp-backlog", 511);
@@ -384,8 +383,7 @@ fn half_open(test: &str, id: &str, backlog: u32, fault: &str) {
     let attempts = "for _ in range(5):\n  begin('127.0.0.9', 100)\n  made = begin('127.0.0.8', 10); time.sleep(0.3)\n  \
                     if not established(made): break\nprint(established(made))";
     let before = 10 - client.number(attempts);
-    let command = do_now(finding);
-    paste(&command);
+    let command = paste_first(finding);
     // The kernel sends the SYNs again after a second.
     let mut after = 10;
     until("the connections are established", || {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::program::fixing::Cgroup;
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
-    failed_requests, finds, first, has, nginx, paste, set_range, wait_for,
+    failed_requests, finds, first, has, nginx, paste, paste_first, set_range, wait_for,
 };
 use crate::program::{TempDir, binary, children, fourtuple, queues, until};
 use crate::row;
@@ -251,8 +251,7 @@ fn envoy_is_named_by_its_process_and_reuse_helps() {
         let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &format!("envoy[{}]", proxy.pid())]);
         let said = record.to_string();
         assert!(said.contains("fix --print envoy") && !said.contains("wrk:worker"), "{record:#}");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         until("ports in TIME_WAIT are used again", || failed_requests(&url, 1) == 0);
         let after = crate::settings::after_reuse(|| failed_requests(&url, 100) as u64);
         row(
@@ -291,8 +290,7 @@ fn bind_before_connect_is_named_and_the_range_helps() {
         let finding =
             first(&record, "P08", &[&format!("[{}]", client.pid()), "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
         assert!(actions(finding, "proper").iter().any(|action| action.contains("IP_BIND_ADDRESS_NO_PORT")));
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = client.number("print(dial(100))");
         row(
             finding,
@@ -462,8 +460,7 @@ fn a_server_inside_of_the_range_keeps_its_port() {
              held.clear()",
         );
         let finding = first(&record, "P05", &[&format!("nginx[{pid}] ({INSIDE})"), "EADDRINUSE"]);
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let running = start();
         client.run(&dial);
         running.end();

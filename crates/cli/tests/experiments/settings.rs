@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, behind, diagnose, diagnose_for, diagnose_with, do_now, experiment,
-    failed_requests, finds, first, has, nginx, paste, set_range, traced, wait_for,
+    failed_requests, finds, first, has, nginx, paste, paste_first, set_range, traced, wait_for,
 };
 use crate::program::{TempDir, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl};
+use fourtuple_testing::{in_namespace, in_namespace_of, keep_time_wait, set_sysctl, test_of};
 use serde_json::Value;
 
 /// A server with four ports, and a client.
@@ -85,6 +85,16 @@ fn client() -> Python {
     client
 }
 
+/// Runs a closure of a test in a network namespace of its own, with the server and a client, unless it is skipped.
+fn scene<F: FnOnce(&mut Scene) + Send + 'static>(run: F) {
+    let test = test_of(&run);
+    in_namespace_of(test.clone(), move || {
+        if let Some(mut scene) = Scene::start(&test) {
+            run(&mut scene);
+        }
+    });
+}
+
 /// Returns how many connections fail with net.ipv4.tcp_tw_reuse = 1. connect() takes a port a second after its peer's last packet, which a
 /// busy host delays: a few tries.
 pub(crate) fn after_reuse(mut failed: impl FnMut() -> u64) -> u64 {
@@ -97,17 +107,13 @@ pub(crate) fn after_reuse(mut failed: impl FnMut() -> u64) -> u64 {
 
 #[test]
 fn reuse_gives_the_ports_of_time_wait_back() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::reuse_gives_the_ports_of_time_wait_back") else {
-            return;
-        };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         scene.churn(300);
         let record = diagnose(&scene.temp);
         let finding = first(&record, "T03", &[]);
         let before = scene.client.number("print(churn(400))");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = after_reuse(|| scene.client.number("print(churn(400))"));
         row(
             finding,
@@ -123,16 +129,14 @@ fn reuse_gives_the_ports_of_time_wait_back() {
 
 #[test]
 fn reuse_needs_timestamps() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::reuse_needs_timestamps") else { return };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_tw_reuse", "1");
         set_sysctl("net.ipv4.tcp_timestamps", "0");
         scene.churn(300);
         let record = diagnose(&scene.temp);
         let finding = first(&record, "T04", &[]);
         let before = scene.client.number("churn(400)\ntime.sleep(1.1)\nprint(churn(400))");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = scene.client.number("churn(400, 4001)\ntime.sleep(1.1)\nprint(churn(300, 4001))");
         row(
             finding,
@@ -148,18 +152,14 @@ fn reuse_needs_timestamps() {
 
 #[test]
 fn fin_timeout_does_not_shorten_time_wait() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::fin_timeout_does_not_shorten_time_wait") else {
-            return;
-        };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_fin_timeout", "1");
         scene.churn(350);
         thread::sleep(Duration::from_millis(1_500));
         let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T05", "T03");
         let before = scene.client.number("print(waiting())");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = scene.client.number("print(waiting())");
         row(
             finding,
@@ -175,8 +175,7 @@ fn fin_timeout_does_not_shorten_time_wait() {
 
 #[test]
 fn the_side_that_closes_first_is_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::the_side_that_closes_first_is_named") else { return };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         scene.churn(300);
         // On a busy host the closes may be older than 10 s before doctor reads them.
@@ -205,14 +204,12 @@ fn the_side_that_closes_first_is_named() {
 
 #[test]
 fn a_low_limit_of_time_wait_is_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::a_low_limit_of_time_wait_is_named") else { return };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_max_tw_buckets", "400");
         scene.churn(370);
         let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T01", "P01");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         row(
             finding,
             "net.ipv4.tcp_max_tw_buckets = 400",
@@ -227,12 +224,9 @@ fn a_low_limit_of_time_wait_is_named() {
 
 #[test]
 fn a_time_wait_that_is_cut_short_is_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::a_time_wait_that_is_cut_short_is_named") else {
-            return;
-        };
+    scene(|scene| {
         set_sysctl("net.ipv4.tcp_max_tw_buckets", "100");
-        fourtuple_testing::keep_time_wait();
+        keep_time_wait();
         let skipped = |client: &mut Python, number: u64| {
             let begun = fourtuple_testing::accept_queue::tcp_counter("TCPTimeWaitOverflow");
             client.run(&format!("churn({number})"));
@@ -241,8 +235,7 @@ fn a_time_wait_that_is_cut_short_is_named() {
         let before = skipped(&mut scene.client, 200);
         let record = diagnose(&scene.temp);
         let finding = &behind(&record, "T02", "T01");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = skipped(&mut scene.client, 100);
         row(
             finding,
@@ -258,15 +251,13 @@ fn a_time_wait_that_is_cut_short_is_named() {
 
 #[test]
 fn reserved_ports_are_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::reserved_ports_are_named") else { return };
+    scene(|scene| {
         set_sysctl("net.ipv4.ip_local_reserved_ports", "20000-20299");
         scene.client.run("dial(60)");
         let record = diagnose(&scene.temp);
         let finding = first(&record, "P04", &[]);
         let before = scene.client.number("print(dial(100))");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = scene.client.number("print(dial(100))");
         row(
             finding,
@@ -282,10 +273,7 @@ fn reserved_ports_are_named() {
 
 #[test]
 fn a_process_that_holds_ports_by_bind_is_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::a_process_that_holds_ports_by_bind_is_named") else {
-            return;
-        };
+    scene(|scene| {
         let mut holder = client();
         holder.run("for _ in range(300):\n  s = socket.socket(); s.bind(('10.0.0.1', 0)); held.append(s)");
         scene.client.run("dial(20)");
@@ -309,8 +297,7 @@ fn a_process_that_holds_ports_by_bind_is_named() {
 
 #[test]
 fn processes_that_share_ports_are_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::processes_that_share_ports_are_named") else { return };
+    scene(|scene| {
         let mut other = client();
         scene.client.run("dial(180)");
         other.run("dial(180)");
@@ -333,14 +320,12 @@ fn processes_that_share_ports_are_named() {
 
 #[test]
 fn a_small_range_is_named() {
-    in_namespace(|| {
-        let Some(mut scene) = Scene::start("settings::a_small_range_is_named") else { return };
+    scene(|scene| {
         scene.client.run("dial(250)");
         let record = diagnose_with(&scene.temp, "");
         let finding = first(&record, "P03", &[]);
         let before = scene.client.number("print(dial(300))");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = scene.client.number("print(dial(300))");
         row(
             finding,
@@ -541,8 +526,7 @@ fn crowded_ports_are_named() {
         );
         let record = diagnose_with(&scene.temp, "");
         let finding = &behind(&record, "L02", "P01");
-        let command = do_now(finding);
-        paste(&command);
+        let command = paste_first(finding);
         let after = diagnose_with(&scene.temp, "");
         row(
             finding,

@@ -181,6 +181,14 @@ pub(crate) fn paste(command: &str) -> String {
     stdout.into_owned()
 }
 
+/// Runs the first command of "do now" to its end, and returns it.
+#[track_caller]
+pub(crate) fn paste_first(finding: &Value) -> String {
+    let command = do_now(finding);
+    paste(&command);
+    command
+}
+
 /// A running `fourtuple fix`, ended with SIGTERM.
 pub(crate) struct Fix(Child);
 

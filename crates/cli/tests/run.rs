@@ -19,7 +19,9 @@ use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::clients::{LOW, bare, client, clients, listener, run_of};
-use program::{Ended, TempDir, binary, children, fourtuple, require_valid, run, stat, until};
+use program::{
+    Ended, TempDir, binary, children, fourtuple, in_own_namespace, require_valid, run, stat, until,
+};
 use serde_json::Value;
 
 const PORTS: u16 = 500;
@@ -66,8 +68,7 @@ const WAYS: [&str; 3] = ["preload", "supervise", "cgroup"];
 
 #[test]
 fn every_port_is_found_via_each_way() {
-    in_namespace(|| {
-        let test = "run::every_port_is_found_via_each_way";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         // The cgroup first: its ports cannot be shared with the sockets of the other ways.
         for way in ["cgroup", "preload", "supervise"] {
@@ -98,8 +99,7 @@ fn every_port_is_found_via_each_way() {
 
 #[test]
 fn sockets_that_bind_first_share_ports_by_destination() {
-    in_namespace(|| {
-        let test = "run::sockets_that_bind_first_share_ports_by_destination";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_first, one) = listener(PORTS);
         let (_second, two) = fourtuple_testing::listener("127.0.0.1", 4096);
@@ -122,8 +122,7 @@ fn sockets_that_bind_first_share_ports_by_destination() {
 /// The way `cgroup`, which root gets, cannot cover sockets that were bound: squid, or a proxy with a source address.
 #[test]
 fn bound_sockets_left_alone_are_reported_at_once() {
-    in_namespace(|| {
-        let test = "run::bound_sockets_left_alone_are_reported_at_once";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         let path = client.display();
@@ -177,8 +176,7 @@ fn bound_sockets_left_alone_are_reported_at_once() {
 
 #[test]
 fn a_user_without_rights_can_run_programs() {
-    in_namespace(|| {
-        let test = "run::a_user_without_rights_can_run_programs";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         for way in ["preload", "supervise"] {
@@ -208,8 +206,7 @@ fn a_user_without_rights_can_run_programs() {
 
 #[test]
 fn calls_return_the_same_with_and_without_run() {
-    in_namespace(|| {
-        let test = "run::calls_return_the_same_with_and_without_run";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(40_000);
         for what in ["names", "errors", "options", "kinds", "threads", "races", "signals", "children"] {
@@ -228,8 +225,7 @@ fn calls_return_the_same_with_and_without_run() {
 
 #[test]
 fn mptcp_connections_stay_mptcp() {
-    in_namespace(|| {
-        let test = "run::mptcp_connections_stay_mptcp";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         // The connections take more than the share from which the way cgroup acts.
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + 199));
@@ -298,8 +294,7 @@ fn a_program_cannot_truncate_the_counters() {
 /// The number of the main process may belong to another process when a program executes the next one.
 #[test]
 fn counters_of_another_size_are_not_used() {
-    in_namespace(|| {
-        let test = "run::counters_of_another_size_are_not_used";
+    in_own_namespace(|test| {
         if !fourtuple_testing::python::is_installed(test) {
             return;
         }
@@ -460,8 +455,7 @@ fn is_gone(process: u32) -> bool {
 
 #[test]
 fn a_killed_process_of_run_breaks_no_connect() {
-    in_namespace(|| {
-        let test = "run::a_killed_process_of_run_breaks_no_connect";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(20_000);
         for way in WAYS {
@@ -513,8 +507,7 @@ fn a_signal_at_the_start_leaves_nothing() {
 /// The supervisor may be killed before it has told the main process that the program runs.
 #[test]
 fn a_supervisor_killed_at_the_start_breaks_no_connect() {
-    in_namespace(|| {
-        let test = "run::a_supervisor_killed_at_the_start_breaks_no_connect";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         for way in WAYS {
@@ -533,8 +526,7 @@ fn a_supervisor_killed_at_the_start_breaks_no_connect() {
 /// A duplicate of a socket takes a descriptor, and a descriptor of the thread of the call.
 #[test]
 fn a_supervisor_with_few_descriptors_answers_each_call() {
-    in_namespace(|| {
-        let test = "run::a_supervisor_with_few_descriptors_answers_each_call";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(PORTS);
         let temp = TempDir::new();
@@ -565,8 +557,7 @@ fn a_supervisor_with_few_descriptors_answers_each_call() {
 
 #[test]
 fn a_supervisor_without_descriptors_lets_calls_proceed() {
-    in_namespace(|| {
-        let test = "run::a_supervisor_without_descriptors_lets_calls_proceed";
+    in_own_namespace(|test| {
         if Command::new("prlimit").arg("--version").output().is_err() {
             return fourtuple_testing::skip(test, "programs", "prlimit is not in PATH");
         }
@@ -599,8 +590,7 @@ fn a_supervisor_without_descriptors_lets_calls_proceed() {
 
 #[test]
 fn signals_reach_the_program_and_stops_are_passed_on() {
-    in_namespace(|| {
-        let test = "run::signals_reach_the_program_and_stops_are_passed_on";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(20_000);
         for way in ["preload", "supervise"] {
@@ -637,8 +627,7 @@ fn signals_reach_the_program_and_stops_are_passed_on() {
 
 #[test]
 fn descendants_that_outlive_the_program_connect() {
-    in_namespace(|| {
-        let test = "run::descendants_that_outlive_the_program_connect";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let (_listener, destination) = listener(20_000);
         let temp = TempDir::new();
@@ -686,8 +675,7 @@ fn checked(test: &str, temp: &TempDir) -> Option<String> {
 
 #[test]
 fn the_library_makes_no_invalid_access() {
-    in_namespace(|| {
-        let test = "run::the_library_makes_no_invalid_access";
+    in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
         let temp = TempDir::new();
         let Some(script) = checked(test, &temp) else { return };

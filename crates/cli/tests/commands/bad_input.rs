@@ -188,12 +188,8 @@ fn flags_and_commands() {
 #[test]
 fn the_calibration_refuses_an_impossible_range() {
     let ended = run(&mut fourtuple("plan --range 1-65535"));
-    if ended.is_without_namespaces() {
-        return fourtuple_testing::skip(
-            "bad_input::the_calibration_refuses_an_impossible_range",
-            "netns",
-            ended.line(),
-        );
+    if ended.skips_without_namespaces("bad_input::the_calibration_refuses_an_impossible_range", "netns") {
+        return;
     }
     let line = usage(&ended);
     assert!(line.contains("--costs reference") && line.contains("'1-65535' for '--range'"), "{line}");

@@ -134,9 +134,8 @@ fn unwritable_output_keeps_the_record() {
             stdout: String::new(),
             stderr: String::from_utf8(output.stderr).unwrap(),
         };
-        if ended.is_without_namespaces() {
-            let test = "environment::unwritable_output_keeps_the_record";
-            return fourtuple_testing::skip(test, "netns", ended.line());
+        if ended.skips_without_namespaces("environment::unwritable_output_keeps_the_record", "netns") {
+            return;
         }
         assert!(ended.line().contains("cannot write to stdout"), "{ended:?}");
         assert!(connections(&saved(&ended)) >= 128);
@@ -169,8 +168,8 @@ fn a_full_disk_keeps_the_record() {
                 stderr: String::from_utf8(output.stderr).unwrap(),
             },
         };
-        if ended.is_without_namespaces() {
-            return fourtuple_testing::skip(test, "netns", ended.line());
+        if ended.skips_without_namespaces(test, "netns") {
+            return;
         }
         assert!(ended.line().contains("No space left on device"), "{ended:?}");
         let file = ended.line().rsplit('/').next().unwrap().to_owned();
@@ -220,7 +219,7 @@ fn a_refused_policy_is_listed_as_skipped() {
     child::refuse(&mut command, Facility::IoUring);
     let test = "environment::a_refused_policy_is_listed_as_skipped";
     let Some(ended) = measure_with(test, &mut command) else { return };
-    let record = ended.record();
+    let record = ended.record(0);
     let skipped = list(&record, "/results/skipped");
     let found = skipped.iter().find(|cell| cell["policy"] == "uring-oneshot").expect("the skipped policy");
     assert!(found["why"].as_str().unwrap().contains("io_uring_setup(): EPERM"), "{found:#}");
@@ -261,7 +260,7 @@ fn lab_ports_without_ip_local_port_range() {
     let mut command = fourtuple("lab ports --range 20000-20127 --json");
     child::refuse(&mut command, Facility::LocalPortRange);
     let Some(ended) = measure_with(test, &mut command) else { return };
-    let record = ended.record();
+    let record = ended.record(0);
     assert_eq!(record["host"]["capabilities"]["ip_local_port_range"], "absent");
     let strategies = record["results"]["strategies"].as_array().unwrap();
     let names: Vec<&str> = strategies.iter().map(|run| run["strategy"].as_str().unwrap()).collect();
@@ -301,9 +300,11 @@ fn a_policy_without_bpf_rights_is_refused_not_replaced() {
         "serve http --policy reuseport-least-busy --listen 127.0.0.1:0 --workers 2 --for 1ms",
     ] {
         let ended = run_unprivileged(&program, start);
-        if ended.is_without_namespaces() {
-            let test = "environment::a_policy_without_bpf_rights_is_refused_not_replaced";
-            return fourtuple_testing::skip(test, "userns", ended.line());
+        if ended.skips_without_namespaces(
+            "environment::a_policy_without_bpf_rights_is_refused_not_replaced",
+            "userns",
+        ) {
+            return;
         }
         ended.require_line(4, &["reuseport-least-busy is not permitted here: ", "CAP_BPF"]);
     }
@@ -333,12 +334,8 @@ fn lab_planes_runs_without_root() {
     for over in ["veth", "loopback"] {
         let flags = "--plane offload --planes 2 --bytes 64 --packets 1000 --repeats 1 --json";
         let ended = run_unprivileged(&program, &format!("lab planes --over {over} {flags}"));
-        if ended.is_without_namespaces() {
-            return fourtuple_testing::skip(
-                "environment::lab_planes_runs_without_root",
-                "userns",
-                ended.line(),
-            );
+        if ended.skips_without_namespaces("environment::lab_planes_runs_without_root", "userns") {
+            return;
         }
         assert!([0, 3].contains(&ended.code) && ended.stderr.is_empty(), "{over}: {ended:?}");
         let record = ended.json();
@@ -354,14 +351,10 @@ fn lab_ports_and_time_wait_run_without_root() {
     let program = temp.program();
     for experiment in ["ports", "time-wait --patience 1ms"] {
         let ended = run_unprivileged(&program, &format!("lab {experiment} --range 20000-20063 --json"));
-        if ended.is_without_namespaces() {
-            return fourtuple_testing::skip(
-                "environment::lab_ports_and_time_wait_run_without_root",
-                "userns",
-                ended.line(),
-            );
+        if ended.skips_without_namespaces("environment::lab_ports_and_time_wait_run_without_root", "userns") {
+            return;
         }
-        let record = ended.record();
+        let record = ended.record(0);
         let (runs, counted) = if experiment == "ports" {
             ("/results/strategies", "connections")
         } else {

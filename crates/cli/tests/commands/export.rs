@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::program;
-use crate::program::{Running, TempDir, fourtuple, run, until};
+use crate::program::{Running, TempDir, fourtuple, in_own_namespace, run, until};
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
@@ -114,8 +114,7 @@ fn a_held_port_is_not_available() {
 /// Only the trace of connect() sees these failures; the exporter reports each in the reading after it.
 #[test]
 fn connects_that_find_no_port_are_a_finding() {
-    in_namespace(|| {
-        let test = "connects_that_find_no_port_are_a_finding";
+    in_own_namespace(|test| {
         let namespace = fs::metadata("/proc/thread-self/ns/net").unwrap().ino() as u32;
         if let Err(reason) = fourtuple_observe::trace::Survey::attach(namespace).times().search {
             return skip(test, "bpf", &reason);

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::program::fixing::Cgroup;
 use crate::program::fixing::{Client, attached, record_of};
-use crate::program::{DEADLINE, fourtuple, refused, run, until};
+use crate::program::{DEADLINE, fourtuple, in_own_namespace, refused, run, until};
 use fourtuple_bpf::Objects;
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 
 const LOW: u16 = 20_000;
@@ -22,23 +22,13 @@ const PORTS: u16 = 500;
 /// Returns a cgroup with a client in it, in a namespace with a small range; `None` after a skip.
 fn client(test: &str, name: &str) -> Option<(Client, Cgroup)> {
     set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + PORTS - 1));
-    let Some(cgroup) = Cgroup::new(name) else {
-        fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
-        return None;
-    };
-    match Client::start(&cgroup) {
-        Some(client) => Some((client, cgroup)),
-        None => {
-            fourtuple_testing::skip(test, "python3", "python3 does not start");
-            None
-        }
-    }
+    let cgroup = Cgroup::new(test, name)?;
+    Some((Client::start(test, &cgroup)?, cgroup))
 }
 
 #[test]
 fn a_running_program_gets_every_port_for_two_destinations() {
-    in_namespace(|| {
-        let test = "fix::a_running_program_gets_every_port_for_two_destinations";
+    in_own_namespace(|test| {
         let (_first, one) = fourtuple_testing::listener("127.0.0.1", 4096);
         let (_second, two) = fourtuple_testing::listener("127.0.0.1", 4096);
         let Some((mut client, cgroup)) = client(test, "fill") else { return };
@@ -78,8 +68,7 @@ fn a_running_program_gets_every_port_for_two_destinations() {
 
 #[test]
 fn attaching_and_detaching_under_load_fails_no_connect() {
-    in_namespace(|| {
-        let test = "fix::attaching_and_detaching_under_load_fails_no_connect";
+    in_own_namespace(|test| {
         let (_listener, destination) = fourtuple_testing::listener("127.0.0.1", 4096);
         let Some((mut client, cgroup)) = client(test, "cycles") else { return };
         let mut all = Vec::new();
@@ -103,8 +92,7 @@ fn attaching_and_detaching_under_load_fails_no_connect() {
 
 #[test]
 fn a_killed_fix_leaves_nothing_and_other_links_stay() {
-    in_namespace(|| {
-        let test = "fix::a_killed_fix_leaves_nothing_and_other_links_stay";
+    in_own_namespace(|test| {
         let (_listener, destination) = fourtuple_testing::listener("127.0.0.1", 4096);
         let Some((mut client, cgroup)) = client(test, "killed") else { return };
         let Some(other) = attached(test, &cgroup.flags("--json --dry-run")) else { return };
@@ -132,19 +120,14 @@ fn a_killed_fix_leaves_nothing_and_other_links_stay() {
 
 #[test]
 fn a_process_and_its_container_are_found() {
-    in_namespace(|| {
-        let test = "fix::a_process_and_its_container_are_found";
+    in_own_namespace(|test| {
         let id = format!("{:016x}fedcba9876543210", std::process::id());
         let (_listener, destination) = fourtuple_testing::listener("::1", 4096);
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + PORTS - 1));
-        let Some(parent) = Cgroup::new("container") else {
-            return fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
-        };
+        let Some(parent) = Cgroup::new(test, "container") else { return };
         let cgroup = Cgroup(parent.0.join(format!("docker-{id}.scope")));
         fs::create_dir(&cgroup.0).unwrap();
-        let Some(mut client) = Client::start(&cgroup) else {
-            return fourtuple_testing::skip(test, "python3", "python3 does not start");
-        };
+        let Some(mut client) = Client::start(test, &cgroup) else { return };
         // Far more connections than the share are open before the start.
         for (before, flag) in
             [(150, format!("--pid {}", client.child.id())), (1, format!("--container {id}"))]
@@ -167,8 +150,7 @@ fn a_process_and_its_container_are_found() {
 
 #[test]
 fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
-    in_namespace(|| {
-        let test = "fix::a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile";
+    in_own_namespace(|test| {
         let (_listener, destination) = fourtuple_testing::listener("::1", 4096);
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + PORTS - 1));
         let root = fourtuple_testing::cgroup_root();
@@ -179,9 +161,7 @@ fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
         };
         // The root is not removed at the end.
         let root = ManuallyDrop::new(Cgroup(root));
-        let Some(mut client) = Client::start(&root) else {
-            return fourtuple_testing::skip(test, "python3", "python3 does not start");
-        };
+        let Some(mut client) = Client::start(test, &root) else { return };
         let pid = client.child.id();
         let own = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
         if !own().lines().any(|line| line == "0::/") {
@@ -212,11 +192,8 @@ fn a_process_of_the_root_cgroup_gets_a_cgroup_meanwhile() {
 
 #[test]
 fn a_unit_is_found_by_its_name() {
-    in_namespace(|| {
-        let test = "fix::a_unit_is_found_by_its_name";
-        let Some(slice) = Cgroup::new("slice") else {
-            return fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
-        };
+    in_own_namespace(|test| {
+        let Some(slice) = Cgroup::new(test, "slice") else { return };
         let name = format!("fourtuple-{}", std::process::id());
         let unit = Cgroup(slice.0.join(format!("{name}.service")));
         fs::create_dir(&unit.0).unwrap();
@@ -234,11 +211,8 @@ fn a_unit_is_found_by_its_name() {
 
 #[test]
 fn a_removed_cgroup_ends_the_fix() {
-    in_namespace(|| {
-        let test = "fix::a_removed_cgroup_ends_the_fix";
-        let Some(cgroup) = Cgroup::new("removed") else {
-            return fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
-        };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "removed") else { return };
         let Some(mut child) = attached(test, &cgroup.flags("--json")) else { return };
         cgroup.remove();
         let mut text = String::new();
@@ -273,9 +247,7 @@ fn bad_values_are_refused_in_one_line() {
 #[test]
 fn without_permission_the_error_is_one_line() {
     let test = "fix::without_permission_the_error_is_one_line";
-    let Some(cgroup) = Cgroup::new("refused") else {
-        return fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
-    };
+    let Some(cgroup) = Cgroup::new(test, "refused") else { return };
     let mut command = fourtuple(&cgroup.flags("--for 1s"));
     child::refuse(&mut command, Facility::Bpf);
     let ended = run(&mut command);
@@ -284,14 +256,8 @@ fn without_permission_the_error_is_one_line() {
 
 #[test]
 fn an_additional_source_must_be_local() {
-    in_namespace(|| {
-        let Some(cgroup) = Cgroup::new("source") else {
-            return fourtuple_testing::skip(
-                "fix::an_additional_source_must_be_local",
-                "cgroup",
-                "no cgroup can be made",
-            );
-        };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "source") else { return };
         let ended = || run(&mut fourtuple(&cgroup.flags("--for 1s --source 192.0.2.0/30")));
         // A service that is restarted: its next process may have another network namespace.
         let empty = ended();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::fixing::{self, attached};
-use crate::program::{Limited, fourtuple, is_root, queues, refused, run, stat, until};
+use crate::program::{Limited, fourtuple, in_own_namespace, is_root, queues, refused, run, stat, until};
 use fourtuple_bpf::FixAccept;
 use fourtuple_bpf::fix_accept::{FoundProgram, Learner};
 use fourtuple_syscalls::pidfd::Pidfd;
@@ -166,10 +166,22 @@ fn guard_of(fix: &Child) -> u32 {
     children.trim().parse().unwrap_or_else(|_| panic!("one child: {children:?}"))
 }
 
+/// Requires that the group has no selector left, and that no socket is in a map any more.
+#[track_caller]
+fn require_no_selector(test: &str, flags: &str) {
+    let Some(fix) = attached(test, flags) else { panic!("the second fix is refused") };
+    record_of(fix);
+}
+
+/// Waits until a fix has ended, and its guard process.
+fn until_ended(mut fix: Child, guard: u32) {
+    fix.wait().unwrap();
+    until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+}
+
 #[test]
 fn a_blocked_worker_gets_no_connection() {
-    in_namespace(|| {
-        let test = "fix_accept::a_blocked_worker_gets_no_connection";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4100", 4, "group") else { return };
         let flags = server.flags("--select least-busy --json");
         let Some(fix) = attached(test, &flags) else { return };
@@ -193,8 +205,7 @@ fn a_blocked_worker_gets_no_connection() {
 
 #[test]
 fn a_flow_stays_and_the_end_restores_the_hash() {
-    in_namespace(|| {
-        let test = "fix_accept::a_flow_stays_and_the_end_restores_the_hash";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4101", 8, "group") else { return };
         for _ in 0..2 {
             let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
@@ -209,26 +220,21 @@ fn a_flow_stays_and_the_end_restores_the_hash() {
 
 #[test]
 fn after_sigkill_the_guard_detaches_the_selector() {
-    in_namespace(|| {
-        let test = "fix_accept::after_sigkill_the_guard_detaches_the_selector";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4102", 8, "group") else { return };
         let flags = server.flags("--select flow:0:1 --json");
-        let Some(mut fix) = attached(test, &flags) else { return };
+        let Some(fix) = attached(test, &flags) else { return };
         let guard = guard_of(&fix);
         child::kill(fix.id()).unwrap();
-        fix.wait().unwrap();
-        until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+        until_ended(fix, guard);
         assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
-        // The group has no selector left, and no socket is in a map any more.
-        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
-        record_of(fix);
+        require_no_selector(test, &flags);
     });
 }
 
 #[test]
 fn a_stopped_guard_does_not_delay_the_end() {
-    in_namespace(|| {
-        let test = "fix_accept::a_stopped_guard_does_not_delay_the_end";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4154", 8, "group") else { return };
         let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
         let guard = guard_of(&fix);
@@ -241,8 +247,7 @@ fn a_stopped_guard_does_not_delay_the_end() {
 
 #[test]
 fn without_guard_and_owner_the_heartbeat_ends() {
-    in_namespace(|| {
-        let test = "fix_accept::without_guard_and_owner_the_heartbeat_ends";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4103", 8, "group") else { return };
         let flags = server.flags("--select flow:0:1 --json");
         let Some(mut fix) = attached(test, &flags) else { return };
@@ -260,8 +265,7 @@ fn without_guard_and_owner_the_heartbeat_ends() {
 
 #[test]
 fn a_closed_listener_is_closed_and_a_new_one_joins() {
-    in_namespace(|| {
-        let test = "fix_accept::a_closed_listener_is_closed_and_a_new_one_joins";
+    in_own_namespace(|test| {
         let Some(mut server) = Server::start(test, "tcp", "127.0.0.1:4104", 3, "group") else { return };
         let Some(fix) = attached(test, &server.flags("--select least-busy --json")) else { return };
         let listeners = || {
@@ -289,8 +293,7 @@ fn a_closed_listener_is_closed_and_a_new_one_joins() {
 
 #[test]
 fn sockets_left_to_other_processes_are_detached() {
-    in_namespace(|| {
-        let test = "fix_accept::sockets_left_to_other_processes_are_detached";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4114", 2, "group") else { return };
         let flags = server.flags("--select random --json");
         let Some(fix) = attached(test, &flags) else { return };
@@ -306,16 +309,13 @@ fn sockets_left_to_other_processes_are_detached() {
             processes.into_iter().all(|process| process != 0 && process != u64::from(before)),
             "{results}"
         );
-        // The group has no selector left.
-        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
-        record_of(fix);
+        require_no_selector(test, &flags);
     });
 }
 
 #[test]
 fn a_restarted_server_gets_the_selector_again() {
-    in_namespace(|| {
-        let test = "fix_accept::a_restarted_server_gets_the_selector_again";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4105", 8, "group") else { return };
         let Some(fix) = attached(test, &server.flags("--select flow:0:1 --json")) else { return };
         drop(server);
@@ -380,15 +380,19 @@ def has_selector(port):
     print(int(all(len(of) == 1 for of in found) and set.union(*found) == set(range(len(found)))))
 "#;
 
-#[test]
-fn a_refused_group_keeps_no_other_from_its_selector() {
-    in_namespace(|| {
-        let test = "fix_accept::a_refused_group_keeps_no_other_from_its_selector";
-        if !python::is_installed(test) {
-            return;
-        }
+/// Returns a server that can open such groups; `None` after a skip.
+fn groups(test: &str) -> Option<Python> {
+    python::is_installed(test).then(|| {
         let mut server = Python::start();
         server.run(GROUPS);
+        server
+    })
+}
+
+#[test]
+fn a_refused_group_keeps_no_other_from_its_selector() {
+    in_own_namespace(|test| {
+        let Some(mut server) = groups(test) else { return };
         // Without a payload in the SYN, and without a group.
         server.run("more(4117, 2, socket.SOCK_STREAM); more(4118, 1, reuse=0); more(4116, 2)");
         let Some(fix) =
@@ -428,13 +432,8 @@ fn a_refused_group_keeps_no_other_from_its_selector() {
 
 #[test]
 fn listeners_that_replace_all_others_keep_the_selector() {
-    in_namespace(|| {
-        let test = "fix_accept::listeners_that_replace_all_others_keep_the_selector";
-        if !python::is_installed(test) {
-            return;
-        }
-        let mut server = Python::start();
-        server.run(GROUPS);
+    in_own_namespace(|test| {
+        let Some(mut server) = groups(test) else { return };
         server.run("more(4132, 2)");
         let flags = format!("fix accept --pid {} --select flow:0:1 --json", server.pid());
         let Some(fix) = attached(test, &flags) else { return };
@@ -447,16 +446,13 @@ fn listeners_that_replace_all_others_keep_the_selector() {
         let results = record_of(fix);
         let counts = ["groups", "joined", "closed"].map(|name| &results[name]);
         assert_eq!(counts, [&Value::from(1), &2.into(), &2.into()], "{results}");
-        // The group has no selector left.
-        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
-        record_of(fix);
+        require_no_selector(test, &flags);
     });
 }
 
 #[test]
 fn a_process_that_ends_ends_the_fix() {
-    in_namespace(|| {
-        let test = "fix_accept::a_process_that_ends_ends_the_fix";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4107", 2, "group") else { return };
         let flags = format!("fix accept --pid {} --select least-busy --json", server.child.id());
         let Some(mut fix) = attached(test, &flags) else { return };
@@ -471,8 +467,7 @@ fn a_process_that_ends_ends_the_fix() {
 
 #[test]
 fn attaching_and_detaching_under_load_fails_no_request() {
-    in_namespace(|| {
-        let test = "fix_accept::attaching_and_detaching_under_load_fails_no_request";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4108", 4, "group") else { return };
         let flags = server.flags("--select least-busy --json");
         let stop = std::sync::atomic::AtomicBool::new(false);
@@ -498,8 +493,7 @@ fn attaching_and_detaching_under_load_fails_no_request() {
 
 #[test]
 fn a_dry_run_counts_and_changes_nothing() {
-    in_namespace(|| {
-        let test = "fix_accept::a_dry_run_counts_and_changes_nothing";
+    in_own_namespace(|test| {
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4109", 4, "group") else { return };
         let Some(dry) = attached(test, &server.flags("--select cpu --json --dry-run")) else { return };
         // A fix may run at the same time.
@@ -517,8 +511,7 @@ fn a_dry_run_counts_and_changes_nothing() {
 
 #[test]
 fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
-    in_namespace(|| {
-        let test = "fix_accept::servers_that_cannot_be_fixed_are_refused_in_one_line";
+    in_own_namespace(|test| {
         let Some(alone) = Server::start(test, "tcp", "127.0.0.1:4110", 1, "alone") else { return };
         let Some(single) = Server::start(test, "tcp", "127.0.0.1:4111", 1, "group") else { return };
         let Some(server) = Server::start(test, "tcp", "127.0.0.1:4112", 2, "group") else { return };
@@ -546,8 +539,7 @@ fn servers_that_cannot_be_fixed_are_refused_in_one_line() {
 /// The maps of the kernel take no sockets of MPTCP, with which programs in Go listen since 1.24.
 #[test]
 fn listeners_of_mptcp_are_refused_with_their_setting() {
-    in_namespace(|| {
-        let test = "fix_accept::listeners_of_mptcp_are_refused_with_their_setting";
+    in_own_namespace(|test| {
         if !has_mptcp(test) {
             return;
         }
@@ -567,8 +559,7 @@ const GROUP: usize = 1_024;
 
 #[test]
 fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
-    in_namespace(|| {
-        let test = "fix_accept::a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused";
+    in_own_namespace(|test| {
         if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 4_096 {
             return fourtuple_testing::skip(test, "python3", "too few descriptors");
         }
@@ -600,8 +591,7 @@ fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
 /// The kernel moves a group to another place in memory when it gets its 129th socket, its 257th and so on (`reuseport_grow`).
 #[test]
 fn a_group_that_grows_keeps_its_selector_through_reloads() {
-    in_namespace(|| {
-        let test = "fix_accept::a_group_that_grows_keeps_its_selector_through_reloads";
+    in_own_namespace(|test| {
         const LISTENERS: usize = 1_000;
         if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 8_192 {
             return fourtuple_testing::skip(test, "python3", "too few descriptors");
@@ -654,18 +644,13 @@ fn program_of(server: &mut Python, socket: &str) -> Option<FoundProgram> {
 
 #[test]
 fn listeners_of_the_last_moment_lose_the_selector_at_the_end() {
-    in_namespace(|| {
-        let test = "fix_accept::listeners_of_the_last_moment_lose_the_selector_at_the_end";
-        if !python::is_installed(test) {
-            return;
-        }
-        let mut server = Python::start();
-        server.run(GROUPS);
+    in_own_namespace(|test| {
+        let Some(mut server) = groups(test) else { return };
         // The end by a signal, and the end that the guard sees.
         for (port, signal) in [(4134, "SIGTERM"), (4135, "SIGKILL")] {
             server.run(&format!("more({port}, 2)"));
             let flags = format!("fix accept --pid {} --select flow:0:1 --json", server.pid());
-            let Some(mut fix) = attached(test, &flags) else { return };
+            let Some(fix) = attached(test, &flags) else { return };
             let guard = guard_of(&fix);
             server.run(&format!("os.kill({}, signal.SIGSTOP)", fix.id()));
             until("the fix is stopped", || stat(fix.id()).is_some_and(|(state, _)| state == 'T'));
@@ -674,8 +659,7 @@ fn listeners_of_the_last_moment_lose_the_selector_at_the_end() {
                  os.kill({0}, signal.{signal}); os.kill({0}, signal.SIGCONT)",
                 fix.id()
             ));
-            fix.wait().unwrap();
-            until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+            until_ended(fix, guard);
             assert_eq!(program_of(&mut server, &format!("groups[{port}][0]")), None, "{signal}");
         }
     });
@@ -683,21 +667,15 @@ fn listeners_of_the_last_moment_lose_the_selector_at_the_end() {
 
 #[test]
 fn a_selector_that_the_server_attached_meanwhile_stays() {
-    in_namespace(|| {
-        let test = "fix_accept::a_selector_that_the_server_attached_meanwhile_stays";
-        if !python::is_installed(test) {
-            return;
-        }
-        let mut server = Python::start();
-        server.run(GROUPS);
+    in_own_namespace(|test| {
+        let Some(mut server) = groups(test) else { return };
         for (port, signal) in [(4136, "SIGTERM"), (4137, "SIGKILL")] {
             server.run(&format!("more({port}, 4)"));
             let flags = format!("fix accept --listen 127.0.0.1:{port} --select random --json");
-            let Some(mut fix) = attached(test, &flags) else { return };
+            let Some(fix) = attached(test, &flags) else { return };
             let guard = guard_of(&fix);
             server.run(&format!("select_first({port}); os.kill({}, signal.{signal})", fix.id()));
-            fix.wait().unwrap();
-            until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
+            until_ended(fix, guard);
             // A classic program has no id.
             let program = program_of(&mut server, &format!("groups[{port}][0]"));
             assert_eq!(program.map(|program| program.id), Some(0), "{signal}");
@@ -708,8 +686,7 @@ fn a_selector_that_the_server_attached_meanwhile_stays() {
 /// A resolver binds a port for each query, and later another program may have a group there.
 #[test]
 fn an_address_that_the_process_has_left_is_not_followed() {
-    in_namespace(|| {
-        let test = "fix_accept::an_address_that_the_process_has_left_is_not_followed";
+    in_own_namespace(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -737,8 +714,7 @@ fn an_address_that_the_process_has_left_is_not_followed() {
 
 #[test]
 fn without_descriptors_at_the_end_the_guard_detaches_the_selector() {
-    in_namespace(|| {
-        let test = "fix_accept::without_descriptors_at_the_end_the_guard_detaches_the_selector";
+    in_own_namespace(|test| {
         if Command::new("prlimit").arg("--version").output().is_err() {
             return fourtuple_testing::skip(test, "programs", "prlimit is not in PATH");
         }
@@ -752,9 +728,7 @@ fn without_descriptors_at_the_end_the_guard_detaches_the_selector() {
         child::terminate(fix.id()).unwrap();
         fix.wait().unwrap();
         assert!(stat(guard).is_none(), "the guard is left behind");
-        // The group has no selector left.
-        let Some(fix) = attached(test, &flags) else { panic!("the second fix is refused") };
-        record_of(fix);
+        require_no_selector(test, &flags);
     });
 }
 

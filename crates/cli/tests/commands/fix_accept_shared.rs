@@ -16,11 +16,11 @@ use fourtuple_record::measure::balance::jain;
 use fourtuple_syscalls::epoll::Registration;
 use fourtuple_syscalls::{child, procfs, schedule};
 use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{in_namespace, skip};
+use fourtuple_testing::skip;
 
 use crate::program::fixing::{self, attached, record_of};
 use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
-use crate::program::{TempDir, children, fourtuple, list, number, run, stat, until};
+use crate::program::{TempDir, children, fourtuple, in_own_namespace, list, number, run, stat, until};
 
 const WORKERS: usize = 4;
 
@@ -90,8 +90,7 @@ fn jain_of(place: &str, workers: &[u32]) -> f64 {
 
 #[test]
 fn kept_connections_of_nginx_become_even() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::kept_connections_of_nginx_become_even";
+    in_own_namespace(|test| {
         if !has(test, &["nginx"]) {
             return;
         }
@@ -121,8 +120,7 @@ fn kept_connections_of_nginx_become_even() {
 
 #[test]
 fn workers_of_a_process_tree_are_counted() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::workers_of_a_process_tree_are_counted";
+    in_own_namespace(|test| {
         if !has(test, &["nginx"]) {
             return;
         }
@@ -147,8 +145,7 @@ fn workers_of_a_process_tree_are_counted() {
 /// Kills fourtuple, or the process that moves, after a number of requests that differs in each round.
 #[test]
 fn after_sigkill_every_worker_accepts() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::after_sigkill_every_worker_accepts";
+    in_own_namespace(|test| {
         if !has(test, &["nginx"]) {
             return;
         }
@@ -228,8 +225,7 @@ fn say(address: SocketAddr, word: &str) -> usize {
 
 #[test]
 fn registrations_that_a_worker_removes_or_changes_stay_so() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::registrations_that_a_worker_removes_or_changes_stay_so";
+    in_own_namespace(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -278,8 +274,7 @@ fn registrations_that_a_worker_removes_or_changes_stay_so() {
 
 #[test]
 fn servers_without_a_fixed_order_are_refused() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::servers_without_a_fixed_order_are_refused";
+    in_own_namespace(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -381,8 +376,7 @@ fn answer(address: SocketAddr, words: &str) -> Option<String> {
 #[test]
 fn a_blocked_worker_of_node_gets_no_connection() {
     for policy in ["none", "rr"] {
-        in_namespace(move || {
-            let test = "fix_accept_shared::a_blocked_worker_of_node_gets_no_connection";
+        in_own_namespace(move |test| {
             let address: SocketAddr = "127.0.0.1:4300".parse().unwrap();
             let temp = TempDir::new();
             let Some(server) = Server::node(test, &temp, policy, address, "reuse") else { return };
@@ -406,8 +400,7 @@ fn a_blocked_worker_of_node_gets_no_connection() {
 
 #[test]
 fn node_without_a_group_is_refused_with_its_setting() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::node_without_a_group_is_refused_with_its_setting";
+    in_own_namespace(|test| {
         let address: SocketAddr = "127.0.0.1:4301".parse().unwrap();
         let temp = TempDir::new();
         let Some(_server) = Server::node(test, &temp, "none", address, "share") else { return };
@@ -421,8 +414,7 @@ fn node_without_a_group_is_refused_with_its_setting() {
 /// The listeners of Envoy are groups by default.
 #[test]
 fn the_workers_of_envoy_get_the_connections_of_the_rule() {
-    in_namespace(|| {
-        let test = "fix_accept_shared::the_workers_of_envoy_get_the_connections_of_the_rule";
+    in_own_namespace(|test| {
         let address: SocketAddr = "127.0.0.1:4302".parse().unwrap();
         let temp = TempDir::new();
         if !has(test, &["envoy"]) {

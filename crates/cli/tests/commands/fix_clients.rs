@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use crate::program::fixing::Cgroup;
 use crate::program::fixing::{attached, record_of};
-use crate::program::{DEADLINE, TempDir};
+use crate::program::{DEADLINE, TempDir, in_own_namespace};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, resource};
-use fourtuple_testing::{in_namespace, set_sysctl, skip};
+use fourtuple_testing::{set_sysctl, skip};
 use serde_json::Value;
 
 const LOW: u16 = 20_000;
@@ -203,10 +203,7 @@ impl Site {
             skip(test, "programs", "nginx, the server, does not run");
             return None;
         }
-        let Some(cgroup) = Cgroup::new("clients") else {
-            skip(test, "cgroup", "no cgroup can be made");
-            return None;
-        };
+        let cgroup = Cgroup::new(test, "clients")?;
         resource::raise_descriptor_limit().unwrap();
         set_sysctl("net.core.somaxconn", "65535");
         set_sysctl("net.ipv4.ip_local_port_range", &format!("{LOW} {}", LOW + ports - 1));
@@ -441,8 +438,7 @@ fn clients(test: &str) -> Vec<&'static Kind> {
 
 #[test]
 fn unmodified_clients_find_free_ports() {
-    in_namespace(|| {
-        let test = "fix_clients::unmodified_clients_find_free_ports";
+    in_own_namespace(|test| {
         // nginx sometimes closes a connection before the server does, and its port is in TIME_WAIT then: a small range would be exhausted.
         let Some(site) = Site::new(test, 10_000, 0.3) else { return };
         for kind in clients(test) {
@@ -461,8 +457,7 @@ fn unmodified_clients_find_free_ports() {
 #[test]
 #[ignore = "a measurement of about 5 minutes on an idle machine"]
 fn rates_bare_and_fixed() {
-    in_namespace(|| {
-        let test = "fix_clients::rates_bare_and_fixed";
+    in_own_namespace(|test| {
         let seconds = env::var("FOURTUPLE_SECONDS").map_or(3.0, |text| text.parse().unwrap());
         let Some(mut site) = Site::new(test, 20_000, seconds) else { return };
         let prefix: Vec<String> =

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use fourtuple_fix::{Estimate, Pace, Ports};
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::{Errno, child, device, netns, resource};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
+use fourtuple_testing::{listener, set_sysctl, skip};
 use serde_json::json;
 
 use crate::program::fixing::{Cgroup, Client, attached, attached_by, record_of};
 use crate::program::situation::{actions, first};
-use crate::program::{self, TempDir, fourtuple, is_root, list, number, run, text};
+use crate::program::{self, TempDir, fourtuple, in_own_namespace, is_root, list, number, run, text};
 
 const LOW: u16 = 20_000;
 const PORTS: u16 = 300;
@@ -28,32 +28,13 @@ fn set_range(low: u16, ports: u16) {
     set_sysctl("net.ipv4.ip_local_port_range", &format!("{low} {}", low + ports - 1));
 }
 
-/// Returns a cgroup; `None` after a skip.
-fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
-    let cgroup = Cgroup::new(name);
-    if cgroup.is_none() {
-        skip(test, "cgroup", "no cgroup can be made");
-    }
-    cgroup
-}
-
-/// Returns a client in a cgroup, in the network namespace of this thread; `None` after a skip.
-fn client(test: &str, cgroup: &Cgroup) -> Option<Client> {
-    let client = Client::start(cgroup);
-    if client.is_none() {
-        skip(test, "python3", "python3 does not start");
-    }
-    client
-}
-
 #[test]
 fn namespaces_under_a_cgroup_have_their_own_ranges() {
-    in_namespace(|| {
-        let test = "fix_namespaces::namespaces_under_a_cgroup_have_their_own_ranges";
-        let Some(cgroup) = cgroup(test, "namespaces") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "namespaces") else { return };
         set_range(LOW, PORTS);
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let Some(mut here) = client(test, &cgroup) else { return };
+        let Some(mut here) = Client::start(test, &cgroup) else { return };
         // Two more namespaces with ranges of other sizes: one from before the start, one that appears later.
         let start = |low: u16, ports: u16| {
             let started = thread::scope(|scope| {
@@ -61,7 +42,7 @@ fn namespaces_under_a_cgroup_have_their_own_ranges() {
                     netns::enter_new().unwrap();
                     set_range(low, ports);
                     let (listener, destination) = listener("127.0.0.1", 4096);
-                    Client::start(&cgroup).map(|client| (client, listener, destination))
+                    Client::start(test, &cgroup).map(|client| (client, listener, destination))
                 };
                 scope.spawn(start).join().unwrap()
             });
@@ -110,15 +91,14 @@ fn namespaces_under_a_cgroup_have_their_own_ranges() {
 
 #[test]
 fn a_changed_route_changes_the_source() {
-    in_namespace(|| {
-        let test = "fix_namespaces::a_changed_route_changes_the_source";
-        let Some(cgroup) = cgroup(test, "route") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "route") else { return };
         set_range(LOW, PORTS);
         let address = |last: u8| IpAddr::from([10, 0, 0, last]);
         // All addresses of a prefix of loopback are local, and its address is their source.
         device::add_address("lo", address(1), 24).unwrap();
         let (_listener, destination) = listener("10.0.0.200", 4096);
-        let Some(mut client) = client(test, &cgroup) else { return };
+        let Some(mut client) = Client::start(test, &cgroup) else { return };
         // The destination of an open connection is known from the start.
         assert_eq!(client.connect("10.0.0.200", destination.port(), 1).0, 0);
         let Some(fix) = attached(test, &cgroup.flags("--json --past 5%")) else { return };
@@ -154,13 +134,12 @@ fn a_changed_route_changes_the_source() {
 
 #[test]
 fn more_sources_give_more_connections() {
-    in_namespace(|| {
-        let test = "fix_namespaces::more_sources_give_more_connections";
-        let Some(cgroup) = cgroup(test, "sources") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "sources") else { return };
         set_range(LOW, PORTS);
         resource::raise_descriptor_limit().unwrap();
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let Some(mut client) = client(test, &cgroup) else { return };
+        let Some(mut client) = Client::start(test, &cgroup) else { return };
         // The destination of an open connection is known from the start.
         assert_eq!(client.connect("127.0.0.1", destination.port(), 1).0, 0);
         let Some(fix) = attached(test, &cgroup.flags("--json --source 127.0.0.8/30")) else { return };
@@ -176,12 +155,11 @@ fn more_sources_give_more_connections() {
 
 #[test]
 fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
-    in_namespace(|| {
-        let test = "fix_namespaces::a_cgroup_may_have_more_processes_than_there_are_descriptors";
-        let Some(cgroup) = cgroup(test, "processes") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "processes") else { return };
         set_range(LOW, PORTS);
         let (_listener, destination) = listener("127.0.0.1", 4096);
-        let Some(mut client) = client(test, &cgroup) else { return };
+        let Some(mut client) = Client::start(test, &cgroup) else { return };
         let mut others: Vec<Child> =
             (0..150).map(|_| Command::new("sleep").arg("60").spawn().expect("sleep starts")).collect();
         for other in &others {
@@ -211,16 +189,15 @@ fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
 /// EAGAIN of pthread_create() and EMFILE of socket() leave a destination unknown: they do not end the fix, and are not a missing route.
 #[test]
 fn a_fix_without_threads_or_sockets_continues() {
-    in_namespace(|| {
-        let test = "fix_namespaces::a_fix_without_threads_or_sockets_continues";
+    in_own_namespace(|test| {
         set_range(LOW, PORTS);
         for (name, address, exhaust) in [
             ("threads", "127.0.0.2", (|| seccomp::refuse(Facility::Threads)) as fn() -> _),
             ("sockets", "127.0.0.3", || seccomp::fail(FailingCall::Socket, Errno::EMFILE)),
         ] {
             let (_listener, destination) = listener(address, 4096);
-            let Some(cgroup) = cgroup(test, name) else { return };
-            let Some(mut client) = client(test, &cgroup) else { return };
+            let Some(cgroup) = Cgroup::new(test, name) else { return };
+            let Some(mut client) = Client::start(test, &cgroup) else { return };
             let ports = Ports {
                 spares: false,
                 cgroup: cgroup.0.clone(),
@@ -285,10 +262,10 @@ fn outside(name: &str, is_fixed: bool, ports: u16) {
     set_range(LOW, ports);
     set_sysctl("net.core.somaxconn", "65535");
     resource::raise_descriptor_limit().unwrap();
-    let Some(cgroup) = cgroup(test, "outside") else { return };
+    let Some(cgroup) = Cgroup::new(test, "outside") else { return };
     let (_first, inside) = listener("127.0.0.1", 65_535);
     let (_second, other) = listener("127.0.0.1", 65_535);
-    let Some(mut client) = client(test, &cgroup) else { return };
+    let Some(mut client) = Client::start(test, &cgroup) else { return };
     let fix = is_fixed.then(|| attached(test, &cgroup.flags("--json --past 1%")).expect("BPF"));
     assert_eq!(client.connect("127.0.0.1", inside.port(), ports / 2).0, 0);
     let mut held = Vec::new();

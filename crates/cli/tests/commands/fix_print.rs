@@ -14,7 +14,9 @@ use crate::program::fixing::Cgroup;
 use crate::program::fixing::{Client, attached_by, record_of};
 use crate::program::servers::Backend;
 use crate::program::situation::{self, envoy_with};
-use crate::program::{DEADLINE, Limited, TempDir, capabilities, fourtuple, refused, run, until};
+use crate::program::{
+    DEADLINE, Limited, TempDir, capabilities, fourtuple, in_own_namespace, refused, run, until,
+};
 use fourtuple_fix::print::Program;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::{Value, json};
@@ -140,8 +142,7 @@ fn nginx_connects_from_each_source_and_keeps_connections() {
 
 #[test]
 fn haproxy_binds_to_each_source_within_the_range() {
-    in_namespace(|| {
-        let test = "fix_print::haproxy_binds_to_each_source_within_the_range";
+    in_own_namespace(|test| {
         if !has(test, "haproxy", &["-v"]) {
             return;
         }
@@ -249,8 +250,7 @@ fn require_options(text: &str, is_linear: bool) {
 
 #[test]
 fn go_dials_with_the_options_from_each_source() {
-    in_namespace(|| {
-        let test = "fix_print::go_dials_with_the_options_from_each_source";
+    in_own_namespace(|test| {
         let go = if Path::new("/usr/local/go/bin/go").exists() { "/usr/local/go/bin/go" } else { "go" };
         if !has(test, go, &["version"]) {
             return;
@@ -340,8 +340,7 @@ else:
 
 #[test]
 fn python_connects_with_the_options_from_each_source() {
-    in_namespace(|| {
-        let test = "fix_print::python_connects_with_the_options_from_each_source";
+    in_own_namespace(|test| {
         if !has(test, "python3", &["-c", ""]) {
             return;
         }
@@ -402,8 +401,7 @@ fn envoy_gets_a_cluster_for_each_source() {
 /// Envoy with the printed clusters, to which it sends one request after the other at random.
 #[test]
 fn envoy_connects_from_each_source() {
-    in_namespace(|| {
-        let test = "fix_print::envoy_connects_from_each_source";
+    in_own_namespace(|test| {
         if !situation::has(test, &["envoy"]) {
             return;
         }
@@ -503,14 +501,11 @@ fn systemd_accepts_the_unit() {
 
 #[test]
 fn the_capabilities_of_the_unit_are_enough() {
-    in_namespace(|| {
-        let test = "fix_print::the_capabilities_of_the_unit_are_enough";
+    in_own_namespace(|test| {
         if !program::is_root() || !has(test, "setpriv", &["--version"]) {
             return;
         }
-        let Some(cgroup) = Cgroup::new("capabilities") else {
-            return skip(test, "cgroup", "no cgroup can be made");
-        };
+        let Some(cgroup) = Cgroup::new(test, "capabilities") else { return };
         let itself = run(&mut fourtuple(&cgroup.flags("--for 1ms --json --quiet")));
         if itself.code == 4 {
             return skip(test, "bpf", itself.line());
@@ -525,9 +520,7 @@ fn the_capabilities_of_the_unit_are_enough() {
         assert_eq!(all.code, 0, "{all:?}");
         // The addresses and ports of the own network namespace are known without CAP_SYS_ADMIN.
         let (_listener, destination) = fourtuple_testing::listener("127.0.0.1", 64);
-        let Some(mut client) = Client::start(&cgroup) else {
-            return skip(test, "python3", "it does not start");
-        };
+        let Some(mut client) = Client::start(test, &cgroup) else { return };
         // A destination with a connection is known at the start.
         client.connect("127.0.0.1", destination.port(), 1);
         let fixing = &mut limited.command(&names, &cgroup.flags("--json"));

@@ -16,7 +16,9 @@ use fourtuple_testing::stream::{LONG, Stream, arrives, socket};
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::program::servers::Server;
-use crate::program::{DEADLINE, TempDir, fourtuple, list, number, refused, require_valid, run, until};
+use crate::program::{
+    DEADLINE, TempDir, fourtuple, in_own_namespace, list, number, refused, require_valid, run, until,
+};
 
 fn port(socket: &UdpSocket) -> u16 {
     socket.local_addr().unwrap().port()
@@ -104,8 +106,7 @@ fn checksum_errors() -> u64 {
 /// them: no plane is too slow.
 #[test]
 fn wrong_checksums_behind_cpumap_are_named() {
-    in_namespace(|| {
-        let test = "forward::wrong_checksums_behind_cpumap_are_named";
+    in_own_namespace(|test| {
         let Some(wire) = Wire::open(test) else { return };
         wire.far_away(|| device::leave_checksums(FAR, true)).unwrap();
         for (near, far) in [(NEAR_V4, FAR_V4), (NEAR_V6, FAR_V6)] {

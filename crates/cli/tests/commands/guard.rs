@@ -15,15 +15,15 @@ use fourtuple_bpf::Objects;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, procfs};
-use fourtuple_testing::{in_namespace, set_sysctl, skip};
+use fourtuple_testing::{set_sysctl, skip};
 use serde_json::Value;
 
 use crate::program::fixing::Cgroup;
 use crate::program::fixing::Client;
 use crate::program::situation::{SERVER, has, nginx, set_range};
 use crate::program::{
-    DEADLINE, Ended, Limited, TempDir, children, fourtuple, is_root, list, number, queues, require_valid,
-    run, stat, text, until,
+    DEADLINE, Ended, Limited, TempDir, children, fourtuple, in_own_namespace, is_root, list, number, queues,
+    require_valid, run, stat, text, until,
 };
 
 const LOW: u16 = 20_000;
@@ -159,14 +159,8 @@ fn scene(test: &str, cgroup: &str) -> Option<(OwnedFd, SocketAddr, Cgroup, Clien
     // The listener closes nothing.
     set_sysctl("net.ipv4.tcp_fin_timeout", "1");
     let (listener, address) = fourtuple_testing::listener("127.0.0.1", 4096);
-    let Some(cgroup) = Cgroup::new(cgroup) else {
-        skip(test, "cgroup", "no cgroup can be made");
-        return None;
-    };
-    let Some(client) = Client::start(&cgroup) else {
-        skip(test, "python3", "python3 does not start");
-        return None;
-    };
+    let cgroup = Cgroup::new(test, cgroup)?;
+    let client = Client::start(test, &cgroup)?;
     Some((listener, address, cgroup, client))
 }
 
@@ -182,8 +176,7 @@ fn links(process: u32) -> BTreeSet<u32> {
 
 #[test]
 fn a_fix_begins_at_its_share_helps_and_ends() {
-    in_namespace(|| {
-        let test = "guard::a_fix_begins_at_its_share_helps_and_ends";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-share") else { return };
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 150).0, 0);
@@ -219,8 +212,7 @@ fn a_fix_begins_at_its_share_helps_and_ends() {
 
 #[test]
 fn without_a_free_port_nothing_begins() {
-    in_namespace(|| {
-        let test = "guard::without_a_free_port_nothing_begins";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-full") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), PORTS).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -235,15 +227,10 @@ fn without_a_free_port_nothing_begins() {
 
 #[test]
 fn the_largest_need_comes_first() {
-    in_namespace(|| {
-        let test = "guard::the_largest_need_comes_first";
+    in_own_namespace(|test| {
         let Some((_listener, address, few, mut client)) = scene(test, "guard-1-few") else { return };
-        let Some(many) = Cgroup::new("guard-2-many") else {
-            return skip(test, "cgroup", "no cgroup can be made");
-        };
-        let Some(mut other) = Client::start(&many) else {
-            return skip(test, "python3", "python3 does not start");
-        };
+        let Some(many) = Cgroup::new(test, "guard-2-many") else { return };
+        let Some(mut other) = Client::start(test, &many) else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 20).0, 0);
         assert_eq!(other.connect("127.0.0.1", address.port(), 230).0, 0);
         let policy = format!("[fix-ports]\ncgroups = [\"{}\", \"{}\"]\nmax = 1\n", name(&few), name(&many));
@@ -259,15 +246,10 @@ fn the_largest_need_comes_first() {
 /// The kernel's search passes over ports that are bound, for all destinations: a fix for one program takes them from others.
 #[test]
 fn programs_from_which_a_fix_takes_ports_are_fixed_too() {
-    in_namespace(|| {
-        let test = "guard::programs_from_which_a_fix_takes_ports_are_fixed_too";
+    in_own_namespace(|test| {
         let Some((_listener, address, first, mut client)) = scene(test, "guard-crowd-1") else { return };
-        let Some(second) = Cgroup::new("guard-crowd-2") else {
-            return skip(test, "cgroup", "no cgroup can be made");
-        };
-        let Some(mut other) = Client::start(&second) else {
-            return skip(test, "python3", "python3 does not start");
-        };
+        let Some(second) = Cgroup::new(test, "guard-crowd-2") else { return };
+        let Some(mut other) = Client::start(test, &second) else { return };
         let (_listener, elsewhere) = fourtuple_testing::listener("127.0.0.2", 4096);
         let policy = format!(
             "quiet = \"2s\"\n[fix-ports]\ncgroups = [\"{}\", \"{}\"]\npast = \"10%\"\n",
@@ -293,8 +275,7 @@ fn programs_from_which_a_fix_takes_ports_are_fixed_too() {
 
 #[test]
 fn a_fix_without_effect_is_let_go() {
-    in_namespace(|| {
-        let test = "guard::a_fix_without_effect_is_let_go";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-effect") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -318,8 +299,7 @@ fn a_fix_without_effect_is_let_go() {
 
 #[test]
 fn without_a_policy_nothing_is_changed() {
-    in_namespace(|| {
-        let test = "guard::without_a_policy_nothing_is_changed";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-observes") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, None, "") else { return };
@@ -339,8 +319,7 @@ fn without_a_policy_nothing_is_changed() {
 
 #[test]
 fn programs_of_the_root_cgroup_are_left_alone() {
-    in_namespace(|| {
-        let test = "guard::programs_of_the_root_cgroup_are_left_alone";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, client)) = scene(test, "guard-root") else { return };
         drop(client);
         let mut command = Command::new("python3");
@@ -360,8 +339,7 @@ fn programs_of_the_root_cgroup_are_left_alone() {
 
 #[test]
 fn a_cgroup_that_is_made_again_is_fixed_again() {
-    in_namespace(|| {
-        let test = "guard::a_cgroup_that_is_made_again_is_fixed_again";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-again") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -372,7 +350,7 @@ fn a_cgroup_that_is_made_again_is_fixed_again() {
         let release = guard.event("release");
         assert!(text(&release, "message").starts_with("the cgroup was removed"), "{release}");
         fs::create_dir(&cgroup.0).unwrap();
-        let mut client = Client::start(&cgroup).unwrap();
+        let mut client = Client::start(test, &cgroup).unwrap();
         let mut connected = 0;
         until("the ports are free again", || {
             connected += client.connect("127.0.0.1", address.port(), 50).1.len();
@@ -385,8 +363,7 @@ fn a_cgroup_that_is_made_again_is_fixed_again() {
 
 #[test]
 fn a_killed_guard_leaves_nothing() {
-    in_namespace(|| {
-        let test = "guard::a_killed_guard_leaves_nothing";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-killed") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(mut guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -407,8 +384,7 @@ fn a_killed_guard_leaves_nothing() {
 
 #[test]
 fn a_new_guard_takes_over_without_a_gap() {
-    in_namespace(|| {
-        let test = "guard::a_new_guard_takes_over_without_a_gap";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-takeover") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(mut first) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -448,8 +424,7 @@ fn a_new_guard_takes_over_without_a_gap() {
 
 #[test]
 fn a_guard_goes_on_when_its_successor_dies() {
-    in_namespace(|| {
-        let test = "guard::a_guard_goes_on_when_its_successor_dies";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-widow") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -475,8 +450,7 @@ fn a_guard_goes_on_when_its_successor_dies() {
 /// SIGHUP: a successor with the policy as it is now. The service manager hears of it, and its watchdog is answered.
 #[test]
 fn a_guard_that_is_reloaded_has_a_successor() {
-    in_namespace(|| {
-        let test = "guard::a_guard_that_is_reloaded_has_a_successor";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-reload") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let temp = TempDir::new();
@@ -539,8 +513,7 @@ fn a_guard_that_is_reloaded_has_a_successor() {
 
 #[test]
 fn a_person_pauses_and_resumes() {
-    in_namespace(|| {
-        let test = "guard::a_person_pauses_and_resumes";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-pause") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -569,8 +542,7 @@ fn a_person_pauses_and_resumes() {
 
 #[test]
 fn doctor_knows_the_fixes_of_a_guard() {
-    in_namespace(|| {
-        let test = "guard::doctor_knows_the_fixes_of_a_guard";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-doctor") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 390).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "") else { return };
@@ -594,8 +566,7 @@ fn doctor_knows_the_fixes_of_a_guard() {
 
 #[test]
 fn one_process_repairs_and_exports() {
-    in_namespace(|| {
-        let test = "guard::one_process_repairs_and_exports";
+    in_own_namespace(|test| {
         let Some((_listener, address, cgroup, mut client)) = scene(test, "guard-export") else { return };
         assert_eq!(client.connect("127.0.0.1", address.port(), 250).0, 0);
         let Some(guard) = Guard::start(test, Some(&policy(&cgroup, "")), "--listen 127.0.0.1:9416") else {
@@ -627,8 +598,7 @@ fn one_process_repairs_and_exports() {
 /// nginx as a proxy whose upstream accepts nothing: each request holds a port until its time limit.
 #[test]
 fn errors_of_a_proxy_do_not_start() {
-    in_namespace(|| {
-        let test = "guard::errors_of_a_proxy_do_not_start";
+    in_own_namespace(|test| {
         if !has(test, &["nginx"]) {
             return;
         }
@@ -638,9 +608,7 @@ fn errors_of_a_proxy_do_not_start() {
         let silent = socket::open(Transport::Tcp, address, false).unwrap();
         socket::bind(silent.as_fd(), address).unwrap();
         socket::listen(silent.as_fd(), 4096).unwrap();
-        let Some(cgroup) = Cgroup::new("guard-proxy") else {
-            return skip(test, "cgroup", "no cgroup can be made");
-        };
+        let Some(cgroup) = Cgroup::new(test, "guard-proxy") else { return };
         let path = name(&cgroup);
         let temp = TempDir::new();
         let proxy = format!("server {{ listen 4020; location / {{ proxy_pass http://{address}; }} }}");
@@ -675,8 +643,7 @@ fn errors_of_a_proxy_do_not_start() {
 
 #[test]
 fn a_stuck_worker_gets_no_new_connections() {
-    in_namespace(|| {
-        let test = "guard::a_stuck_worker_gets_no_new_connections";
+    in_own_namespace(|test| {
         let Some((temp, server, stuck, policy)) = stuck(test, "guard-stuck") else { return };
         let Some(guard) = Guard::start(test, Some(&policy), "") else { return };
         let mut streams = connect(100);
@@ -713,8 +680,7 @@ fn a_stuck_worker_gets_no_new_connections() {
 
 #[test]
 fn a_killed_guard_leaves_the_choice_to_the_hash() {
-    in_namespace(|| {
-        let test = "guard::a_killed_guard_leaves_the_choice_to_the_hash";
+    in_own_namespace(|test| {
         let Some((temp, server, stuck, policy)) = self::stuck(test, "guard-hash") else { return };
         let Some(mut guard) = Guard::start(test, Some(&policy), "") else { return };
         let streams = connect(100);
@@ -746,10 +712,7 @@ fn stuck(test: &str, cgroup: &str) -> Option<(TempDir, crate::program::situation
     if !has(test, &["nginx"]) {
         return None;
     }
-    let Some(cgroup) = Cgroup::new(cgroup) else {
-        skip(test, "cgroup", "no cgroup can be made");
-        return None;
-    };
+    let cgroup = Cgroup::new(test, cgroup)?;
     let policy = format!("quiet = \"2s\"\n[fix-accept]\ncgroups = [\"{}\"]\n", name(&cgroup));
     let temp = TempDir::new();
     let server =

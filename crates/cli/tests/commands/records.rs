@@ -128,8 +128,7 @@ fn a_rescued_record_has_mode_0600() {
 /// The name of a process or a thread may contain any characters. Needs BPF.
 #[test]
 fn control_characters_of_a_name_are_replaced() {
-    fourtuple_testing::in_namespace(|| {
-        let test = "records::control_characters_of_a_name_are_replaced";
+    crate::program::in_own_namespace(|test| {
         if !python::is_installed(test) {
             return;
         }
@@ -247,7 +246,7 @@ fn lab_time_wait() {
 #[test]
 fn plan() {
     let ended = run(&mut fourtuple(&format!("{PLAN} --range 20000-20127 --json")));
-    let record = ended.record();
+    let record = ended.record(0);
     let results = &record["results"];
     require_keys(
         results,

@@ -62,7 +62,7 @@ fn http_until_ctrl_c() {
         }
         let address = server.address.clone();
         let ended = server.interrupt();
-        let record = ended.record();
+        let record = ended.record(0);
         let (settings, results) = (&record["settings"], &record["results"]);
         assert_eq!((text(settings, "listen"), text(results, "listen")), ("127.0.0.1:0", address.as_str()));
         assert_eq!((text(results, "protocol"), text(results, "policy")), ("http", "reuseport"));

@@ -4,7 +4,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::Command;
 
-use crate::program::{TempDir, fourtuple, is_root, run};
+use crate::program::{TempDir, fourtuple, in_own_namespace, is_root, run};
 use crate::threads::UNUSED_USER;
 use fourtuple_testing::{in_namespace, skip};
 
@@ -97,8 +97,7 @@ fn a_terminal_without_cursor_is_refused_in_one_line() {
 
 #[test]
 fn without_threads_top_says_what_is_not_checked() {
-    in_namespace(|| {
-        let test = "top::without_threads_top_says_what_is_not_checked";
+    in_own_namespace(|test| {
         if !is_root() {
             return skip(test, "root", "only root can become a user without processes");
         }

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::program::{Limited, TempDir, capabilities, fourtuple, is_root, list, run};
-use fourtuple_testing::{in_namespace, skip};
+use crate::program::{Limited, TempDir, capabilities, fourtuple, in_own_namespace, is_root, list, run};
+use fourtuple_testing::skip;
 
 const AGENT: &str = "fourtuple-agent.service";
 const EXPORT: &str = "fourtuple-export.service";
@@ -107,8 +107,7 @@ fn fix_ports_has_the_capabilities_of_fix_print() {
 
 #[test]
 fn the_capabilities_of_export_are_enough() {
-    in_namespace(|| {
-        let test = "units::the_capabilities_of_export_are_enough";
+    in_own_namespace(|test| {
         if !is_root() || !has(test, "setpriv") {
             return;
         }

@@ -14,11 +14,11 @@ use crate::program::situation::{
     Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx, paste,
     php_fpm, verdicts, wait_for,
 };
-use crate::program::{TempDir, children, queues, stat, text, until};
+use crate::program::{TempDir, children, in_own_namespace, queues, stat, text, until};
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, set_sysctl};
+use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 
 const WEB: &str = "listen 127.0.0.1:4020 reuseport backlog=512; keepalive_timeout 60; return 200 ok;";
@@ -193,8 +193,7 @@ fn bad_gateways(mut streams: Vec<TcpStream>) -> usize {
 
 #[test]
 fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
-    in_namespace(|| {
-        let test = "accept::a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps";
+    in_own_namespace(|test| {
         let Some(program) = php_fpm(test).filter(|_| has(test, &["nginx"])) else { return };
         let temp = TempDir::new();
         let servers = php(&temp, program, 8);

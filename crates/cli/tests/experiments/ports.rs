@@ -15,7 +15,7 @@ use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
     failed_requests, finds, first, has, nginx, paste, paste_first, set_range, wait_for,
 };
-use crate::program::{TempDir, binary, children, fourtuple, queues, until};
+use crate::program::{TempDir, binary, children, fourtuple, in_own_namespace, queues, until};
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, device, resource};
@@ -23,21 +23,11 @@ use fourtuple_testing::python::Python;
 use fourtuple_testing::{in_namespace, set_sysctl, skip, starting};
 use serde_json::Value;
 
-/// Returns a cgroup, or reports a skipped test.
-pub(crate) fn cgroup(test: &str, name: &str) -> Option<Cgroup> {
-    let made = Cgroup::new(name);
-    if made.is_none() {
-        skip(test, "cgroup", "no cgroup can be made");
-    }
-    made
-}
-
 /// Traefik and nginx without keep-alive to the server (traefik#13123): the proxy closes first, and its ports are in TIME_WAIT.
 #[test]
 fn the_fix_of_an_exhausted_proxy_ends_its_errors() {
-    in_namespace(|| {
-        let test = "ports::the_fix_of_an_exhausted_proxy_ends_its_errors";
-        let Some(cgroup) = cgroup(test, "loop") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "loop") else { return };
         exhaust_a_proxy(test, Some(cgroup), 0);
     });
 }
@@ -135,7 +125,7 @@ fn clients(number: usize) -> Vec<TcpStream> {
 fn haproxy_past_half_of_the_range_is_named_and_fixed() {
     let test = "ports::haproxy_past_half_of_the_range_is_named_and_fixed";
     experiment(&["haproxy"], |temp| {
-        let Some(cgroup) = cgroup(test, "half") else { return };
+        let Some(cgroup) = Cgroup::new(test, "half") else { return };
         resource::raise_descriptor_limit().unwrap();
         set_range(20_000, 23_999);
         set_sysctl("net.core.somaxconn", "65535");
@@ -188,7 +178,7 @@ fn haproxy_past_half_of_the_range_is_named_and_fixed() {
 fn a_search_among_time_wait_is_named_and_fixed() {
     let test = "ports::a_search_among_time_wait_is_named_and_fixed";
     experiment(&["nginx", "python3"], |temp| {
-        let Some(cgroup) = cgroup(test, "wait") else { return };
+        let Some(cgroup) = Cgroup::new(test, "wait") else { return };
         set_range(20_000, 23_999);
         let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
         let _server = nginx(temp, "server", 0, None, &server);

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use crate::ports::cgroup;
 use crate::program;
+use crate::program::fixing::Cgroup;
 use crate::program::situation::{
     Daemon, PROXY, actions, diagnose, diagnose_during, experiment, finds, first, text_of, unbound, verdicts,
     wait_for,
@@ -214,7 +214,7 @@ const BOOT: &str = "mount --make-rprivate / && mount --bind /proc/sys /proc/sys 
 fn a_copy_that_a_restart_left_is_named() {
     let test = "services::a_copy_that_a_restart_left_is_named";
     experiment(&["systemd", "systemctl", "systemd-run", "unshare", "nsenter", "setsid", "python3"], |temp| {
-        let Some(cgroup) = cgroup(test, "systemd") else { return };
+        let Some(cgroup) = Cgroup::new(test, "systemd") else { return };
         let (script, version) = (temp.file("server.py", SERVER), temp.file("version", "old"));
         let serve = |port: u16| format!("python3 {script} {port} {version}");
         let unit = |name: &str, text: &str| {

@@ -3,11 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
+use crate::program::fixing::Cgroup;
 use crate::program::situation::{
     Daemon, Fix, PROXY, SERVER, actions, behind, diagnose, diagnose_for, diagnose_with, do_now, experiment,
     failed_requests, finds, first, has, nginx, paste, paste_first, set_range, traced, wait_for,
 };
-use crate::program::{TempDir, text, until};
+use crate::program::{TempDir, in_own_namespace, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, resource};
 use fourtuple_testing::python::Python;
@@ -341,8 +342,7 @@ fn a_small_range_is_named() {
 
 #[test]
 fn connects_without_a_port_are_named() {
-    in_namespace(|| {
-        let test = "settings::connects_without_a_port_are_named";
+    in_own_namespace(|test| {
         let Some(mut scene) = Scene::start(test) else { return };
         let mut holder = client();
         holder.run("dial(400)");
@@ -370,8 +370,7 @@ fn connects_without_a_port_are_named() {
 /// A client that shares its ports with others by IP_LOCAL_PORT_RANGE.
 #[test]
 fn a_range_of_the_program_is_named() {
-    in_namespace(|| {
-        let test = "settings::a_range_of_the_program_is_named";
+    in_own_namespace(|test| {
         let Some(mut scene) = Scene::start(test) else { return };
         scene.client.run(
             "import struct\ndef permit(low, high):\n  global ports; ports = struct.pack('I', high << 16 | low)\n\
@@ -404,8 +403,7 @@ fn a_range_of_the_program_is_named() {
 /// As a resolver or a QUIC client that opens a socket for each question.
 #[test]
 fn a_host_without_udp_ports_is_named() {
-    in_namespace(|| {
-        let test = "settings::a_host_without_udp_ports_is_named";
+    in_own_namespace(|test| {
         let Some(mut scene) = Scene::start(test) else { return };
         scene.client.run(
             "def ask():\n  s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('10.0.0.2', 53)); held.append(s)\n\
@@ -472,8 +470,7 @@ fn the_last_port_is_forecast() {
 
 #[test]
 fn a_source_address_that_is_gone_is_named() {
-    in_namespace(|| {
-        let test = "settings::a_source_address_that_is_gone_is_named";
+    in_own_namespace(|test| {
         let Some(mut scene) = Scene::start(test).filter(|_| has(test, &["ip"])) else { return };
         let gone = [10, 9, 0, 1].into();
         device::add_address("lo", gone, 32).expect("an address");
@@ -543,9 +540,8 @@ fn crowded_ports_are_named() {
 /// Among the TIME_WAIT sockets of all even ports of the default range a search takes more than a millisecond.
 #[test]
 fn a_slow_search_is_named_by_its_time() {
-    in_namespace(|| {
-        let test = "settings::a_slow_search_is_named_by_its_time";
-        let Some(cgroup) = crate::ports::cgroup(test, "slow") else { return };
+    in_own_namespace(|test| {
+        let Some(cgroup) = Cgroup::new(test, "slow") else { return };
         let Some(mut scene) = Scene::with_range(test, 32_768, 60_999) else { return };
         std::fs::write(cgroup.0.join("cgroup.procs"), scene.client.pid().to_string()).expect("a cgroup");
         // Another process, which the fix does not concern.

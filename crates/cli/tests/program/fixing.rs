@@ -43,10 +43,14 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn start(cgroup: &Cgroup) -> Option<Client> {
+    /// Starts a client and moves it into a cgroup; `None` after a skip.
+    pub(crate) fn start(test: &str, cgroup: &Cgroup) -> Option<Client> {
         let mut command = Command::new("python3");
         command.args(["-c", CLIENT]);
-        let client = Client::of(command)?;
+        let Some(client) = Client::of(command) else {
+            fourtuple_testing::skip(test, "python3", "python3 does not start");
+            return None;
+        };
         fs::write(cgroup.0.join("cgroup.procs"), client.child.id().to_string()).unwrap();
         Some(client)
     }
@@ -132,10 +136,15 @@ pub(crate) fn record_with(mut child: Child, expected: i32) -> Value {
 pub(crate) struct Cgroup(pub(crate) PathBuf);
 
 impl Cgroup {
-    pub(crate) fn new(name: &str) -> Option<Cgroup> {
-        let path =
-            fourtuple_testing::cgroup_root().ok()?.join(format!("fourtuple-{name}-{}", std::process::id()));
-        fs::create_dir(&path).ok().map(|()| Cgroup(path))
+    /// Makes a cgroup; `None` after a skip.
+    pub(crate) fn new(test: &str, name: &str) -> Option<Cgroup> {
+        let path = |root: PathBuf| root.join(format!("fourtuple-{name}-{}", std::process::id()));
+        let made =
+            fourtuple_testing::cgroup_root().ok().map(path).filter(|path| fs::create_dir(path).is_ok());
+        if made.is_none() {
+            fourtuple_testing::skip(test, "cgroup", "no cgroup can be made");
+        }
+        made.map(Cgroup)
     }
 
     /// Removes the cgroup, and those that its programs made in it, after its processes have ended.

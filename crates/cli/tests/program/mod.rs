@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use boon::{Compiler, Schemas};
 use fourtuple_record::SCHEMA_JSON;
-use fourtuple_testing::starting;
+use fourtuple_testing::{in_namespace_of, starting, test_of};
 use serde_json::Value;
 
 /// The deadline of a run: long enough for a machine under load. It only decides that a test has failed.
@@ -44,6 +44,12 @@ pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
     }
     command.env("LC_ALL", "C.UTF-8");
     command
+}
+
+/// Runs a closure of a test in a network namespace of its own. The closure gets the name of the test, for skips.
+pub(crate) fn in_own_namespace<F: FnOnce(&'static str) + Send + 'static>(run: F) {
+    let test: &'static str = test_of(&run).leak();
+    in_namespace_of(test.to_owned(), move || run(test));
 }
 
 /// Waits until the condition holds; `what` names it in the error.
@@ -76,10 +82,10 @@ impl Ended {
         assert_eq!((self.code, self.stderr.as_str()), (0, ""), "{self:?}");
     }
 
-    /// Requires that the run succeeded in silence, and returns its record, which conforms to the schema.
+    /// Requires this exit code and nothing on stderr, and returns the record, which conforms to the schema.
     #[track_caller]
-    pub(crate) fn record(&self) -> Value {
-        self.require_silence();
+    pub(crate) fn record(&self, code: i32) -> Value {
+        assert_eq!((self.code, self.stderr.as_str()), (code, ""), "{self:?}");
         let record = self.json();
         require_valid(&record);
         record
@@ -104,6 +110,15 @@ impl Ended {
     /// Returns whether the run failed because this host refuses a network namespace to the user of the test.
     pub(crate) fn is_without_namespaces(&self) -> bool {
         self.code == 4 && self.stderr.contains("cannot make a network namespace")
+    }
+
+    /// The same; reports the test as skipped.
+    pub(crate) fn skips_without_namespaces(&self, test: &str, need: &str) -> bool {
+        let is_without = self.is_without_namespaces();
+        if is_without {
+            fourtuple_testing::skip(test, need, self.line());
+        }
+        is_without
     }
 }
 
@@ -149,11 +164,7 @@ pub(crate) fn measure(test: &str, arguments: &str) -> Option<Ended> {
 
 pub(crate) fn measure_with(test: &str, command: &mut Command) -> Option<Ended> {
     let ended = run(command);
-    if ended.is_without_namespaces() {
-        fourtuple_testing::skip(test, "netns", ended.line());
-        return None;
-    }
-    Some(ended)
+    (!ended.skips_without_namespaces(test, "netns")).then_some(ended)
 }
 
 /// Runs an experiment with `--json`, requires that it succeeds, and returns its record.

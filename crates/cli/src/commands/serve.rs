@@ -14,7 +14,8 @@ use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
 use crate::output::{self, Output, Random};
-use crate::{names, stop, units};
+use crate::units::{self, nanoseconds};
+use crate::{names, stop};
 
 /// The interval at which the command checks for a signal and for the end of --for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -268,20 +269,16 @@ impl ServeFlags {
             close_every: serve.close.every(),
             service: serve.service.to_string(),
             spin: serve.spin,
-            idle_ns: (!matches!(serve.protocol, Protocol::Udp { .. })).then(|| ns(serve.idle)),
-            stall_at_ns: serve.stall.map(|stall| ns(stall.at)),
-            stall_length_ns: serve.stall.map(|stall| ns(stall.length)),
+            idle_ns: (!matches!(serve.protocol, Protocol::Udp { .. })).then(|| nanoseconds(serve.idle)),
+            stall_at_ns: serve.stall.map(|stall| nanoseconds(stall.at)),
+            stall_length_ns: serve.stall.map(|stall| nanoseconds(stall.length)),
             backlog: serve.backlog,
             defer_accept: serve.defers_accept(),
             pin: serve.pin,
-            for_ns: self.time.map(ns),
+            for_ns: self.time.map(nanoseconds),
             seed: serve.seed,
         }
     }
-}
-
-fn ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the ready line: `listening on 127.0.0.1:8080, 2 workers (SO_REUSEPORT)`.

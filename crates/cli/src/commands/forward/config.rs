@@ -168,21 +168,17 @@ pub(super) fn parse_link(text: &LinkText, name: &dyn Fn(&str) -> String) -> Resu
         key: key.map(|key| Selector::Key(key).to_string().replacen("flow:", "", 1)),
         spread: spread.to_string(),
         replies: text.replies,
-        idle_ns: nanos(idle),
+        idle_ns: units::nanoseconds(idle),
         clients,
         bfd: text.bfd.clone(),
         bfd_in_band: text.bfd_in_band.clone(),
         bfd_timers: bfd.map(|_| ForwardBfdTimers {
-            interval_ns: nanos(timers.desired_min_tx()),
-            receive_interval_ns: nanos(timers.required_min_rx()),
+            interval_ns: units::nanoseconds(timers.desired_min_tx()),
+            receive_interval_ns: units::nanoseconds(timers.required_min_rx()),
             multiplier: timers.detect_mult(),
         }),
     };
     Ok(ParsedLink { link, record })
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the timers of the BFD session, with the values of [`Timers::default`] for settings that are absent.

@@ -276,7 +276,7 @@ impl ForwardFlags {
             planes: forward.planes as u32,
             plane: forward.kind.to_string(),
             pin: forward.pin,
-            for_ns: self.time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            for_ns: self.time.map(units::nanoseconds),
         };
         let record = output::record("forward", started, host, settings, validity, results);
         self.output.finish(&Saved::Forward(record))
@@ -342,28 +342,19 @@ impl ForwardFlags {
             (Some(Planes::Number(number)), _) | (None, Some(number)) => number as usize,
             _ => schedule::allowed_cpus().context("cannot ask for the processors")?.len().max(1),
         };
-        if !(1..=1024).contains(&planes) {
-            let message = format!("invalid value '{planes}' for 'planes' of --config: expected 1 to 1024");
-            return Err(UsageError(message).into());
-        }
+        // The parsers of the flags have checked their values.
+        let check = |key: &str, value: u64, max: u32| match value {
+            value if (1..=u64::from(max)).contains(&value) => Ok(()),
+            _ => Err(UsageError(format!(
+                "invalid value '{value}' for '{key}' of --config: expected 1 to {max}"
+            ))),
+        };
         let clients = self.clients_total.or(file.clients_total);
-        if clients.is_some_and(|clients| !(1..=config::MAX_CLIENTS).contains(&clients)) {
-            let clients = clients.unwrap_or_default();
-            let message = format!(
-                "invalid value '{clients}' for 'clients-total' of --config: expected 1 to {}",
-                config::MAX_CLIENTS
-            );
-            return Err(UsageError(message).into());
-        }
         let receive_buffer = self.receive_buffer.or(file.receive_buffer);
-        if let Some(bytes) = receive_buffer.filter(|bytes| !(1..=config::MAX_RECEIVE_BUFFER).contains(bytes))
-        {
-            let message = format!(
-                "invalid value '{bytes}' for 'receive-buffer' of --config: expected 1 to {}",
-                config::MAX_RECEIVE_BUFFER
-            );
-            return Err(UsageError(message).into());
-        }
+        check("planes", planes as u64, 1024)?;
+        clients.map_or(Ok(()), |clients| check("clients-total", clients.into(), config::MAX_CLIENTS))?;
+        receive_buffer
+            .map_or(Ok(()), |bytes| check("receive-buffer", bytes.into(), config::MAX_RECEIVE_BUFFER))?;
         if let Some(bytes) = receive_buffer {
             allow_receive_buffer(bytes)?;
         }

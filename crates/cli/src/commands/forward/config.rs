@@ -425,7 +425,7 @@ mod tests {
                 "one session",
             ),
             (with(|link| link.bfd = Some("fe80::1".into())), "needs its device"),
-            (with(|link| link.bfd = Some("fe80::1%a/b".into())), "is no name of a network device"),
+            (with(|link| link.bfd = Some("fe80::1%a/b".into())), "is not the name of a network device"),
             (with(|link| link.bfd_interval = Some("50ms".into())), "need a session"),
             (
                 with(|link| (link.bfd, link.bfd_multiplier) = (Some("127.0.0.2".into()), Some(256))),

@@ -249,6 +249,12 @@ impl Running {
         self.events.say(GuardEvent { at, event, action, target: target.to_owned(), message });
     }
 
+    /// Says that a fault is left alone, and counts it.
+    fn say_refused(&mut self, action: GuardAction, target: &str, why: String) {
+        self.totals.refused += 1;
+        self.say(GuardEventKind::Refusal, Some(action), target, why);
+    }
+
     /// Returns the time since the start.
     fn now(&self) -> Duration {
         self.began.elapsed()
@@ -283,8 +289,7 @@ impl Running {
             if evidence.is_fixed(&refusal, |key| self.ports.contains_key(key)) {
                 continue;
             }
-            self.totals.refused += 1;
-            self.say(GuardEventKind::Refusal, Some(refusal.action), &refusal.target, refusal.why);
+            self.say_refused(refusal.action, &refusal.target, refusal.why);
         }
         self.refused.clone_from(&evidence.refusals);
     }
@@ -467,17 +472,17 @@ impl Running {
                 Step::Full(key) => {
                     let max = self.policy.ports.as_ref().map_or(0, |ports| ports.max);
                     let why = format!("{}; `max` allows {max}", evidence.ports[&key].reason);
-                    self.totals.refused += 1;
-                    self.say(GuardEventKind::Refusal, Some(GuardAction::FixPorts), &key.cgroup, why);
+                    self.say_refused(GuardAction::FixPorts, &key.cgroup, why);
                 }
             }
         }
     }
 
     fn begin_ports(&mut self, now: Duration, key: PortsKey, namespace: u32, reason: String) {
-        let action = Some(GuardAction::FixPorts);
+        let action = GuardAction::FixPorts;
         if self.observes {
-            self.say(GuardEventKind::Would, action, &key.cgroup, format!("{reason}: fix ports would begin"));
+            let what = format!("{reason}: fix ports would begin");
+            self.say(GuardEventKind::Would, Some(action), &key.cgroup, what);
             return;
         }
         let Some(policy) = &self.policy.ports else { return };
@@ -489,13 +494,7 @@ impl Running {
             Ok(fix) => _ = self.ports.insert(key, (namespace, fix)),
             Err(error) => {
                 self.ports_keeper.failed(now, key.clone());
-                self.totals.refused += 1;
-                self.say(
-                    GuardEventKind::Refusal,
-                    action,
-                    &key.cgroup,
-                    format!("cannot start a thread: {error}"),
-                );
+                self.say_refused(action, &key.cgroup, format!("cannot start a thread: {error}"));
             }
         }
     }
@@ -574,37 +573,26 @@ impl Running {
                 Step::Full(key) => {
                     let max = self.policy.accept.as_ref().map_or(0, |accept| accept.max);
                     let why = format!("{}; `max` allows {max}", evidence.accept[&key].reason);
-                    self.totals.refused += 1;
-                    self.say(
-                        GuardEventKind::Refusal,
-                        Some(GuardAction::FixAccept),
-                        &key.address.to_string(),
-                        why,
-                    );
+                    self.say_refused(GuardAction::FixAccept, &key.address.to_string(), why);
                 }
             }
         }
     }
 
     fn begin_accept(&mut self, now: Duration, key: AcceptKey, need: AcceptNeed) {
-        let action = Some(GuardAction::FixAccept);
+        let action = GuardAction::FixAccept;
         let target = key.address.to_string();
         let reason = need.reason.clone();
         if self.observes {
-            self.say(GuardEventKind::Would, action, &target, format!("{reason}: fix accept would begin"));
+            let what = format!("{reason}: fix accept would begin");
+            self.say(GuardEventKind::Would, Some(action), &target, what);
             return;
         }
         match AcceptFix::begin(key.address, need.process, need.stuck.unwrap_or(0), reason) {
             Ok(fix) => _ = self.accept.insert(key, (need, fix)),
             Err(error) => {
                 self.accept_keeper.failed(now, key);
-                self.totals.refused += 1;
-                self.say(
-                    GuardEventKind::Refusal,
-                    action,
-                    &target,
-                    format!("cannot start fix accept: {error}"),
-                );
+                self.say_refused(action, &target, format!("cannot start fix accept: {error}"));
             }
         }
     }
@@ -677,8 +665,7 @@ impl Running {
             self.totals.released += 1;
             self.say(GuardEventKind::Release, Some(action), target, format!("{why}; {what}"));
         } else {
-            self.totals.refused += 1;
-            self.say(GuardEventKind::Refusal, Some(action), target, why.to_owned());
+            self.say_refused(action, target, why.to_owned());
         }
     }
 

@@ -27,10 +27,10 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use fourtuple_record::printable;
 
-use commands::{compare, doctor, export, fix, fleet, forward, guard, lab, plan, report, run, top, trace};
+use commands::{Command, compare};
 #[doc(hidden)]
 pub use commands::{load::LoadFlags, serve::ServeFlags};
 
@@ -49,27 +49,6 @@ pub(crate) struct Arguments {
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    Doctor(doctor::DoctorFlags),
-    Top(top::TopFlags),
-    Explain(doctor::Explain),
-    Export(export::ExportFlags),
-    Lab(lab::Lab),
-    Load(Box<LoadFlags>),
-    Serve(ServeFlags),
-    Trace(trace::Trace),
-    Forward(forward::ForwardFlags),
-    Fix(fix::Fix),
-    Guard(guard::Guard),
-    Run(run::RunFlags),
-    Compare(compare::Compare),
-    Plan(plan::Plan),
-    Fleet(fleet::Fleet),
-    Agent(fleet::Agent),
-    Report(report::Report),
-}
-
 /// Runs the command with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
     fourtuple_syscalls::resolver::restrict_static_lookups();
@@ -80,26 +59,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
-    let result = match arguments.command {
-        Command::Doctor(doctor) => doctor.run(),
-        Command::Top(top) => top.run(),
-        Command::Explain(explain) => explain.run(),
-        Command::Export(export) => export.run(),
-        Command::Lab(lab) => lab.run(),
-        Command::Plan(plan) => plan.run(),
-        Command::Compare(compare) => compare.run(),
-        Command::Report(report) => report.run(),
-        Command::Load(load) => load.run(),
-        Command::Serve(serve) => serve.run(),
-        Command::Trace(trace) => trace.run(),
-        Command::Forward(forward) => forward.run(),
-        Command::Fix(fix) => fix.run(),
-        Command::Guard(guard) => guard.run(),
-        Command::Run(run) => run.run(),
-        Command::Fleet(fleet) => fleet.run(),
-        Command::Agent(agent) => agent.run(),
-    };
-    match result {
+    match arguments.command.run() {
         Ok(exit) => exit.into(),
         Err(error) => {
             let exit = exit::of(&error);

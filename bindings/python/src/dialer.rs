@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{self, DialError, Retry, SourcePool, Strategy};
-use fourtuple_syscalls::{foreign, option, socket};
+use fourtuple_syscalls::{socket, option};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -264,7 +264,7 @@ fn counted(py: Python<'_>, dialer: &dial::Dialer, error: DialError) -> PyErr {
 /// the socket: the method `close()` has the descriptor forgotten before it lets the lock go.
 fn lend<R>(socket: &Bound<'_, PyAny>, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> PyResult<R> {
     let descriptor: RawFd = socket.call_method0(intern!(socket.py(), "fileno"))?.extract()?;
-    foreign::lend(descriptor, use_it).map_err(|error| errors::os(&error, "the socket is closed"))
+    socket::lend(descriptor, use_it).map_err(|error| errors::os(&error, "the socket is closed"))
 }
 
 fn finished() -> PyErr {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fourtuple_bpf::{BpfError, HandOver, Leaks, LeastBusy, SEATS};
 use fourtuple_syscalls::option;
-use fourtuple_testing::segment::{ACK, RST, Raw, SYN};
+use fourtuple_testing::wire::{ACK, RST, Raw, SYN};
 use fourtuple_testing::{in_namespace, set_sysctl};
 
 use self::group::{Group, listen, loaded, until};

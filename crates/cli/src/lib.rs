@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
 
 /// Runs the command with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
-    fourtuple_syscalls::resolver::restrict_static_lookups();
+    fourtuple_syscalls::resource::restrict_static_lookups();
     if watch::probe_if_requested() {
         return ExitCode::SUCCESS;
     }

@@ -295,7 +295,7 @@ fn a_program_cannot_truncate_the_counters() {
 #[test]
 fn counters_of_another_size_are_not_used() {
     in_own_namespace(|test| {
-        if !fourtuple_testing::python::is_installed(test) {
+        if !fourtuple_testing::process::Python::is_installed(test) {
             return;
         }
         let next =

@@ -8,8 +8,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::epoll::EventFd;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::{option, resource};
 
 use crate::counters::{Counters, Drop};

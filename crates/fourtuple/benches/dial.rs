@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::{Connector, Dialer, SourcePool, Strategy};
 use fourtuple::ports::PortRange;
 use fourtuple_record::measure::median_interval;
-use fourtuple_syscalls::allocator::{CountingAllocator, allocations};
+use fourtuple_syscalls::resource::{CountingAllocator, allocations};
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option, resource};
 use measurement::{hold, load, quartiles};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{DialError, Dialer, Retry, SourcePool, Strategy};
-use fourtuple_syscalls::allocator::{CountingAllocator, allocations};
+use fourtuple_syscalls::resource::{CountingAllocator, allocations};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, listener, set_sysctl};
 

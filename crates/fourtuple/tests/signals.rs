@@ -17,7 +17,7 @@ use fourtuple::listen::{
     ListenerGroupBuilder, Recycle, Workers,
 };
 use fourtuple::spread::{ControlFilter, Selector, SlotRule, UdpGroup, UdpGroupError};
-use fourtuple_syscalls::interval_timer::{IntervalTimer, SignalStorm};
+use fourtuple_syscalls::signals::{IntervalTimer, SignalStorm};
 use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, listener, set_sysctl, skip};

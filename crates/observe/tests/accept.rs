@@ -21,10 +21,10 @@ use fourtuple_record::measure::words::counted;
 use fourtuple_record::snapshot::{Owner, Part};
 use fourtuple_record::{Remark, TraceAcceptResults, TraceListener};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{message, option};
+use fourtuple_syscalls::{option, unix_socket};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
-use fourtuple_testing::python::{self, Python};
-use fourtuple_testing::{StopOnDrop, has_mptcp, listener, skip, starting};
+use fourtuple_testing::process::{Python, undisturbed};
+use fourtuple_testing::{StopOnDrop, has_mptcp, listener, skip};
 use traced::{count, has_missed, named, own_network, remarks, traced, until_none_missed};
 
 /// Time after which a test fails.
@@ -127,7 +127,7 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
 #[test]
 fn a_full_queue_of_mptcp_before_the_trace_overflows() {
     named(|test| {
-        if !python::is_installed(test) || !has_mptcp(test) {
+        if !Python::is_installed(test) || !has_mptcp(test) {
             return;
         }
         let mut python = Python::start();
@@ -222,11 +222,11 @@ fn connections_that_are_closed_unread_are_counted() {
 #[test]
 fn overflows_of_a_listener_in_flight_are_a_remark() {
     named(|test| {
-        let (near, far) = message::pair().unwrap();
+        let (near, far) = unix_socket::pair().unwrap();
         // A child has copies of all descriptors until its exec.
-        let (address, _queued) = starting::undisturbed(|| {
+        let (address, _queued) = undisturbed(|| {
             let (listener, address, queued) = full_listener("127.0.5.5");
-            message::send(near.as_fd(), b"?", Some(listener.as_fd())).unwrap();
+            unix_socket::send(near.as_fd(), b"?", Some(listener.as_fd())).unwrap();
             (address, queued)
         });
         let own = own_network();
@@ -287,7 +287,7 @@ fn acks_that_defer_accept_ignores_are_no_drops() {
 #[test]
 fn accept_without_descriptors_is_counted() {
     named(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut python = Python::start();
@@ -313,7 +313,7 @@ fn accept_without_descriptors_is_counted() {
 #[test]
 fn the_queue_of_a_unix_listener_is_read() {
     named(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut python = Python::start();
@@ -358,7 +358,7 @@ fn the_queue_of_a_unix_listener_is_read() {
 #[test]
 fn short_processes_of_one_name_are_one_worker() {
     named(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut python = Python::start();

@@ -18,12 +18,13 @@ use fourtuple_record::snapshot::{Connections, HeldPort, Owner, Part, Snapshot};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, option};
-use fourtuple_testing::{StopOnDrop, in_namespace, keep_time_wait, set_sysctl, skip, starting};
+use fourtuple_testing::process::{start, undisturbed};
+use fourtuple_testing::{StopOnDrop, in_namespace, keep_time_wait, set_sysctl, skip};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn snapshot() -> Snapshot {
-    starting::undisturbed(|| Reader::new(Path::new("/")).read())
+    undisturbed(|| Reader::new(Path::new("/")).read())
 }
 
 fn connections() -> Connections {
@@ -318,7 +319,7 @@ fn another_user_sees_sockets_without_processes() {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(OTHER_USER, "1").uid(65_534).gid(65_534);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        match starting::start(&mut command).and_then(Child::wait_with_output) {
+        match start(&mut command).and_then(Child::wait_with_output) {
             Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
             Err(error) => skip(test, "root", &format!("cannot start a process of another user: {error}")),
         }
@@ -335,7 +336,7 @@ fn the_namespace_of_a_process_is_read() {
             let listener = TcpListener::bind((LOOPBACK, 4_000)).unwrap();
             let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             set_sysctl("net.ipv4.ip_local_port_range", "30000 30099");
-            (starting::start(&mut elsewhere).unwrap(), (listener, connected))
+            (start(&mut elsewhere).unwrap(), (listener, connected))
         })
         .join()
         .unwrap();

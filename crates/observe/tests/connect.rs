@@ -21,7 +21,7 @@ use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Endpoint, Errno};
-use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::process::Python;
 use fourtuple_testing::{connect, listener, set_sysctl, skip};
 use traced::{count, elsewhere, has_missed, named, own_network, to, traced, tuple, until_none_missed};
 
@@ -230,7 +230,7 @@ fn each_failed_call_has_the_errno_of_the_program() {
 #[test]
 fn failed_calls_of_each_kind_are_in_the_account() {
     named(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut python = Python::start();

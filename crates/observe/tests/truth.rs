@@ -16,7 +16,8 @@ use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{listener, set_sysctl, starting};
+use fourtuple_testing::process::{start, status, undisturbed};
+use fourtuple_testing::{listener, set_sysctl};
 use traced::{count, named, own_network, to, traced, until_none_missed};
 
 fn dial(destination: SocketAddr) -> OwnedFd {
@@ -42,7 +43,7 @@ fn many_short_processes_are_one_row() {
         let open = format!("exec 3<>/dev/tcp/{}/{}", address.ip(), address.port());
         let program = || {
             for _ in 0..5 {
-                let status = starting::status(Command::new("bash").args(["-c", &open])).unwrap();
+                let status = status(Command::new("bash").args(["-c", &open])).unwrap();
                 assert!(status.success(), "{status}");
             }
             drop(dial(address));
@@ -164,7 +165,7 @@ fn connects_after_a_full_range_count_as_retries() {
                 };
                 (0..3).for_each(|_| fail());
                 // The port is free only if no process that is being started holds a copy of the socket.
-                streams = starting::undisturbed(|| {
+                streams = undisturbed(|| {
                     option::set_reset_on_close(streams.pop().unwrap().as_fd()).unwrap();
                     streams.push(dial(destination));
                     streams
@@ -235,7 +236,7 @@ fn closes_by_another_process_count_for_the_one_that_connected() {
                 let accepted = socket::accept(server.as_fd()).unwrap();
                 let mut holder = Command::new("sh");
                 holder.args(["-c", "read line"]).stdin(client);
-                let mut child = starting::start(&mut holder).unwrap();
+                let mut child = start(&mut holder).unwrap();
                 // The copy of this process is closed.
                 drop(holder);
                 if is_first {

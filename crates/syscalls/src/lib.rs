@@ -51,20 +51,6 @@ pub mod unix_diag;
 pub mod unix_socket;
 pub mod veth;
 
-// The modules by further names, under which other crates import parts of them.
-pub use datagram as membarrier;
-pub use epoll as event_fd;
-pub use resource as allocator;
-pub use resource as resolver;
-pub use seccomp as architecture;
-pub use seccomp as process_memory;
-pub use seccomp as user_notification;
-pub use signals as interval_timer;
-pub use socket as foreign;
-pub use socket as inherited;
-pub use unix_socket as message;
-pub use unix_socket as socket_path;
-
 pub use address::{Endpoint, EndpointParseError};
 
 /// Converts the result of a call that returns -1 on failure.

@@ -7,10 +7,6 @@ pub mod stream;
 pub mod wire;
 
 // The paths by which the tests of other crates name the contents of these modules.
-pub use process as python;
-pub use process as starting;
-pub use stream as loopback;
-pub use wire as segment;
 
 use std::any::type_name_of_val;
 use std::env;

@@ -45,16 +45,6 @@ pub fn undisturbed<T>(read: impl FnOnce() -> T) -> T {
     read()
 }
 
-/// Returns whether python3 is installed; reports the test as skipped otherwise.
-pub fn is_installed(test: &str) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&path).any(|directory| directory.join("python3").exists());
-    if !found {
-        skip(test, "python3", "not in PATH");
-    }
-    found
-}
-
 /// A Python process in the network namespace of the calling thread. It ends with the value, and with the thread.
 #[derive(Debug)]
 pub struct Python {
@@ -80,6 +70,16 @@ os.killpg(0, signal.SIGKILL) if sys.argv[1] == "detached" or os.getpgrp() == os.
 "#;
 
 impl Python {
+    /// Returns whether python3 is installed; reports the test as skipped otherwise.
+    pub fn is_installed(test: &str) -> bool {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let found = env::split_paths(&path).any(|directory| directory.join("python3").exists());
+        if !found {
+            skip(test, "python3", "not in PATH");
+        }
+        found
+    }
+
     /// Starts a child in a process group of its own.
     ///
     /// # Panics

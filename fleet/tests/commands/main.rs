@@ -19,7 +19,7 @@ use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace_of, test_of};
 use serde_json::{Value, json};
 
-use program::{Room, fourtuple, fourtuple_at, run, until};
+use program::{TempDir, fourtuple, fourtuple_at, run, until};
 
 /// The server under load.
 pub(crate) const TARGET: &str = "tcp://127.0.0.1:4000";
@@ -114,7 +114,7 @@ impl Drop for Process {
 
 /// A fleet on the loopback of the namespace of a test.
 pub(crate) struct LocalFleet {
-    pub(crate) directory: Room,
+    pub(crate) directory: TempDir,
     /// nats-server.
     program: PathBuf,
     pub(crate) nats: Process,
@@ -149,7 +149,7 @@ impl LocalFleet {
     /// Starts nats-server with these lines in its configuration, and a server under load; `None` after a skip.
     pub(crate) fn start_with(test: &str, configuration: &str) -> Option<LocalFleet> {
         let program = nats_server(test)?;
-        let directory = Room::new();
+        let directory = TempDir::new();
         let store = directory.join("jetstream");
         directory.file(
             "nats.conf",
@@ -215,7 +215,7 @@ impl LocalFleet {
     }
 }
 
-fn start_nats(program: &Path, directory: &Room) -> Process {
+fn start_nats(program: &Path, directory: &TempDir) -> Process {
     let mut command = Command::new(program);
     command.args(["-c", &directory.join("nats.conf")]);
     let nats = Process::start(command);

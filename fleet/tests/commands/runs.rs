@@ -668,7 +668,7 @@ fn up_makes_a_fleet_in_namespaces() {
     in_namespace(|| {
         let test = "runs::up_makes_a_fleet_in_namespaces";
         let Some(_) = nats_server(test) else { return };
-        let directory = program::Room::new();
+        let directory = program::TempDir::new();
         let mut command = fourtuple("fleet up --local 2 --listen 127.0.0.1:4222");
         command.env("TMPDIR", directory.path());
         let mut up = Process::start(command);

@@ -1,6 +1,6 @@
 //! Requests that an agent refuses; each refusal is in its log.
 
-use crate::program::{Room, fourtuple, number, run};
+use crate::program::{TempDir, fourtuple, number, run};
 use crate::{LocalFleet, Process, RawClient, TARGET, fleet, with_fleet};
 use fourtuple_testing::in_namespace;
 use serde_json::{Value, json};
@@ -399,7 +399,7 @@ fn nkeys_are_checked() {
 const NKEY: &str = "UB6GFGOXOM4YYKCD6FF5Z575O55ATC5GYZCIBMGE74ZPEC357FGDN25W";
 
 /// Writes an authority, and a certificate of it for 127.0.0.1. Returns the configuration of nats-server and the authority.
-fn certificates(directory: &Room, name: &str) -> (String, String) {
+fn certificates(directory: &TempDir, name: &str) -> (String, String) {
     let key = || rcgen::KeyPair::generate().expect("a key");
     let mut authority = rcgen::CertificateParams::new([]).expect("no names");
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -418,7 +418,7 @@ fn certificates(directory: &Room, name: &str) -> (String, String) {
 #[test]
 fn certificates_of_nats_are_checked() {
     in_namespace(|| {
-        let directory = Room::new();
+        let directory = TempDir::new();
         let (server, authority) = certificates(&directory, "nats");
         let (_, other) = certificates(&directory, "other");
         let users = format!("{server}\nauthorization {{ users = [ {{ nkey: {NKEY} }} ] }}");

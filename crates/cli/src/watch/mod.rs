@@ -19,8 +19,8 @@ use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_observe::trace::{Survey, SurveyTimes, Window};
 use fourtuple_record::snapshot::{Part, PortSearch, Snapshot, Tuple};
 use fourtuple_record::{History, Moment};
-use fourtuple_syscalls::message::own_user;
 use fourtuple_syscalls::netns;
+use fourtuple_syscalls::unix_socket::own_user;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

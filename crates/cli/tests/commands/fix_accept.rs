@@ -15,7 +15,7 @@ use fourtuple_bpf::fix_accept::{FoundProgram, Learner};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
-use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::process::Python;
 use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace};
 use serde_json::{Value, json};
 
@@ -382,7 +382,7 @@ def has_selector(port):
 
 /// Returns a server that can open such groups; `None` after a skip.
 fn groups(test: &str) -> Option<Python> {
-    python::is_installed(test).then(|| {
+    Python::is_installed(test).then(|| {
         let mut server = Python::start();
         server.run(GROUPS);
         server
@@ -560,7 +560,7 @@ const GROUP: usize = 1_024;
 #[test]
 fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
     in_own_namespace(|test| {
-        if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 4_096 {
+        if !Python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 4_096 {
             return fourtuple_testing::skip(test, "python3", "too few descriptors");
         }
         let address: SocketAddr = "127.0.0.1:4115".parse().unwrap();
@@ -593,7 +593,7 @@ fn a_group_of_1024_listeners_is_fixed_and_a_larger_one_refused() {
 fn a_group_that_grows_keeps_its_selector_through_reloads() {
     in_own_namespace(|test| {
         const LISTENERS: usize = 1_000;
-        if !python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 8_192 {
+        if !Python::is_installed(test) || resource::raise_descriptor_limit().unwrap() < 8_192 {
             return fourtuple_testing::skip(test, "python3", "too few descriptors");
         }
         let address: SocketAddr = "127.0.0.1:4116".parse().unwrap();
@@ -687,7 +687,7 @@ fn a_selector_that_the_server_attached_meanwhile_stays() {
 #[test]
 fn an_address_that_the_process_has_left_is_not_followed() {
     in_own_namespace(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let (mut server, mut other) = (Python::start(), Python::start());

@@ -15,7 +15,7 @@ use std::time::Duration;
 use fourtuple_record::measure::balance::jain;
 use fourtuple_syscalls::epoll::Registration;
 use fourtuple_syscalls::{child, procfs, schedule};
-use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::process::Python;
 use fourtuple_testing::skip;
 
 use crate::program::fixing::{self, attached, record_of};
@@ -226,7 +226,7 @@ fn say(address: SocketAddr, word: &str) -> usize {
 #[test]
 fn registrations_that_a_worker_removes_or_changes_stay_so() {
     in_own_namespace(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let address: SocketAddr = "127.0.0.1:4303".parse().unwrap();
@@ -275,7 +275,7 @@ fn registrations_that_a_worker_removes_or_changes_stay_so() {
 #[test]
 fn servers_without_a_fixed_order_are_refused() {
     in_own_namespace(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut server = Python::start();

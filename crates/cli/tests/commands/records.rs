@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::process::Stdio;
 
-use fourtuple_testing::python::{self, Python};
+use fourtuple_testing::process::Python;
 use serde_json::Value;
 
 use crate::program::{TempDir, fourtuple, list, measure, number, record, refused, require_valid, run, text};
@@ -129,7 +129,7 @@ fn a_rescued_record_has_mode_0600() {
 #[test]
 fn control_characters_of_a_name_are_replaced() {
     crate::program::in_own_namespace(|test| {
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut client = Python::start();

@@ -10,11 +10,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::situation::{has, paste};
-use crate::program::{Ended, Room, fourtuple, list, require_valid, run, text};
+use crate::program::{Ended, TempDir, fourtuple, list, require_valid, run, text};
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, child, netns};
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::wire::Wire;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
@@ -523,8 +523,8 @@ fn a_trace_of_a_namespace_leaves_others_out() {
 #[test]
 fn a_flame_graph_is_one_file_with_samples() {
     let test = "trace::a_flame_graph_is_one_file_with_samples";
-    let room = Room::new();
-    let path = room.path().join("flame.svg");
+    let temp = TempDir::new();
+    let path = temp.path().join("flame.svg");
     let arguments =
         format!("trace connect --pid {} --for 1s --json --flame {}", std::process::id(), path.display());
     let Some((mut child, mut stderr)) = attached(test, "tracing ", &mut fourtuple(&arguments)) else {
@@ -549,5 +549,5 @@ fn a_flame_graph_is_one_file_with_samples() {
     let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{svg}");
     assert!(svg.contains("<title>[user] ("), "{svg}");
-    assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1, "a temporary file remains");
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1, "a temporary file remains");
 }

@@ -17,7 +17,7 @@ use crate::program::situation::{
 use crate::program::{TempDir, children, in_own_namespace, queues, stat, text, until};
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 

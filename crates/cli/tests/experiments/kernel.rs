@@ -13,7 +13,7 @@ use crate::program::situation::{
 use crate::program::{TempDir, binary, list, number, run, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, netns};
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 

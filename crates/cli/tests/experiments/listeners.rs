@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use fourtuple_testing::accept_queue::tcp_counter;
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 

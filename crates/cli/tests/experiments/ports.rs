@@ -19,8 +19,8 @@ use crate::program::{TempDir, binary, children, fourtuple, in_own_namespace, que
 use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, device, resource};
-use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, set_sysctl, skip, starting};
+use fourtuple_testing::process::Python;
+use fourtuple_testing::{in_namespace, process, set_sysctl, skip};
 use serde_json::Value;
 
 /// Traefik and nginx without keep-alive to the server (traefik#13123): the proxy closes first, and its ports are in TIME_WAIT.
@@ -344,7 +344,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         let config = temp.file("squid.conf", &text);
         let start = |flags: &str| {
             let mut command = fourtuple(&format!("run {flags} -- squid -N -f {config}"));
-            let mut child = starting::start(command.stdout(Stdio::null()).stderr(Stdio::piped())).unwrap();
+            let mut child = process::start(command.stdout(Stdio::null()).stderr(Stdio::piped())).unwrap();
             let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
             let way = lines.next().expect("the way, or why none fits");
             (Ending(child), lines, way)

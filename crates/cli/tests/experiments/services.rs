@@ -16,7 +16,7 @@ use crate::program::situation::{
 };
 use crate::program::{TempDir, binary, children, list, queues, run, stat, text, until};
 use crate::row;
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use serde_json::Value;
 
 /// Starts four workers that wait with EPOLLEXCLUSIVE, in the order of their process IDs. Each has a listener of its own if `own` is true.

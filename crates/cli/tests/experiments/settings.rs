@@ -11,7 +11,7 @@ use crate::program::situation::{
 use crate::program::{TempDir, in_own_namespace, text, until};
 use crate::row;
 use fourtuple_syscalls::{device, resource};
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::{in_namespace, in_namespace_of, keep_time_wait, set_sysctl, test_of};
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::chown;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
 use fourtuple_testing::skip;
 
 use crate::program::situation::{Daemon, experiment, has, nginx_config, php_fpm, verdicts, wait_for};

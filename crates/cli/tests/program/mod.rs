@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use boon::{Compiler, Schemas};
 use fourtuple_record::SCHEMA_JSON;
-use fourtuple_testing::{in_namespace_of, starting, test_of};
+use fourtuple_testing::{in_namespace_of, process, test_of};
 use serde_json::Value;
 
 /// The deadline of a run: long enough for a machine under load. It only decides that a test has failed.
@@ -361,7 +361,7 @@ impl TempDir {
     /// make exec() fail with ETXTBSY.
     pub(crate) fn copy(&self, from: &str, name: &str) -> String {
         let path = self.join(name);
-        let copied = starting::status(Command::new("cp").args([from, &path])).expect("cp");
+        let copied = process::status(Command::new("cp").args([from, &path])).expect("cp");
         assert!(copied.success(), "a copy of {from}");
         path
     }
@@ -383,9 +383,6 @@ impl TempDir {
         names
     }
 }
-
-/// The name that `trace` and the tests of the fleet use.
-pub(crate) type Room = TempDir;
 
 impl Drop for TempDir {
     fn drop(&mut self) {

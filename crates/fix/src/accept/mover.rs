@@ -270,7 +270,7 @@ fn borrow(process: &Pidfd, epoll: RawFd, seat: &Seat) -> io::Result<Option<Borro
 mod tests {
     use std::fs;
 
-    use fourtuple_testing::python::{self, Python};
+    use fourtuple_testing::process::Python;
 
     use super::*;
 
@@ -296,7 +296,7 @@ def cookie(): return int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 57, 8), sys.
     #[test]
     fn a_registration_is_moved_restored_or_left_removed() {
         let test = "mover::tests::a_registration_is_moved_restored_or_left_removed";
-        if !python::is_installed(test) {
+        if !Python::is_installed(test) {
             return;
         }
         let mut server = Python::start();

@@ -31,10 +31,10 @@ use fourtuple_record::{FixPortsResults, Remark, RunResults};
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::fork::{self, Change, End};
 use fourtuple_syscalls::pidfd::Pidfd;
+use fourtuple_syscalls::seccomp::{Inbox, Listener};
 use fourtuple_syscalls::shared::Counters;
 use fourtuple_syscalls::signals::{self, Mask, SIGCHLD, SignalFd};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::user_notification::{Inbox, Listener};
 use fourtuple_syscalls::{Errno, privileges};
 
 use crate::FixError;

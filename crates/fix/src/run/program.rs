@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use fourtuple_syscalls::architecture::ELF_MACHINE;
 use fourtuple_syscalls::privileges;
+use fourtuple_syscalls::seccomp::ELF_MACHINE;
 
 use crate::run::RunError;
 

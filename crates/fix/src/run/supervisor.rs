@@ -15,10 +15,10 @@ use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
 use fourtuple_syscalls::fork::{self, Change, End, Process};
 use fourtuple_syscalls::pidfd::{Opened, Pidfd};
 use fourtuple_syscalls::resource::monotonic_ns;
+use fourtuple_syscalls::seccomp::{self, Call, Inbox, Listener, Notification};
 use fourtuple_syscalls::shared::Counters;
 use fourtuple_syscalls::signals::{Mask, SIGCONT, SignalFd};
-use fourtuple_syscalls::user_notification::{self, Call, Inbox, Listener, Notification};
-use fourtuple_syscalls::{Errno, option, privileges, process_memory, socket};
+use fourtuple_syscalls::{Errno, option, privileges, socket};
 
 use crate::run::files::Files;
 use crate::run::layout::*;
@@ -131,7 +131,7 @@ fn read_number(mut from: &UnixStream) -> io::Result<i32> {
 
 /// Runs in the program's process: installs the filter and executes the program.
 fn execute(launch: &Launch<'_>, environment: &[(OsString, OsString)], mut supervisor: UnixStream) -> i32 {
-    let listener = match launch.is_supervised.then(user_notification::install).transpose() {
+    let listener = match launch.is_supervised.then(seccomp::install).transpose() {
         Ok(listener) => listener,
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(i32::MAX);
@@ -334,8 +334,7 @@ impl<'a> Answers<'a> {
             return;
         }
         // The program can change the address before the kernel reads it; then the option has no effect, or connect() chooses the port.
-        let address =
-            process_memory::read_address(notification.thread, notification.address, notification.length);
+        let address = seccomp::read_address(notification.thread, notification.address, notification.length);
         // The number of the thread may belong to another thread if the call does not wait any more.
         let is_to_port_0 = address.is_ok_and(|address| address.port() == 0 && !address.ip().is_unspecified())
             && self.listener.is_valid(notification.id);
@@ -539,7 +538,7 @@ mod tests {
             let (end, ended) = mpsc::channel::<()>();
             scope.spawn(move || {
                 let (socket, _other) = UnixStream::pair().unwrap();
-                sender.send(user_notification::install()).unwrap();
+                sender.send(seccomp::install()).unwrap();
                 for _ in 0..2 {
                     // getsockname(2)
                     socket.local_addr().unwrap();

@@ -19,8 +19,8 @@ use std::thread::{self, JoinHandle};
 use fastrand::Rng;
 use fourtuple::spread::DeviceName;
 use fourtuple_syscalls::datagram::{Batch, Datagram};
+use fourtuple_syscalls::epoll::EventFd;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{neighbour, option, schedule};
 

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fourtuple::spread::UdpGroup;
-use fourtuple_syscalls::message::{self, Peer};
+use fourtuple_syscalls::unix_socket::{self, Peer};
 use fourtuple_syscalls::{Errno, socket};
 
 use crate::handover::HandoverError;
@@ -20,7 +20,7 @@ use crate::settings::{Forward, ForwardError};
 
 /// The time limit for the next message of the peer process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum number of bytes of a message: enough for [`message::MAX_DESCRIPTORS`] targets of two addresses each.
+/// Maximum number of bytes of a message: enough for [`unix_socket::MAX_DESCRIPTORS`] targets of two addresses each.
 const BUFFER: usize = 64 * 1024;
 
 /// A connection to the other process.
@@ -42,7 +42,7 @@ impl PeerConnection {
     /// Opens a connection, and refuses a peer process of a user other than this user and root: the peer receives or sends the sockets.
     pub(super) fn new(socket: OwnedFd, path: &Path) -> Result<PeerConnection, HandoverError> {
         let path = path.to_owned();
-        let peer = message::peer(socket.as_fd()).map_err(|source| HandoverError::Call {
+        let peer = unix_socket::peer(socket.as_fd()).map_err(|source| HandoverError::Call {
             call: "getsockopt(SO_PEERCRED)",
             path: path.clone(),
             source,
@@ -65,11 +65,11 @@ impl PeerConnection {
         self.send(text, &[])
     }
 
-    /// Sends a message with at most [`message::MAX_DESCRIPTORS`] descriptors.
+    /// Sends a message with at most [`unix_socket::MAX_DESCRIPTORS`] descriptors.
     pub(super) fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<(), HandoverError> {
         let begun = Instant::now();
         loop {
-            match message::send_all(self.socket.as_fd(), text.as_bytes(), descriptors) {
+            match unix_socket::send_all(self.socket.as_fd(), text.as_bytes(), descriptors) {
                 Ok(()) => return Ok(()),
                 Err(error) if begun.elapsed() >= PATIENCE => return Err(self.failed("sendmsg()")(error)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -88,7 +88,7 @@ impl PeerConnection {
     /// Returns the next message, if one has arrived.
     pub(super) fn receive(&self) -> Result<Option<Message>, HandoverError> {
         let mut buffer = vec![0; BUFFER];
-        let (count, descriptors) = match message::receive_all(self.socket.as_fd(), &mut buffer) {
+        let (count, descriptors) = match unix_socket::receive_all(self.socket.as_fd(), &mut buffer) {
             Ok((0, _)) => return Err(HandoverError::Gone { path: self.path.clone() }),
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     fn pair() -> (PeerConnection, PeerConnection) {
-        let (one, other) = message::pair().unwrap();
+        let (one, other) = unix_socket::pair().unwrap();
         let path = Path::new("/there");
         (PeerConnection::new(one, path).unwrap(), PeerConnection::new(other, path).unwrap())
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use fourtuple_syscalls::message;
+use fourtuple_syscalls::unix_socket;
 
 use crate::bfd::{Action, Session};
 use crate::handover::FinalState;
@@ -13,11 +13,11 @@ use crate::settings::Forward;
 
 /// Returns a connection with these messages queued, each with this many copies of `descriptor`, and then closed.
 fn connection(messages: &[(&[u8], usize)], descriptor: BorrowedFd<'_>) -> PeerConnection {
-    let (ours, theirs) = message::pair().expect("socketpair()");
+    let (ours, theirs) = unix_socket::pair().expect("socketpair()");
     for (bytes, number) in messages {
         // An empty message would mean the end of the connection.
         let bytes = if bytes.is_empty() { b"?" } else { *bytes };
-        if message::send_all(theirs.as_fd(), bytes, &vec![descriptor; *number]).is_err() {
+        if unix_socket::send_all(theirs.as_fd(), bytes, &vec![descriptor; *number]).is_err() {
             break;
         }
     }

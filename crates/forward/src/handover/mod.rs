@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use fourtuple::spread::{DeviceName, UdpGroup};
 use fourtuple_syscalls::socket::{self, AcceptFailure};
-use fourtuple_syscalls::socket_path::{Kind, SocketPath, has_no_listener};
-use fourtuple_syscalls::{errno_name, message};
+use fourtuple_syscalls::unix_socket::{Kind, SocketPath, has_no_listener};
+use fourtuple_syscalls::{errno_name, unix_socket};
 
 use crate::bfd::{self, LinkError, LinkSettings, Receive, SavedState};
 use crate::handover::connection::{Message, Offer, PATIENCE, PeerConnection, Text};
@@ -162,7 +162,7 @@ impl Running {
                 .map(|seat| open.group.member(seat))
                 .collect::<Result<_, _>>()
                 .map_err(failed("dup()"))?;
-            for some in members.chunks(message::MAX_DESCRIPTORS) {
+            for some in members.chunks(unix_socket::MAX_DESCRIPTORS) {
                 let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
                 connection.send(Text::of("seats").with("link", number).as_str(), &some)?;
             }
@@ -184,7 +184,7 @@ impl Running {
             connection.send_text(text.as_str())?;
             let tick = port.path.tick;
             let targets: Vec<&Target> = port.path.targets.iter().collect();
-            for some in targets.chunks(message::MAX_DESCRIPTORS) {
+            for some in targets.chunks(unix_socket::MAX_DESCRIPTORS) {
                 let mut text = Text::of("targets");
                 for target in some {
                     let (client, hop, answer_from) = target.key;

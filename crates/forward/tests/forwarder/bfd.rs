@@ -17,8 +17,8 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::socket::wait_readable;
 use fourtuple_syscalls::{Errno, device, neighbour, netns, option};
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::loopback::Loopback;
 use fourtuple_testing::stream::LONG;
+use fourtuple_testing::stream::Loopback;
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR, NEAR_V4, NEAR_V6, Wire};
 
 use crate::flood::Flood;

@@ -13,8 +13,8 @@ use fourtuple_forward::{
     Forward, ForwardError, HandoverError, Link, Peer, PlaneKind, Predecessor, Reception, Running, TakenOver,
     TakeoverOutcome, TakeoverSocket,
 };
-use fourtuple_syscalls::message;
-use fourtuple_syscalls::socket_path::Kind;
+use fourtuple_syscalls::unix_socket;
+use fourtuple_syscalls::unix_socket::Kind;
 use fourtuple_testing::in_namespace;
 use fourtuple_testing::stream::{LONG, Stream, socket};
 
@@ -162,7 +162,7 @@ fn read_messages(line: impl AsFd, until: &str) {
         let line = line.as_fd();
         assert!(fourtuple_syscalls::socket::wait_readable(line, Some(LONG)).unwrap());
         let mut buffer = [0; 65_536];
-        let (count, _) = message::receive_all(line, &mut buffer).unwrap();
+        let (count, _) = unix_socket::receive_all(line, &mut buffer).unwrap();
         if buffer[..count].starts_with(until.as_bytes()) {
             return;
         }
@@ -187,10 +187,10 @@ fn a_dead_successor_leaves_the_predecessor_running() {
                         let path = directory.takeover_socket();
                         let dying = scope.spawn(move || {
                             let line = Kind::Packets.connect(&path).unwrap();
-                            message::send(line.as_fd(), HELLO, None).unwrap();
+                            unix_socket::send(line.as_fd(), HELLO, None).unwrap();
                             read_messages(&line, "that is all");
                             if dies_when_ready {
-                                message::send(line.as_fd(), b"ready", None).unwrap();
+                                unix_socket::send(line.as_fd(), b"ready", None).unwrap();
                                 read_messages(&line, "that is all");
                             }
                         });
@@ -218,7 +218,7 @@ fn invalid_messages_are_not_a_takeover() {
         assert!(matches!(running.hand_over(&mut takeover_socket).unwrap(), TakeoverOutcome::Nothing));
         for said in [&b"ready?"[..], b"fourtuple forward takes over, 2", b"\xff\0", &[b'x'; 60_000]] {
             let line = Kind::Packets.connect(&directory.takeover_socket()).unwrap();
-            message::send(line.as_fd(), said, None).unwrap();
+            unix_socket::send(line.as_fd(), said, None).unwrap();
             let outcome = hand_over(&mut running, &mut takeover_socket);
             assert!(
                 matches!(outcome, TakeoverOutcome::Failed(HandoverError::Unexpected { .. })),

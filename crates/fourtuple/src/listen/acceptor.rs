@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::epoll::EventFd;
 
 use crate::listen::ListenError;
 use crate::listen::connection::{Connection, OpenGuard};

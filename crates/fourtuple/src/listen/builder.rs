@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::socket::{self, Connect, Transport};
-use fourtuple_syscalls::{Endpoint, inherited, option};
+use fourtuple_syscalls::{Endpoint, option};
 
 use crate::listen::ListenError;
 use crate::listen::connection::Recycle;
@@ -371,7 +371,7 @@ impl ListenerGroupBuilder {
     /// ```
     pub fn from_environment() -> Result<Option<ListenerGroupBuilder>, ListenError> {
         let refused = |error| ListenError::Adopted { why: "LISTEN_FDS is wrong", error: Some(error) };
-        let listeners = inherited::take_listeners().map_err(refused)?;
+        let listeners = socket::take_listeners().map_err(refused)?;
         if listeners.is_empty() {
             Ok(None)
         } else {
@@ -491,7 +491,7 @@ fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
 mod tests {
     use std::thread;
 
-    use fourtuple_syscalls::interval_timer::IntervalTimer;
+    use fourtuple_syscalls::signals::IntervalTimer;
     use fourtuple_testing::accept_queue::full_listener;
     use fourtuple_testing::in_namespace;
 

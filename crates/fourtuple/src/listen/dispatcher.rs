@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fourtuple_syscalls::epoll::EventFd;
 use fourtuple_syscalls::epoll::{self, Epoll, Interest, Ready};
-use fourtuple_syscalls::event_fd::EventFd;
 use fourtuple_syscalls::socket::{self, AcceptFailure};
-use fourtuple_syscalls::{Errno, message};
+use fourtuple_syscalls::{Errno, unix_socket};
 
 use crate::listen::ListenError;
 use crate::listen::acceptor::AcceptWaker;
@@ -506,7 +506,7 @@ impl Dispatcher {
     fn on_worker_message(&mut self, seat: usize) -> Result<(), ListenError> {
         let mut buffer = std::mem::take(&mut self.buffer);
         let channels = self.channels();
-        let received = channels.receive(|| message::receive(channels.of_dispatcher(seat), &mut buffer));
+        let received = channels.receive(|| unix_socket::receive(channels.of_dispatcher(seat), &mut buffer));
         let result = match received {
             Ok((count, socket)) => {
                 // Before anything else: the dispatcher may be killed.
@@ -575,7 +575,7 @@ impl Dispatcher {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             let channels = self.channels();
-            match channels.receive(|| message::receive(channels.of_worker(seat), &mut buffer)) {
+            match channels.receive(|| unix_socket::receive(channels.of_worker(seat), &mut buffer)) {
                 Ok((count, Some(socket))) => {
                     let Some((kind, rest)) = buffer[..count].split_first() else { continue };
                     let fresh = kind & FRESH != 0;
@@ -666,7 +666,7 @@ pub(crate) struct WorkerState {
 
 impl WorkerChannels {
     pub(crate) fn new(seats: usize) -> io::Result<WorkerChannels> {
-        let ends = (0..seats).map(|_| message::pair()).collect::<io::Result<Vec<_>>>()?;
+        let ends = (0..seats).map(|_| unix_socket::pair()).collect::<io::Result<Vec<_>>>()?;
         let workers = vec![WorkerState::default(); seats];
         Ok(WorkerChannels { ends, unattended: Mutex::new(Some(workers)), spare: Mutex::new(Vec::new()) })
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::Endpoint;
-use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::epoll::EventFd;
 use fourtuple_syscalls::fork::{self, End, Process};
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::{Errno, message, option, socket};
+use fourtuple_syscalls::{Errno, option, socket, unix_socket};
 
 use crate::listen::connection::{Connection, OpenGuard};
 use crate::listen::seats::Seats;
@@ -59,7 +59,7 @@ fn send_counted(
     connection: BorrowedFd<'_>,
 ) -> io::Result<()> {
     seats.add_in_transit();
-    message::send(to, bytes, Some(connection)).inspect_err(|_| seats.sub_in_transit())
+    unix_socket::send(to, bytes, Some(connection)).inspect_err(|_| seats.sub_in_transit())
 }
 
 impl AsFd for HandoffConnection {
@@ -171,7 +171,7 @@ pub(crate) fn is_empty(error: &io::Error) -> bool {
 
 /// Receives a message without waiting. `buffer` has [`MAX_MESSAGE`] bytes.
 fn receive(from: BorrowedFd<'_>, buffer: &mut [u8], seats: &Arc<Seats>) -> io::Result<Option<Arrival>> {
-    match message::receive(from, buffer) {
+    match unix_socket::receive(from, buffer) {
         Ok((count, socket)) => Ok(read(&buffer[..count], socket, seats)),
         Err(error) if is_empty(&error) => Ok(None),
         Err(error) => {
@@ -220,11 +220,11 @@ pub(crate) fn deadline() -> Instant {
 
 impl HandoffQueue {
     pub(crate) fn new(seats: &Arc<Seats>) -> io::Result<HandoffQueue> {
-        let (sender, receiver) = message::pair()?;
+        let (sender, receiver) = unix_socket::pair()?;
         Ok(HandoffQueue {
             sender,
             receiver,
-            ownerless: message::pair()?,
+            ownerless: unix_socket::pair()?,
             seats: Arc::clone(seats),
             #[cfg(all(test, fourtuple_loom))]
             turn: crate::sync::AtomicU64::new(0),
@@ -250,7 +250,7 @@ impl HandoffQueue {
 
     /// Takes a listener without an owner, if there is one.
     pub(crate) fn take_listener(&self) -> io::Result<Option<OwnedFd>> {
-        match message::receive(self.ownerless.1.as_fd(), &mut [0]) {
+        match unix_socket::receive(self.ownerless.1.as_fd(), &mut [0]) {
             Ok((_, listener)) => Ok(listener),
             Err(error) if is_empty(&error) => Ok(None),
             Err(error) => Err(error),
@@ -259,12 +259,12 @@ impl HandoffQueue {
 
     /// Offers a listener to the next worker that joins; `false` if there was no space until the deadline.
     pub(crate) fn offer_listener(&self, listener: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
-        self.send_until(until, &self.ownerless.0, |to| message::send(to, &[LISTENER], Some(listener)))
+        self.send_until(until, &self.ownerless.0, |to| unix_socket::send(to, &[LISTENER], Some(listener)))
     }
 
     /// Puts a listener into the queue, so that a worker accepts from it until another worker owns it.
     pub(crate) fn put_listener(&self, listener: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
-        self.send_until(until, &self.sender, |to| message::send(to, &[LISTENER], Some(listener)))
+        self.send_until(until, &self.sender, |to| unix_socket::send(to, &[LISTENER], Some(listener)))
     }
 
     /// Puts a connection into the queue; `false` if there was no space until the deadline.
@@ -279,7 +279,7 @@ impl HandoffQueue {
 
     /// Wakes a waiting worker. A full queue has woken it already.
     pub(crate) fn nudge(&self) -> io::Result<()> {
-        match message::send(self.sender.as_fd(), &[NUDGE], None) {
+        match unix_socket::send(self.sender.as_fd(), &[NUDGE], None) {
             Err(error) if !is_full(&error) => Err(error),
             _ => Ok(()),
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fourtuple_syscalls::option::{self, Answer, Instruction};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_syscalls::{device, membarrier};
+use fourtuple_syscalls::{datagram, device};
 
 use crate::spread::UdpGroupError;
 use crate::spread::programs::Programs;
@@ -509,13 +509,13 @@ impl UdpGroup {
         }
         weights[index] = 0;
         self.steer(&weights)?;
-        membarrier::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
+        datagram::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
         self.live()?.1.leave(index)?;
         let member = self.members[index].take().ok_or(UdpGroupError::NoMember { index })?;
         // close(2) leaves the group before it leaves the hash table of sockets. A lookup that finds the socket in between takes this
         // socket without asking for the choice of the group (reuseport_select_sock), and its packet would be lost.
         if option::set_unreachable(member.as_fd()).is_ok() {
-            membarrier::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
+            datagram::wait_for_packets_in_flight().map_err(self.failure("membarrier()"))?;
         }
         Ok(member)
     }

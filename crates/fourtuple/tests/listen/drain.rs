@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use fourtuple::listen::{
     AcceptPolicy, Acceptor, DrainReport, Endpoint, Family, ListenerGroup, ListenerGroupBuilder, Workers,
 };
-use fourtuple_syscalls::interval_timer::IntervalTimer;
 use fourtuple_syscalls::seccomp::{self, Facility};
+use fourtuple_syscalls::signals::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, privileges, sock_diag};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};

@@ -13,7 +13,7 @@ use fourtuple::listen::{
     AcceptPolicy, BreakEven, Endpoint, Family, ListenError, ListenerGroup, ListenerGroupBuilder, Recycle,
     Workers,
 };
-use fourtuple_syscalls::interval_timer::IntervalTimer;
+use fourtuple_syscalls::signals::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, seccomp};
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};

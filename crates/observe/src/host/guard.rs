@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::errno_name;
-use fourtuple_syscalls::message::{self, Peer};
-use fourtuple_syscalls::socket_path::{Kind, has_no_listener};
+use fourtuple_syscalls::unix_socket::{self, Peer};
+use fourtuple_syscalls::unix_socket::{Kind, has_no_listener};
 use serde_json::Value;
 
 /// The path of the socket, unless `--socket` names another one.
@@ -100,7 +100,7 @@ pub fn ask(path: &Path, request: &Value, limit: Duration) -> Result<Answer, Guar
         error if error.kind() == io::ErrorKind::WouldBlock => silent(),
         error => failed("connect()")(error),
     })?;
-    let peer = message::peer(socket.as_fd()).map_err(failed("getsockopt(SO_PEERCRED)"))?;
+    let peer = unix_socket::peer(socket.as_fd()).map_err(failed("getsockopt(SO_PEERCRED)"))?;
     if !peer.is_root_or_own() {
         return Err(GuardError::Stranger { path: path.to_owned(), user: peer.user });
     }

@@ -14,8 +14,9 @@ use fourtuple_record::snapshot::{Counter, FailedCall, Failures, Listener, Part, 
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::accept_queue::tcp_counter;
-use fourtuple_testing::python::Python;
-use fourtuple_testing::{has_mptcp, in_namespace, listener, set_sysctl, starting};
+use fourtuple_testing::process::Python;
+use fourtuple_testing::process::status;
+use fourtuple_testing::{has_mptcp, in_namespace, listener, set_sysctl};
 
 use crate::scene::{
     apply_first, between, diagnosis, failed_call, findings, findings_in, known, of, only, owner, says, shows,
@@ -804,7 +805,7 @@ fn b03_a_stopped_process_is_critical() {
             (python.run("print(len(select.select([s], [], [], 0)[0]))") == "1").then_some(())
         });
         assert!(findings("B03").is_empty(), "few connections, and the process runs");
-        let kill = starting::status(Command::new("kill").args(["-STOP", &python.pid().to_string()]));
+        let kill = status(Command::new("kill").args(["-STOP", &python.pid().to_string()]));
         assert!(kill.unwrap().success());
         let found = until("the state", || Some(findings("B03")).filter(|found| !found.is_empty()));
         let found = only(&found, Severity::Critical, "is stuck");

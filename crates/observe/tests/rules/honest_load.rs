@@ -3,14 +3,14 @@
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_syscalls::child;
-use fourtuple_testing::{in_namespace, skip, starting};
+use fourtuple_testing::{in_namespace, process, skip};
 
 use crate::scene::{NEAR, add_addresses};
 
@@ -26,7 +26,7 @@ struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // nginx passes SIGTERM on to its workers; SIGKILL would leave them.
-        starting::status(Command::new("kill").arg(self.child.id().to_string())).unwrap();
+        process::status(Command::new("kill").arg(self.child.id().to_string())).unwrap();
         self.child.wait().unwrap();
         fs::remove_dir_all(&self.directory).unwrap();
     }
@@ -34,13 +34,14 @@ impl Drop for Program {
 
 /// Starts a program with a configuration file and waits for its port; `None` if the program is not installed.
 fn start(name: &str, test: &str, port: u16, configuration: &str, arguments: &[&str]) -> Option<Program> {
-    let directory = std::env::temp_dir().join(format!("fourtuple-honest-{test}-{port}-{}", process::id()));
+    let directory =
+        std::env::temp_dir().join(format!("fourtuple-honest-{test}-{port}-{}", std::process::id()));
     fs::create_dir_all(directory.join("logs")).unwrap();
     let file = directory.join("configuration");
     fs::write(&file, configuration).unwrap();
     let mut command = Command::new(name);
     command.current_dir(&directory).args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
-    let Ok(child) = starting::start(&mut command) else {
+    let Ok(child) = process::start(&mut command) else {
         fs::remove_dir_all(&directory).unwrap();
         return None;
     };
@@ -79,7 +80,7 @@ fn serves_without_a_finding() -> bool {
     let mut wrk = Command::new("wrk");
     wrk.args(["-t", "1", "-c", "50", "-d", "600s", &url]).stdout(Stdio::piped());
     child::end_with_this_thread(&mut wrk);
-    let Ok(wrk) = starting::start(&mut wrk) else { return false };
+    let Ok(wrk) = process::start(&mut wrk) else { return false };
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
     crate::scene::read(&mut reader);

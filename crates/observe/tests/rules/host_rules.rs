@@ -17,9 +17,10 @@ use fourtuple_record::snapshot::{FailedCall, Failures, LockWaits, Part, Snapshot
 use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::python::Python;
+use fourtuple_testing::process::Python;
+use fourtuple_testing::process::status;
 use fourtuple_testing::wire::{self, Wire};
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
 use crate::scene::{
     apply_first, between, diagnosis, failed_call, findings, findings_in, known, only, owner, says, shows,
@@ -62,7 +63,7 @@ fn packets_that_a_shaper_drops_are_named_with_its_device() {
         let test = "host_rules::packets_that_a_shaper_drops_are_named_with_its_device";
         let Some(far) = Wire::open(test) else { return };
         let shaper = "qdisc add dev near root tbf rate 8kbit burst 2000 limit 3000";
-        match starting::status(Command::new("tc").args(shaper.split(' '))) {
+        match status(Command::new("tc").args(shaper.split(' '))) {
             Ok(status) if status.success() => {}
             other => return skip(test, "programs", &format!("tc has no tbf: {other:?}")),
         }
@@ -290,7 +291,7 @@ fn f01_a_process_at_its_limit_is_named() {
         );
         assert!(found.now[0].proof == Proof::Calculation);
         let words: Vec<&str> = found.now[0].action.split(' ').collect();
-        assert!(starting::status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
+        assert!(status(Command::new(words[0]).args(&words[1..])).unwrap().success(), "{words:?}");
         let mut snapshot = snapshot(|| ());
         assert!(findings_in(&snapshot, "F01").is_empty());
         // The hard limit can be at most fs.nr_open.

@@ -14,8 +14,8 @@ use fourtuple_record::snapshot::{
 use fourtuple_record::{Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
-use fourtuple_testing::python::Python;
-use fourtuple_testing::{in_namespace, listener, set_sysctl, skip, starting};
+use fourtuple_testing::process::Python;
+use fourtuple_testing::{in_namespace, listener, process, set_sysctl, skip};
 
 use crate::scene::{
     FAR, NEAR, RANGE, add_addresses, advice, apply, bound, close, connect, connect_and_close, cured,
@@ -761,7 +761,7 @@ fn other_process(port: u16, number: usize) -> Option<Child> {
     );
     let mut command = Command::new("python3");
     command.args(["-c", &program]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = starting::start(&mut command).ok()?;
+    let mut child = process::start(&mut command).ok()?;
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut()?), &mut line).ok()?;
     Some(child)

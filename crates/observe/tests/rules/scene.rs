@@ -14,11 +14,12 @@ use fourtuple_record::snapshot::{FailedCall, Owner, Part, PortSearch, Snapshot, 
 use fourtuple_record::{Advice, Finding, Proof, Severity};
 use fourtuple_syscalls::device;
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, keep_time_wait, python, set_sysctl, skip, starting};
+use fourtuple_testing::process::{Python, undisturbed};
+use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl, skip};
 
 /// Reads the namespace, with the search of kernels since Linux 6.8: the command probes the search before it reads.
 pub(crate) fn read(reader: &mut Reader) -> Snapshot {
-    let mut snapshot = starting::undisturbed(|| reader.read());
+    let mut snapshot = undisturbed(|| reader.read());
     snapshot.search = Part::Seen(PortSearch { default: "parity".to_owned(), option: "linear".to_owned() });
     snapshot
 }
@@ -53,7 +54,7 @@ pub(crate) fn of(diagnosis: Diagnosis, id: &str) -> Vec<Finding> {
 /// whose name [`in_namespace`] and the report take from it.
 pub(crate) fn with_python<F: FnOnce() + Send + 'static>(test: F) {
     let path = type_name_of_val(&test);
-    if python::is_installed(path.rsplit("::").nth(1).expect("a closure of a function")) {
+    if Python::is_installed(path.rsplit("::").nth(1).expect("a closure of a function")) {
         in_namespace(test);
     }
 }

@@ -13,7 +13,7 @@ use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{Counter, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
-use fourtuple_testing::{in_namespace, set_sysctl, starting};
+use fourtuple_testing::{in_namespace, process, set_sysctl};
 
 use crate::scene::{
     FAR, NEAR, RANGE, advice, apply, close, connect, connect_and_close, cured, findings, findings_in, ip,
@@ -257,7 +257,7 @@ fn t05_tw_recycle_in_a_file_is_a_myth() {
     assert!(findings_in(&snapshot, "T05").is_empty(), "few sockets");
     // The command is applied to the copy.
     let command = remedy.action.replace("/etc/", &format!("{}/etc/", root.display()));
-    assert!(starting::status(Command::new("sh").args(["-c", &command])).unwrap().success());
+    assert!(process::status(Command::new("sh").args(["-c", &command])).unwrap().success());
     assert_eq!(fs::read_to_string(root.join("etc/sysctl.d/99-net.conf")).unwrap(), "# tuned\n");
     assert!(findings_in(&read(&mut Reader::new(&root)), "T05").is_empty());
     fs::remove_dir_all(root).unwrap();

@@ -71,7 +71,7 @@ enum FleetCommand {
 }
 
 fn main() -> ExitCode {
-    fourtuple_syscalls::resolver::restrict_static_lookups();
+    fourtuple_syscalls::resource::restrict_static_lookups();
     #[cfg(feature = "manual")]
     if let Some(directory) = manual::requested() {
         let own = definitions();

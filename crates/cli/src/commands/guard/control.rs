@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use fourtuple_observe::host::guard;
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::message;
 use fourtuple_syscalls::socket::{self, AcceptFailure};
-use fourtuple_syscalls::socket_path::{Kind, SocketPath};
+use fourtuple_syscalls::unix_socket;
+use fourtuple_syscalls::unix_socket::{Kind, SocketPath};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ impl Control {
                 Err(error) => break AcceptFailure::of(&error),
             };
             // The mode of the path keeps others out; its owner may change it.
-            let is_trusted = message::peer(socket.as_fd()).is_ok_and(|peer| peer.is_root_or_own());
+            let is_trusted = unix_socket::peer(socket.as_fd()).is_ok_and(|peer| peer.is_root_or_own());
             if is_trusted && self.epoll.add(socket.as_fd(), 1, Interest::READ).is_ok() {
                 let stream = UnixStream::from(socket);
                 self.receiving.push(Receiving { stream, since: Instant::now(), line: Vec::new() });

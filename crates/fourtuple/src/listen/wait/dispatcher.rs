@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::epoll::{Epoll, Interest, Ready};
-use fourtuple_syscalls::{Errno, message};
+use fourtuple_syscalls::{Errno, unix_socket};
 
 use crate::listen::ListenError;
 use crate::listen::connection::Connection;
@@ -85,7 +85,7 @@ impl Dispatched {
             }
         }
         if let Some(unsent) = self.unsent {
-            match message::send(end(seat), &[unsent, self.tenure], None) {
+            match unix_socket::send(end(seat), &[unsent, self.tenure], None) {
                 Ok(()) => self.unsent = None,
                 Err(error) if handoff::is_full(&error) => {}
                 Err(error) => return Err(seat.group.failed("sendmsg()")(error)),
@@ -111,7 +111,7 @@ impl Dispatched {
     }
 
     fn receive(&mut self, seat: &Seat) -> Result<Option<Connection>, ListenError> {
-        match channels(seat).receive(|| message::receive(end(seat), &mut self.buffer)) {
+        match channels(seat).receive(|| unix_socket::receive(end(seat), &mut self.buffer)) {
             Ok((count, socket)) => {
                 let Some((kind, rest)) = self.buffer[..count].split_first() else { return Ok(None) };
                 let seats = &seat.group.0.seats;
@@ -209,7 +209,7 @@ impl Wait for Dispatched {
         }
         // The dispatcher takes back the messages that this worker did not read, or the seat's next worker reads them. If the
         // channel has no space, the dispatcher finds the seat free.
-        let told = match message::send(end(seat), &[LEFT, self.tenure], None) {
+        let told = match unix_socket::send(end(seat), &[LEFT, self.tenure], None) {
             Err(error) if !handoff::is_full(&error) => Err(seat.group.failed("sendmsg()")(error)),
             _ => Ok(()),
         };

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fourtuple_syscalls::event_fd::EventFd;
+use fourtuple_syscalls::epoll::EventFd;
 use fourtuple_syscalls::socket::{self, AcceptFailure};
 use fourtuple_syscalls::{Endpoint, Errno, epoll};
 

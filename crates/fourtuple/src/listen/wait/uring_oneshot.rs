@@ -404,7 +404,7 @@ mod tests {
     use std::io::Write;
     use std::net::TcpStream;
 
-    use fourtuple_syscalls::event_fd::EventFd;
+    use fourtuple_syscalls::epoll::EventFd;
     use fourtuple_testing::{in_namespace, print, skip};
 
     use crate::listen::ListenerGroupBuilder;

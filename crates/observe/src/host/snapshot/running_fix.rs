@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use fourtuple_record::snapshot::{RunningFix, Tuple};
 use fourtuple_record::{GuardAction, GuardResults};
-use fourtuple_syscalls::message::Peer;
 use fourtuple_syscalls::procfs;
+use fourtuple_syscalls::unix_socket::Peer;
 use serde_json::json;
 
 use crate::host::guard;

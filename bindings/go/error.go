@@ -16,7 +16,7 @@ import (
 // net/http or of a database driver.
 //
 // A kind depends on the failed call, because one errno has different meanings in different calls: EADDRNOTAVAIL of connect() means
-// that the ports are exhausted, EADDRNOTAVAIL of bind() that the source is no address of this host.
+// that the ports are exhausted, EADDRNOTAVAIL of bind() that the source is not an address of this host.
 type Kind uint8
 
 const (
@@ -24,7 +24,7 @@ const (
 	Failed Kind = iota
 	// PortsExhausted: no source port is free.
 	PortsExhausted
-	// SourceNotLocal: the source is no address of this host.
+	// SourceNotLocal: the source is not an address of this host.
 	SourceNotLocal
 	// TupleBusy: the fixed source port is in use on this 4-tuple, or a socket without SO_REUSEADDR holds it.
 	TupleBusy
@@ -44,7 +44,7 @@ const (
 // Error returns the cause in words.
 func (k Kind) Error() string {
 	texts := [...]string{
-		"the dial failed", "no source port is left", "the source is no address of this host", "the 4-tuple is busy",
+		"the dial failed", "no source port is left", "the source is not an address of this host", "the 4-tuple is busy",
 		"the destination refused the connection", "the socket connected to itself", "the destination did not answer in time",
 		"this kernel lacks a socket option", "no source address of the family of the destination",
 	}
@@ -101,7 +101,7 @@ func (e *DialError) Error() string {
 	case PortsExhausted:
 		return fmt.Sprintf("no source port is left from %s: %s%s", source, e.holders(), e.words())
 	case SourceNotLocal:
-		return fmt.Sprintf("the source %s is no address of this host; add it to a device%s", source, e.words())
+		return fmt.Sprintf("the source %s is not an address of this host; add it to a device%s", source, e.words())
 	case TupleBusy:
 		return fmt.Sprintf("the source port %d is busy towards the destination%s", e.SourcePort, e.words())
 	case Refused:

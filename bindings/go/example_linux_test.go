@@ -166,7 +166,7 @@ func ExampleDialError() {
 	}
 	fmt.Println(errors.Is(err, fourtuple.SourceNotLocal), errors.Is(err, fourtuple.PortsExhausted))
 	// Output:
-	// the source is no address of this host / bind / false
+	// the source is not an address of this host / bind / false
 	// true false
 }
 

@@ -166,7 +166,7 @@ fn summary(root: &Path, sources: &BTreeSet<PathBuf>) -> Result<String> {
         let path = link.strip_prefix("../").map_or_else(|| format!("docs/{link}"), str::to_owned);
         summary.push_str(&format!("- [{}]({path})\n", title.replace('`', "")));
     }
-    // Without a chapter there is no page for the links to it.
+    // A page that the summary lacks has no HTML, and links to it would be dead.
     for page in sources.iter().filter_map(|path| path.to_str()).filter(|page| page.ends_with(".md")) {
         if !summary.contains(&format!("]({page})")) {
             let text = read(&root.join(page))?;

@@ -1,7 +1,7 @@
 /* Writes a record for each TIME_WAIT socket whose connection had no TCP timestamps, in the network namespace of the reading process, to
  * that process: the search of connect() does not take the port of such a socket (tcp_twsk_unique), and sock_diag(7) does not tell.
  *
- * Offsets of fields: see socket_holders.bpf.c. The layout of the record is repeated in plain_time_wait.rs. */
+ * Offsets of fields: see socket_holders.bpf.c. The layout of the record is repeated in iterator.rs. */
 #include "kernel.h"
 
 /* The context of iterators (include/linux/bpf.h): the same on all kernels. */

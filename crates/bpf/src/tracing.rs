@@ -38,7 +38,7 @@ pub(crate) const COARSE: usize = ((OCTAVES - COARSE_BITS + 1) << COARSE_BITS) as
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Times {
-    /// Number of times.
+    /// Number of measured intervals.
     pub count: u64,
     /// Sum of the times, in nanoseconds.
     pub sum_ns: u64,

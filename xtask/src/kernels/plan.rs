@@ -55,7 +55,6 @@ const SINGLE_TESTS_FOR_THE_HOST: &[(&str, &str)] = &[
     ("census", "the_namespace_of_a_process_is_read"),
     // Operations of io_uring that 6.1 lacks; those that are probed before use have tests in other crates.
     ("fourtuple_syscalls-unit", "ring::"),
-    ("library", "errors::"),
     ("library", "strategies::steps_equal_the_vectors_of_all_languages"),
     ("run", "a_program_cannot_truncate_the_counters"),
     ("run", "bound_sockets_left_alone_are_reported_at_once"),

@@ -98,7 +98,7 @@ class PortsExhausted(DialError):
 
 
 class SourceNotLocal(DialError):
-    """The source is no address of this host: bind() failed with EADDRNOTAVAIL."""
+    """The source is not an address of this host: bind() failed with EADDRNOTAVAIL."""
 
 
 class TupleBusy(DialError):

@@ -631,7 +631,7 @@ mod tests {
             because(Some("ep_poll"))
                 .starts_with("nginx[7] is waiting for events (ep_poll), but not for these")
         );
-        // It serves others; two connections; connections wait for accept() too, which A07 says.
+        // Silent: the server serves others meanwhile; two connections only; connections wait for accept() too, which A07 says.
         for (sockets, sent_ns, standing) in [(19, 2_900_000_000, 0), (2, u64::MAX, 0), (34, u64::MAX, 5)] {
             assert_eq!(of(sockets, sent_ns, 'S', Some("ep_poll"), standing), None, "{sockets} {standing}");
         }

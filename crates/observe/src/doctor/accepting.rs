@@ -656,85 +656,44 @@ pub(crate) struct Settings {
 }
 
 /// The program that opens the listeners of others. Services such as systemd-resolved have their own.
-const SYSTEMD: Settings = Settings::new(
-    "systemd",
-    "`Backlog=N` of the .socket unit of systemd",
-    "`MaxConnections=N` of the .socket unit (with `Accept=yes`)",
-);
+const SYSTEMD: Settings = Settings {
+    name: "systemd",
+    backlog: "`Backlog=N` of the .socket unit of systemd",
+    workers: "`MaxConnections=N` of the .socket unit (with `Accept=yes`)",
+};
+
+/// Rows of the table: `NAME: BACKLOG, WORKERS;`.
+macro_rules! settings {
+    ($($name:literal: $backlog:expr, $workers:expr;)*) => {
+        &[$(Settings { name: $name, backlog: $backlog, workers: $workers }),*]
+    };
+}
 
 /// From the documentation of each server. A name that starts with another one comes before it.
-const SETTINGS: [Settings; 22] = [
-    Settings::new("nginx", "`backlog=N` of `listen` (511 by default)", "more `worker_processes`"),
-    Settings::new(
-        "haproxy",
-        "`backlog N` of the frontend (`maxconn` by default)",
-        "a higher `nbthread`, and `maxconn`",
-    ),
-    Settings::new(
-        "redis",
-        "`tcp-backlog N` of redis.conf (511 by default)",
-        "fewer slow commands: one thread serves all clients",
-    ),
-    Settings::new(
-        "valkey",
-        "`tcp-backlog N` of valkey.conf (511 by default)",
-        "fewer slow commands: one thread serves all clients",
-    ),
-    Settings::new("gunicorn", "`--backlog N` (2,048 by default)", "more `--workers` or `--threads`"),
-    Settings::new("uvicorn", "`--backlog N` (2,048 by default)", "more `--workers`"),
-    Settings::new("uwsgi", "`listen = N` (100 by default)", "more `processes` or `threads`"),
-    Settings::new("apache2", "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`"),
-    Settings::new("httpd", "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`"),
-    Settings::new(
-        "php-fpm",
-        "`listen.backlog = N` of the pool (511 by default)",
-        "`pm.max_children = N` of the pool",
-    ),
-    Settings::new(
-        "lighttpd",
-        "`server.listen-backlog = N` (1,024 by default)",
-        "a higher `server.max-connections`",
-    ),
-    Settings::new("varnish", "the parameter `listen_depth` (1,024 by default)", "a higher `thread_pool_max`"),
-    Settings::new(
-        "squid",
-        "more `workers` (squid takes the backlog from its descriptor limit)",
-        "more `workers`",
-    ),
-    Settings::new(
-        "envoy",
-        "`tcp_backlog_size` of the listener (net.core.somaxconn by default)",
-        "a higher `--concurrency`",
-    ),
-    Settings::new(
-        "pgbouncer",
-        "`listen_backlog = N` (128 by default)",
-        "more processes with `so_reuseport = 1`",
-    ),
-    Settings::new("mysqld", "`back_log = N`", "fewer new connections: a pool in the client"),
-    Settings::new("mariadbd", "`back_log = N`", "fewer new connections: a pool in the client"),
-    Settings::new("memcached", "`-b N` (1,024 by default)", "a higher `-t`"),
-    Settings::new(
-        "puma",
-        "`backlog=N` in the address of `bind` (1,024 by default)",
-        "more `workers` or `threads`",
-    ),
-    Settings::new(
-        "node",
-        "`server.listen({ port, backlog: N })` (511 by default)",
-        "more processes (`node:cluster`), or no blocking work in the event loop",
-    ),
-    Settings::new(
-        "java",
-        "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)",
-        "more threads that accept, or no blocking work in them",
-    ),
-    Settings::new(
-        "python",
-        "`listen(N)`, in asyncio `backlog=N` (100 by default)",
-        "more processes, or no blocking work in the thread that calls accept()",
-    ),
-];
+const SETTINGS: &[Settings] = settings! {
+    "nginx": "`backlog=N` of `listen` (511 by default)", "more `worker_processes`";
+    "haproxy": "`backlog N` of the frontend (`maxconn` by default)", "a higher `nbthread`, and `maxconn`";
+    "redis": "`tcp-backlog N` of redis.conf (511 by default)", "fewer slow commands: one thread serves all clients";
+    "valkey": "`tcp-backlog N` of valkey.conf (511 by default)", "fewer slow commands: one thread serves all clients";
+    "gunicorn": "`--backlog N` (2,048 by default)", "more `--workers` or `--threads`";
+    "uvicorn": "`--backlog N` (2,048 by default)", "more `--workers`";
+    "uwsgi": "`listen = N` (100 by default)", "more `processes` or `threads`";
+    "apache2": "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`";
+    "httpd": "`ListenBacklog N` (511 by default)", "a higher `MaxRequestWorkers`";
+    "php-fpm": "`listen.backlog = N` of the pool (511 by default)", "`pm.max_children = N` of the pool";
+    "lighttpd": "`server.listen-backlog = N` (1,024 by default)", "a higher `server.max-connections`";
+    "varnish": "the parameter `listen_depth` (1,024 by default)", "a higher `thread_pool_max`";
+    "squid": "more `workers` (squid takes the backlog from its descriptor limit)", "more `workers`";
+    "envoy": "`tcp_backlog_size` of the listener (net.core.somaxconn by default)", "a higher `--concurrency`";
+    "pgbouncer": "`listen_backlog = N` (128 by default)", "more processes with `so_reuseport = 1`";
+    "mysqld": "`back_log = N`", "fewer new connections: a pool in the client";
+    "mariadbd": "`back_log = N`", "fewer new connections: a pool in the client";
+    "memcached": "`-b N` (1,024 by default)", "a higher `-t`";
+    "puma": "`backlog=N` in the address of `bind` (1,024 by default)", "more `workers` or `threads`";
+    "node": "`server.listen({ port, backlog: N })` (511 by default)", "more processes (`node:cluster`), or no blocking work in the event loop";
+    "java": "the backlog of the server (Tomcat `acceptCount`, 100; Netty `SO_BACKLOG`)", "more threads that accept, or no blocking work in them";
+    "python": "`listen(N)`, in asyncio `backlog=N` (100 by default)", "more processes, or no blocking work in the thread that calls accept()";
+};
 
 /// The settings that limit the connections of servers which close what exceeds them, by the start of their name.
 const LIMITS: [(&str, &str); 10] = [
@@ -757,16 +716,12 @@ pub(crate) fn limit_of(owners: &[Owner]) -> Option<&'static str> {
 }
 
 impl Settings {
-    const fn new(name: &'static str, backlog: &'static str, workers: &'static str) -> Settings {
-        Settings { name, backlog, workers }
-    }
-
     /// Returns the settings of a server that is known by the name of its process.
     pub(crate) fn of(process: &str) -> Option<Settings> {
         if process == SYSTEMD.name {
             return Some(SYSTEMD);
         }
-        SETTINGS.into_iter().find(|settings| process.starts_with(settings.name))
+        SETTINGS.iter().copied().find(|settings| process.starts_with(settings.name))
     }
 
     /// Returns the settings of the program that called listen().

@@ -154,7 +154,8 @@ fn thresholds_and_rows_are_those_of_the_merged_result() {
         let load = format!("load {TARGET} --rate 200/s --operations 60 --arrival even --csv {rows}");
         let (code, record) =
             fleet(&format!("load --workers 2 -- {load} --expect errors<1 --expect rate>1M/s"));
-        assert_eq!(code, 1, "{record:#}");
+        // 3: on a busy machine the rate that is offered may not be reached.
+        assert!([1, 3].contains(&code) && remarks_but_of_haste(&record).is_empty(), "{code}: {record:#}");
         let judged = list(&record["results"], "/expectations").iter();
         let met: Vec<(&str, bool)> = judged.map(|one| (text(one, "expect"), one["met"] == true)).collect();
         assert_eq!(met, [("errors<1", true), ("rate>1M/s", false)], "{record:#}");

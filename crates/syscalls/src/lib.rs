@@ -3,7 +3,7 @@
 //! This crate is internal to `fourtuple` and promises no stability: any version may change its API.
 //!
 //! This crate decides nothing. It takes [`BorrowedFd`](std::os::fd::BorrowedFd), returns
-//! [`OwnedFd`](std::os::fd::OwnedFd), and turns -1 into an [`io::Error`] with the errno. `unsafe` is allowed only here
+//! [`OwnedFd`], and turns -1 into an [`io::Error`] with the errno. `unsafe` is allowed only here
 //! and in the crate `bpf`. Linux only.
 #![allow(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]

@@ -1,4 +1,4 @@
-//! Rules that find faults in a [`Snapshot`](fourtuple_record::snapshot::Snapshot).
+//! Rules that find faults in a [`Snapshot`].
 //!
 //! The rules of a family are a file in `rules`. A rule is what it looks for, where its figures come from, its threshold, its
 //! explanation, and a function from a snapshot to findings. The module reads nothing itself.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{self, DialError, Retry, SourcePool, Strategy};
-use fourtuple_syscalls::{socket, option};
+use fourtuple_syscalls::{option, socket};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -230,7 +230,7 @@ impl ListenerGroup {
     }
 
     /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
-    pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError + use<> {
+    pub(crate) fn failed(&self, call: &'static str) -> impl Fn(io::Error) -> ListenError {
         ListenError::call(call, &self.0.endpoint)
     }
 }

@@ -204,8 +204,7 @@ pub enum ListenError {
 
 impl ListenError {
     /// Returns a function that makes a [`ListenError::Call`] of a failed system call.
-    pub(crate) fn call(call: &'static str, endpoint: &Endpoint) -> impl Fn(io::Error) -> ListenError + use<> {
-        let endpoint = endpoint.clone();
+    pub(crate) fn call(call: &'static str, endpoint: &Endpoint) -> impl Fn(io::Error) -> ListenError {
         move |error| ListenError::Call { call, endpoint: endpoint.clone(), error }
     }
 

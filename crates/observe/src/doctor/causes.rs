@@ -125,6 +125,7 @@ const SHOW_RIGHTS: Cure = (
     "the call is permitted",
 );
 const NO_UDP_PORT: &str = "UDP sockets hold HELD of the range (udp_lib_get_port): HOLDER";
+const UDP_PORTS_HELD: &str = "no UDP port of the range was free (udp_lib_get_port)";
 const MORE_UDP_PORTS: Cure = (
     "a wider net.ipv4.ip_local_port_range; in the program: one socket for many destinations (sendto() without connect()), and close() of sockets \
      that have their answer",
@@ -254,7 +255,7 @@ pub(crate) const CALLS: &[CallRow] = rows! {
     ];
     "connect", EAGAIN, "udp", Nothing => [
         shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
-        perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
+        perhaps(UDP_PORTS_HELD, MORE_UDP_PORTS),
     ];
     "connect", EAGAIN, "", Nothing => [
         rule("A01", "the accept queue of the Unix listener is full (unix_stream_connect)"),
@@ -426,7 +427,7 @@ pub(crate) const CALLS: &[CallRow] = rows! {
     ];
     "send", EAGAIN, "udp", Nothing => [
         shown(are_udp_ports_held, NO_UDP_PORT, MORE_UDP_PORTS),
-        perhaps("no UDP port of the range was free (udp_lib_get_port)", MORE_UDP_PORTS),
+        perhaps(UDP_PORTS_HELD, MORE_UDP_PORTS),
     ];
     "recv", ECONNREFUSED, "", PerSecond(2.0) => [
         perhaps("the peer refused: an earlier datagram came back as ICMP port unreachable, or a connect() failed",

@@ -182,15 +182,9 @@ pub(crate) fn empty_trace() -> TraceConnectRecord {
     let mut record = trace_connect();
     record.settings = TraceConnectSettings {
         protocol: "tcp".into(),
-        process: None,
-        name: None,
-        destination: None,
-        port: None,
-        netns: None,
-        cgroup: None,
-        for_ns: None,
         tier: "</script>".into(),
         seed: 1,
+        ..bare_trace_connect().settings
     };
     record.results = TraceConnectResults {
         tier: "</script>".into(),

@@ -251,7 +251,7 @@ INLINE int is_sendto(int call)
 	return call == (IS_THERE(registers->orig_ax) ? 44 : 206);
 }
 
-/* Stores the address of a connect() that failed before the socket had it: the arguments of connect(), or of sendto() with MSG_FASTOPEN. */
+/* Stores the address that the socket does not have: the arguments of connect(), or of sendto(). */
 INLINE void put_target(struct failure *failure, const struct pt_regs *registers, u32 kind)
 {
 	if (kind == CONNECT)
@@ -289,7 +289,7 @@ INLINE void put_local(struct failure *failure, const struct sock *socket, u32 fa
 	failure->family = family;
 }
 
-/* Stores the address of the peer of a failed connect(). */
+/* Stores the address of the peer of a failed connect(), or of a connected socket. */
 INLINE void put_peer(struct failure *failure, const struct sock *socket, u32 family)
 {
 	u32 *words = (u32 *)failure->address;
@@ -386,6 +386,8 @@ INLINE u32 put_socket(struct failure *failure, const struct sock *socket, u32 ki
 			put_peer(failure, socket, short_family);
 		kind = CONNECT;
 	}
+	if (failure->protocol == OF_UDP && (kind == SEND || kind == RECV))
+		put_peer(failure, socket, short_family);
 	return kind;
 }
 
@@ -431,7 +433,7 @@ int call_failed(u64 *context)
 		kind = put_socket(&failure, socket, kind, &family);
 		if (is_full_queue(kind, errno, socket, failure.protocol))
 			return 0;
-		if (kind == CONNECT && !failure.family)
+		if ((kind == CONNECT || (kind == SEND && failure.protocol == OF_UDP)) && !failure.family)
 			put_target(&failure, registers, called);
 	}
 	if (!failure.protocol || kind == SO_ERROR_)

@@ -731,6 +731,9 @@ pub struct Traced {
     pub searches: u64,
     /// Time in port searches.
     pub search_ns: u64,
+    /// Connections that were established, those of `connects` included; 0 in older records.
+    #[serde(default)]
+    pub established: u64,
 }
 
 /// accept() calls that a trace saw during the interval.

@@ -1509,6 +1509,7 @@ class DoctorTraced(TypedDict):
     search_p99_ns: int | None
     searches: int
     search_ns: int
+    established: NotRequired[int]
 
 
 class DoctorSnapshotTracedSeen(TypedDict):

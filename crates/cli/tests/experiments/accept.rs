@@ -163,7 +163,8 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
 /// Starts php-fpm with one process and this backlog at a unix listener, and nginx in front of it.
 fn php(temp: &TempDir, program: &str, backlog: u32) -> (Daemon, Daemon) {
     let socket = temp.join("php.sock");
-    temp.file("slow.php", "<?php usleep(50000); echo 'ok';");
+    // Also while a busy host runs no client for a second, the queue of 8 does not empty.
+    temp.file("slow.php", "<?php usleep(200000); echo 'ok';");
     let text = format!(
         "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = {socket}\nlisten.backlog = {backlog}\n\
          pm = static\npm.max_children = 1\n",

@@ -444,13 +444,13 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
         far.run(|| paste("ip route add 10.41.0.1 via 10.40.0.1"));
         let mut client = far.run(Python::start);
         client.run(&format!(
-            "import time\ndef answered():\n  n = 0\n  for _ in range(20):\n    \
-             s = socket.socket(); s.settimeout(0.05)\n    n += s.connect_ex(('10.41.0.1', {SERVER})) == 0; s.close()\n  return n"
+            "import time\ndef answered(wait):\n  n = 0\n  for _ in range(20):\n    \
+             s = socket.socket(); s.settimeout(wait)\n    n += s.connect_ex(('10.41.0.1', {SERVER})) == 0; s.close()\n  return n"
         ));
         // On a busy host a client may send nothing between the readings.
         let mut record = Value::Null;
         until("packets are counted", || {
-            record = diagnose_during(temp, || _ = client.run("before = answered()"));
+            record = diagnose_during(temp, || _ = client.run("before = answered(0.05)"));
             finds(&record, "X01")
         });
         let finding = first(&record, "X01", &["Ip.InAddrErrors grew by "]);
@@ -461,7 +461,7 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
         );
         let before = client.number("print(before)");
         paste(cure);
-        let after = client.number("print(answered())");
+        let after = client.number("print(answered(20))");
         row(
             finding,
             "a server behind a load balancer with direct return lacks the address of the service",
@@ -471,7 +471,7 @@ fn packets_for_an_address_that_the_host_lacks_are_named() {
             &format!("{} fail", 20 - after),
         );
         assert_eq!((before, after), (0, 20));
-        let after = diagnose_during(temp, || _ = client.run("answered()"));
+        let after = diagnose_during(temp, || _ = client.run("answered(20)"));
         assert!(!finds(&after, "X01"), "{:#?}", verdicts(&after));
     });
 }

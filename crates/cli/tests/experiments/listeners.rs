@@ -654,17 +654,17 @@ fn a_foreign_member_of_a_group_is_named() {
         let finding = first(&record, "U03", &[]);
         let mut client = client();
         client.run(
-            "def unanswered(number):\n  made = [socket.create_connection(('127.0.0.1', 4020)) for _ in range(number)]\n  \
-             for s in made: s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); s.settimeout(0.2)\n  n = 0\n  for s in made:\n    \
+            "def unanswered(number, wait):\n  made = [socket.create_connection(('127.0.0.1', 4020)) for _ in range(number)]\n  \
+             for s in made: s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); s.settimeout(wait)\n  n = 0\n  for s in made:\n    \
              try: n += not s.recv(100)\n    except OSError: n += 1\n  return n",
         );
-        let before = client.number("print(unanswered(60))");
+        let before = client.number("print(unanswered(60, 0.2))");
         let kill =
             actions(finding, "now").into_iter().find(|action| action.contains("kill ")).expect("a command");
         assert!(kill.ends_with(&format!("kill {}", foreign.pid())), "{kill}");
         paste(&kill);
         until("the listener is gone", || queues(PROXY).len() == 1);
-        let after = client.number("print(unanswered(60))");
+        let after = client.number("print(unanswered(60, 20))");
         row(
             finding,
             "a second program listens at the address with SO_REUSEPORT",

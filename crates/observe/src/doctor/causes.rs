@@ -631,22 +631,21 @@ impl Judgement {
 const OPTIONAL: [&str; 8] =
     ["/nscd/", "/dev/log", "/systemd/", "/dbus/", "/setrans/", "/.X11-unix/", "/avahi-daemon/", "/run/user/"];
 
-/// Returns whether the calls are more than noise.
-pub(crate) fn is_failure_of_interest(snapshot: &Snapshot, call: &FailedCall) -> bool {
-    let noise = row_of(call).noise;
+/// Returns whether the calls are a symptom if they are more than noise.
+pub(crate) fn may_be_symptom(snapshot: &Snapshot, call: &FailedCall) -> bool {
     let path = call.address.as_deref().filter(|_| call.protocol == "unix").unwrap_or_default();
     let is_optional = call.errno == ENOENT && OPTIONAL.iter().any(|service| path.contains(service));
     // Netlink and packet sockets have errnos of their own meaning.
     call.protocol != "other"
         && !is_optional
-        && noise.is_exceeded(snapshot, call.failed)
+        && row_of(call).noise != Noise::Any
         && !is_fallback(snapshot, call)
 }
 
 /// Returns whether no healthy program has such a failure. Of another network namespace nothing else is known: an attempt with an address
 /// of a family that the namespace lacks ends before the search for a port.
 pub(crate) fn is_never_normal(snapshot: &Snapshot, call: &FailedCall) -> bool {
-    row_of(call).noise == Noise::Nothing && !call.before_search && is_failure_of_interest(snapshot, call)
+    row_of(call).noise == Noise::Nothing && !call.before_search && may_be_symptom(snapshot, call)
 }
 
 /// Returns whether the process connects to another address of the same port instead, as programs do with the addresses of a name.
@@ -848,7 +847,10 @@ fn has_full_queue(snapshot: &Snapshot, _: &FailedCall) -> Judged {
 }
 
 const NO_ROUTE: &str = "there is no route to ADDRESS (`ip route get ADDRESS`)";
-const ADD_ROUTE: Cure = ("`ip route add ADDRESS via GATEWAY` (IPv6: `ip -6 route add`)", "there is a route");
+const ADD_ROUTE: Cure = (
+    "`ip route add ADDRESS via GATEWAY`, with `default` for all addresses (IPv6: `ip -6 route add`)",
+    "there is a route",
+);
 const PROHIBITED: &str = "the route to ADDRESS, or a rule before it, is of type `prohibit`";
 const OTHER_ROUTE: Cure = (
     "`ip route get ADDRESS`, `ip route` and `ip rule` show the entry: delete it, or add a more specific route",

@@ -1,6 +1,8 @@
 //! The account of symptoms: counters of failures that grew, calls that failed, packets that sockets dropped, queues that do not move. Rules
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::slice;
 
@@ -14,7 +16,7 @@ use fourtuple_record::snapshot::{
 use crate::doctor::accepting::{acceptors, drops, holders, is_at, kept_waiting, stopped, time};
 use crate::doctor::attribute::is_own;
 use crate::doctor::budget::Budget;
-use crate::doctor::causes::{Noise, is_failure_of_interest, is_never_normal};
+use crate::doctor::causes::{Noise, is_never_normal, may_be_symptom, row_of};
 use crate::doctor::counters::COUNTERS;
 use crate::doctor::datagram::{Counted, sockets_at};
 use crate::doctor::draft::{Subject, What};
@@ -95,6 +97,12 @@ pub(crate) struct Item<'a> {
     pub(crate) rest: u64,
     /// Rules whose findings explain events.
     pub(crate) by: Vec<&'static str>,
+    /// Addresses, of which that of the symptom is one, if calls or connects of several are one item.
+    addresses: BTreeSet<String>,
+    /// Processes of one name by a process that is known, as many as each stands for.
+    processes: BTreeMap<u32, u32>,
+    /// Fewer events than are a symptom: those of one program can be one together.
+    is_faint: bool,
 }
 
 /// A symptom, and the events that no finding explains.
@@ -111,8 +119,9 @@ pub struct Unexplained {
 }
 
 /// All symptoms of a snapshot that are above the noise of a healthy host.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Account<'a> {
+    snapshot: &'a Snapshot,
     pub(crate) items: Vec<Item<'a>>,
 }
 
@@ -126,10 +135,19 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
     ("connect", errno::ETIMEDOUT, &["Tcp.AttemptFails", "TcpExt.TCPAbortOnTimeout"], 2),
     ("connect", errno::ETIMEDOUT, &["TcpExt.TCPSynRetrans"], 8),
     ("send", errno::ENETUNREACH, &["Ip.OutNoRoutes", "Ip6.OutNoRoutes"], 2),
+    // The socket has an ICMP error, which the next datagram meets when it is built (sock_alloc_send_pskb in __ip_append_data).
+    ("send", errno::ECONNREFUSED, &["Ip.OutDiscards", "Ip6.OutDiscards"], 2),
+    ("send", errno::EHOSTUNREACH, &["Ip.OutDiscards", "Ip6.OutDiscards"], 2),
     ("send", errno::ENOBUFS, &["Udp.SndbufErrors", "Udp6.SndbufErrors"], 2),
     ("send", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
     ("recv", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
 ];
+
+/// Addresses that do not answer a program, each of which has a finding.
+const MAX_APART: usize = 3;
+
+/// Counters of SYNs without an answer.
+const RESENT: [&str; 2] = ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"];
 
 /// Connections of a server of whose data clients have never acknowledged any, from which on that is a symptom.
 const UNACKNOWLEDGED: u32 = 3;
@@ -152,9 +170,9 @@ const SOON_S: f64 = 60.0;
 impl<'a> Account<'a> {
     /// Collects the symptoms of a snapshot. A part that was not read has none.
     pub(crate) fn of(snapshot: &'a Snapshot) -> Account<'a> {
-        let mut account = Account::default();
+        let mut account = Account { snapshot, items: Vec::new() };
         if let Ok(failures) = snapshot.failures.seen() {
-            for call in failures.calls.iter().filter(|call| is_failure_of_interest(snapshot, call)) {
+            for call in failures.calls.iter().filter(|call| may_be_symptom(snapshot, call)) {
                 account.add(Symptom::Calls(call), call.failed);
             }
             for found in &failures.elsewhere {
@@ -209,7 +227,7 @@ impl<'a> Account<'a> {
             }
             // In front of the counters that it explains.
             let (symptom, amount) = (Symptom::Qdisc { device, kind, drops, packets }, drops.during);
-            self.items.insert(0, Item { symptom, amount, rest: amount, by: Vec::new() });
+            self.items.insert(0, Item::new(symptom, amount));
             // The same packets, where they were sent.
             for counter in ["Ip.OutDiscards", "Ip6.OutDiscards", "Udp.SndbufErrors", "Udp6.SndbufErrors"] {
                 self.explain("X01", &What::Counter(counter), drops.during);
@@ -296,11 +314,14 @@ impl<'a> Account<'a> {
                 continue;
             }
             let there = established(&|tuple| tuple.destination == found.destination);
-            let is_alone = found.sockets == 1
-                && found.owner.as_ref().is_none_or(|owner| {
-                    established(&|tuple| tuple.owners.iter().any(|of| of.pid == owner.pid)) > 0
-                });
-            if is_alone || found.retransmits < 2 || u64::from(found.sockets) * 10 < there {
+            let is_alone = found.sockets == 1;
+            let has_others = found.owner.as_ref().is_none_or(|owner| {
+                established(&|tuple| tuple.owners.iter().any(|of| of.pid == owner.pid)) > 0
+            });
+            if found.retransmits < 2
+                || u64::from(found.sockets) * 10 < there
+                || (found.established && is_alone && has_others)
+            {
                 continue;
             }
             let symptom = Symptom::Unanswered { found, is_here: is_own(snapshot, found.destination.ip()) };
@@ -320,9 +341,9 @@ impl<'a> Account<'a> {
                 _ => false,
             });
             if !is_said {
-                self.add(symptom, amount);
+                self.items.push(Item { is_faint: is_alone, ..Item::new(symptom, amount) });
             }
-            for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
+            for counter in RESENT.iter().filter(|_| !is_alone) {
                 self.explain("X01", &What::Counter(counter), u64::MAX);
             }
         }
@@ -354,12 +375,12 @@ impl<'a> Account<'a> {
     fn add_given_up(&mut self, snapshot: &'a Snapshot) {
         let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
         let resent = snapshot.counter("TcpExt.TCPSynRetrans").map_or(0, |counter| counter.during);
-        let is_symptom = |of: &&TracedConnects| {
+        let is_faint = |of: &TracedConnects| {
             // Two are enough if SYNs were sent again: the only client of a destination makes no more in an interval.
-            let is_waiting = of.failed > 0 && of.failed.max(of.searches + of.given_port) >= 2 && resent >= 2;
-            of.established == 0 && (of.failed >= GIVEN_UP || is_waiting)
+            let is_waiting = of.failed.max(of.searches + of.given_port) >= 2 && resent >= 2;
+            of.failed < GIVEN_UP && !is_waiting
         };
-        for given_up in connects.iter().filter(is_symptom) {
+        for given_up in connects.iter().filter(|of| of.established == 0 && of.failed > 0) {
             let address = given_up.destination.to_string();
             let is_said = self.items.iter().any(|item| match item.symptom {
                 Symptom::Unanswered { found, .. } => found.destination == given_up.destination,
@@ -381,8 +402,11 @@ impl<'a> Account<'a> {
                     && own.is_ipv4() != other_to.is_ipv4()
             });
             let instead = instead.map(|other| other.destination);
-            self.add(Symptom::GivenUp { connects: given_up, instead }, given_up.failed);
-            self.explain("X01", &What::Counter("Tcp.AttemptFails"), given_up.failed);
+            let (symptom, is_faint) = (Symptom::GivenUp { connects: given_up, instead }, is_faint(given_up));
+            self.items.push(Item { is_faint, ..Item::new(symptom, given_up.failed) });
+            if !is_faint {
+                self.explain("X01", &What::Counter("Tcp.AttemptFails"), given_up.failed);
+            }
         }
     }
 
@@ -428,20 +452,84 @@ impl<'a> Account<'a> {
 
     fn add(&mut self, symptom: Symptom<'a>, amount: u64) {
         if amount > 0 {
-            self.items.push(Item { symptom, amount, rest: amount, by: Vec::new() });
+            self.items.push(Item::new(symptom, amount));
         }
     }
 
     /// Returns the symptoms of which something remains.
     pub(crate) fn unexplained(&self) -> Vec<Unexplained> {
-        let rest = self.items.iter().filter(|item| item.rest > 0);
         let unexplained = |item: &Item<'_>| Unexplained {
             symptom: item.kind(),
             process: item.process().to_owned(),
             events: item.rest,
             sentence: item.sentence(),
         };
-        rest.map(unexplained).collect()
+        self.rest().iter().map(unexplained).collect()
+    }
+
+    /// Returns the symptoms of which something remains. Calls and connects of processes of one name for one address are one symptom. So are
+    /// those for several addresses of which none alone is one, and connects to more than three that do not answer.
+    pub(crate) fn rest(&self) -> Vec<Item<'a>> {
+        let rest = self.items.iter().filter(|item| item.rest > 0).cloned();
+        let (calls, mut others): (Vec<_>, Vec<_>) = rest.partition(|item| item.program().is_some());
+        let by_address = joined(calls, |item| (item.program(), item.addresses.clone()));
+        let mut silent: BTreeMap<Option<String>, usize> = BTreeMap::new();
+        for item in by_address.iter().filter(|item| !item.is_faint) {
+            *silent.entry(item.program()).or_default() += 1;
+        }
+        let is_apart = |item: &Item<'_>| match item.symptom {
+            Symptom::Calls(call) => row_of(call).noise.is_exceeded(self.snapshot, item.rest),
+            _ => !item.is_faint && silent[&item.program()] <= MAX_APART,
+        };
+        let (mut found, others_of_program): (Vec<_>, Vec<_>) = by_address.into_iter().partition(is_apart);
+        let together = joined(others_of_program, Item::program).into_iter();
+        let together: Vec<_> = together.filter(|item| self.is_together(item)).collect();
+        if together.iter().any(|item| !matches!(item.symptom, Symptom::Calls(_))) {
+            others.retain(|item| !RESENT.contains(&&*item.kind()));
+        }
+        found.extend(together);
+        found.sort_by_key(|item| Reverse(item.rest));
+        found.append(&mut others);
+        found
+    }
+
+    /// Returns whether events of a program that are few for each address are a symptom: of the hosts that a crawler or a proxy knows some are
+    /// down.
+    fn is_together(&self, item: &Item<'_>) -> bool {
+        match item.symptom {
+            Symptom::Calls(call) => {
+                row_of(call).noise.is_exceeded(self.snapshot, item.rest)
+                    && (call.call != "connect" || item.rest * 10 >= self.succeeded(item))
+            }
+            _ if !item.is_faint => true,
+            Symptom::GivenUp { .. } => item.rest >= GIVEN_UP && item.rest >= self.succeeded(item),
+            Symptom::Unanswered { .. } => {
+                let open = self.open(item);
+                open == 0 || (item.rest > 1 && item.rest * 10 >= open)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the connects of a program that have succeeded in the interval. Destinations that the trace does not list may all be its.
+    fn succeeded(&self, item: &Item<'_>) -> u64 {
+        let Ok(traced) = self.snapshot.traced.seen() else { return 0 };
+        let sum = |is_counted: &dyn Fn(&&TracedConnects) -> bool| -> u64 {
+            traced.connects.iter().filter(is_counted).map(|connects| connects.established).sum()
+        };
+        let others = sum(&|connects| connects.owner.name != item.process());
+        traced.established.max(sum(&|_| true)) - others
+    }
+
+    /// Returns the open connections of a program, with those that the snapshot does not list.
+    fn open(&self, item: &Item<'_>) -> u64 {
+        let Ok(connections) = self.snapshot.connections.seen() else { return 0 };
+        // Of a process that is not known each connection may be.
+        let name = item.process();
+        let is_its = |tuple: &&Tuple| name.is_empty() || tuple.owners.iter().any(|owner| owner.name == name);
+        let its = connections.tuples.iter().filter(is_its).map(|tuple| &tuple.states);
+        let all = its.chain([&connections.tuples_left_out_states]);
+        all.filter_map(|states| states.get("established")).sum()
     }
 
     /// Returns the symptoms other than failed calls, and than counters that only say what the failed calls say.
@@ -449,14 +537,15 @@ impl<'a> Account<'a> {
         let rules = |item: &Item<'_>| {
             item.by.iter().filter(|rule| **rule != "X01").map(|rule| (*rule).to_owned()).collect()
         };
-        let symptom = |item: &Item<'_>| {
-            let (amount, rules): (u64, Vec<String>) = (item.amount, rules(item));
+        let symptom = |item: Item<'_>| {
+            let (amount, rules): (u64, Vec<String>) = (item.amount, rules(&item));
             let is_call = matches!(item.symptom, Symptom::Calls(_) | Symptom::Elsewhere { .. });
             let is_said = item.rest == 0 && rules.is_empty();
-            let sentence = || Item { rest: amount, ..item.clone() }.sentence();
-            (!is_call && !is_said).then(|| TraceSymptom { sentence: sentence(), rules })
+            (!is_call && !is_said)
+                .then(|| TraceSymptom { sentence: Item { rest: amount, ..item }.sentence(), rules })
         };
-        self.items.iter().filter_map(symptom).collect()
+        let explained = self.items.iter().filter(|item| item.rest == 0).cloned();
+        self.rest().into_iter().chain(explained).filter_map(symptom).collect()
     }
 
     /// Returns the failed calls that are included.
@@ -488,12 +577,91 @@ impl<'a> Account<'a> {
     }
 }
 
-impl Item<'_> {
+/// Returns items of which those with an equal key are one: that with most events, with the sums.
+fn joined<'a, K: Ord>(items: Vec<Item<'a>>, key: impl Fn(&Item<'a>) -> K) -> Vec<Item<'a>> {
+    let mut groups: BTreeMap<K, Item<'a>> = BTreeMap::new();
+    for item in items {
+        let key = key(&item);
+        let joined = match groups.remove(&key) {
+            Some(other) => other.with(item),
+            None => item,
+        };
+        groups.insert(key, joined);
+    }
+    groups.into_values().collect()
+}
+
+impl<'a> Item<'a> {
+    fn new(symptom: Symptom<'a>, amount: u64) -> Item<'a> {
+        let none = || (None, BTreeMap::new());
+        let (address, processes) = match &symptom {
+            Symptom::Calls(call) => (call.address.clone(), [(call.owner.pid, call.processes)].into()),
+            Symptom::GivenUp { connects: of, .. } => {
+                (Some(of.destination.to_string()), [(of.owner.pid, of.processes)].into())
+            }
+            Symptom::Unanswered { found, .. } => {
+                let processes = found.owner.iter().map(|owner| (owner.pid, 1)).collect();
+                (Some(found.destination.to_string()), processes)
+            }
+            _ => none(),
+        };
+        let addresses = address.into_iter().collect();
+        Item { symptom, amount, rest: amount, by: Vec::new(), addresses, processes, is_faint: false }
+    }
+
+    /// Returns the symptom with the events of another one of the same program.
+    fn with(self, other: Item<'a>) -> Item<'a> {
+        let (mut most, less) = if other.amount > self.amount { (other, self) } else { (self, other) };
+        most.amount += less.amount;
+        most.rest += less.rest;
+        most.by.extend(less.by);
+        most.by.sort_unstable();
+        most.by.dedup();
+        most.addresses.extend(less.addresses);
+        most.is_faint &= less.is_faint;
+        for (process, number) in less.processes {
+            let known = most.processes.entry(process).or_default();
+            *known = number.max(*known);
+        }
+        most
+    }
+
+    /// Returns what calls or connects have in common if they can be one symptom.
+    fn program(&self) -> Option<String> {
+        let (kind, process) = (self.kind(), self.process());
+        match self.symptom {
+            Symptom::Calls(call) => {
+                Some(format!("{kind} {} {} {process}", call.protocol, call.before_search))
+            }
+            Symptom::Unanswered { found, .. } if found.established => None,
+            Symptom::Unanswered { .. } | Symptom::GivenUp { instead: None, .. } => {
+                Some(format!("{kind} {process}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the number of processes of the program that have the symptom.
+    pub(crate) fn processes(&self) -> u32 {
+        self.processes.values().sum()
+    }
+
+    /// Returns `10.0.0.2:80`, or `7 addresses such as 10.0.0.2:80`.
+    fn addresses(&self, such: &str) -> String {
+        match self.addresses.len() {
+            0 | 1 => such.to_owned(),
+            several => format!("{} such as {such}", counted(several as u64, "address")),
+        }
+    }
+
     /// Returns the symptom in one line, with the events that no finding explains.
     pub(crate) fn sentence(&self) -> String {
         let rest = self.rest;
         match &self.symptom {
-            Symptom::Calls(call) => failed_calls(call, rest),
+            Symptom::Calls(call) => {
+                let address = call.address.as_ref().map(|address| self.addresses(address));
+                failed_calls(&FailedCall { processes: self.processes(), address, ..(*call).clone() }, rest)
+            }
             Symptom::Counter { name, .. } => format!("{name} grew by {}", count(rest)),
             Symptom::Qdisc { device, kind, .. } => {
                 format!("the queueing discipline {kind} of {device} dropped {}", counted(rest, "packet"))
@@ -513,21 +681,27 @@ impl Item<'_> {
             }
             Symptom::Growth { tuple, .. } => format!("{tuple} took {}", counted(rest, "further port")),
             Symptom::GivenUp { connects, .. } => {
-                let owner = callers(&connects.owner, connects.processes);
+                let owner = callers(&connects.owner, self.processes());
                 let what = if rest == 1 { "connect()" } else { "calls of connect()" };
-                let what = format!("{} {what} of {owner} to {}", count(rest), connects.destination);
+                let to = self.addresses(&connects.destination.to_string());
+                let what = format!("{} {what} of {owner} to {to}", count(rest));
                 format!("{what} got no answer until the program closed the socket, and none succeeded")
             }
             Symptom::Unanswered { found, .. } => {
-                let owner = found.owner.as_ref().map_or_else(|| "a process".to_owned(), Owner::to_string);
-                let (to, times) = (found.destination, counted(found.retransmits.into(), "time"));
+                let owner = found.owner.as_ref();
+                let owner = owner.map_or_else(|| "a process".to_owned(), |of| callers(of, self.processes()));
+                let to = self.addresses(&found.destination.to_string());
+                let times = match self.addresses.len() {
+                    1 => format!(" {}", counted(found.retransmits.into(), "time")),
+                    _ => String::new(),
+                };
                 let what = match (found.established, rest) {
                     (false, 1) => "gets no answer: its SYN was",
                     (false, _) => "get no answer: their SYNs were",
                     (true, 1) => "gets no acknowledgement: its data was",
                     (true, _) => "get no acknowledgement: their data was",
                 };
-                format!("{} of {owner} to {to} {what} sent again {times}", counted(rest, "connection"))
+                format!("{} of {owner} to {to} {what} sent again{times}", counted(rest, "connection"))
             }
             Symptom::Unacknowledged { found, port, owners } => format!(
                 "{} of {} at port {port} {} no acknowledgement from {}: the data was sent again {}",

@@ -253,6 +253,7 @@ fn traced((mut tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Trace
         search_p99_ns: searches.map(|times| times.quantile(0.99)),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
+        established: tuples.iter().map(|tuple| tuple.established).sum(),
     }
 }
 

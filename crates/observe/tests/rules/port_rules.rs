@@ -285,6 +285,7 @@ fn no_draws_for_a_full_tuple(long: &Snapshot) {
         searches: 1_000,
         search_ns: 2_300_000_000,
         connects: vec![connects(&snapshot)],
+        ..Traced::default()
     });
     let draws = |snapshot: &Snapshot, id: &str| {
         let found = findings_in(snapshot, id);
@@ -633,6 +634,7 @@ fn p09_a_slow_search_is_named_from_a_trace() {
         searches: 1_000,
         search_ns: 2_300_000_000,
         connects: vec![traced_connects(owner(812, "envoy", 1_000), "10.1.2.3:443".parse().unwrap())],
+        ..Traced::default()
     };
     let snapshot =
         |traced| Snapshot { traced: Part::Seen(traced), interval_ns: 10_000_000_000, ..Snapshot::default() };

@@ -10,14 +10,14 @@ use std::process::Command;
 
 use fourtuple_observe::doctor::{Cure, Limits, Place, diagnose_at};
 use fourtuple_observe::host::snapshot::Reader;
-use fourtuple_record::snapshot::{Counter, Snapshot};
+use fourtuple_record::snapshot::{CloseWait, Counter, Snapshot};
 use fourtuple_record::{Finding, Proof, Severity};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::{in_namespace, process, set_sysctl};
 
 use crate::scene::{
     FAR, NEAR, RANGE, advice, apply, close, connect, connect_and_close, cured, findings, findings_in, ip,
-    known, now, only, read, reads_by_bpf, says, server, shows, small_range, snapshot, the_finding,
+    known, now, only, owner, read, reads_by_bpf, says, server, shows, small_range, snapshot, the_finding,
     this_process, until, until_found, until_says, until_time_wait,
 };
 
@@ -360,6 +360,16 @@ fn t07_a_close_wait_leak_names_the_process() {
         says(&the_finding(&snapshot, "T07"), &[&own, silent]);
         known(&mut snapshot.connections).close_wait[0].old = 49;
         assert!(findings_in(&snapshot, "T07").is_empty());
+        // Each worker of a server has few.
+        let mut workers = snapshot.clone();
+        let leaks = &mut known(&mut workers.connections).close_wait;
+        let worker =
+            |pid| CloseWait { owner: owner(pid, "gunicorn", 20), old: 20, settled: 20, ..leaks[0].clone() };
+        *leaks = (1..=3).map(worker).collect();
+        says(&the_finding(&workers, "T07"), &["gunicorn (3 processes) has not closed 60 connections"]);
+        known(&mut workers.connections).close_wait[2].old = 9;
+        known(&mut workers.connections).close_wait[2].settled = 9;
+        assert!(findings_in(&workers, "T07").is_empty());
         known(&mut snapshot.connections).close_wait[0].settled = 60;
         let finding = the_finding(&snapshot, "T07");
         says(&finding, &["closed 5 s ago or more"]);

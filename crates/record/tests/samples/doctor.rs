@@ -231,6 +231,7 @@ fn traced() -> Traced {
         search_p99_ns: Some(4_600_000),
         searches: 930,
         search_ns: 1_116_000_000,
+        established: 8,
     }
 }
 

@@ -1,8 +1,10 @@
 //! TIME_WAIT, its settings, and who closes first.
 
+use std::collections::BTreeMap;
+
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{
-    CloseWait, ConfiguredSysctl, Part, Process, Service, Snapshot, Tuple, UnixCloseWait,
+    CloseWait, ConfiguredSysctl, Owner, Part, Process, Service, Snapshot, Tuple, UnixCloseWait,
 };
 
 use crate::doctor::attribute::{Callers, is_local, left_behind};
@@ -496,7 +498,7 @@ pub(super) const T07: Rule = Rule {
          descriptor on an error path, a thread is blocked, or a pool of connections keeps closed ones until it needs one. A few sockets of a \
          pool are normal. At the end the program has no descriptor left (EMFILE, rule F01) or no source port (P01).",
         "The age is the time since the last packet of the peer, which is its FIN or later. The rule counts sockets with an age of a minute or more by \
-         process. As many sockets with an age of 5 s or more are a notice: a program may be slow to close, or have begun to leak.",
+         process, and by name if each process has fewer. As many sockets with an age of 5 s or more are a notice: a program may be slow to close, or have begun to leak.",
         "Unix sockets have no such state and no times: the rule counts sockets whose peer had closed at both readings (unix_release_sock). They are a \
          notice; with an interval of a minute (`doctor --for 60s`) they are a leak.",
         "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below the server's). A restart of the process \
@@ -510,42 +512,66 @@ pub(super) const T07: Rule = Rule {
 fn t07(snapshot: &Snapshot, limit: f64) -> Checked {
     let connections = snapshot.connections.seen()?;
     let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
-    let drafts = connections.close_wait.iter().filter_map(|leak| {
-        let process = processes.iter().find(|process| process.pid == leak.owner.pid);
-        let (is_leak, may_be_leak) = (f64::from(leak.old) >= limit, f64::from(leak.settled) >= limit);
-        (is_leak || may_be_leak).then(|| draft_t07(leak, is_leak, process))
-    });
-    let unix = connections.unix_close_wait.iter().filter(|leak| f64::from(leak.settled) >= limit);
-    Ok(drafts.chain(unix.filter_map(|leak| of_unix(leak, processes))).collect())
+    let tcp = together(&connections.close_wait, |leak| (&leak.owner, leak.settled.max(leak.old)), limit);
+    let drafts = tcp.iter().map(|leaks| draft_t07(leaks, limit, processes));
+    let unix = together(&connections.unix_close_wait, |leak| (&leak.owner, leak.settled), limit);
+    Ok(drafts.chain(unix.iter().filter_map(|leaks| of_unix(leaks, processes))).collect())
+}
+
+/// Returns processes with at least as many sockets, each alone, and the processes of one name that have fewer each and as many together.
+fn together<T>(leaks: &[T], of: fn(&T) -> (&Owner, u32), limit: f64) -> Vec<Vec<&T>> {
+    let mut found = Vec::new();
+    let mut few: BTreeMap<&str, Vec<&T>> = BTreeMap::new();
+    for leak in leaks {
+        match of(leak) {
+            (_, sockets) if f64::from(sockets) >= limit => found.push(vec![leak]),
+            (owner, _) => few.entry(&owner.name).or_default().push(leak),
+        }
+    }
+    let sockets = |leaks: &Vec<&T>| f64::from(leaks.iter().map(|leak| of(leak).1).sum::<u32>());
+    found.extend(few.into_values().filter(|leaks| sockets(leaks) >= limit));
+    found
+}
+
+/// Returns `gunicorn[812]`, or `gunicorn (16 processes)`, and the sockets of all.
+fn named<'a>(mut owners: impl ExactSizeIterator<Item = &'a Owner>) -> (String, u32) {
+    let number = owners.len();
+    let Some(first) = owners.next() else { return Default::default() };
+    let name = match (first.pid, number) {
+        // The census cannot see the process.
+        (0, _) => "a process of another user or namespace".to_owned(),
+        (_, 1) => process(first),
+        _ => format!("{} ({})", first.name, counted(number as u64, "process")),
+    };
+    (name, owners.fold(first.sockets, |sockets, owner| sockets + owner.sockets))
 }
 
 /// Closed peers of unix sockets that are younger may be on their way to close().
 const MIN_UNIX_NS: u64 = 1_000_000_000;
 
-fn of_unix(leak: &UnixCloseWait, processes: &[Process]) -> Option<Draft> {
+fn of_unix(leaks: &[&UnixCloseWait], processes: &[Process]) -> Option<Draft> {
+    let leak = leaks.first()?;
     let seconds = leak.settled_ns as f64 / 1e9;
     let is_leak = seconds >= 60.0;
     if leak.settled_ns < MIN_UNIX_NS {
         return None;
     }
-    let name = process(&leak.owner);
+    let is_one = leaks.len() == 1;
+    let (name, sockets) = named(leaks.iter().map(|leak| &leak.owner));
+    let settled: u32 = leaks.iter().map(|leak| leak.settled).sum();
     let at = match leak.path.as_str() {
         "" => "without a path of their own".to_owned(),
         path => format!("most at {path}"),
     };
     let verdict = format!(
         "{name} has not closed {} whose peer closed {} ago or more, {at}",
-        counted(leak.settled.into(), "unix socket"),
+        counted(settled.into(), "unix socket"),
         time(seconds)
     );
-    let limits = processes.iter().find(|process| process.pid == leak.owner.pid);
     let severity = if is_leak { Severity::Warning } else { Severity::Notice };
     let draft = Draft::new(severity, format!("{name} unix"), verdict)
-        .because(format!(
-            "{} whose peer has closed in all",
-            counted(leak.owner.sockets.into(), "unix socket")
-        ))
-        .because_if(share(leak.owner.sockets, limits));
+        .because(format!("{} whose peer has closed in all", counted(sockets.into(), "unix socket")))
+        .because_if(is_one.then(|| share(&leak.owner, processes)).flatten());
     if !is_leak {
         return Some(draft.now(Remedy::own(
             "doctor --for 60s",
@@ -563,39 +589,40 @@ fn of_unix(leak: &UnixCloseWait, processes: &[Process]) -> Option<Draft> {
 }
 
 /// Returns the share of the descriptors of a process that its sockets take.
-fn share(sockets: u32, limits: Option<&Process>) -> Option<String> {
-    let limit = limits.and_then(|process| process.descriptor_limit)?;
+fn share(owner: &Owner, processes: &[Process]) -> Option<String> {
+    let process = processes.iter().find(|process| process.pid == owner.pid)?;
     Some(format!(
         "they take {} of the {} descriptors of the process (RLIMIT_NOFILE)",
-        count(sockets.into()),
-        count(limit)
+        count(owner.sockets.into()),
+        count(process.descriptor_limit?)
     ))
 }
 
-fn draft_t07(leak: &CloseWait, is_leak: bool, limits: Option<&Process>) -> Draft {
-    let name = match leak.owner.pid {
-        // The census cannot see the process.
-        0 => "a process of another user or namespace".to_owned(),
-        _ => process(&leak.owner),
-    };
+fn draft_t07(leaks: &[&CloseWait], limit: f64, processes: &[Process]) -> Draft {
+    let (leak, is_one) = (leaks[0], leaks.len() == 1);
+    let (name, all) = named(leaks.iter().map(|leak| &leak.owner));
+    let old: u32 = leaks.iter().map(|leak| leak.old).sum();
+    let settled: u32 = leaks.iter().map(|leak| leak.settled).sum();
+    let oldest_ns = leaks.iter().map(|leak| leak.oldest_ns).max().unwrap_or(0);
+    let is_leak = f64::from(old) >= limit;
     let (severity, sockets, ago) = match is_leak {
-        true => (Severity::Warning, leak.old, "a minute ago or more"),
-        false => (Severity::Notice, leak.settled, "5 s ago or more"),
+        true => (Severity::Warning, old, "a minute ago or more"),
+        false => (Severity::Notice, settled, "5 s ago or more"),
     };
     let verdict = format!(
         "{name} has not closed {} that the peer closed {ago} (CLOSE_WAIT), the oldest silent for {}, most with {}",
         counted(sockets.into(), "connection"),
-        time(leak.oldest_ns as f64 / 1e9),
+        time(oldest_ns as f64 / 1e9),
         // A client has one port of the server; a server has many ports of a client.
         if leak.remote.port() == 0 { leak.remote.ip().to_string() } else { leak.remote.to_string() }
     );
     let list = match leak.owner.pid {
-        0 => "ss -tnp state close-wait".to_owned(),
-        pid => format!("ss -tnp state close-wait | grep pid={pid},"),
+        1.. if is_one => format!("ss -tnp state close-wait | grep pid={},", leak.owner.pid),
+        _ => "ss -tnp state close-wait".to_owned(),
     };
     let draft = Draft::new(severity, name, verdict)
-        .because(format!("{} in CLOSE_WAIT in all", counted(leak.owner.sockets.into(), "socket")))
-        .because_if(share(leak.owner.sockets, limits));
+        .because(format!("{} in CLOSE_WAIT in all", counted(all.into(), "socket")))
+        .because_if(is_one.then(|| share(&leak.owner, processes)).flatten());
     if !is_leak {
         return draft.now(Remedy::own(
             "doctor",

@@ -55,7 +55,7 @@ fn check(snapshot: &Snapshot, _: f64) -> Checked {
 
 /// Returns a finding for each symptom of which something remains. `checked`: the rules that were checked.
 pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &[String]) -> Checked {
-    let rest: Vec<&Item<'_>> = account.items.iter().filter(|item| item.rest > 0).collect();
+    let rest = account.rest();
     if rest.is_empty() {
         // Silence means something only if the calls were seen.
         snapshot.counters.seen()?;
@@ -76,6 +76,10 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
     let failures = snapshot.failures.seen().ok();
     if let (Some(last), Some(failures)) = (drafts.last_mut(), failures) {
         last.evidence.extend(of_32_bits(&failures.processes_32_bit));
+        if failures.left_out > 0 {
+            last.evidence
+                .push(format!("{} for further addresses failed", counted(failures.left_out, "more call")));
+        }
     }
     Ok(drafts)
 }
@@ -93,22 +97,20 @@ fn draft(snapshot: &Snapshot, item: &Item<'_>, checked: &[String]) -> Draft {
         Symptom::Counter { .. } | Symptom::Qdisc { .. } => Severity::Notice,
         _ => Severity::Warning,
     };
-    let unanswered;
-    let call = match &item.symptom {
-        Symptom::Calls(call) => Some(*call),
+    let processes = item.processes();
+    let call = match item.symptom {
+        Symptom::Calls(call) => Some(FailedCall { processes, ..call.clone() }),
         Symptom::Unanswered { found, .. } if !found.established => {
             let owner = found.owner.clone().unwrap_or_default();
-            let timed_out = timed_out(&owner, 1, found.destination, found.sockets.into());
-            unanswered = FailedCall { route: found.route.clone(), ..timed_out };
-            Some(&unanswered)
+            let timed_out = timed_out(&owner, processes, found.destination, found.sockets.into());
+            Some(FailedCall { route: found.route.clone(), ..timed_out })
         }
         Symptom::GivenUp { connects, .. } => {
-            unanswered =
-                timed_out(&connects.owner, connects.processes, connects.destination, connects.failed);
-            Some(&unanswered)
+            Some(timed_out(&connects.owner, processes, connects.destination, connects.failed))
         }
         _ => None,
     };
+    let call = call.as_ref();
     let judgement = call.map(|call| judged(snapshot, call, checked));
     // No rule knows the fault, but the cause of the errno may be known.
     let half_open = half_open(snapshot, &item.symptom);
@@ -401,6 +403,120 @@ mod tests {
         let Diagnosis { findings, .. } = diagnose(snapshot, &Limits::default());
         let own = findings.into_iter().filter(|finding| finding.id == "X01");
         own.map(|finding| (finding.verdict, finding.evidence)).collect()
+    }
+
+    #[test]
+    fn calls_for_many_addresses_or_of_many_processes_are_a_symptom_together() {
+        let to = |host: u32| format!("10.0.0.{host}:80");
+        let of = |calls: Vec<FailedCall>| -> Vec<String> {
+            found(&snapshot(calls, &[])).into_iter().map(|(verdict, _)| verdict).collect()
+        };
+        let once = |errno: &str, host| failed("connect", errno, "tcp", &to(host), 1);
+        let lost = |number: u32| (11..11 + number).map(|host| once("ENETUNREACH", host)).collect::<Vec<_>>();
+        let expected = "unexplained: 40 connect() of pgbouncer[812] to 40 addresses such as 10.0.0.11:80 failed with ENETUNREACH in 2.0 s";
+        assert_eq!(of(lost(40)), [expected]);
+        assert_eq!(of(lost(2)), <[String; 0]>::default(), "one a second");
+        // An address of its own is a symptom of its own.
+        let mut one = lost(40);
+        one[9].failed = 9;
+        let own =
+            "unexplained: 9 connect() of pgbouncer[812] to 10.0.0.20:80 failed with ENETUNREACH in 2.0 s";
+        assert_eq!(of(one), [&*expected.replace("40", "39"), own]);
+        // Other errnos and other programs are no part of it.
+        let mut several = lost(2);
+        several.extend((13..15).map(|host| once("ECONNREFUSED", host)));
+        several.extend(lost(2).into_iter().map(|call| FailedCall {
+            owner: Owner { name: "curl".to_owned(), ..call.owner.clone() },
+            ..call
+        }));
+        assert_eq!(of(several), <[String; 0]>::default());
+        let workers = (0..50).map(|pid| {
+            let call = once("ECONNREFUSED", 1);
+            FailedCall { owner: Owner { pid, ..call.owner.clone() }, ..call }
+        });
+        let workers: Vec<FailedCall> = workers.collect();
+        let expected = "unexplained: 50 connect() of pgbouncer (50 processes) to 10.0.0.1:80 failed with ECONNREFUSED in 2.0 s";
+        assert_eq!(of(workers), [expected]);
+    }
+
+    #[test]
+    fn some_hosts_of_a_crawler_are_down() {
+        let to = |host| format!("10.0.0.{host}:80").parse::<SocketAddr>().unwrap();
+        let owner = |pid| Owner { pid, name: "pgbouncer".to_owned(), sockets: 0 };
+        let connects = |pid, host, failed, established| {
+            let (owner, destination) = (owner(pid), to(host));
+            TracedConnects {
+                owner,
+                destination,
+                processes: 1,
+                failed,
+                established,
+                ..TracedConnects::default()
+            }
+        };
+        let with = |snapshot: &Snapshot, connects: Vec<TracedConnects>, established| {
+            let traced = Part::Seen(Traced { connects, established, ..Traced::default() });
+            let found = found(&Snapshot { traced, ..snapshot.clone() });
+            found.into_iter().map(|(verdict, _)| verdict).collect::<Vec<_>>()
+        };
+        let refused = (1..=40).map(|host| failed("connect", "ECONNREFUSED", "tcp", &to(host).to_string(), 1));
+        let refused = snapshot(refused.collect(), &[]);
+        assert_eq!(with(&refused, vec![connects(812, 41, 0, 401)], 401), <[String; 0]>::default());
+        assert_eq!(with(&refused, vec![connects(812, 41, 0, 400)], 400).len(), 1);
+        // Those that the trace does not list may all be of the program.
+        assert_eq!(with(&refused, Vec::new(), 401).len(), 0);
+        assert_eq!(
+            with(&refused, vec![TracedConnects { owner: Owner::default(), ..connects(7, 41, 0, 9) }], 409)
+                .len(),
+            1
+        );
+        // Each destination is given up once, by one of two processes.
+        let given_up: Vec<_> = (1..=40).map(|host| connects(7 + host % 2, host, 1, 0)).collect();
+        let expected = "unexplained: 40 calls of connect() of pgbouncer (2 processes) to 40 addresses such as 10.0.0.10:80 got no answer \
+                        until the program closed the socket, and none succeeded in 2.0 s";
+        assert_eq!(
+            with(&snapshot(Vec::new(), &[("Tcp.AttemptFails", 40)]), given_up.clone(), 40),
+            [expected]
+        );
+        assert_eq!(with(&snapshot(Vec::new(), &[]), given_up, 41).len(), 0);
+        assert_eq!(
+            with(&snapshot(Vec::new(), &[]), vec![connects(7, 1, 1, 0), connects(7, 2, 1, 0)], 0).len(),
+            0
+        );
+    }
+
+    #[test]
+    fn silent_hosts_of_a_program_are_one_symptom() {
+        let owner = Owner { pid: 7, name: "crawler".to_owned(), sockets: 1 };
+        let silent = |number| {
+            let silent = |host| Unanswered {
+                destination: format!("10.0.0.{host}:80").parse().unwrap(),
+                established: false,
+                sockets: 1,
+                retransmits: 2,
+                unsent: 0,
+                none_acknowledged: 0,
+                route: None,
+                service: None,
+                owner: Some(owner.clone()),
+            };
+            (1..=number).map(silent).collect::<Vec<_>>()
+        };
+        let of = |number, left_out| {
+            let states = [("established".to_owned(), left_out)].into();
+            let (unanswered, tuples_left_out_states) = (silent(number), states);
+            let connections = Connections { unanswered, tuples_left_out_states, ..Connections::default() };
+            let found = found(&Snapshot {
+                connections: Part::Seen(connections),
+                ..snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", 20)])
+            });
+            found.into_iter().map(|(verdict, _)| verdict).collect::<Vec<_>>()
+        };
+        let many = "unexplained: 9 connections of crawler[7] to 9 addresses such as 10.0.0.1:80 get no answer: their SYNs were sent again";
+        assert_eq!(of(9, 0), [many]);
+        assert_eq!(of(9, 90), [many]);
+        // Nine of a hundred hosts may be down; the counter still says so.
+        assert_eq!(of(9, 91), ["unexplained: TcpExt.TCPSynRetrans grew by 20 in 2.0 s"]);
     }
 
     #[test]

@@ -449,10 +449,10 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiti
         // Where the queue is filled again and again, a worker may have looked at it a moment ago.
         let is_left_alone = is_blocked && waiting == Waiting::Throughout;
         let waits_in = waits_in(snapshot, workers).filter(|_| is_left_alone);
-        let waits_for_events = waits_in.is_some_and(|function| EVENTS.contains(&function));
+        let is_for_events = waits_in.is_some_and(waits_for_events);
         let why = match waits_in {
             _ if !is_blocked => String::new(),
-            Some(function) if waits_for_events => format!(
+            Some(function) if is_for_events => format!(
                 ", waiting for events ({function}), but not for this listener: at a limit of connections, or no server but a program that has inherited the \
                  socket from one"
             ),
@@ -460,7 +460,7 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiti
             None => ": blocked (a database, a lock, a sleep), not overloaded".to_owned(),
         };
         draft.evidence.insert(0, format!("{number} used {used:.2} of {all}{why}"));
-        let idle = waits_in.is_some_and(|function| waits_for_events || IDLE.contains(&function));
+        let idle = waits_in.is_some_and(|function| is_for_events || is_idle_in(function));
         if let [only] = workers
             && idle
             && Settings::of(&only.name).is_none()
@@ -475,7 +475,7 @@ fn busy(mut draft: Draft, snapshot: &Snapshot, workers: &[Owner], waiting: Waiti
                 "the server can listen again, and clients are refused at once until then",
             ));
         }
-        if let Some(worker) = workers.first().filter(|_| is_blocked && !waits_for_events) {
+        if let Some(worker) = workers.first().filter(|_| is_blocked && !is_for_events) {
             draft = draft.now(in_kernel(worker));
         }
     }
@@ -490,7 +490,7 @@ pub(crate) fn reads_nothing(draft: Draft, snapshot: &Snapshot, owner: &Owner) ->
     }
     let (name, used) = (process(owner), processors_used(snapshot, owners).unwrap_or(0.0));
     let why = match waits_in(snapshot, owners) {
-        Some(function) if EVENTS.contains(&function) => format!(
+        Some(function) if waits_for_events(function) => format!(
             "{name} is waiting for events ({function}), but not for these: at a limit of its own, or a server behind it takes no data"
         ),
         Some(function) => format!("{name} is blocked in {function}(), not overloaded"),
@@ -537,10 +537,19 @@ fn in_kernel(worker: &Owner) -> Remedy {
     Remedy::privileged(Scope::Process, format!("cat /proc/{}/stack", worker.pid), effect)
 }
 
-/// Functions of the kernel in which threads wait for events of descriptors: epoll_wait(2), poll(2) and select(2), io_uring_enter(2).
-const EVENTS: [&str; 4] = ["ep_poll", "poll_schedule_timeout", "do_select", "io_cqring_wait"];
-/// Functions in which programs wait that serve nobody: sleep(3), wait(2), pause(2).
-const IDLE: [&str; 4] = ["hrtimer_nanosleep", "do_wait", "do_pause", "sigsuspend"];
+/// Returns whether threads wait in a function of the kernel for events of descriptors: epoll_wait(2), poll(2), select(2), io_uring_enter(2).
+/// Compilers inline some functions, so that kernels have ep_poll or do_epoll_wait.
+fn waits_for_events(function: &str) -> bool {
+    ["ep_poll", "epoll", "poll_schedule_timeout", "do_poll", "sys_poll", "select", "cqring_wait"]
+        .iter()
+        .any(|part| function.contains(part))
+}
+
+/// The same of functions in which programs wait that serve nobody: sleep(3), wait(2), pause(2), sigwait(3).
+fn is_idle_in(function: &str) -> bool {
+    let parts = ["nanosleep", "pause", "sigsuspend", "sigtimedwait", "wait4", "waitid"];
+    function == "do_wait" || parts.iter().any(|part| function.contains(part))
+}
 
 /// Returns the function of the kernel in which all of the processes wait.
 fn waits_in<'a>(snapshot: &'a Snapshot, workers: &[Owner]) -> Option<&'a str> {
@@ -736,6 +745,25 @@ mod tests {
     use fourtuple_record::snapshot::{Counter, Part};
 
     use super::*;
+
+    /// The names of Debian's kernels 6.1 and 6.12, and of a kernel 6.18 of another compiler.
+    #[test]
+    fn functions_that_wait_are_known() {
+        let events = ["ep_poll", "do_epoll_wait", "poll_schedule_timeout", "do_select", "io_cqring_wait"];
+        let idle =
+            ["hrtimer_nanosleep", "do_wait", "do_pause", "__do_sys_pause", "sigsuspend", "do_sigtimedwait"];
+        let blocked = [
+            "futex_do_wait",
+            "futex_wait_queue",
+            "inet_csk_accept",
+            "anon_pipe_read",
+            "sk_wait_data",
+            "unix_stream_read_generic",
+        ];
+        assert!(events.iter().all(|function| waits_for_events(function) && !is_idle_in(function)));
+        assert!(idle.iter().all(|function| is_idle_in(function) && !waits_for_events(function)));
+        assert!(!blocked.iter().any(|function| is_idle_in(function) || waits_for_events(function)));
+    }
 
     #[test]
     fn the_master_of_one_idle_worker_is_known_by_its_name() {

@@ -3,7 +3,7 @@
 #[path = "../../record/tests/samples/mod.rs"]
 mod samples;
 
-use fourtuple_record::snapshot::Part;
+use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::{Advice, Distribution, Finding, Proof, Remark, Saved, TraceConnectResults};
 use fourtuple_report::html::page;
 use fourtuple_report::terminal::{render, render_in_full};
@@ -187,7 +187,33 @@ fn a_trace_ends_with_its_result_in_plain_words() {
     };
     says(&p99(500_000), "the search for a port is long (99th percentile 500us)");
     says(&p99(499_999), "the search for a port is short");
-    says(&|results| results.search_ns.all = None, "nothing searched for a port during the trace");
+    let lost = |results: &mut TraceConnectResults| {
+        results.search_ns.all = None;
+        results.failed = [("ENETUNREACH".to_owned(), 200), ("EACCES".to_owned(), 2)].into();
+    };
+    says(&lost, "connect() failed 202 times, most with ENETUNREACH, before it searched for a port");
+    says(&|results| results.failed.clear(), "nothing searched for a port during the trace");
+}
+
+#[test]
+fn a_cause_is_said_once_for_many_addresses() {
+    let call = |address: &str, cause: &str| FailedCall {
+        call: "connect".to_owned(),
+        errno: "ENETUNREACH".to_owned(),
+        address: Some(address.to_owned()),
+        causes: vec![cause.to_owned()],
+        ..FailedCall::default()
+    };
+    let mut record = samples::trace_connect();
+    let calls = vec![
+        call("10.0.0.1:80", "there is no route to 10.0.0.1"),
+        call("10.0.0.2:80", "there is no route to 10.0.0.2"),
+        call("10.0.0.3:80", "another cause"),
+    ];
+    record.results.calls = Part::Seen(Failures { calls, ..Failures::default() });
+    let text = render(&Saved::TraceConnect(record), 100, false);
+    has(&text, &["there is no route to 10.0.0.1", "another cause"]);
+    lacks(&text, &["there is no route to 10.0.0.2"]);
 }
 
 #[test]

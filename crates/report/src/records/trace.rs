@@ -1,6 +1,7 @@
 //! Parts that the three traces share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Failures, Part};
@@ -92,11 +93,15 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
         return;
     }
     document.table_below("Failed calls", table(calls));
-    let mut causes = Vec::new();
+    let (mut causes, mut listed) = (Vec::new(), BTreeSet::new());
     for call in calls {
+        let address = call.address.as_deref().unwrap_or_default();
+        let ip = address.parse().map_or_else(|_| address.to_owned(), |to: SocketAddr| to.ip().to_string());
         for cause in &call.causes {
             let line = format!("{}() {}: {cause}", call.call, call.errno);
-            if !causes.contains(&line) {
+            // The same cause of another address says nothing new.
+            let is_new = listed.insert(if ip.is_empty() { line.clone() } else { line.replace(&ip, "") });
+            if is_new {
                 causes.push(line);
             }
         }
@@ -503,6 +508,12 @@ fn trace_connect_words(settings: &TraceConnectSettings, results: &TraceConnectRe
             duration(p99_ns)
         ),
         (None, Some(_)) => "the search for a port is short: it is not why connections are slow".to_owned(),
+        (None, None) if !results.failed.is_empty() => {
+            let all: u64 = results.failed.values().sum();
+            let most = results.failed.iter().max_by_key(|(_, number)| **number);
+            let most = most.map_or("", |(errno, _)| errno);
+            format!("connect() failed {}, most with {most}, before it searched for a port", often(all))
+        }
         (None, None) if settings.for_ns.is_some() => {
             "nothing searched for a port during the trace: a longer one (`--for 1m`) may see more".to_owned()
         }

@@ -433,6 +433,49 @@ fn a_route_that_is_lost_is_told_from_a_firewall() {
     });
 }
 
+/// A crawler connects to 60 hosts in turn: no host alone fails more often than one that is down.
+#[test]
+fn a_program_that_reaches_none_of_many_hosts_is_named() {
+    experiment(&["nginx", "nft", "python3"], |temp| {
+        let far = Beside::new();
+        far.connect("srv", 40);
+        let _server = far.run(|| {
+            paste("ip route add local 10.50.0.0/24 dev lo");
+            let server =
+                nginx(temp, "far", 0, None, &format!("server {{ listen {SERVER}; return 200 ok; }}"));
+            wait_for("10.40.0.2", SERVER);
+            server
+        });
+        let mut client = Python::start();
+        client.run(&format!(
+            "import time\ndef crawl(wait):\n  n = 0\n  for host in range(1, 61):\n    s = socket.socket(); s.settimeout(wait)\n    \
+             n += s.connect_ex((f'10.50.0.{{host}}', {SERVER})) != 0; s.close(); time.sleep(0.02)\n  return n"
+        ));
+        let mut named = |verdict: &str, fault: &str, program: &str, cure: &str, mend: &dyn Fn()| {
+            let record = diagnose_during(temp, || _ = client.run("before = crawl(0.02)"));
+            let finding = first(&record, "X01", &[" addresses such as 10.50.0.", verdict]);
+            let before = client.number("print(before)");
+            mend();
+            let after = client.number("print(crawl(20))");
+            let fail = |number| format!("{number} of 60 connects fail");
+            row(finding, fault, program, &fail(before), cure, &fail(after));
+            assert_eq!((before, after), (60, 0));
+            finding.clone()
+        };
+        let cure = "ip route add default via 10.40.0.2";
+        let fault = "a crawler of 60 hosts without a default route";
+        let finding = named("failed with ENETUNREACH", fault, "python3", cure, &|| _ = paste(cure));
+        let evidence = finding["evidence"].to_string();
+        assert!(evidence.contains("the cause here: there is no route to 10.50.0."), "{finding:#}");
+        assert!(actions(&finding, "proper")[0].contains("with `default` for all addresses"), "{finding:#}");
+        far.firewall(&format!("tcp dport {SERVER}"));
+        let fault = "a firewall that drops the SYNs of a crawler, which waits for 20 ms, to each of 60 hosts";
+        named("got no answer", fault, "nftables", "the rule is deleted", &|| {
+            far.run(|| _ = paste("nft delete table ip firewall"));
+        });
+    });
+}
+
 /// The server of a load balancer with direct return, without the address that clients use: no socket sees the packets.
 #[test]
 fn packets_for_an_address_that_the_host_lacks_are_named() {

@@ -143,7 +143,7 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
     ("recv", errno::ETIMEDOUT, &["TcpExt.TCPAbortOnTimeout"], 2),
 ];
 
-/// Addresses that do not answer a program, each of which has a finding.
+/// Addresses that fail for a program in the same way, each of which has a finding.
 const MAX_APART: usize = 3;
 
 /// Counters of SYNs without an answer.
@@ -468,19 +468,19 @@ impl<'a> Account<'a> {
     }
 
     /// Returns the symptoms of which something remains. Calls and connects of processes of one name for one address are one symptom. So are
-    /// those for several addresses of which none alone is one, and connects to more than three that do not answer.
+    /// those for several addresses of which none alone is one, or more than three are.
     pub(crate) fn rest(&self) -> Vec<Item<'a>> {
         let rest = self.items.iter().filter(|item| item.rest > 0).cloned();
         let (calls, mut others): (Vec<_>, Vec<_>) = rest.partition(|item| item.program().is_some());
-        let by_address = joined(calls, |item| (item.program(), item.addresses.clone()));
-        let mut silent: BTreeMap<Option<String>, usize> = BTreeMap::new();
-        for item in by_address.iter().filter(|item| !item.is_faint) {
-            *silent.entry(item.program()).or_default() += 1;
+        let mut by_address = joined(calls, |item| (item.program(), item.addresses.clone()));
+        let mut addresses: BTreeMap<Option<String>, usize> = BTreeMap::new();
+        for item in &mut by_address {
+            if let Symptom::Calls(call) = item.symptom {
+                item.is_faint = !row_of(call).noise.is_exceeded(self.snapshot, item.rest);
+            }
+            *addresses.entry(item.program()).or_default() += usize::from(!item.is_faint);
         }
-        let is_apart = |item: &Item<'_>| match item.symptom {
-            Symptom::Calls(call) => row_of(call).noise.is_exceeded(self.snapshot, item.rest),
-            _ => !item.is_faint && silent[&item.program()] <= MAX_APART,
-        };
+        let is_apart = |item: &Item<'_>| !item.is_faint && addresses[&item.program()] <= MAX_APART;
         let (mut found, others_of_program): (Vec<_>, Vec<_>) = by_address.into_iter().partition(is_apart);
         let together = joined(others_of_program, Item::program).into_iter();
         let together: Vec<_> = together.filter(|item| self.is_together(item)).collect();
@@ -497,11 +497,11 @@ impl<'a> Account<'a> {
     /// down.
     fn is_together(&self, item: &Item<'_>) -> bool {
         match item.symptom {
+            _ if !item.is_faint => true,
             Symptom::Calls(call) => {
                 row_of(call).noise.is_exceeded(self.snapshot, item.rest)
                     && (call.call != "connect" || item.rest * 10 >= self.succeeded(item))
             }
-            _ if !item.is_faint => true,
             Symptom::GivenUp { .. } => item.rest >= GIVEN_UP && item.rest >= self.succeeded(item),
             Symptom::Unanswered { .. } => {
                 let open = self.open(item);

@@ -422,6 +422,10 @@ mod tests {
         let own =
             "unexplained: 9 connect() of pgbouncer[812] to 10.0.0.20:80 failed with ENETUNREACH in 2.0 s";
         assert_eq!(of(one), [&*expected.replace("40", "39"), own]);
+        let often = |number| lost(number).into_iter().map(|call| FailedCall { failed: 9, ..call }).collect();
+        assert_eq!(of(often(3)).len(), 3);
+        let all = "unexplained: 36 connect() of pgbouncer[812] to 4 addresses such as 10.0.0.11:80 failed with ENETUNREACH in 2.0 s";
+        assert_eq!(of(often(4)), [all]);
         // Other errnos and other programs are no part of it.
         let mut several = lost(2);
         several.extend((13..15).map(|host| once("ECONNREFUSED", host)));

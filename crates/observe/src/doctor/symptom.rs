@@ -20,7 +20,7 @@ use crate::doctor::causes::{Noise, is_never_normal, may_be_symptom, row_of};
 use crate::doctor::counters::COUNTERS;
 use crate::doctor::datagram::{Counted, sockets_at};
 use crate::doctor::draft::{Subject, What};
-use crate::doctor::words::{count, counted, process};
+use crate::doctor::words::{callers, count, counted, process};
 
 /// A symptom in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
@@ -812,14 +812,6 @@ impl<'a> Item<'a> {
 /// Returns whether the process has sent data on a connection since those that it does not read have had theirs.
 pub(crate) fn serves_others(unread: &Unread) -> bool {
     unread.sent_ns < unread.oldest_ns
-}
-
-/// Returns `curl[812]`, or `curl (7 processes)`.
-fn callers(owner: &Owner, processes: u32) -> String {
-    match processes {
-        0 | 1 => owner.to_string(),
-        several => format!("{} ({})", owner.name, counted(several.into(), "process")),
-    }
 }
 
 /// Returns `320 connect() of pgbouncer[812] to [::1]:6432 failed with EADDRNOTAVAIL`.

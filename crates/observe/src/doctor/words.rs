@@ -49,6 +49,14 @@ pub(crate) fn process(owner: &Owner) -> String {
     owner.to_string()
 }
 
+/// Returns `curl[812]`, or `curl (7 processes)`.
+pub(crate) fn callers(owner: &Owner, processes: u32) -> String {
+    match processes {
+        0 | 1 => owner.to_string(),
+        several => format!("{} ({})", owner.name, counted(several.into(), "process")),
+    }
+}
+
 /// Returns the process that made calls; many short processes with one name have the number 0, and no command may name one of them.
 pub(crate) fn caller(owner: &Owner, processes: u32) -> Owner {
     Owner { pid: if processes > 1 { 0 } else { owner.pid }, ..owner.clone() }

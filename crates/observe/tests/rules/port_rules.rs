@@ -73,7 +73,7 @@ fn p01_of_many_processes_the_parent_is_named() {
         });
         let finding = the_finding(&snapshot, "P01");
         let name = format!("[{}] (with its children)", parent.pid());
-        says(&finding, &[&format!("{name} has at most 2 connections in each$")]);
+        says(&finding, &[&format!("{name}: at most 2 connections each$")]);
         let fix = advice(&finding, "fourtuple fix ports");
         assert!(fix.action.contains(&format!("--pid {} ", parent.pid())), "{fix:?}");
         let idle = IdleTimes { median_ns: 42_000_000_000, longest_ns: 100_000_000_000 };

@@ -17,7 +17,7 @@ use crate::doctor::remedies::{
     more_ports, more_sources, network, print_name, printed, shorter_searches, wider_range,
 };
 use crate::doctor::rules::{Checked, Rule, Threshold};
-use crate::doctor::words::{caller, count, counted, doing, percent, process, time};
+use crate::doctor::words::{caller, callers, count, counted, doing, percent, process, time};
 use fourtuple_record::errno;
 
 pub(super) const P07: Rule = Rule {
@@ -44,7 +44,21 @@ fn p07(snapshot: &Snapshot, _: f64) -> Checked {
     let failures = snapshot.failures.seen().map_err(|reason| {
         format!("{reason}; `fourtuple trace connect --for 10s` shows failed calls of connect() by errno")
     })?;
-    Ok(failures.without_port().map(|(call, destination)| draft_p07(snapshot, call, destination)).collect())
+    // Workers of one name fail for one reason.
+    let mut programs: Vec<(FailedCall, SocketAddr)> = Vec::new();
+    for (call, destination) in failures.without_port() {
+        let is_same = |(other, to): &&mut (FailedCall, SocketAddr)| {
+            (&other.owner.name, *to, other.range) == (&call.owner.name, destination, call.range)
+        };
+        match programs.iter_mut().find(is_same) {
+            Some((known, _)) => {
+                known.failed += call.failed;
+                known.processes += call.processes;
+            }
+            None => programs.push((call.clone(), destination)),
+        }
+    }
+    Ok(programs.iter().map(|(call, destination)| draft_p07(snapshot, call, *destination)).collect())
 }
 
 fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Draft {
@@ -53,14 +67,14 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
     let seconds = snapshot.interval_ns as f64 / 1e9;
     let verdict = format!(
         "{} cannot connect to {destination}: {} of connect() failed with EADDRNOTAVAIL in {seconds:.1} s",
-        process(owner),
+        callers(&call.owner, call.processes),
         counted(*failed, "call")
     );
     let subject = Subject::Connects(owner.pid, owner.name.clone(), destination);
     let failed = What::Calls {
         call: "connect",
         errno: errno::EADDRNOTAVAIL,
-        process: Some(call.owner.pid),
+        process: Some(owner.pid).filter(|pid| *pid != 0),
         address: Some(destination.to_string()),
     };
     match full_tuple(snapshot, destination) {

@@ -76,7 +76,7 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
             // Only a trace has seen the process.
             0 => format!("; {callers} calls connect()"),
             sockets if callers.are_many => {
-                format!("; {callers} has at most {} in each", counted(sockets.into(), "connection"))
+                format!("; {callers}: at most {} each", counted(sockets.into(), "connection"))
             }
             sockets => format!("; {callers} has {} of the connections", count(sockets.into())),
         };

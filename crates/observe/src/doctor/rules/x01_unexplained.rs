@@ -31,7 +31,8 @@ pub(super) const RULE: Rule = Rule {
          rule takes what it explains from the account; what remains is a finding of this rule, after all others.",
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
-         for it, and rates below the noise of a healthy host.",
+         for it, and rates below the noise of a healthy host. Processes of one name count together, and so do addresses: a program that fails once \
+         with each of a hundred addresses is a symptom, unless ten times as many of its connects succeed.",
         "What a server sends and no client acknowledges is in the account if three connections, and a hundredth of its own, have had nothing \
          acknowledged at all, if ten and half of its own wait, or if it does not leave this host: clients vanish in the middle of an answer at any time. What a server does not read is in the account if it is stopped, \
          if three connections wait for a second while it sends on none of its port, or if ten requests wait although it serves others.",

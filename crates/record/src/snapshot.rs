@@ -827,7 +827,8 @@ pub struct LockWaits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failures {
-    /// Failed calls by call, errno, process and address, most first; bounded.
+    /// Failed calls by call, errno, process and address, most first; bounded: the calls for further addresses are one row for each call, errno
+    /// and name.
     pub calls: Vec<FailedCall>,
     /// Number of failed calls that are not listed.
     pub left_out: u64,
@@ -845,7 +846,8 @@ pub struct Failures {
 pub struct FailedElsewhere {
     /// A process of the namespace.
     pub pid: u32,
-    /// Failed calls by call, errno, process and address, most first; bounded.
+    /// Failed calls by call, errno, process and address, most first; bounded: the calls for further addresses are one row for each call, errno
+    /// and name.
     pub calls: Vec<FailedCall>,
 }
 
@@ -877,6 +879,9 @@ pub struct FailedCall {
     /// Address of the peer (`connect`, `send`, `recv`) or of this side, such as `192.0.2.1:443`, or the path of a Unix socket; `null`:
     /// not known.
     pub address: Option<String>,
+    /// Number of addresses, if the calls for many are one row: `address` is one of them. 0 or 1: `address` alone.
+    #[serde(default)]
+    pub addresses: u32,
     /// connect() of TCP: the call failed before it searched for a port, for lack of a source address or a route, or by a firewall.
     pub before_search: bool,
     /// Number of failed calls.

@@ -1562,6 +1562,7 @@ class FailedCall(TypedDict):
     address: str | None
     before_search: bool
     failed: int
+    addresses: NotRequired[int]
     causes: NotRequired[list[str]]
     holder: NotRequired[PortHolder | None]
     namespace: NotRequired[int]

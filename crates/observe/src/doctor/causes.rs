@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, Unanswered, UnixListener,
+    FailedCall, Listener, LocalAddress, Owner, PortHolder, Service, Snapshot, TracedConnects, Unanswered,
+    UnixListener,
 };
 
 use crate::doctor::accepting::{acceptors, holders, is_at, is_listener_at};
@@ -648,17 +649,22 @@ pub(crate) fn is_never_normal(snapshot: &Snapshot, call: &FailedCall) -> bool {
     row_of(call).noise == Noise::Nothing && !call.before_search && may_be_symptom(snapshot, call)
 }
 
-/// Returns whether the process connects to another address of the same port instead, as programs do with the addresses of a name.
+/// Returns whether the process connects to other addresses of the same port instead, as programs do with the addresses of a name.
 fn is_fallback(snapshot: &Snapshot, call: &FailedCall) -> bool {
     let Some(address) = address(call).filter(|_| call.call == "connect") else { return false };
-    let connects = snapshot.traced.seen().map(|traced| traced.connects.as_slice()).unwrap_or_default();
-    connects.iter().any(|other| {
+    let Ok(traced) = snapshot.traced.seen() else { return false };
+    let is_instead = |other: &&TracedConnects| {
         other.owner.name == call.owner.name
             && other.destination.port() == address.port()
             && other.destination.ip() != address.ip()
             && other.destination.is_ipv4() != address.is_ipv4()
-            && other.searches + other.given_port >= call.failed
-    })
+    };
+    let calls = |other: &TracedConnects| other.searches + other.given_port;
+    let instead: u64 = traced.connects.iter().filter(is_instead).map(calls).sum();
+    // Those that the trace does not list, of a program that has some in the list.
+    let listed: u64 = traced.connects.iter().map(|other| other.searches).sum();
+    let unlisted = if instead > 0 { traced.searches.saturating_sub(listed) } else { 0 };
+    instead + unlisted >= call.failed.max(1)
 }
 
 fn address(call: &FailedCall) -> Option<SocketAddr> {

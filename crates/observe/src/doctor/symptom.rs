@@ -2,7 +2,7 @@
 //! declare which symptoms their findings explain (`Draft::explains`); X01 reports what remains.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::slice;
 
@@ -97,8 +97,8 @@ pub(crate) struct Item<'a> {
     pub(crate) rest: u64,
     /// Rules whose findings explain events.
     pub(crate) by: Vec<&'static str>,
-    /// Addresses, of which that of the symptom is one, if calls or connects of several are one item.
-    addresses: BTreeSet<String>,
+    /// Addresses, of which that of the symptom is one, if calls or connects of several are one item, with the number that each stands for.
+    addresses: BTreeMap<String, u32>,
     /// Processes of one name by a process that is known, as many as each stands for.
     processes: BTreeMap<u32, u32>,
     /// Fewer events than are a symptom: those of one program can be one together.
@@ -593,17 +593,20 @@ fn joined<'a, K: Ord>(items: Vec<Item<'a>>, key: impl Fn(&Item<'a>) -> K) -> Vec
 
 impl<'a> Item<'a> {
     fn new(symptom: Symptom<'a>, amount: u64) -> Item<'a> {
-        let none = || (None, BTreeMap::new());
+        let one = |address: String| Some((address, 1));
         let (address, processes) = match &symptom {
-            Symptom::Calls(call) => (call.address.clone(), [(call.owner.pid, call.processes)].into()),
+            Symptom::Calls(call) => {
+                let address = call.address.clone().map(|address| (address, call.addresses.max(1)));
+                (address, [(call.owner.pid, call.processes)].into())
+            }
             Symptom::GivenUp { connects: of, .. } => {
-                (Some(of.destination.to_string()), [(of.owner.pid, of.processes)].into())
+                (one(of.destination.to_string()), [(of.owner.pid, of.processes)].into())
             }
             Symptom::Unanswered { found, .. } => {
                 let processes = found.owner.iter().map(|owner| (owner.pid, 1)).collect();
-                (Some(found.destination.to_string()), processes)
+                (one(found.destination.to_string()), processes)
             }
-            _ => none(),
+            _ => (None, BTreeMap::new()),
         };
         let addresses = address.into_iter().collect();
         Item { symptom, amount, rest: amount, by: Vec::new(), addresses, processes, is_faint: false }
@@ -648,9 +651,9 @@ impl<'a> Item<'a> {
 
     /// Returns `10.0.0.2:80`, or `7 addresses such as 10.0.0.2:80`.
     fn addresses(&self, such: &str) -> String {
-        match self.addresses.len() {
+        match self.addresses.values().sum() {
             0 | 1 => such.to_owned(),
-            several => format!("{} such as {such}", counted(several as u64, "address")),
+            several => format!("{} such as {such}", counted(u64::from(several), "address")),
         }
     }
 

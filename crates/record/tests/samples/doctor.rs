@@ -244,6 +244,7 @@ pub(crate) fn failed_call() -> FailedCall {
         owner: owner(812, "envoy", 68),
         processes: 1,
         address: Some("10.1.2.3:443".into()),
+        addresses: 1,
         before_search: false,
         failed: 68,
         namespace: 4_026_531_840,

@@ -148,7 +148,11 @@ fn table(calls: &[FailedCall]) -> Table {
     Table::of(calls)
         .text("process", 0, process)
         .text("call", 1, |call| call.call.clone())
-        .text("address", 0, |call| call.address.clone().unwrap_or_else(|| "-".to_owned()))
+        .text("address", 0, |call| match (&call.address, call.addresses) {
+            (None, _) => "-".to_owned(),
+            (Some(address), 0 | 1) => address.clone(),
+            (Some(address), all) => format!("{address} and {} more", count(u64::from(all) - 1)),
+        })
         .text("errno", 0, |call| call.errno.clone())
         .text("before the search", 2, move |call| before(call).to_owned())
         .number("calls", 0, |call| Cell::bad_count(call.failed))

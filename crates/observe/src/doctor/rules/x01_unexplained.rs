@@ -1181,6 +1181,18 @@ mod tests {
             ..Traced::default()
         });
         assert_eq!(found(&snapshot), Vec::new());
+        // A crawler that tries the IPv6 address of each host first: the trace lists the calls for some of the other addresses.
+        let further = failed("connect", "ENETUNREACH", "tcp", "[2001:db8::1]:80", 700);
+        let calls = vec![FailedCall { addresses: 700, ..further }];
+        snapshot.failures = Part::Seen(Failures { calls, ..Failures::default() });
+        let with = |searches| {
+            let Part::Seen(traced) = &snapshot.traced else { panic!("a trace") };
+            let traced = Traced { searches, ..traced.clone() };
+            found(&Snapshot { traced: Part::Seen(traced), ..snapshot.clone() })
+        };
+        assert_eq!(with(700), Vec::new());
+        let expected = "700 connect() of pgbouncer[812] to 700 addresses such as [2001:db8::1]:80 failed with ENETUNREACH";
+        assert!(with(699)[0].0.contains(expected), "{:?}", with(699));
     }
 
     #[test]

@@ -202,6 +202,8 @@ fn each_failed_call_has_the_errno_of_the_program() {
         set_sysctl("net.ipv6.conf.lo.disable_ipv6", "1");
         let refused: SocketAddr = "127.0.0.5:9".parse().unwrap();
         let absent: SocketAddr = "[::1]:6432".parse().unwrap();
+        let nobody: SocketAddr = "127.0.0.5:53".parse().unwrap();
+        let far: SocketAddr = "192.0.2.1:53".parse().unwrap();
         let program = || {
             for _ in 0..5 {
                 let error = TcpStream::connect(absent).unwrap_err();
@@ -211,6 +213,13 @@ fn each_failed_call_has_the_errno_of_the_program() {
                 // A non-blocking connect(), poll() and SO_ERROR.
                 TcpStream::connect_timeout(&refused, Duration::from_secs(60)).unwrap_err();
             }
+            let connected = UdpSocket::bind("127.0.0.1:0").unwrap();
+            connected.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            connected.connect(nobody).unwrap();
+            connected.send(b"x").unwrap();
+            let error = connected.recv(&mut [0]).unwrap_err();
+            assert_eq!(Errno::of(&error), Some(Errno::ECONNREFUSED));
+            UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"x", far).unwrap_err();
         };
         let own = Connect { process: Some(std::process::id()), ..Connect::default() };
         let Some(((), outcome)) = traced(test, &own, program) else { return };
@@ -222,6 +231,8 @@ fn each_failed_call_has_the_errno_of_the_program() {
         };
         assert_eq!(of(absent), ("EADDRNOTAVAIL", 5, true));
         assert_eq!(of(refused), ("ECONNREFUSED", 3, false));
+        assert_eq!(of(nobody), ("ECONNREFUSED", 1, false));
+        assert_eq!(of(far), ("ENETUNREACH", 1, false));
         // Other tests of this process fail as well; the sums have at least these.
         assert!(outcome.results.failed["EADDRNOTAVAIL"] >= 5 && outcome.results.failed["ECONNREFUSED"] >= 3);
     });

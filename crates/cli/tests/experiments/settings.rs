@@ -601,6 +601,50 @@ fn a_slow_search_is_named_by_its_time() {
     });
 }
 
+/// A program that waits between its attempts has few failures in an interval.
+#[test]
+fn a_server_that_is_down_is_named_to_a_program_that_tries_it_each_second() {
+    let test = "settings::a_server_that_is_down_is_named_to_a_program_that_tries_it_each_second";
+    experiment(&["haproxy", "nginx", "curl"], |temp| {
+        let config = temp.file(
+            "haproxy.cfg",
+            &format!(
+                "defaults\n    mode http\n    timeout client 10s\n    timeout connect 2s\n    timeout server 10s\nlisten front\n    \
+                 bind 127.0.0.1:{PROXY}\n    server one 127.0.0.1:{SERVER} check inter 1s\n"
+            ),
+        );
+        let haproxy = Daemon::start(None, &["haproxy", "-db", "-f", &config]);
+        wait_for("127.0.0.1", PROXY);
+        let url = format!("http://127.0.0.1:{PROXY}/");
+        let record = diagnose_for(temp, "4s", "");
+        if !traced(test, &record, "X01") {
+            return;
+        }
+        let what =
+            format!("connect() of haproxy[{}] to 127.0.0.1:{SERVER} failed with ECONNREFUSED", haproxy.pid());
+        let finding = first(&record, "X01", &[&what]);
+        let evidence = finding["evidence"].to_string();
+        assert!(
+            evidence.contains("the cause here: no socket listens at the address on this host"),
+            "{evidence}"
+        );
+        let before = failed_requests(&url, 20);
+        let _server =
+            nginx(temp, "web", 0, None, &format!("server {{ listen 127.0.0.1:{SERVER}; return 200 ok; }}"));
+        until("haproxy has seen the server", || failed_requests(&url, 1) == 0);
+        let after = failed_requests(&url, 20);
+        row(
+            finding,
+            "a server that is down, and that is checked each second",
+            "haproxy",
+            &format!("{before} of 20 requests fail"),
+            "the server is started",
+            &format!("{after} fail"),
+        );
+        assert_eq!((before, after), (20, 0));
+    });
+}
+
 /// bind() to an address that the host does not have: each request fails, and no counter of the kernel grows.
 #[test]
 fn a_source_that_is_not_on_the_host_is_named() {

@@ -476,7 +476,8 @@ impl<'a> Account<'a> {
         let mut addresses: BTreeMap<Option<String>, usize> = BTreeMap::new();
         for item in &mut by_address {
             if let Symptom::Calls(call) = item.symptom {
-                item.is_faint = !row_of(call).noise.is_exceeded(self.snapshot, item.rest);
+                let is_exceeded = row_of(call).noise.is_exceeded(self.snapshot, item.rest);
+                item.is_faint = !is_exceeded && !self.is_retried(call, item.rest);
             }
             *addresses.entry(item.program()).or_default() += usize::from(!item.is_faint);
         }
@@ -491,6 +492,19 @@ impl<'a> Account<'a> {
         found.sort_by_key(|item| Reverse(item.rest));
         found.append(&mut others);
         found
+    }
+
+    /// Returns whether a program tries a server that is down or not reachable again and again: if it waits a second between two attempts, it
+    /// has few failures.
+    fn is_retried(&self, call: &FailedCall, failed: u64) -> bool {
+        let Ok(traced) = self.snapshot.traced.seen() else { return false };
+        let is_up = |connects: &TracedConnects| {
+            connects.established > 0 && call.address == Some(connects.destination.to_string())
+        };
+        call.call == "connect"
+            && [errno::ECONNREFUSED, errno::ENETUNREACH].contains(&&*call.errno)
+            && failed >= 2
+            && !traced.connects.iter().any(is_up)
     }
 
     /// Returns whether events of a program that are few for each address are a symptom: of the hosts that a crawler or a proxy knows some are

@@ -32,7 +32,8 @@ pub(super) const RULE: Rule = Rule {
         "Errors that honest programs have at any time are not in the account: EINTR, EAGAIN and EINPROGRESS of non-blocking sockets, resets by \
          peers, probes of getaddrinfo(3), a failed attempt with one address of a name if another one succeeds, unless the program has waited \
          for it, and rates below the noise of a healthy host. Processes of one name count together, and so do addresses: a program that fails once \
-         with each of a hundred addresses is a symptom, unless ten times as many of its connects succeed.",
+         with each of a hundred addresses is a symptom, unless ten times as many of its connects succeed. Two connects that are refused, or find no \
+         route, are one if the address accepts none meanwhile.",
         "What a server sends and no client acknowledges is in the account if three connections, and a hundredth of its own, have had nothing \
          acknowledged at all, if ten and half of its own wait, or if it does not leave this host: clients vanish in the middle of an answer at any time. What a server does not read is in the account if it is stopped, \
          if three connections wait for a second while it sends on none of its port, or if ten requests wait although it serves others.",
@@ -909,8 +910,12 @@ mod tests {
         // Now and then; a server that answers others; and calls with an error, which have their own symptom.
         assert_eq!(of(vec![connects("[fd09::2]:8000", 2, 0)], Vec::new()), []);
         assert_eq!(of(vec![connects("[fd09::2]:8000", 9, 1)], Vec::new()), []);
-        let refused = failed("connect", "ECONNREFUSED", "tcp", "[fd09::2]:8000", 3);
-        assert_eq!(of(vec![first()], vec![refused]), []);
+        let refused = |number| vec![failed("connect", "ECONNREFUSED", "tcp", "[fd09::2]:8000", number)];
+        assert_eq!(of(vec![first()], refused(1)), []);
+        // A program that tries a server that is down each second; one that is restarted refuses a few.
+        let down = of(vec![first()], refused(2));
+        assert!(down.len() == 1 && down[0].0.contains("2 connect() of pgbouncer[812]"), "{down:?}");
+        assert_eq!(of(vec![connects("[fd09::2]:8000", 2, 1)], refused(2)), []);
     }
 
     #[test]

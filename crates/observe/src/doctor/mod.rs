@@ -203,8 +203,9 @@ fn absorb_failures(findings: &mut Vec<Found>, snapshot: &Snapshot) {
         exhausted.is_of("P01")
             && own.is_some_and(|own| {
                 let mut owners = own.owners.iter();
+                // Several processes of a name have no number.
                 own.destination == *destination
-                    && owners.any(|owner| owner.pid == *pid && owner.name == *name)
+                    && owners.any(|owner| [owner.pid, 0].contains(pid) && owner.name == *name)
             })
     };
     let failures: Vec<Found> = findings.extract_if(.., |found| found.is_of("P07")).collect();

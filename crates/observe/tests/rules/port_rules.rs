@@ -495,6 +495,11 @@ fn p07_failed_connects_name_process_and_destination() {
         known(&mut snapshot.connections).tuples[0].owners[0] = failures().calls[0].owner.clone();
         assert!(findings_in(&snapshot, "P07").is_empty());
         assert_eq!(the_finding(&snapshot, "P01").evidence[0], expected);
+        // Workers are one line.
+        let worker = failed_call(owner(813, "envoy", 8), "connect", "EADDRNOTAVAIL", "10.0.0.1:4000");
+        known(&mut snapshot.failures).calls.push(worker);
+        let expected = "envoy (2 processes) cannot connect to 10.0.0.1:4000: 320 calls";
+        assert!(the_finding(&snapshot, "P01").evidence[0].starts_with(expected));
     });
 }
 

@@ -629,8 +629,21 @@ impl Judgement {
 }
 
 /// Parts of the paths of services that need not be there: libraries and daemons ask for them each time.
-const OPTIONAL: [&str; 8] =
-    ["/nscd/", "/dev/log", "/systemd/", "/dbus/", "/setrans/", "/.X11-unix/", "/avahi-daemon/", "/run/user/"];
+const OPTIONAL: [&str; 13] = [
+    "/nscd/",
+    "/dev/log",
+    "/systemd/",
+    "/dbus/",
+    "/setrans/",
+    "/.X11-unix/",
+    "/avahi-daemon/",
+    "/run/user/",
+    "/sss/",
+    "/nslcd/",
+    "/winbindd",
+    "/pcscd/",
+    "/pulse/",
+];
 
 /// Returns whether the calls are a symptom if they are more than noise.
 pub(crate) fn may_be_symptom(snapshot: &Snapshot, call: &FailedCall) -> bool {

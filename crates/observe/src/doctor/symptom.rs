@@ -502,7 +502,7 @@ impl<'a> Account<'a> {
             connects.established > 0 && call.address == Some(connects.destination.to_string())
         };
         call.call == "connect"
-            && [errno::ECONNREFUSED, errno::ENETUNREACH].contains(&&*call.errno)
+            && [errno::ECONNREFUSED, errno::ENETUNREACH, errno::ENOENT].contains(&&*call.errno)
             && failed >= 2
             && !traced.connects.iter().any(is_up)
     }

@@ -916,6 +916,8 @@ mod tests {
         let down = of(vec![first()], refused(2));
         assert!(down.len() == 1 && down[0].0.contains("2 connect() of pgbouncer[812]"), "{down:?}");
         assert_eq!(of(vec![connects("[fd09::2]:8000", 2, 1)], refused(2)), []);
+        let missing = |path| of(Vec::new(), vec![failed("connect", "ENOENT", "unix", path, 2)]).len();
+        assert_eq!(["/run/php/fpm.sock", "/var/lib/sss/pipes/nss"].map(missing), [1, 0]);
     }
 
     #[test]

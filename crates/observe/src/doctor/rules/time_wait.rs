@@ -13,7 +13,7 @@ use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{close_after_peer, keep_connections, print_name, printed, reuse};
 use crate::doctor::rules::{Checked, Rule, Threshold};
-use crate::doctor::words::{count, counted, doing, percent, process, rate, time};
+use crate::doctor::words::{callers, count, counted, doing, percent, process, rate, time};
 
 pub(super) const T01: Rule = Rule {
     id: "T01",
@@ -498,7 +498,8 @@ pub(super) const T07: Rule = Rule {
          descriptor on an error path, a thread is blocked, or a pool of connections keeps closed ones until it needs one. A few sockets of a \
          pool are normal. At the end the program has no descriptor left (EMFILE, rule F01) or no source port (P01).",
         "The age is the time since the last packet of the peer, which is its FIN or later. The rule counts sockets with an age of a minute or more by \
-         process, and by name if each process has fewer. As many sockets with an age of 5 s or more are a notice: a program may be slow to close, or have begun to leak.",
+         process, and by name if each process has fewer. As many sockets with an age of 5 s or more are a notice: a program may be slow to close, \
+         or have begun to leak.",
         "Unix sockets have no such state and no times: the rule counts sockets whose peer had closed at both readings (unix_release_sock). They are a \
          notice; with an interval of a minute (`doctor --for 60s`) they are a leak.",
         "What helps: the change in the program; as a pool, a check of idle connections (an idle timeout below the server's). A restart of the process \
@@ -535,13 +536,12 @@ fn together<T>(leaks: &[T], of: fn(&T) -> (&Owner, u32), limit: f64) -> Vec<Vec<
 
 /// Returns `gunicorn[812]`, or `gunicorn (16 processes)`, and the sockets of all.
 fn named<'a>(mut owners: impl ExactSizeIterator<Item = &'a Owner>) -> (String, u32) {
-    let number = owners.len();
+    let number = owners.len() as u32;
     let Some(first) = owners.next() else { return Default::default() };
-    let name = match (first.pid, number) {
+    let name = match first.pid {
         // The census cannot see the process.
-        (0, _) => "a process of another user or namespace".to_owned(),
-        (_, 1) => process(first),
-        _ => format!("{} ({})", first.name, counted(number as u64, "process")),
+        0 => "a process of another user or namespace".to_owned(),
+        _ => callers(first, number),
     };
     (name, owners.fold(first.sockets, |sockets, owner| sockets + owner.sockets))
 }

@@ -1,5 +1,6 @@
 //! A network namespace at one moment: the input of the rules of `doctor`.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -916,6 +917,28 @@ impl FailedCall {
             && self.protocol == "tcp"
             && self.errno == errno::EADDRNOTAVAIL
             && !self.before_search
+    }
+
+    /// Returns several rows as one: that with most calls, with the sums of the calls, processes and addresses, and the range if all have it.
+    pub fn sum(rows: &[&FailedCall]) -> FailedCall {
+        let most = rows.iter().max_by_key(|row| (row.failed, Reverse(&row.address)));
+        let most = most.map_or_else(FailedCall::default, |row| (*row).clone());
+        let mut processes = BTreeMap::new();
+        let mut addresses = BTreeMap::new();
+        for row in rows {
+            let known = processes.entry(row.owner.pid).or_insert(row.processes);
+            *known = row.processes.max(*known);
+            if let Some(address) = &row.address {
+                addresses.insert(address, row.addresses.max(1));
+            }
+        }
+        FailedCall {
+            failed: rows.iter().map(|row| row.failed).sum(),
+            processes: processes.into_values().sum(),
+            addresses: addresses.into_values().sum(),
+            range: most.range.filter(|range| rows.iter().all(|row| row.range == Some(*range))),
+            ..most
+        }
     }
 }
 

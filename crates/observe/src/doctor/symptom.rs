@@ -146,9 +146,6 @@ const COUNTED_TOO: &[(&str, &str, &[&str], u64)] = &[
 /// Addresses that fail for a program in the same way, each of which has a finding.
 const MAX_APART: usize = 3;
 
-/// Counters of SYNs without an answer.
-const RESENT: [&str; 2] = ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"];
-
 /// Connections of a server of whose data clients have never acknowledged any, from which on that is a symptom.
 const UNACKNOWLEDGED: u32 = 3;
 /// Connections of a server without an acknowledgement that are a symptom if they are half of those that it has: its clients do not all go
@@ -343,8 +340,8 @@ impl<'a> Account<'a> {
             if !is_said {
                 self.items.push(Item { is_faint: is_alone, ..Item::new(symptom, amount) });
             }
-            for counter in RESENT.iter().filter(|_| !is_alone) {
-                self.explain("X01", &What::Counter(counter), u64::MAX);
+            if !is_alone {
+                self.explain_resent();
             }
         }
     }
@@ -471,7 +468,7 @@ impl<'a> Account<'a> {
     /// those for several addresses of which none alone is one, or more than three are.
     pub(crate) fn rest(&self) -> Vec<Item<'a>> {
         let rest = self.items.iter().filter(|item| item.rest > 0).cloned();
-        let (calls, mut others): (Vec<_>, Vec<_>) = rest.partition(|item| item.program().is_some());
+        let (calls, items): (Vec<_>, Vec<_>) = rest.partition(|item| item.program().is_some());
         let mut by_address = joined(calls, |item| (item.program(), item.addresses.clone()));
         let mut addresses: BTreeMap<Option<String>, usize> = BTreeMap::new();
         for item in &mut by_address {
@@ -485,13 +482,27 @@ impl<'a> Account<'a> {
         let (mut found, others_of_program): (Vec<_>, Vec<_>) = by_address.into_iter().partition(is_apart);
         let together = joined(others_of_program, Item::program).into_iter();
         let together: Vec<_> = together.filter(|item| self.is_together(item)).collect();
-        if together.iter().any(|item| !matches!(item.symptom, Symptom::Calls(_))) {
-            others.retain(|item| !RESENT.contains(&&*item.kind()));
+        let mut others = Account { snapshot: self.snapshot, items };
+        for item in &together {
+            match item.symptom {
+                Symptom::Unanswered { .. } => others.explain_resent(),
+                Symptom::GivenUp { .. } => {
+                    others.explain("X01", &What::Counter("Tcp.AttemptFails"), item.rest)
+                }
+                _ => {}
+            }
         }
         found.extend(together);
         found.sort_by_key(|item| Reverse(item.rest));
-        found.append(&mut others);
+        found.extend(others.items.into_iter().filter(|item| item.rest > 0 && !item.is_faint));
         found
+    }
+
+    /// Subtracts from the counters what connects without an answer say too.
+    fn explain_resent(&mut self) {
+        for counter in ["TcpExt.TCPSynRetrans", "Tcp.AttemptFails"] {
+            self.explain("X01", &What::Counter(counter), u64::MAX);
+        }
     }
 
     /// Returns whether a program tries a server that is down or not reachable again and again: if it waits a second between two attempts, it

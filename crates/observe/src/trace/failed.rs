@@ -1,7 +1,7 @@
 //! System calls on sockets that fail: the account that `doctor`, `top`, `export` and the traces show.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use fourtuple_bpf::FailedCalls;
@@ -87,18 +87,15 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
     let rows =
         ended::rows(&calls, |((kind, _), _)| Some(kind.clone()), |((_, process), _)| *process, is_alive);
     let sum = |row: ended::Row| {
-        let of_row = || row.items.iter().map(|&index| &calls[index].1);
-        let most = of_row().max_by_key(|call| call.failed).cloned().unwrap_or_default();
-        let failed = of_row().map(|call| call.failed).sum();
-        let range = most.range.filter(|range| of_row().all(|call| call.range == Some(*range)));
-        FailedCall { processes: row.processes, failed, range, ..most }
+        let of_row: Vec<&FailedCall> = row.items.iter().map(|&index| &calls[index].1).collect();
+        FailedCall::sum(&of_row)
     };
     let mut merged: Vec<FailedCall> = rows.into_iter().map(sum).collect();
     merged.sort_by(|a, b| {
         (Reverse(a.failed), &a.owner.name, a.owner.pid).cmp(&(Reverse(b.failed), &b.owner.name, b.owner.pid))
     });
     let further = merged.split_off(merged.len().min(MAX_ROWS));
-    let mut further = of_many_addresses(further);
+    let mut further = of_many_addresses(&further);
     let left_out = further.iter().skip(MAX_ROWS).map(|call| call.failed).sum();
     further.truncate(MAX_ROWS);
     merged.append(&mut further);
@@ -110,25 +107,15 @@ fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> 
 
 /// Joins the rows of one call, errno and name that differ in process and address. Addresses of two families stay apart: a program that tries
 /// one family after the other may need only one of them.
-fn of_many_addresses(rows: Vec<FailedCall>) -> Vec<FailedCall> {
-    let mut joined: BTreeMap<String, Vec<FailedCall>> = BTreeMap::new();
+fn of_many_addresses(rows: &[FailedCall]) -> Vec<FailedCall> {
+    let mut joined: BTreeMap<String, Vec<&FailedCall>> = BTreeMap::new();
     for row in rows {
-        let FailedCall { call, errno, protocol, address, before_search, namespace, owner, .. } = &row;
+        let FailedCall { call, errno, protocol, address, before_search, namespace, owner, .. } = row;
         let is_ipv6 = address.as_ref().is_some_and(|address| address.starts_with('['));
         let kind = format!("{call} {errno} {protocol} {is_ipv6} {before_search} {namespace} {}", owner.name);
         joined.entry(kind).or_default().push(row);
     }
-    let join = |rows: Vec<FailedCall>| {
-        let number = |of: BTreeSet<&str>| u32::try_from(of.len()).unwrap_or(u32::MAX);
-        let addresses = number(rows.iter().filter_map(|row| row.address.as_deref()).collect());
-        let processes: BTreeSet<u32> = rows.iter().map(|row| row.owner.pid).collect();
-        let failed = rows.iter().map(|row| row.failed).sum();
-        let range = rows[0].range.filter(|range| rows.iter().all(|row| row.range == Some(*range)));
-        let most = rows.into_iter().max_by_key(|row| (row.failed, Reverse(row.address.clone())))?;
-        let processes = most.processes.max(processes.len() as u32);
-        Some(FailedCall { addresses, processes, failed, range, ..most })
-    };
-    let mut rows: Vec<FailedCall> = joined.into_values().filter_map(join).collect();
+    let mut rows: Vec<FailedCall> = joined.values().map(|rows| FailedCall::sum(rows)).collect();
     rows.sort_by_key(|row| Reverse(row.failed));
     rows
 }
@@ -197,8 +184,8 @@ mod tests {
             ..FailedCall::default()
         };
         let of = |number| (1..=number).map(|host| row(7 + host % 2, format!("10.0.0.{host}:80")));
-        let rows = of(9).chain(of(1)).chain([row(7, "[2001:db8::1]:80".to_owned())]).collect();
-        let joined = of_many_addresses(rows);
+        let rows = of(9).chain(of(1)).chain([row(7, "[2001:db8::1]:80".to_owned())]);
+        let joined = of_many_addresses(&rows.collect::<Vec<_>>());
         let found = joined.iter().map(|row| (row.addresses, row.processes, row.failed)).collect::<Vec<_>>();
         assert_eq!(found, [(9, 2, 20), (1, 1, 2)]);
         assert_eq!(joined[0].address.as_deref(), Some("10.0.0.1:80"));

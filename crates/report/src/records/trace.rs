@@ -100,8 +100,7 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
         for cause in &call.causes {
             let line = format!("{}() {}: {cause}", call.call, call.errno);
             // The same cause of another address says nothing new.
-            let is_new = listed.insert(if ip.is_empty() { line.clone() } else { line.replace(&ip, "") });
-            if is_new {
+            if listed.insert(line.replace(&ip, "")) {
                 causes.push(line);
             }
         }

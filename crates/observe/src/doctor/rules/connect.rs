@@ -45,20 +45,19 @@ fn p07(snapshot: &Snapshot, _: f64) -> Checked {
         format!("{reason}; `fourtuple trace connect --for 10s` shows failed calls of connect() by errno")
     })?;
     // Workers of one name fail for one reason.
-    let mut programs: Vec<(FailedCall, SocketAddr)> = Vec::new();
+    let mut programs: Vec<(SocketAddr, Vec<&FailedCall>)> = Vec::new();
     for (call, destination) in failures.without_port() {
-        let is_same = |(other, to): &&mut (FailedCall, SocketAddr)| {
-            (&other.owner.name, *to, other.range) == (&call.owner.name, destination, call.range)
+        let is_same = |(to, rows): &&mut (SocketAddr, Vec<&FailedCall>)| {
+            *to == destination && rows[0].owner.name == call.owner.name && rows[0].range == call.range
         };
         match programs.iter_mut().find(is_same) {
-            Some((known, _)) => {
-                known.failed += call.failed;
-                known.processes += call.processes;
-            }
-            None => programs.push((call.clone(), destination)),
+            Some((_, rows)) => rows.push(call),
+            None => programs.push((destination, vec![call])),
         }
     }
-    Ok(programs.iter().map(|(call, destination)| draft_p07(snapshot, call, *destination)).collect())
+    let draft =
+        |(to, rows): &(SocketAddr, Vec<&FailedCall>)| draft_p07(snapshot, &FailedCall::sum(rows), *to);
+    Ok(programs.iter().map(draft).collect())
 }
 
 fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) -> Draft {

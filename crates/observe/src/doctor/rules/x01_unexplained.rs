@@ -484,7 +484,10 @@ mod tests {
             with(&snapshot(Vec::new(), &[("Tcp.AttemptFails", 40)]), given_up.clone(), 40),
             [expected]
         );
-        assert_eq!(with(&snapshot(Vec::new(), &[]), given_up, 41).len(), 0);
+        assert_eq!(with(&snapshot(Vec::new(), &[]), given_up.clone(), 41).len(), 0);
+        // The SYNs of others are not theirs.
+        let resent = snapshot(Vec::new(), &[("TcpExt.TCPSynRetrans", 900)]);
+        assert_eq!(with(&resent, given_up, 40).len(), 2);
         assert_eq!(
             with(&snapshot(Vec::new(), &[]), vec![connects(7, 1, 1, 0), connects(7, 2, 1, 0)], 0).len(),
             0
@@ -896,6 +899,10 @@ mod tests {
         assert_eq!(verdict, expected);
         let instead = evidence.iter().find(|fact| fact.starts_with("it then uses 10.9.0.2:8000: "));
         assert!(instead.is_some(), "{evidence:?}");
+        assert_eq!(
+            of(vec![connects("[fd09::2]:8000", 2, 0), connects("10.9.0.2:8000", 0, 9)], Vec::new()),
+            []
+        );
         let alone = of(vec![first(), connects("10.9.0.2:443", 0, 9)], Vec::new());
         assert!(alone.len() == 1 && !alone[0].1.iter().any(|fact| fact.contains("instead")), "{alone:?}");
         // Two of a client that waits for a second SYN each time, or one and the next.

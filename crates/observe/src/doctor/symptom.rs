@@ -474,7 +474,8 @@ impl<'a> Account<'a> {
         for item in &mut by_address {
             if let Symptom::Calls(call) = item.symptom {
                 let is_exceeded = row_of(call).noise.is_exceeded(self.snapshot, item.rest);
-                item.is_faint = !is_exceeded && !self.is_retried(call, item.rest);
+                // Calls for further addresses are a row, and no address of them has many.
+                item.is_faint = call.addresses > 1 || (!is_exceeded && !self.is_retried(call, item.rest));
             }
             *addresses.entry(item.program()).or_default() += usize::from(!item.is_faint);
         }
@@ -639,7 +640,12 @@ impl<'a> Item<'a> {
 
     /// Returns the symptom with the events of another one of the same program.
     fn with(self, other: Item<'a>) -> Item<'a> {
-        let (mut most, less) = if other.amount > self.amount { (other, self) } else { (self, other) };
+        // Of a row of further addresses nothing was looked up, such as the route.
+        let weight = |item: &Item<'_>| match item.symptom {
+            Symptom::Calls(call) if call.addresses > 1 => 0,
+            _ => item.amount,
+        };
+        let (mut most, less) = if weight(&other) > weight(&self) { (other, self) } else { (self, other) };
         most.amount += less.amount;
         most.rest += less.rest;
         most.by.extend(less.by);

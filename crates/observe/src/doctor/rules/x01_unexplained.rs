@@ -418,6 +418,8 @@ mod tests {
         let expected = "unexplained: 40 connect() of pgbouncer[812] to 40 addresses such as 10.0.0.11:80 failed with ENETUNREACH in 2.0 s";
         assert_eq!(of(lost(40)), [expected]);
         assert_eq!(of(lost(2)), <[String; 0]>::default(), "one a second");
+        let further = FailedCall { addresses: 30, failed: 30, ..once("ENETUNREACH", 99) };
+        assert_eq!(of([lost(10), vec![further]].concat()), [expected]);
         // An address of its own is a symptom of its own.
         let mut one = lost(40);
         one[9].failed = 9;

@@ -118,7 +118,7 @@ pub struct Unexplained {
     pub sentence: String,
 }
 
-/// All symptoms of a snapshot that are above the noise of a healthy host.
+/// All symptoms of a snapshot, also those that are above the noise of a healthy host only together with others (`rest`).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Account<'a> {
     snapshot: &'a Snapshot,

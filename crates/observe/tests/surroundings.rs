@@ -98,11 +98,12 @@ fn a_retransmitted_syn_is_counted() {
             while option::accept_queue(listener.as_fd()).unwrap() == 0 {
                 thread::yield_now();
             }
-            let before = listen_overflows();
+            // Before connect(): a second after it, the client has retransmitted its SYN.
+            let (before, retries) = (listen_overflows(), tcp_counter("TCPSynRetrans"));
             let second = socket::open(Transport::Tcp, destination, true).unwrap();
             socket::connect(second.as_fd(), destination).unwrap();
             // Accept only after the kernel has dropped the SYN, so that the client retransmits it.
-            let (begun, retries) = (Instant::now(), tcp_counter("TCPSynRetrans"));
+            let begun = Instant::now();
             while listen_overflows() == before {
                 assert!(begun.elapsed() < DEADLINE, "the listener dropped no SYN");
                 thread::sleep(Duration::from_millis(1));

@@ -1,6 +1,7 @@
 //! Blocking accept(2): waiting workers are in the order in which they called it (`prepare_to_wait_exclusive` appends each), so
 //! they take turns. A worker then serves only its connection until that is closed, like a server with a process per
-//! connection.
+//! connection. A call ends after [`CHECK_INTERVAL`] and the next one is the last in the order, so the turns are mixed when
+//! connections are rare.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

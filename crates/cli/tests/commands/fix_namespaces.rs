@@ -169,6 +169,8 @@ fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
         child::limit_descriptors(&mut command, 100);
         let fix = attached_by(test, &mut command);
         if let Some(fix) = fix {
+            // Each connect looks up one port at random: of few in use it may find none for a long time.
+            client.connect("127.0.0.1", destination.port(), PORTS / 5);
             // A drawn port has any parity; the search of the kernel takes ports of one parity first, half of the range.
             // The attempts are few: the waits become longer, a minute in all.
             let is_drawn = (1..=30).any(|attempt| {

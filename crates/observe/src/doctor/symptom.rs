@@ -379,8 +379,11 @@ impl<'a> Account<'a> {
         };
         for given_up in connects.iter().filter(|of| of.established == 0 && of.failed > 0) {
             let address = given_up.destination.to_string();
+            let is_faint = is_faint(given_up);
             let is_said = self.items.iter().any(|item| match item.symptom {
-                Symptom::Unanswered { found, .. } => found.destination == given_up.destination,
+                Symptom::Unanswered { found, .. } => {
+                    found.destination == given_up.destination && (is_faint || !item.is_faint)
+                }
                 _ => false,
             });
             let failures = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
@@ -399,10 +402,12 @@ impl<'a> Account<'a> {
                     && own.is_ipv4() != other_to.is_ipv4()
             });
             let instead = instead.map(|other| other.destination);
-            let (symptom, is_faint) = (Symptom::GivenUp { connects: given_up, instead }, is_faint(given_up));
+            let symptom = Symptom::GivenUp { connects: given_up, instead };
             self.items.push(Item { is_faint, ..Item::new(symptom, given_up.failed) });
             if !is_faint {
                 self.explain("X01", &What::Counter("Tcp.AttemptFails"), given_up.failed);
+                // The socket of its last connect says the same.
+                self.explain("X01", &What::Silent(given_up.destination), u64::MAX);
             }
         }
     }

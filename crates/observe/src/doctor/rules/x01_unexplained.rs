@@ -905,6 +905,23 @@ mod tests {
             of(vec![connects("[fd09::2]:8000", 2, 0), connects("10.9.0.2:8000", 0, 9)], Vec::new()),
             []
         );
+        // The socket of the last connect, whose SYN was sent again, is no symptom alone, and not another one.
+        let mut last = snapshot(Vec::new(), &[]);
+        let traced = vec![first(), connects("10.9.0.2:8000", 0, 9)];
+        last.traced = Part::Seen(Traced { connects: traced, ..Traced::default() });
+        let unanswered = Unanswered {
+            destination: first().destination,
+            established: false,
+            sockets: 1,
+            retransmits: 2,
+            unsent: 0,
+            none_acknowledged: 0,
+            route: None,
+            service: None,
+            owner: Some(first().owner),
+        };
+        last.connections = Part::Seen(Connections { unanswered: vec![unanswered], ..Connections::default() });
+        assert_eq!(found(&last), both);
         let alone = of(vec![first(), connects("10.9.0.2:443", 0, 9)], Vec::new());
         assert!(alone.len() == 1 && !alone[0].1.iter().any(|fact| fact.contains("instead")), "{alone:?}");
         // Two of a client that waits for a second SYN each time, or one and the next.

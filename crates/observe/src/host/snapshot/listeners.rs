@@ -261,7 +261,7 @@ pub(super) struct UnixConnections {
 }
 
 impl UnixConnections {
-    /// Reads the connections. `earlier`: the pass before, `since` ago. A kernel without unix_diag has none; the listeners have the reason.
+    /// Reads the connections. `earlier`: the pass before, at least `since` ago. A kernel without unix_diag has none; the listeners have the reason.
     pub(super) fn read(
         sockets: &Sockets,
         earlier: Option<&UnixConnections>,

@@ -104,6 +104,8 @@ pub struct Reader {
 #[derive(Debug)]
 struct Census {
     began: Instant,
+    /// When the connections of unix sockets had been read.
+    read: Instant,
     /// Processor time of the pass.
     used: Duration,
     sockets: Sockets,
@@ -352,8 +354,11 @@ impl Census {
             }
         });
         let since = earlier.as_ref().map_or(Duration::ZERO, |earlier| began.duration_since(earlier.began));
+        // The first reading loads the BPF programs in between, which takes seconds on a busy host.
+        let apart = earlier.as_ref().map_or(Duration::ZERO, |earlier| began.duration_since(earlier.read));
         let unix = earlier.as_ref().map(|earlier| &earlier.unix);
-        let unix = listeners::UnixConnections::read(&sockets, unix, since);
+        let unix = listeners::UnixConnections::read(&sockets, unix, apart);
+        let read = Instant::now();
         let (before, ticks) =
             earlier.map_or_else(Default::default, |earlier| (earlier.in_use, earlier.ticks));
         let mut in_use = connections::Before::default();
@@ -366,6 +371,7 @@ impl Census {
         });
         Census {
             began,
+            read,
             used: used + resource::thread_cpu_time().saturating_sub(start),
             sockets,
             connections: connections.into(),

@@ -196,8 +196,8 @@ pub(super) struct AcceptFix {
     child: Child,
     said: Arc<Mutex<Said>>,
     pub(super) effect: Effect,
-    /// Connections in the queue of the member that is stuck, when the fix began.
-    waiting: u32,
+    /// Connections in the queue of the member that is stuck, in the first reading that finds one since the fix is attached.
+    waiting: Option<u32>,
 }
 
 /// What a `fix accept` has said on stderr.
@@ -209,12 +209,7 @@ struct Said {
 
 impl AcceptFix {
     /// The listeners at an address of this namespace, or those of a process in another one.
-    pub(super) fn begin(
-        address: SocketAddr,
-        process: Option<u32>,
-        waiting: u32,
-        reason: String,
-    ) -> io::Result<AcceptFix> {
+    pub(super) fn begin(address: SocketAddr, process: Option<u32>, reason: String) -> io::Result<AcceptFix> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["fix", "accept", "--select", "least-busy", "--json"]);
         match process {
@@ -245,7 +240,7 @@ impl AcceptFix {
             child,
             said,
             effect: Effect::Pending,
-            waiting,
+            waiting: None,
         })
     }
 
@@ -270,10 +265,14 @@ impl AcceptFix {
     /// Tells the effect: the queue of the member that is stuck does not grow any more. `waiting`: its connections now, `None` if no member is
     /// stuck.
     pub(super) fn tell(&mut self, waiting: Option<u32>) -> Effect {
-        if self.is_attached() && self.began.elapsed() >= TRIAL {
-            let limit = self.waiting + (self.waiting / 10).max(8);
-            let helps = waiting.is_none_or(|waiting| waiting <= limit);
-            self.effect = if helps { Effect::Helps } else { Effect::Fails };
+        if self.is_attached() {
+            let grows = waiting.is_some_and(|waiting| {
+                let before = *self.waiting.get_or_insert(waiting);
+                waiting > before + (before / 10).max(8)
+            });
+            if self.began.elapsed() >= TRIAL {
+                self.effect = if grows { Effect::Fails } else { Effect::Helps };
+            }
         }
         self.effect
     }

@@ -588,7 +588,7 @@ impl Running {
             self.say(GuardEventKind::Would, Some(action), &target, what);
             return;
         }
-        match AcceptFix::begin(key.address, need.process, need.stuck.unwrap_or(0), reason) {
+        match AcceptFix::begin(key.address, need.process, reason) {
             Ok(fix) => _ = self.accept.insert(key, (need, fix)),
             Err(error) => {
                 self.accept_keeper.failed(now, key);

@@ -306,6 +306,8 @@ fn run(
     // The default, 2, reuses TIME_WAIT sockets on loopback only, and would hide the stall that other destinations show.
     let reuse = if remedy.reuses_time_wait { "1" } else { "0" };
     namespace.set("net.ipv4.tcp_tw_reuse", reuse)?;
+    // On a busy host a FIN is sent again, and the RST that its answer meets would end the TIME_WAIT socket.
+    namespace.set("net.ipv4.tcp_rfc1337", "1")?;
     let server = namespace.listen(Family::V4, SERVER)?;
     let mut builder = Dialer::builder(SocketAddr::new(Family::V4.loopback(), SERVER)).without_census();
     if remedy.sources > 1 {

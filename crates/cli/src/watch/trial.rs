@@ -23,8 +23,8 @@ const LOW: u16 = 20_000;
 const RANGE: &str = "net/ipv4/ip_local_port_range";
 const REUSE: &str = "net/ipv4/tcp_tw_reuse";
 /// Time after which reuse counts as without effect. The kernel waits for net.ipv4.tcp_tw_reuse_delay (1 s by default, also where it is
-/// not a sysctl), in whole seconds before Linux 6.14.
-const REUSE_TIMEOUT: Duration = Duration::from_secs(4);
+/// not a sysctl), in whole seconds before Linux 6.14; on a busy host this thread may stand still for seconds.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Time for a handshake over loopback.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -44,6 +44,8 @@ pub(crate) fn try_cure(cure: Cure) -> Option<bool> {
 /// which must be new.
 pub(super) fn reuse(has_timestamps: bool) -> Result<bool, String> {
     set("net/ipv4/tcp_timestamps", if has_timestamps { "1" } else { "0" })?;
+    // On a busy host a FIN is sent again, and the RST that its answer meets would end the TIME_WAIT socket.
+    set("net/ipv4/tcp_rfc1337", "1")?;
     let server = Server::start()?;
     exhaust(&server, |client, accepted| {
         // The client closes first, and has the socket in TIME_WAIT.

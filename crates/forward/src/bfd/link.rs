@@ -537,6 +537,8 @@ impl LinkState {
 
     fn publish(&self, since: Duration, report: LinkReport) {
         let published = &self.0;
+        // Held until all is stored: a thread that has seen a change in the state sees it in the report too, and the reverse.
+        let mut current = published.report.lock().unwrap_or_else(PoisonError::into_inner);
         published.since_ns.store(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         published.transitions.store(report.transitions, Ordering::Relaxed);
         let is_meant = State::AdminDown == report.state || State::AdminDown == report.remote_state;
@@ -548,7 +550,7 @@ impl LinkState {
         // The state is stored last: a thread that loads the state first then reads the values of the same change or of a later
         // one.
         published.state.store(report.state as u8, Ordering::Release);
-        *published.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        *current = report;
     }
 
     /// Returns the state, with one atomic load.

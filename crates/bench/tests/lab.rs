@@ -204,7 +204,10 @@ fn the_stall_comes_after_the_last_port() {
         assert_eq!((over.completed, over.stalled_at, over.cut), (64, Some(65), true));
         assert_eq!(over.predicted_stall_at, Some(65));
         assert!(over.stall_ns >= 50_000_000, "{over:?}");
-        assert_eq!(over.time_wait.last().unwrap().count, 64);
+        // On a busy host the last sockets may still be closing, and the server may close before the FIN of the client has come: then both ends
+        // have a socket in TIME_WAIT.
+        let last = over.time_wait.last().unwrap();
+        assert!((60..=128).contains(&last.count), "{last:?}");
     });
 }
 

@@ -20,7 +20,7 @@ use fourtuple_testing::{each_in_namespace, in_namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::{ENGINES, RunOutcome, answer, get, load, run, sum, until, with_each_engine};
+use crate::{ENGINES, RunOutcome, answer, get, load, run, sum, until, until_expected, with_each_engine};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
@@ -208,20 +208,28 @@ fn serve_counts_what_a_client_that_never_reads_got() {
     const LARGE: usize = 1_000_000;
     in_namespace(|| {
         each_in_namespace(modes(), |mut server| {
+            let what = format!("{:?}", server.policy);
             let error = if server.policy.is_some() { "unread-response" } else { "idle-closed" };
             server.protocol = Protocol::Http { body: LARGE };
             server.idle = Duration::from_secs(2);
-            let running = server.start().unwrap();
-            let mut stream = TcpStream::connect(running.address().inet().unwrap()).unwrap();
+            let once = || {
+                let (running, begun) = (server.start().unwrap(), Instant::now());
+                let mut stream = TcpStream::connect(running.address().inet().unwrap()).unwrap();
+                let is_sent = stream.write_all(GET.repeat(50).as_bytes()).is_ok();
+                Some((running, stream, is_sent && begun.elapsed() < server.idle / 2))
+            };
+            // The idle limit may pass while the client waits for a CPU before its requests.
+            let (running, mut stream, is_in_time) =
+                until_expected(once, |(_, _, is_in_time)| *is_in_time).unwrap();
+            assert!(is_in_time, "{what}: the requests were too late");
             stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            say(&mut stream, &GET.repeat(50));
             until(|| sum(running.counts()).errors.contains_key(error));
             let sum = sum(running.counts());
             // The server has read all requests: its close() sends the bytes that the kernel has taken, and then FIN.
             let mut bytes = Vec::new();
             stream.read_to_end(&mut bytes).unwrap();
             let whole = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4 + LARGE;
-            let what = format!("{:?}: {sum:?}", server.policy);
+            let what = format!("{what}: {sum:?}");
             assert_eq!((sum.accepted, sum.errors), (1, BTreeMap::from([(error.to_owned(), 1)])), "{what}");
             assert_eq!(sum.sent_bytes, bytes.len() as u64, "{what}");
             // The last response was begun, and its send() found the buffer full.
@@ -543,9 +551,16 @@ fn every_engine_counts_what_the_peer_logged() {
         each_in_namespace(cases, |(&(name, script, outcome), engine)| {
             // Captured output, which is shown if the test fails.
             eprintln!("{name} with {engine:?}");
-            let (address, log) = peer(script);
-            let load = against(engine, name, address);
-            let Some(ran) = run("hostile::peers", &load) else { return };
+            let once = || {
+                let (address, log) = peer(script);
+                let load = against(engine, name, address);
+                run("hostile::peers", &load).map(|ran| (ran, log))
+            };
+            // On a busy host the timeout may pass before a connection is established.
+            let is_connected = |(ran, _): &(RunOutcome, Arc<Log>)| {
+                outcome != Fail("timeout") || ran.results.connections == OPERATIONS
+            };
+            let Some((ran, log)) = until_expected(once, is_connected) else { return };
             require(name, outcome, &ran);
             if !matches!(script.first(), Some(Read)) {
                 // connect() may or may not succeed before the peer closes the connection.
@@ -613,14 +628,18 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
     in_namespace(|| {
         let cases = IDLE.iter().flat_map(|peer| ENGINES.into_iter().map(move |engine| (peer, engine)));
         each_in_namespace(cases, |(&(name, script), engine)| {
-            let (address, log) = peer(script);
-            let mut load = against(engine, "", address);
-            // Long enough for a peer that waits for a CPU before it closes.
-            (load.pause, load.operations) = (2500 * MILLISECOND, Some(6));
-            // A request sent too early would have to be sent again, which is not permitted for this request.
-            let Workload::Http(request) = &mut load.workload else { unreachable!() };
-            request.method = "POST".into();
-            let Some(ran) = run("hostile::idle", &load) else { return };
+            let once = || {
+                let (address, log) = peer(script);
+                let mut load = against(engine, "", address);
+                (load.pause, load.operations) = (2500 * MILLISECOND, Some(6));
+                // A request sent too early would have to be sent again, which is not permitted for this request.
+                let Workload::Http(request) = &mut load.workload else { unreachable!() };
+                request.method = "POST".into();
+                run("hostile::idle", &load).map(|ran| (ran, log))
+            };
+            // A peer may wait for a CPU before it closes, even for so long.
+            let is_closed = |(ran, _): &(RunOutcome, Arc<Log>)| ran.errors().is_empty();
+            let Some((ran, log)) = until_expected(once, is_closed) else { return };
             assert_eq!((ran.results.operations, ran.errors()), (6, vec![]), "{name}: {ran:#?}");
             assert_eq!((ran.results.retried, ran.results.connections), (0, 6), "{name}: {ran:#?}");
             assert_eq!((log.requests(), log.connections()), (6, 6), "{name}: {ran:#?}");
@@ -630,9 +649,9 @@ fn a_connection_that_was_closed_while_idle_is_not_used() {
 
 #[test]
 fn an_idle_connection_that_is_still_open_is_reused() {
-    const OPEN: &[Act] = &[Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE), Read, Send(WHOLE)];
     with_each_engine(|engine| {
-        let (address, log) = peer(OPEN);
+        // The peer closes no connection, however many of the operations it gets.
+        let (address, log) = peer([Read, Send(WHOLE)].repeat(OPERATIONS as usize).leak());
         let mut load = against(engine, "", address);
         load.pause = 20 * MILLISECOND;
         let Some(ran) = run("hostile::open", &load) else { return };
@@ -681,7 +700,12 @@ fn an_impossible_rate_does_not_lengthen_the_run() {
             (load.operations, load.length, load.timeout) = (None, Some(500 * MILLISECOND), 100 * MILLISECOND);
             let Some(ran) = run("hostile::rate", &load) else { continue };
             assert_eq!(ran.results.operations, 0, "{ran:#?}");
-            assert_eq!(ran.errors(), ["timeout"], "{ran:#?}");
+            // On a busy host the last ones may begin so late that the run ends before their timeout.
+            let known = ["timeout", "unanswered"];
+            assert!(
+                !ran.errors().is_empty() && ran.errors().iter().all(|error| known.contains(error)),
+                "{ran:#?}"
+            );
             assert!(ran.remarks().contains(&"offered-rate-not-reached"), "{ran:#?}");
         }
     });

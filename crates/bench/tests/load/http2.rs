@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::tls::{Saved, https_server};
-use crate::{RunOutcome, answer, attempt, get, load, run, run_until, until};
+use crate::{RunOutcome, answer, attempt, get, load, run, run_until, until, until_expected};
 use fourtuple_bench::load::{Arrival, EngineChoice, Load, LoadError, Order, RequestList, Trust, Workload};
 use fourtuple_testing::in_namespace;
 
@@ -155,9 +155,12 @@ fn honest(peer: &mut Peer, count: &AtomicU64) -> io::Result<()> {
 #[test]
 fn streams_share_connections() {
     in_namespace(|| {
-        let (address, count) = served(None, |peer, count| {
-            // Before its SETTINGS have come there is one stream.
+        let full = Arc::new(AtomicU64::new(0));
+        let (address, count) = served(None, move |peer, count| {
+            // Before its SETTINGS have come there is one stream. Nothing is answered before both are full: the other one could do all operations.
             if peer.wait_for(5)? {
+                full.fetch_add(1, Ordering::Relaxed);
+                until(|| full.load(Ordering::Relaxed) >= 2);
                 honest(peer, count)?;
             }
             Ok(())
@@ -356,18 +359,24 @@ fn waits_for_a_window_are_counted() {
 #[test]
 fn a_window_that_never_opens_is_a_timeout() {
     in_namespace(|| {
-        let (address, received) = served(None, |peer, count| {
-            while peer.read()? {
-                count.store(peer.body as u64, Ordering::Relaxed);
-            }
-            Ok(())
-        });
-        let mut load = http2(address, 1, 3, 3);
-        post(&mut load, 100_000);
-        load.timeout = Duration::from_secs(2);
-        let ran = done("http2::a_window_that_never_opens_is_a_timeout", &load);
+        let once = || {
+            let (address, received) = served(None, |peer, count| {
+                while peer.read()? {
+                    count.store(peer.body as u64, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+            let mut load = http2(address, 1, 3, 3);
+            post(&mut load, 100_000);
+            load.timeout = Duration::from_secs(2);
+            Some((done("http2::a_window_that_never_opens_is_a_timeout", &load), received))
+        };
+        // Before the SETTINGS of a server that waits for a CPU have come there is one stream.
+        let is_sent = |(ran, _): &(RunOutcome, _)| ran.results.http2.unwrap().window_waits == 3;
+        let (ran, received) = until_expected(once, is_sent).unwrap();
         assert_eq!((ran.error("timeout"), ran.errors(), ran.results.operations), (3, vec!["timeout"], 0));
         assert_eq!(ran.results.http2.unwrap().window_waits, 3, "{ran:#?}");
+        until(|| received.load(Ordering::Relaxed) >= 65_535);
         assert_eq!(received.load(Ordering::Relaxed), 65_535);
     });
 }

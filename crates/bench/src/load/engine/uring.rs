@@ -211,9 +211,10 @@ pub(crate) fn self_test(with_options: bool, with_bind: bool) -> Result<(), Strin
 }
 
 /// Accepts the connection of the chain. The ring sends the request, and with it the last ACK of the handshake, only while the
-/// thread is in the kernel for the ring: a blocking accept() would return after the timer of delayed ACKs, 200 ms later.
+/// thread is in the kernel for the ring: a blocking accept() would return after the timer of delayed ACKs, 200 ms later. Waits for 3 s, as
+/// [`next`] does.
 fn accept(listener: &TcpListener, ring: &mut Ring) -> io::Result<TcpStream> {
-    for _ in 0..1000 {
+    for _ in 0..3000 {
         match listener.accept() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 ring.wait(Duration::from_millis(1))?;
@@ -231,8 +232,9 @@ fn describe(event: &ring::Event) -> String {
     }
 }
 
+/// Waits for an event for 3 s: the kernel repeats a SYN after 1 s if a busy host has dropped it.
 fn next(ring: &mut Ring) -> io::Result<ring::Event> {
-    for _ in 0..20 {
+    for _ in 0..60 {
         if let Some(event) = ring.event() {
             return Ok(event);
         }
@@ -259,7 +261,7 @@ mod tests {
     fn the_self_test_waits_for_no_delayed_ack() {
         in_namespace(|| {
             // The timer may expire on a host that stops this thread for 200 ms: one test without it suffices.
-            let without = (0..5).any(|_| {
+            let without = (0..20).any(|_| {
                 let before = delayed_acks();
                 if let Err(why) = self_test(true, false) {
                     skip("uring::the_self_test_waits_for_no_delayed_ack", "uring", &why);

@@ -525,8 +525,9 @@ mod tests {
             assert_eq!(unsafe { libc::syscall(libc::SYS_uname, mem::align_of::<u64>()) }, -1);
         }
         programs.detach();
-        let (mut runs, mut nested) = (0, 0);
+        let (mut runs, mut nested, mut processors) = (0, 0, 0);
         for counts in counted.get(&0, 0).unwrap().iter() {
+            processors += 1;
             runs += counts.runs;
             nested += counts.nested;
         }
@@ -535,8 +536,8 @@ mod tests {
         if nested > 0 && missed == 0 {
             return skip(test, "recursion-misses", "this kernel runs a program within itself");
         }
-        // One fault may be more than one event, as on 6.12.
-        assert!(missed >= runs, "{runs} runs, {missed} missed");
+        // One fault may be more than one event, as on 6.12. A run for another process may have been before its fault at the detach.
+        assert!(missed + processors >= runs, "{runs} runs, {missed} missed");
         assert_eq!(nested, 0);
     }
 }

@@ -11,6 +11,7 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::stream::Loopback;
 
 use self::group::loaded;
 
@@ -61,7 +62,11 @@ fn the_next_seat_inherits_the_packets_of_a_closed_socket() {
         let key = Chooser::Key { offset: 0, width: 4, mask: u32::MAX };
         let Some((map, mut sockets, address)) = open_group(test, 4, key) else { return };
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let send = || (0..100_u32).for_each(|packet| drop(sender.send_to(&packet.to_be_bytes(), address)));
+        let loopback = Loopback::open();
+        let send = || {
+            (0..100_u32).for_each(|packet| drop(sender.send_to(&packet.to_be_bytes(), address)));
+            loopback.flush();
+        };
         sockets[1] = None;
         send();
         let got: Vec<_> = sockets.iter().map(|socket| socket.as_ref().map_or(0, received)).collect();

@@ -25,8 +25,8 @@ const BFDD: &str = "/usr/lib/frr/bfdd";
 const VTYSH: &str = "/usr/bin/vtysh";
 /// A time limit that no working machine reaches.
 const LONG: Duration = Duration::from_secs(90);
-/// The detection multiplier of both sides: six seconds with 300 ms, longer than a thread waits on a busy machine.
-const DETECT_MULT: u8 = 20;
+/// The detection multiplier of both sides: 30 s with 300 ms, longer than a thread waits on a busy machine.
+const DETECT_MULT: u8 = 100;
 
 fn timers(tx_ms: u64, rx_ms: u64) -> Timers {
     let ms = Duration::from_millis;
@@ -295,7 +295,12 @@ fn interoperate(name: &str, here: &str, there: &str) {
     wait_for(&state, State::Up);
     frr.wait_for("up");
 
-    // bfdd dies.
+    // bfdd dies. Shorter intervals before, so that its death is detected within 6 s.
+    link.set_timers(timers(60, 60));
+    frr.configure(&["receive-interval 60", "transmit-interval 60"]);
+    wait_report(&state, "its short timers", |report| {
+        report.detection_time == ms(60) * u32::from(DETECT_MULT)
+    });
     frr.kill();
     wait_for(&state, State::Down);
     assert_eq!(state.report().diagnostic, Diagnostic::DetectionTimeExpired);

@@ -34,6 +34,12 @@ fn start(limits: Limits) -> Endpoint {
     Endpoint::start(([127, 0, 0, 1], 0).into(), limits, registry).unwrap()
 }
 
+fn start_with_page(limits: Limits, page: Page) -> Endpoint {
+    let mut registry = Registry::with_prefix("test");
+    registry.register_collector(Box::new(One));
+    Endpoint::start_with_page(([127, 0, 0, 1], 0).into(), limits, registry, page).unwrap()
+}
+
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -150,21 +156,15 @@ fn wrong_requests_get_their_status() {
 }
 
 #[test]
-fn a_live_page_gets_events_until_its_deadline() {
+fn a_live_page_gets_events() {
     let rendered = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&rendered);
     let (page, publisher) = Page::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         "<p>page</p>".to_owned()
     });
-    let limits = Limits {
-        deadline: Duration::from_secs(2),
-        stream_deadline: Duration::from_secs(1),
-        ..Limits::default()
-    };
-    let mut registry = Registry::with_prefix("test");
-    registry.register_collector(Box::new(One));
-    let endpoint = Endpoint::start_with_page(([127, 0, 0, 1], 0).into(), limits, registry, page).unwrap();
+    let limits = Limits { deadline: NEVER, stream_deadline: NEVER, ..Limits::default() };
+    let endpoint = start_with_page(limits, page);
     assert!(!publisher.has_readers());
     assert!(ask(endpoint.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").ends_with("<p>page</p>"));
     for _ in 0..3 {
@@ -191,8 +191,21 @@ fn a_live_page_gets_events_until_its_deadline() {
     }
     assert!(text.to_lowercase().contains("content-type: text/event-stream"), "{text}");
     scrape(endpoint.address());
-    // The deadline, not the client, ends the stream.
-    read(stream);
+}
+
+#[test]
+fn an_event_stream_ends_at_its_deadline() {
+    // The stream would also end with its publisher.
+    let (page, _publisher) = Page::new(|| "<p>page</p>".to_owned());
+    let limits = Limits {
+        deadline: Duration::from_secs(2),
+        stream_deadline: Duration::from_secs(1),
+        ..Limits::default()
+    };
+    let endpoint = start_with_page(limits, page);
+    let text = ask(endpoint.address(), "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(text.to_lowercase().contains("content-type: text/event-stream"), "{text}");
+    scrape(endpoint.address());
 }
 
 const CHILD: &str = "FOURTUPLE_TEST_WITHOUT_DESCRIPTORS";

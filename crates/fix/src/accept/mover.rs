@@ -282,10 +282,11 @@ os.dup2(s.fileno(), 900)
 epolls, threads, woken = [select.epoll(), select.epoll()], [0, 0], []
 def wait(at):
   threads[at] = threading.get_native_id()
-  while True: epolls[at].poll(); woken.append(at); s.accept()
+  while True: epolls[at].poll(); s.accept(); woken.append(at)
 for at in range(2):
   epolls[at].register(900, select.EPOLLIN | select.EPOLLEXCLUSIVE)
   threading.Thread(target=wait, args=(at,), daemon=True).start()
+while not all(threads): time.sleep(0.001)
 def connect():
   seen = len(woken); c = socket.socket(socket.AF_UNIX); c.connect(s.getsockname())
   while len(woken) == seen: time.sleep(0.001)
@@ -316,6 +317,13 @@ def cookie(): return int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 57, 8), sys.
         let order =
             |at: usize, runs| Order { number: 1, row: 0, thread: threads[at], runs, epoll: epolls[at], seat };
         let sleepers = threads.map(|thread| Sleeper::of(thread, 0).unwrap());
+        // While the first does not wait yet, the second is woken too.
+        for (sleeper, epoll) in sleepers.iter().zip(epolls) {
+            let begun = Instant::now();
+            while sleeper.waits_for().unwrap() != Some(epoll) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "the thread never waits");
+            }
+        }
         let mut turn = |at: usize| {
             let begun = Instant::now();
             while !rotate(&order(at, sleepers[at].runs().unwrap()), &mut kept, shared).unwrap() {

@@ -40,9 +40,23 @@ fn answer(hop: &UdpSocket) {
     });
 }
 
-fn exchange(client: &UdpSocket, to: SocketAddr, what: &str) {
-    client.send_to(&[REQUEST; 64], to).unwrap();
-    client.recv(&mut [0; 64]).unwrap_or_else(|error| panic!("{what}: {error}"));
+/// Sends a packet until a reply comes, and returns the number of packets. A plane closes a client two ticks after its only packet, and a
+/// reply that is later is lost.
+fn exchange(client: &UdpSocket, to: SocketAddr, what: &str) -> u64 {
+    client.set_read_timeout(Some(LONG / 6)).unwrap();
+    let mut packets = 0;
+    loop {
+        client.send_to(&[REQUEST; 64], to).unwrap();
+        packets += 1;
+        match client.recv(&mut [0; 64]) {
+            Ok(_) => return packets,
+            Err(error) => assert!(packets < 6, "{what}: {error}"),
+        }
+    }
+}
+
+fn exchange_all(clients: &[UdpSocket], to: SocketAddr, what: &str) -> u64 {
+    clients.iter().map(|client| exchange(client, to, what)).sum()
 }
 
 fn sum(running: &Running, of: impl Fn(&PlaneCounts) -> u64) -> u64 {
@@ -60,12 +74,12 @@ fn a_flood_of_sources_leaves_space_for_clients() {
             let limit = running.client_limit().unwrap();
             assert_eq!((limit.clients, limit.ports), (48, 64), "a quarter is for others");
             let established: Vec<_> = (1..=4).map(|ip| socket(format!("127.0.0.{ip}:3000"))).collect();
+            let mut sent = 0;
             for _ in 0..3 {
-                established.iter().for_each(|client| exchange(client, to, "before"));
+                sent += exchange_all(&established, to, "before");
             }
             let mut sources = Sources::new(3001).unwrap();
             // Each chunk has fewer sources than one plane has client slots.
-            let mut sent = 3 * 4;
             for chunk in 1..=250 {
                 assert_eq!(sources.send(to, 4), 4);
                 sent += 4;
@@ -74,9 +88,8 @@ fn a_flood_of_sources_leaves_space_for_clients() {
                 until(|| sum(&running, |plane| plane.clients) <= 48);
                 if chunk % 10 == 0 {
                     let newcomer = socket(format!("127.0.1.{}:3000", chunk / 10));
-                    exchange(&newcomer, to, "a new client");
-                    established.iter().for_each(|client| exchange(client, to, "established"));
-                    sent += 5;
+                    sent += exchange(&newcomer, to, "a new client");
+                    sent += exchange_all(&established, to, "established");
                     let others: Vec<_> = (0..10).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
                     assert!(
                         others.iter().all(Result::is_ok),
@@ -98,13 +111,20 @@ fn a_client_without_a_reply_is_closed_early() {
         answer(&hop);
         let (running, to) = start(PlaneKind::Batched, hop.local_addr().unwrap());
         let (answered, repeated) = (socket("127.0.0.1:3000"), socket("127.0.0.2:3000"));
-        exchange(&answered, to, "the first packet");
-        for packets in [2, 3] {
-            repeated.send_to(b"x", to).unwrap();
-            until(|| sum(&running, |plane| plane.received) == packets);
+        let mut received = exchange(&answered, to, "the first packet");
+        loop {
+            let closed = sum(&running, |plane| plane.unanswered);
+            (0..2).for_each(|_| assert_eq!(repeated.send_to(b"x", to).unwrap(), 1));
+            received += 2;
+            until(|| sum(&running, |plane| plane.received) == received);
+            // If this thread was stalled between both packets, the client was closed before the second one.
+            if sum(&running, |plane| plane.unanswered) == closed {
+                break;
+            }
         }
+        let closed = sum(&running, |plane| plane.unanswered);
         assert_eq!(Sources::new(3001).unwrap().send(to, 5), 5);
-        until(|| sum(&running, |plane| plane.unanswered) == 5);
+        until(|| sum(&running, |plane| plane.unanswered) == closed + 5);
         assert_eq!(sum(&running, |plane| plane.clients), 2, "the others stay for as long as --idle says");
         assert_eq!(sum(&running, |plane| plane.evicted), 0);
     });
@@ -172,12 +192,13 @@ fn established_clients_are_never_evicted() {
         let running = Forward { clients: Some(3), ..Forward::new(link, 1) }.start().unwrap();
         let to = running.address(0).unwrap();
         let established: Vec<_> = (1..=3).map(|ip| socket(format!("127.0.0.{ip}:3000"))).collect();
+        let mut sent = 5;
         for _ in 0..2 {
-            established.iter().for_each(|client| exchange(client, to, "established"));
+            sent += exchange_all(&established, to, "established");
         }
         assert_eq!(Sources::new(3001).unwrap().send(to, 5), 5);
-        until(|| sum(&running, |plane| plane.received) == 11);
-        established.iter().for_each(|client| exchange(client, to, "established"));
+        until(|| sum(&running, |plane| plane.received) == sent);
+        exchange_all(&established, to, "established");
         let counts = running.drain().unwrap().remove(0).remove(0);
         assert_eq!(
             counts.dropped.iter().map(|(reason, number)| (reason.name(), *number)).collect::<Vec<_>>(),

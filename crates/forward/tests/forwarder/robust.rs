@@ -113,8 +113,13 @@ fn a_next_hop_is_not_a_client() {
                 let running = start(link(listen, to), kind, 1);
                 let entry = SocketAddr::new(to.ip(), running.address(0).unwrap().port());
                 hop.send_to(b"x", entry).unwrap();
-                client.send_to(b"yy", entry).unwrap();
-                assert_eq!(hop.recv(&mut buffer).unwrap(), 2, "{what}: the client's is the first to arrive");
+                // A client that has sent one packet is closed after two ticks, perhaps before the drain.
+                for _ in 0..2 {
+                    client.send_to(b"yy", entry).unwrap();
+                }
+                for _ in 0..2 {
+                    assert_eq!(hop.recv(&mut buffer).unwrap(), 2, "{what}: only the client's arrive");
+                }
                 let counts = drain(running);
                 require_balance(&counts, &what);
                 let dropped: Vec<_> =
@@ -164,9 +169,15 @@ fn an_address_that_a_link_listens_at_is_not_a_client() {
 fn new_routes_end_clients_that_are_next_hops_now() {
     in_namespace(|| {
         let (client, hop) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        let running = start(link("127.0.0.1:0", hop.local_addr().unwrap()), PlaneKind::Batched, 1);
-        client.send_to(b"x", running.address(0).unwrap()).unwrap();
-        assert_eq!(hop.recv(&mut [0; 10]).unwrap(), 1);
+        let link = Link { idle: 10 * LONG, ..link("127.0.0.1:0", hop.local_addr().unwrap()) };
+        let running = start(link, PlaneKind::Batched, 1);
+        // A client that has sent one packet is closed after two ticks in any case.
+        for _ in 0..2 {
+            client.send_to(b"x", running.address(0).unwrap()).unwrap();
+        }
+        for _ in 0..2 {
+            assert_eq!(hop.recv(&mut [0; 10]).unwrap(), 1);
+        }
         running.set_routes(0, Routes::to(client.local_addr().unwrap())).unwrap();
         until(|| running.counts(0)[0].clients == 0);
     });
@@ -235,6 +246,8 @@ fn an_icmp_error_drops_no_later_packet() {
                         assert_eq!(length, 1, "{what}");
                         from
                     };
+                    // The socket of a client with one packet is closed after two ticks, perhaps before the error arrives.
+                    pass();
                     for complaints in 1..=3 {
                         send_icmp_error(&router, code, 1500, pass(), target.local_addr().unwrap());
                         // With replies the plane polls the socket for the error. Without replies it sees the error at the next
@@ -316,6 +329,8 @@ fn a_local_listening_address_is_refused_as_next_hop() {
     in_namespace(|| {
         device::add_address("lo", "192.0.2.7".parse().unwrap(), 32).unwrap();
         device::add_address("lo", "2001:db8::7".parse().unwrap(), 128).unwrap();
+        // A kernel worker adds the route that makes the address local.
+        reach(&socket("[2001:db8::7]:0"));
         for (listen, to) in [
             ("0.0.0.0:4000", "192.0.2.7:4000"),
             ("0.0.0.0:4000", "127.1.2.3:4000"),
@@ -567,6 +582,15 @@ fn replies_come_from_the_requested_address() {
                 let port = running.address(0).unwrap().port();
                 let client = socket(if asked[0].is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
                 let mut buffer = [0; 2000];
+                // Of a new client the plane loses a reply that comes two ticks late, of one that has sent two packets none.
+                for ip in asked {
+                    for _ in 0..2 {
+                        client.send_to(b"?", (*ip, port)).unwrap();
+                    }
+                    for _ in 0..2 {
+                        assert_eq!(target.recv(&mut buffer).unwrap(), 1, "{kind} at {listen}");
+                    }
+                }
                 for round in 0..3_u8 {
                     for (number, ip) in asked.iter().enumerate() {
                         let to = SocketAddr::new(*ip, port);
@@ -586,7 +610,7 @@ fn replies_come_from_the_requested_address() {
                 }
                 let counts = drain(running);
                 require_balance(&counts, kind.name());
-                assert_eq!((counts.received, counts.returned), (14, 14), "{kind} at {listen}");
+                assert_eq!((counts.received, counts.returned), (6 + 14, 14), "{kind} at {listen}");
                 assert_eq!(counts.clients, asked.len() as u64, "{kind} at {listen}: one for each address");
             }
         }
@@ -601,7 +625,11 @@ fn a_dropped_reply_is_not_a_dropped_packet() {
         let mut link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         link.replies = true;
         let running = start(link, PlaneKind::Batched, 1);
-        client.send_to(b"x", running.address(0).unwrap()).unwrap();
+        // The socket of a client with one packet is closed after two ticks, perhaps before the reply.
+        for _ in 0..2 {
+            client.send_to(b"x", running.address(0).unwrap()).unwrap();
+        }
+        target.recv(&mut [0; 10]).unwrap();
         let (_, from) = target.recv_from(&mut [0; 10]).unwrap();
         target.send_to(&[0; 20_000], from).unwrap();
         until(|| !running.counts(0)[0].dropped_replies.is_empty());

@@ -2,7 +2,6 @@
 //! its connection. The binary has no other tests, because these count and take the descriptors of the whole process.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::{DialError, Dialer, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple::listen::{AcceptPolicy, ListenerGroupBuilder};
 use fourtuple_testing::process::until_others_sleep;
-use fourtuple_testing::{StopOnDrop, in_namespace, listener, open_descriptors, set_sysctl};
+use fourtuple_testing::{StopOnDrop, connect, in_namespace, listener, open_descriptors, set_sysctl};
 
 /// Held by the test that runs.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -80,7 +79,8 @@ fn no_descriptor_is_free_and_no_connection_is_lost() {
         thread::scope(|scope| {
             let waker = dispatcher.waker();
             let running = scope.spawn(|| dispatcher.run(&stop).map(|()| dispatcher.stats()));
-            let mut clients = [(); 3].map(|()| TcpStream::connect("127.0.0.1:4000").unwrap());
+            // None is in a handshake when the dispatcher sleeps.
+            let mut clients = [(); 3].map(|()| connect(address));
             for client in &mut clients {
                 client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                 client.write_all(b"x").unwrap();
@@ -126,7 +126,7 @@ fn accept_without_descriptors_does_not_spin() {
             let Ok(group) = ListenerGroupBuilder::at(address).policy(policy).open() else { continue };
             let mut worker = group.join().unwrap();
             assert!(worker.next(Some(Duration::from_millis(1))).unwrap().is_none());
-            let mut client = TcpStream::connect(group.endpoint().inet().unwrap()).unwrap();
+            let mut client = connect(group.endpoint().inet().unwrap());
             client.write_all(b"x").unwrap();
             let held = all_descriptors(&client);
             let begun = Instant::now();

@@ -20,6 +20,7 @@ use fourtuple::listen::{AcceptPolicy, ListenError, ListenerGroupBuilder};
 use fourtuple_syscalls::seccomp::{self, Facility, FailingCall};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Errno, device, netns, option, route};
+use fourtuple_testing::stream::arrives;
 use fourtuple_testing::wire::{FAR, FAR_V4, NEAR, NEAR_V4, Wire};
 use fourtuple_testing::{each_in_namespace, errnos, in_namespace, listener, print, set_sysctl};
 use tokio::runtime::{Builder, Runtime};
@@ -595,8 +596,10 @@ fn a_shared_tuple_is_not_risked(errno: Errno) {
     }
     dialer(Sharing::Exclusive).dial().unwrap();
     let owner = UdpSocket::from(owner);
-    server.send_to(b"mine", owner.local_addr().unwrap()).unwrap();
-    assert_eq!(owner.recv(&mut [0; 8]).unwrap(), 4);
+    let send = || {
+        server.send_to(b"mine", owner.local_addr().unwrap()).unwrap();
+    };
+    assert_eq!(arrives(send, &owner, &mut [0; 8]).0, 4);
 }
 
 #[test]

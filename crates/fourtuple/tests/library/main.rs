@@ -3,15 +3,17 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::{Dialer, Sharing, SourcePool, Strategy};
 use fourtuple::listen::{AcceptPolicy, Family, ListenerGroupBuilder, Recycle, Workers};
 use fourtuple::ports::{PortRange, PortSet};
 use fourtuple::spread::Selector;
+use fourtuple_syscalls::sock_diag;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -53,6 +55,20 @@ fn runtime() -> Runtime {
 /// Runs a future, and fails the test if it does not end.
 fn run<T>(future: impl Future<Output = T>) -> T {
     runtime().block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end in time") })
+}
+
+/// Waits until no TCP socket has this local address: on a busy machine the kernel handles the last ACK of a closed connection after close().
+fn until_gone(local: SocketAddr) {
+    let begun = Instant::now();
+    loop {
+        let mut is_there = false;
+        sock_diag::each_connection(|entry| is_there |= entry.local == local).unwrap();
+        if !is_there {
+            return;
+        }
+        assert!(begun.elapsed() < DEADLINE, "{local} is still in use");
+        thread::yield_now();
+    }
 }
 
 /// Collects the fields of events as text.

@@ -23,9 +23,9 @@ use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
 use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, seccomp};
-use fourtuple_testing::{in_namespace, listener, set_sysctl};
+use fourtuple_testing::{in_namespace, keep_time_wait, listener, set_sysctl};
 
-use crate::has_option;
+use crate::{has_option, until_gone};
 
 const PORTS: u16 = 64;
 
@@ -620,6 +620,7 @@ fn each_namespace_is_probed_for_itself() {
 fn a_guarded_stream_releases_the_port_that_its_peer_closed() {
     in_namespace(|| {
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20007");
+        keep_time_wait();
         let listener = TcpListener::bind("127.0.0.1:4000").unwrap();
         let dialer = Dialer::builder(listener.local_addr().unwrap()).build().unwrap();
         let mut held = Vec::new();
@@ -637,6 +638,8 @@ fn a_guarded_stream_releases_the_port_that_its_peer_closed() {
             assert_eq!(stream.read(&mut [0]).is_err(), close_by_reset);
             // A direction that is closed after the peer's changes nothing.
             let _ = stream.shutdown(Shutdown::Write);
+            drop(stream);
+            until_gone(report.source);
         }
         let (mut stream, report) = GuardedStream::dial(&dialer).unwrap();
         let (server_side, _) = listener.accept().unwrap();

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::Duration;
 
 use fourtuple::dial::{BuildError, DialError, Sharing, SourcePool, Strategy, UdpDialer};
 use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::stream::arrives;
 
 use crate::range;
 
@@ -103,9 +103,11 @@ fn a_tuple_with_an_owner_is_not_taken_over() {
         socket::bind(thief.as_fd(), report.source).unwrap();
         socket::connect(thief.as_fd(), destination).unwrap();
         let thief = UdpSocket::from(thief);
-        server.send_to(b"mine", report.source).unwrap();
-        thief.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        assert_eq!(thief.recv(&mut [0; 8]).unwrap(), 4, "the newest socket on a 4-tuple gets its packets");
+        let send = || {
+            server.send_to(b"mine", report.source).unwrap();
+        };
+        let (length, _) = arrives(send, &thief, &mut [0; 8]);
+        assert_eq!(length, 4, "the newest socket on a 4-tuple gets its packets");
         drop((owner, thief));
     });
 }

@@ -179,11 +179,14 @@ fn blocking_waits_beside_another_policy() {
         let mut acceptor = old.join().unwrap();
         let new = ListenerGroupBuilder::from_listeners(old.listeners().unwrap()).unwrap();
         let new = new.policy(AcceptPolicy::Exclusive).open().unwrap();
-        // A worker that does not wait has no voluntary context switches; this one waits for at most 50 ms at a time.
+        // A worker that does not wait has no voluntary context switches; this one waits for at most 50 ms at a time, on a busy machine perhaps
+        // only once in a second.
         let before = voluntary_switches();
-        assert!(acceptor.next(Some(Duration::from_secs(1))).unwrap().is_none());
-        let switches = voluntary_switches() - before;
-        assert!(switches >= 3, "{switches} context switches");
+        let waits = (0..10).any(|_| {
+            assert!(acceptor.next(Some(Duration::from_secs(1))).unwrap().is_none());
+            voluntary_switches() - before >= 3
+        });
+        assert!(waits, "{} context switches", voluntary_switches() - before);
         drop(new);
     });
 }

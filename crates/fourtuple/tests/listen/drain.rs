@@ -17,6 +17,7 @@ use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::signals::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, privileges, sock_diag};
+use fourtuple_testing::process::until_others_sleep;
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace};
 
 use crate::policies::everywhere;
@@ -151,7 +152,7 @@ fn a_drain_under_load_resets_no_connection() {
 #[test]
 fn a_full_queue_is_served_before_the_end() {
     in_namespace(|| {
-        for (policy, family) in everywhere("a_full_queue_is_served_before_the_end") {
+        each_in_namespace(everywhere("a_full_queue_is_served_before_the_end"), |(policy, family)| {
             let group = builder(policy, family).max_workers(4).open().unwrap();
             // A listener of the group queues the connections until a worker joins.
             let mut streams: Vec<_> = (0..16).map(|_| connect(&group)).collect();
@@ -190,7 +191,7 @@ fn a_full_queue_is_served_before_the_end() {
             // No connection counts as open any more.
             let again = group.drain(Duration::ZERO).unwrap();
             assert!(again.is_complete() && group.join().unwrap().next(None).unwrap().is_none());
-        }
+        });
     });
 }
 
@@ -198,10 +199,18 @@ fn a_full_queue_is_served_before_the_end() {
 fn refuses(group: &ListenerGroup) -> bool {
     let refuses_one = || match group.endpoint() {
         Endpoint::Unix(path) => !path.exists(),
-        Endpoint::Inet(address) => TcpStream::connect_timeout(address, Duration::from_millis(50)).is_err(),
+        Endpoint::Inet(address) => TcpStream::connect_timeout(address, Duration::from_millis(500)).is_err(),
     };
     // A thread that waits for a CPU may exceed one of the timeouts.
     refuses_one() && refuses_one()
+}
+
+/// Waits until connections are in the accept queue: on a busy machine the kernel handles the last ACK of a handshake after connect().
+fn until_queued(group: &ListenerGroup, connections: u32) {
+    let length = |listener: &OwnedFd| option::accept_queue(listener.as_fd()).unwrap();
+    while group.listeners().unwrap().iter().map(length).sum::<u32>() < connections {
+        thread::yield_now();
+    }
 }
 
 /// Begins a handshake that never completes. Returns its client.
@@ -246,6 +255,7 @@ fn a_drain_reports_remaining_connections() {
         let connection = acceptor.next(Some(DEADLINE)).unwrap().unwrap();
         // Two connections are in the accept queue, and one handshake never completes.
         let _queued = [connect(&group), connect(&group)];
+        until_queued(&group, 2);
         let Some(address) = group.endpoint().inet() else { unreachable!("TCP") };
         let _client = half_open(address);
         let report = group.drain(Duration::from_millis(20)).unwrap();
@@ -316,6 +326,8 @@ fn a_kept_connection_is_open_until_the_deadline() {
                 stream.write_all(b"?").unwrap();
                 stream.read_exact(&mut answer).unwrap();
                 assert_eq!(answer, [0]);
+                // A connection on its way from the worker to the dispatcher counts for both.
+                until_others_sleep();
                 let report = group.drain(Duration::from_millis(100)).unwrap();
                 assert_eq!((report.open, report.queued), (1, 0), "{policy} over {family}: {report:?}");
                 assert_eq!(
@@ -406,8 +418,12 @@ fn signals_do_not_shorten_the_wait_for_room() {
     in_namespace(|| {
         let _timer = IntervalTimer::for_this_thread(Duration::from_millis(1)).unwrap();
         let before = IntervalTimer::signals();
-        wait_for_space();
-        assert!(IntervalTimer::signals() > before + 100);
+        // A thread that waits for a CPU gets several signals as one.
+        let is_interrupted = (0..10).any(|_| {
+            wait_for_space();
+            IntervalTimer::signals() > before + 100
+        });
+        assert!(is_interrupted, "{} signals", IntervalTimer::signals() - before);
     });
 }
 
@@ -494,6 +510,8 @@ fn processes_use_tcp_migrate_req() {
         let group = listen.workers(Workers::Processes).open().unwrap();
         let leaving = group.join().unwrap();
         let mut waiting: Vec<_> = (0..5).map(|_| connect(&group)).collect();
+        // The kernel may reset a connection whose handshake is in progress.
+        until_queued(&group, 5);
         let mut staying = group.join().unwrap();
         leaving.leave().unwrap();
         for stream in &mut waiting {

@@ -153,10 +153,13 @@ fn uring_oneshot_and_dispatcher_take_turns() {
 
 fn closed_one_by_one(policy: AcceptPolicy, family: Family) -> Vec<u64> {
     let group = open(policy, family);
+    let set_timeout = |timeout| {
+        for listener in group.listeners().unwrap() {
+            option::set_receive_timeout(listener.as_fd(), timeout).unwrap();
+        }
+    };
     // After the timeout of the group a worker waits anew, behind the others; on a busy machine that is before its turn.
-    for listener in group.listeners().unwrap() {
-        option::set_receive_timeout(listener.as_fd(), Duration::from_secs(1)).unwrap();
-    }
+    set_timeout(Duration::from_secs(60));
     let workers = Worker::start_many(&group, 4);
     for _ in 0..48 {
         // A worker that has not yet read the end of its connection sleeps too.
@@ -166,8 +169,16 @@ fn closed_one_by_one(policy: AcceptPolicy, family: Family) -> Vec<u64> {
         until_others_sleep();
         ask(&mut *connect(&group), 0);
     }
+    let shares = group.stats().iter().take(4).map(|seat| seat.accepts).collect();
+    // Only a connection ends an accept(2) with the long timeout: each worker serves one more, all at the same time.
+    set_timeout(Duration::from_millis(50));
+    let mut streams: Vec<_> = (0..4).map(|_| connect(&group)).collect();
+    for stream in &mut streams {
+        ask(&mut **stream, 0);
+    }
+    drop(streams);
     stop(workers);
-    group.stats().iter().take(4).map(|seat| seat.accepts).collect()
+    shares
 }
 
 #[test]
@@ -285,15 +296,10 @@ fn the_least_busy_worker_is_chosen() {
             let mut held = Vec::new();
             let mut seats = Vec::new();
             for _ in 0..60 {
-                let before = group.stats();
+                until_others_sleep();
                 let mut stream = connect(&group);
-                let seat = ask(&mut *stream, 0).0;
-                let rests = || group.stats()[seat as usize].busy > before[seat as usize].busy;
-                while seat != busy && !rests() {
-                    thread::yield_now();
-                }
+                seats.push(ask(&mut *stream, 0).0);
                 held.push(stream);
-                seats.push(seat);
             }
             gate.open();
             assert_eq!(long.join().unwrap(), busy);

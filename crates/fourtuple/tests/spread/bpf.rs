@@ -15,6 +15,7 @@ use fourtuple_syscalls::datagram::Batch;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{device, option};
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::stream::arrives;
 
 use crate::{DEADLINE, assert_even, lengths, open, sender, shares, take};
 
@@ -229,9 +230,12 @@ fn a_foreign_socket_gets_packets_by_hash_but_not_by_table() {
             }
             let mut got = [Vec::new(), Vec::new()];
             let mut batch = Batch::new(64, 64);
-            take(&group.member(0).unwrap(), &mut batch, &mut got[0]);
-            take(&stranger, &mut batch, &mut got[1]);
-            assert_eq!(got[0].len() + got[1].len(), 64);
+            let end = Instant::now() + DEADLINE;
+            while got[0].len() + got[1].len() < 64 {
+                take(&group.member(0).unwrap(), &mut batch, &mut got[0]);
+                take(&stranger, &mut batch, &mut got[1]);
+                assert!(Instant::now() < end, "{spread}: {:?}", lengths(&got));
+            }
             assert_eq!(got[1].is_empty(), spread == "map:hash", "{spread}: {:?}", lengths(&got));
         }
     });
@@ -294,8 +298,11 @@ fn the_receiver_sees_the_configured_number_of_peers() {
         peers.sort_unstable();
         peers.dedup();
         assert_eq!(peers, (49_152..49_160).collect::<Vec<_>>());
-        sender.send_to(b"data", other.local_addr().unwrap()).unwrap();
-        assert_eq!(other.recv_from(&mut [0; 8]).unwrap().1, sender.local_addr().unwrap());
+        let send = |to: SocketAddr| {
+            sender.send_to(b"data", to).unwrap();
+        };
+        let to_other = || send(other.local_addr().unwrap());
+        assert_eq!(arrives(to_other, &other, &mut [0; 8]).1, sender.local_addr().unwrap());
         let at = group.at_device().unwrap();
         assert_eq!(at.changed, 200);
         assert!(at.passed >= 1);
@@ -309,8 +316,7 @@ fn the_receiver_sees_the_configured_number_of_peers() {
                 Err(error) => assert!(Instant::now() < end, "{error}"),
             }
         };
-        sender.send_to(b"data", address).unwrap();
-        assert_eq!(plain.recv_from(&mut [0; 8]).unwrap().1, sender.local_addr().unwrap());
+        assert_eq!(arrives(|| send(address), &plain, &mut [0; 8]).1, sender.local_addr().unwrap());
     });
 }
 

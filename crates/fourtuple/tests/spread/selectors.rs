@@ -220,10 +220,12 @@ fn odd_packets_are_classified_correctly() {
             let filter = format!("port={}", sender.local_addr().unwrap().port());
             let test = "odd_packets_are_classified_correctly";
             let Some(group) = open_with_control(test, to, 2, spread, &filter) else { return };
+            let loopback = Loopback::open();
             for _ in 0..10 {
                 sender.send_to(&[0; 4], group.address()).unwrap();
                 at("127.0.0.1").send_to(&[0; 4], group.address()).unwrap();
             }
+            loopback.flush();
             assert_eq!(waiting(&[group.control().unwrap()]).1, 10, "{spread}");
             assert_eq!(waiting(&members(&group)).1, 10, "{spread}");
 
@@ -231,8 +233,10 @@ fn odd_packets_are_classified_correctly() {
             for length in [4, 5, 7] {
                 sender.send_to(&[0; 8][..length], group.address()).unwrap();
             }
+            loopback.flush();
             assert_eq!(waiting(&[group.control().unwrap()]), (0, 0), "{spread}");
             sender.send_to(&[0; 8], group.address()).unwrap();
+            loopback.flush();
             assert_eq!(waiting(&[group.control().unwrap()]), (0, 1), "{spread}");
             assert_eq!(waiting(&members(&group)), (0, 3), "{spread}");
         }
@@ -260,6 +264,7 @@ fn control_lookalikes_from_afar_are_data() {
                     sender.send_to(&[first, 0, 0, 0], group.address()).unwrap();
                 }
                 sender.send_to(&[], group.address()).unwrap();
+                Loopback::open().flush();
                 let mut got = Batch::new(8, 64);
                 let control = group.control().unwrap();
                 assert_eq!(got.receive(control.as_fd()).unwrap(), 1, "{spread} {address}");

@@ -21,7 +21,7 @@ use fourtuple_syscalls::ring::{OpenOptions, Ring};
 use fourtuple_syscalls::seccomp::{self, Facility};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{Endpoint, Errno};
-use fourtuple_testing::process::Python;
+use fourtuple_testing::process::{Python, start, undisturbed};
 use fourtuple_testing::{connect, listener, set_sysctl, skip};
 use traced::{count, elsewhere, has_missed, named, own_network, to, traced, tuple, until_none_missed};
 
@@ -36,10 +36,10 @@ const NARROW: &[u8] = b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x03\0\x01\0\
 fn a_program_of_32_bits_in_scope_is_named() {
     let test = "connect::a_program_of_32_bits_in_scope_is_named";
     let path = std::env::temp_dir().join(format!("fourtuple-narrow-{}", process::id()));
-    fs::write(&path, NARROW).unwrap();
+    // Until its exec a child of another test would have the file open for writing: ETXTBSY.
+    undisturbed(|| fs::write(&path, NARROW)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    let started = Command::new(&path).spawn();
-    let mut narrow = match started {
+    let mut narrow = match start(&mut Command::new(&path)) {
         Ok(narrow) => narrow,
         Err(error) => return skip(test, "ia32", &error.to_string()),
     };
@@ -330,8 +330,11 @@ fn fill_udp(destination: SocketAddr) -> Vec<u16> {
     let mut sockets: Vec<OwnedFd> = (0..PORTS).map(|_| open(destination).unwrap()).collect();
     let mut known = ports(&sockets);
     (0..3).for_each(|_| refused(destination));
-    sockets.pop();
-    let last = open(destination).unwrap();
+    // The port is free only if no process that is being started holds a copy of the socket.
+    let last = undisturbed(|| {
+        sockets.pop();
+        open(destination).unwrap()
+    });
     // A socket that has a port does not search.
     socket::connect(last.as_fd(), destination).unwrap();
     known.extend(ports(&[last]));

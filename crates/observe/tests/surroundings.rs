@@ -16,6 +16,7 @@ use fourtuple_record::TraceConnectResults;
 use fourtuple_syscalls::socket::{self, Progress, Transport};
 use fourtuple_syscalls::{netns, option};
 use fourtuple_testing::accept_queue::{listen_overflows, tcp_counter};
+use fourtuple_testing::process::{start, undisturbed};
 use fourtuple_testing::{cgroup_root, listener, set_sysctl, skip};
 use traced::{elsewhere, named, own_network, to, traced, tuple, until_none_missed};
 
@@ -158,7 +159,7 @@ fn traced_child(test: &str) -> Option<((), Outcome<TraceConnectResults>)> {
     command.args(["--exact", test, "--nocapture"]).env(DIALS, "1");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     netns::start_in_new(&mut command);
-    let mut child = match command.spawn() {
+    let mut child = match start(&mut command) {
         Err(error) => {
             skip(test, "netns", &error.to_string());
             return None;
@@ -193,7 +194,9 @@ fn connects_in_another_namespace_are_not_counted() {
             socket::connect(socket.as_fd(), closed).unwrap_err();
         };
         let dials = |number: u32| {
-            drop((0..number).map(|_| dial(destination)).collect::<Vec<_>>());
+            let sockets: Vec<OwnedFd> = (0..number).map(|_| dial(destination)).collect();
+            // A child of another test has copies of the sockets until its exec.
+            undisturbed(|| drop(sockets));
             (0..number).for_each(|_| refused());
         };
         let program = || {

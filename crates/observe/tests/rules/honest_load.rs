@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use fourtuple_observe::doctor::{Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
+use fourtuple_record::Finding;
 use fourtuple_syscalls::child;
 use fourtuple_testing::{in_namespace, process, skip};
 
@@ -74,6 +75,13 @@ fn serves(name: &str, directory: &str, proxy: impl FnOnce() -> Option<Program>) 
     }
 }
 
+/// Returns whether a process has a handler of SIGINT, signal 2. The signal ends one that has none yet.
+fn handles_interrupts(process: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << 1 != 0
+}
+
 /// Requests pages and diagnoses an interval in the middle. Returns false if wrk is not installed.
 fn serves_without_a_finding() -> bool {
     let url = format!("http://{NEAR}:{PROXY}/");
@@ -81,18 +89,28 @@ fn serves_without_a_finding() -> bool {
     wrk.args(["-t", "1", "-c", "50", "-d", "600s", &url]).stdout(Stdio::piped());
     child::end_with_this_thread(&mut wrk);
     let Ok(wrk) = process::start(&mut wrk) else { return false };
+    crate::scene::until("wrk runs", || handles_interrupts(wrk.id()).then_some(()));
     let mut reader = Reader::new(Path::new("/"));
     thread::sleep(Duration::from_millis(500));
     crate::scene::read(&mut reader);
-    thread::sleep(Duration::from_millis(1_000));
-    let snapshot = crate::scene::read(&mut reader);
-    let diagnosis = diagnose(&snapshot, &Limits::default());
+    let mut intervals = 0;
+    let (snapshot, findings) = loop {
+        thread::sleep(Duration::from_millis(1_000));
+        let snapshot = crate::scene::read(&mut reader);
+        let findings = diagnose(&snapshot, &Limits::default()).findings;
+        intervals += 1;
+        // Connections and requests do wait for a server that gets no processor for a second, but not in each interval.
+        let may_be_true = |finding: &Finding| ["A07", "X01"].contains(&finding.id.as_str());
+        if findings.is_empty() || intervals == 5 || !findings.iter().all(may_be_true) {
+            break (snapshot, findings);
+        }
+    };
     // The readings may take longer than any time that wrk could run for.
     child::interrupt(wrk.id()).unwrap();
     let output = wrk.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("Requests/sec"), "{text}");
-    assert!(diagnosis.findings.is_empty(), "{:#?}\n{text}", diagnosis.findings);
+    assert!(findings.is_empty(), "{findings:#?}\n{text}");
     let tuples = &snapshot.connections.seen().unwrap().tuples;
     assert!(tuples.iter().any(|tuple| tuple.destination.port() == PROXY), "{tuples:#?}");
     true

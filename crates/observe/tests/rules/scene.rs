@@ -1,7 +1,7 @@
 //! The network namespace of a test: its addresses and connections, readings of it, and their findings.
 
 use std::any::type_name_of_val;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -12,8 +12,8 @@ use fourtuple_observe::doctor::{Diagnosis, Limits, diagnose};
 use fourtuple_observe::host::snapshot::Reader;
 use fourtuple_record::snapshot::{FailedCall, Owner, Part, PortSearch, Snapshot, TracedConnects};
 use fourtuple_record::{Advice, Finding, Proof, Severity};
-use fourtuple_syscalls::device;
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{device, netns};
 use fourtuple_testing::process::{Python, undisturbed};
 use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl, skip};
 
@@ -21,6 +21,10 @@ use fourtuple_testing::{in_namespace, keep_time_wait, set_sysctl, skip};
 pub(crate) fn read(reader: &mut Reader) -> Snapshot {
     let mut snapshot = undisturbed(|| reader.read());
     snapshot.search = Part::Seen(PortSearch { default: "parity".to_owned(), option: "linear".to_owned() });
+    // They are of the whole host, and other tests flood it.
+    if let Part::Seen(counters) = &mut snapshot.counters {
+        counters.retain(|name, _| !name.starts_with("softnet."));
+    }
     snapshot
 }
 
@@ -216,6 +220,29 @@ pub(crate) fn connect(to: SocketAddr, number: usize) -> Vec<TcpStream> {
     (0..number).map(|_| TcpStream::connect(to).unwrap()).collect()
 }
 
+/// Sends data on connections: those that have carried none for 5 s seem to be a leak.
+pub(crate) fn use_all(connections: &[TcpStream]) {
+    connections.iter().for_each(|mut connection| connection.write_all(b"x").unwrap());
+}
+
+/// Returns whether half of the connections of the largest tuple have carried data in the last 5 s.
+pub(crate) fn are_used(snapshot: &Snapshot) -> bool {
+    let idle = snapshot.connections.seen().unwrap().tuples[0].idle;
+    idle.expect("the tuple has a quarter of the ports").median_ns < 5_000_000_000
+}
+
+/// Reads the namespace right after data on its connections, again if a busy host took long in between.
+#[track_caller]
+pub(crate) fn now_used(connections: &[TcpStream]) -> Snapshot {
+    let mut reader = Reader::new(Path::new("/"));
+    // The first reading loads BPF programs, which takes seconds on a busy host.
+    read(&mut reader);
+    until("a reading right after the data", || {
+        use_all(connections);
+        Some(read(&mut reader)).filter(are_used)
+    })
+}
+
 /// Opens connections one after the other and closes each on the client's side first.
 pub(crate) fn connect_and_close(server: &TcpListener, number: usize) {
     keep_time_wait();
@@ -223,6 +250,27 @@ pub(crate) fn connect_and_close(server: &TcpListener, number: usize) {
         let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
         close(client, server.accept().unwrap().0);
     }
+}
+
+/// Does the same towards a new server, and returns the server and the finding of a rule whose verdict has a part, as [`says`] compares it. The
+/// rules count the closes of the last 10 s: where a busy host took longer, another namespace begins anew.
+#[track_caller]
+pub(crate) fn found_after_closes(range: &str, number: usize, id: &str, text: &str) -> (TcpListener, Finding) {
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        small_range(range);
+        let (server, _) = server(NEAR, 4000);
+        let begun = Instant::now();
+        connect_and_close(&server, number);
+        while begun.elapsed() < Duration::from_secs(10) {
+            seen = findings(id);
+            if let Some(finding) = seen.iter().find(|finding| has(&finding.verdict, text)) {
+                return (server, finding.clone());
+            }
+        }
+        netns::enter_new().unwrap();
+    }
+    panic!("no {text:?} in {seen:#?}");
 }
 
 /// Closes a connection on one side, and on the second side when the FIN has arrived: both sides would be in TIME_WAIT otherwise.

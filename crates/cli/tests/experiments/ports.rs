@@ -8,11 +8,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::chown;
 use std::process::{Child, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::program::fixing::Cgroup;
 use crate::program::situation::{
-    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_during, do_now, envoy_proxy, experiment,
+    Daemon, Fix, PROXY, SERVER, actions, cpu_ns, diagnose, diagnose_until, do_now, envoy_proxy, experiment,
     failed_requests, finds, first, has, nginx, paste, paste_first, set_range, wait_for,
 };
 use crate::program::{TempDir, binary, children, fourtuple, in_own_namespace, queues, until};
@@ -20,7 +21,7 @@ use crate::row;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, device, resource};
 use fourtuple_testing::process::Python;
-use fourtuple_testing::{in_namespace, process, set_sysctl, skip};
+use fourtuple_testing::{in_namespace, keep_time_wait, process, set_sysctl, skip};
 use serde_json::Value;
 
 /// Traefik and nginx without keep-alive to the server (traefik#13123): the proxy closes first, and its ports are in TIME_WAIT.
@@ -38,9 +39,10 @@ fn the_fix_of_an_exhausted_proxy_needs_no_cgroup() {
     in_namespace(|| exhaust_a_proxy("ports::the_fix_of_an_exhausted_proxy_needs_no_cgroup", None, 1));
 }
 
-/// Runs `doctor` while a client sends requests.
-fn diagnose_during_requests(temp: &TempDir, url: &str) -> Value {
-    diagnose_during(temp, || {
+/// Runs `doctor` while a client sends requests, until it has seen the process connect and no port free: those of which TIME_WAIT ends are free
+/// for a moment.
+fn diagnose_during_requests(temp: &TempDir, url: &str, process: &str) -> Value {
+    diagnose_until(temp, "P01", &["uses 200 of 200 ports", process], || {
         failed_requests(url, 20);
     })
 }
@@ -50,6 +52,7 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
         return;
     }
     set_range(20_000, 20_199);
+    keep_time_wait();
     // As many sources as the rate of the test needs to last, on a fast machine too.
     for last in 5..=64 {
         device::add_address("lo", [10, 0, 0, last].into(), 24).unwrap();
@@ -75,9 +78,9 @@ fn exhaust_a_proxy(test: &str, cgroup: Option<Cgroup>, workers: u32) {
     failed_requests(&url, 200);
     let before = failed_requests(&url, 100);
     assert!(before > 90, "{before} of 100 requests failed");
-    let record = diagnose_during_requests(&temp, &url);
-    let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
     let nginx = format!("nginx[{worker}]");
+    let record = diagnose_during_requests(&temp, &url, &nginx);
+    let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
     let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &nginx]);
     let command = "sysctl -w net.ipv4.tcp_tw_reuse=1";
     let sources = format!("fourtuple fix ports --pid {worker} --source 10.0.0.0/24 --to 10.0.0.2:{SERVER}");
@@ -180,6 +183,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
     experiment(&["nginx", "python3"], |temp| {
         let Some(cgroup) = Cgroup::new(test, "wait") else { return };
         set_range(20_000, 23_999);
+        keep_time_wait();
         let server = format!("server {{ listen 10.0.0.2:{SERVER} backlog=4096; return 200 ok; }}");
         let _server = nginx(temp, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
@@ -197,13 +201,11 @@ fn a_search_among_time_wait_is_named_and_fixed() {
             "import threading\ngoing = True\ndef more():\n  while going: churn(1); time.sleep(0.02)\n\
              thread = threading.Thread(target=more); thread.start()",
         );
-        let record = diagnose(temp);
+        let (tuple, name) = (format!("10.0.0.1 → 10.0.0.2:{SERVER} uses "), format!("[{}]", client.pid()));
+        let verdict = [&*tuple, &*name];
+        let record = diagnose_until(temp, "P02", &verdict, || thread::sleep(Duration::from_millis(10)));
         client.run("going = False; thread.join()");
-        let finding = first(
-            &record,
-            "P02",
-            &[&format!("10.0.0.1 → 10.0.0.2:{SERVER} uses "), &format!("[{}]", client.pid())],
-        );
+        let finding = first(&record, "P02", &verdict);
         let command = do_now(finding);
         let Some(fix) = Fix::paste(test, &command) else { return };
         // The first samples of the fix may find less than a quarter of the ports in use: 1 of 10 connects may proceed unchanged.
@@ -228,6 +230,7 @@ fn a_search_among_time_wait_is_named_and_fixed() {
 fn envoy_is_named_by_its_process_and_reuse_helps() {
     experiment(&["envoy", "nginx", "curl"], |temp| {
         set_range(20_000, 20_199);
+        keep_time_wait();
         let server = format!("server {{ listen 10.0.0.2:{SERVER}; return 200 ok; }}");
         let _server = nginx(temp, "server", 0, None, &server);
         wait_for("10.0.0.2", SERVER);
@@ -236,9 +239,10 @@ fn envoy_is_named_by_its_process_and_reuse_helps() {
         failed_requests(&url, 200);
         let before = failed_requests(&url, 100);
         assert!(before > 90, "{before} of 100 requests failed");
-        let record = diagnose_during_requests(temp, &url);
+        let envoy = format!("envoy[{}]", proxy.pid());
+        let record = diagnose_during_requests(temp, &url, &envoy);
         let tuple = format!("10.0.0.1 → 10.0.0.2:{SERVER} uses ");
-        let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &format!("envoy[{}]", proxy.pid())]);
+        let finding = first(&record, "P01", &[&tuple, "in TIME_WAIT", &envoy]);
         let said = record.to_string();
         assert!(said.contains("fix --print envoy") && !said.contains("wrk:worker"), "{record:#}");
         let command = paste_first(finding);
@@ -324,6 +328,7 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
     let test = "ports::squid_with_a_source_address_is_named_and_run_covers_it";
     experiment(&["squid", "python3"], |temp| {
         set_range(20_000, 20_199);
+        keep_time_wait();
         let mut peers = Python::start();
         peers.run(PEERS);
         let mut failed = |number: u32| peers.number(&format!("print(failed({number}))"));
@@ -363,10 +368,9 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         assert!(connects.starts_with("fourtuple: squid: ") && connects.contains(" connect"), "{said}");
         let way = "run --via bound";
         assert_eq!(remedy, format!("`{} {way}` covers sockets bound to port 0", binary().display()));
-        let record = diagnose_during(temp, || {
-            failed(20);
-        });
-        let finding = first(&record, "P08", &["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT"]);
+        let verdict = ["squid", "10.0.0.1", "IP_BIND_ADDRESS_NO_PORT", "have 200 of 200 ports"];
+        let record = diagnose_until(temp, "P08", &verdict, || _ = failed(20));
+        let finding = first(&record, "P08", &verdict);
         let cure = format!("{way} -- ");
         assert!(actions(finding, "proper").iter().any(|action| action.contains(&cure)), "{finding:#}");
         drop(running);

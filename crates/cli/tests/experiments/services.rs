@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::program;
 use crate::program::fixing::Cgroup;
 use crate::program::situation::{
-    Daemon, PROXY, actions, diagnose, diagnose_during, experiment, finds, first, text_of, unbound, verdicts,
-    wait_for,
+    Daemon, PROXY, actions, diagnose, diagnose_during, diagnose_until, experiment, finds, first, text_of,
+    unbound, verdicts, wait_for,
 };
 use crate::program::{TempDir, binary, children, list, queues, run, stat, text, until};
 use crate::row;
@@ -93,8 +93,8 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
     });
 }
 
-/// Sends queries to Unbound while `doctor` reads, and returns the record and the drops of the socket.
-fn flood(temp: &TempDir, client: &mut Python, buffer: &str) -> (Value, u32, u64) {
+/// Sends queries to Unbound while `doctor` reads, with `has_drops` until it has seen some, and returns the record and the drops of the socket.
+fn flood(temp: &TempDir, client: &mut Python, buffer: &str, has_drops: bool) -> (Value, u32, u64) {
     let server = unbound(temp, "127.0.0.1", 5300, buffer);
     // A query for a.example, class IN, type A. A burst begins when Unbound has read the burst before. The burst has the same with the bit QR, which Unbound reads and does not answer: the answers
     // would fill the queue of the client.
@@ -108,9 +108,11 @@ fn flood(temp: &TempDir, client: &mut Python, buffer: &str) -> (Value, u32, u64)
          def burst():\n  while waits(): time.sleep(0.01)\n  for _ in range(2000):\n    try: u.send(mute)\n    except OSError: pass",
     );
     until("Unbound answers", || client.run("print(ask())") == "True");
-    let record = diagnose_during(temp, || {
-        client.run("burst(); time.sleep(0.1)");
-    });
+    let burst = || _ = client.run("burst(); time.sleep(0.1)");
+    let record = match has_drops {
+        true => diagnose_until(temp, "U01", &[], burst),
+        false => diagnose_during(temp, burst),
+    };
     let sockets = record["results"]["snapshot"]["udp"]["seen"]["sockets"].as_array().unwrap();
     let socket = sockets.iter().find(|socket| socket["local"] == "127.0.0.1:5300");
     // The snapshot lists sockets with drops or a queue.
@@ -123,13 +125,13 @@ fn flood(temp: &TempDir, client: &mut Python, buffer: &str) -> (Value, u32, u64)
 fn drops_of_unbound_are_named_and_a_buffer_helps() {
     experiment(&["unbound", "python3"], |temp| {
         let mut client = Python::start();
-        let (record, pid, before) = flood(temp, &mut client, "4096");
+        let (record, pid, before) = flood(temp, &mut client, "4096", true);
         let name = format!("unbound[{pid}]");
         let finding = first(&record, "U01", &["the UDP socket 127.0.0.1:5300 of", &name, "dropped"]);
         let now = actions(finding, "now");
         assert!(now[0].contains("a greater SO_RCVBUF, up to ") && now[0].contains("`so-rcvbuf`"), "{now:?}");
         assert_eq!(text_of(finding, "/now/0/is_command"), "false");
-        let (record, _, after) = flood(temp, &mut client, "4m");
+        let (record, _, after) = flood(temp, &mut client, "4m", false);
         row(
             finding,
             "a receive buffer of 4 KiB (`so-rcvbuf: 4096`)",

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range};
+use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range, verdicts};
 use crate::program::{
     Ended, Running, TempDir, binary, fourtuple, fourtuple_at, is_root, list, refused, run, text, until,
 };
@@ -38,20 +38,40 @@ fn exhaust() -> Vec<OwnedFd> {
     held
 }
 
+/// Counters of the whole host, which other tests raise.
+const OF_HOST: [&str; 4] = ["softnet.", "rt_cache.", "arp_cache.", "ndisc_cache."];
+
+/// Runs `doctor`, and runs it again if it has found such a counter.
+fn undisturbed(mut doctor: impl FnMut() -> Ended) -> Ended {
+    let is_disturbed = |ended: &Ended| {
+        let is_json = ended.stdout.starts_with('{');
+        let said = if is_json { verdicts(&ended.json()).concat() } else { ended.stdout.clone() };
+        ended.code == 1 && OF_HOST.iter().any(|name| said.contains(name))
+    };
+    let mut ended = doctor();
+    for _ in 0..20 {
+        if !is_disturbed(&ended) {
+            break;
+        }
+        ended = doctor();
+    }
+    ended
+}
+
 #[test]
 fn an_idle_namespace_has_no_finding() {
     in_namespace(|| {
-        let ended = run(&mut fourtuple(QUICK));
+        let ended = undisturbed(|| run(&mut fourtuple(QUICK)));
         ended.require_silence();
         assert!(
             ended.stdout.contains("No fault found: ") && ended.stdout.contains(" rules over 0 sockets"),
             "{ended:?}"
         );
-        let record = run(&mut fourtuple(&format!("{QUICK} --json"))).json();
+        let record = undisturbed(|| run(&mut fourtuple(&format!("{QUICK} --json")))).json();
         assert!(list(&record, "/results/findings").is_empty());
         assert_eq!(record["command"], "doctor");
         // Without a trace some rules are not checked: that is not health.
-        let unknown = run(&mut fourtuple(&format!("{QUICK} --no-trace --strict")));
+        let unknown = undisturbed(|| run(&mut fourtuple(&format!("{QUICK} --no-trace --strict"))));
         let line = unknown.stdout.lines().find(|line| line.contains("No fault found: ")).unwrap_or_default();
         assert!(unknown.code == 3 && line.contains(" could not be checked"), "{unknown:?}");
     });
@@ -66,10 +86,10 @@ fn what_is_not_visible_is_not_called_healthy() {
         }
         let temp = TempDir::new();
         let copy = temp.program();
-        let user = run(fourtuple_at(Path::new(&copy), &format!("{QUICK} --strict"))
-            .uid(65_534)
-            .gid(65_534)
-            .current_dir("/"));
+        let user = undisturbed(|| {
+            let mut command = fourtuple_at(Path::new(&copy), &format!("{QUICK} --strict"));
+            run(command.uid(65_534).gid(65_534).current_dir("/"))
+        });
         // What the kernel says is in /proc, but for sock_diag.
         let hidden = "mount -t tmpfs none /proc && exec \"$0\" doctor --for 100ms --strict";
         let mut unshare = Command::new("unshare");
@@ -223,7 +243,7 @@ fn a_process_stands_for_its_namespace() {
                 format!("{QUICK} --json --pid {pid}"),
                 format!("{QUICK} --json --netns /proc/{pid}/ns/net"),
             ]
-            .map(|flags| run(&mut fourtuple(&flags)))
+            .map(|flags| undisturbed(|| run(&mut fourtuple(&flags))))
         });
         let [own, by_pid, by_path] = elsewhere.join().unwrap();
         // A command from the other namespace acts on this namespace.

@@ -17,11 +17,13 @@ use fourtuple_syscalls::{option, socket};
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 use serde_json::Value;
 
-/// Starts the exporter in the namespace of this thread and waits for its endpoint.
+/// Starts the exporter in the namespace of this thread and waits for its first reading.
 fn export(address: &str, flags: &str) -> Running {
     let arguments = format!("export --listen {address} --every 200ms {flags}");
     let exporter = Running::start(&mut fourtuple(&arguments));
     until("the endpoint answers", || TcpStream::connect(address).is_ok());
+    // The endpoint answers before the programs are attached, and says nothing yet.
+    until("it has read", || get(address, "/metrics").contains("fourtuple_accept_queue_length"));
     exporter
 }
 

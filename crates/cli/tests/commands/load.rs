@@ -269,7 +269,7 @@ fn thresholds_decide_the_exit_code() {
                 .map(|one| one["met"].as_bool().unwrap())
                 .collect()
         };
-        assert_eq!((met(&record), record["validity"].as_array().unwrap().len()), (vec![true; 3], 0));
+        assert_eq!(met(&record), [true; 3]);
         assert_eq!(record["settings"]["expect"][0], "p99<10m");
         let ended =
             run(&mut fourtuple(&format!("{line} --json --quiet --expect p99.9<1ns --expect max<10m")));
@@ -393,6 +393,7 @@ fn resolve_and_the_path_of_a_unix_socket_are_as_with_curl() {
 #[test]
 fn too_few_ports_are_refused_without_anyway() {
     in_namespace(|| {
+        keep_time_wait();
         set_sysctl("net.ipv4.ip_local_port_range", "20000 20063");
         set_sysctl("net.ipv4.tcp_tw_reuse", "0");
         let running = serve(CRR);
@@ -490,6 +491,8 @@ fn ctrl_c_and_a_lost_terminal_keep_what_was_measured() {
         let signals: [fn(u32) -> std::io::Result<()>; 2] = [child::interrupt, child::hang_up];
         for (engine, signal) in ["auto", "epoll"].into_iter().zip(signals) {
             let line = format!("load http://127.0.0.1:4000 --for 60s --engine {engine} --json");
+            // The server has counted what the run before left unanswered.
+            fourtuple_testing::process::until_others_sleep();
             let before: u64 = running.counts().iter().map(|worker| worker.requests).sum();
             // The tests may run under nohup(1), with which SIGHUP has no effect.
             let mut command = std::process::Command::new("env");
@@ -528,7 +531,8 @@ fn with_nohup_a_lost_terminal_does_not_end_the_run() {
             .args(["-c", "trap '' HUP; exec \"$0\" load http://127.0.0.1:4000 --for 1s --json --quiet"])
             .arg(program);
         let mut load = Running::start(&mut command);
-        assert!(load.until("asked", |_| asked() > 100), "it ended by itself");
+        // As early as possible: the run lasts for a second.
+        assert!(load.until("asked", |_| asked() > 0), "it ended by itself");
         child::hang_up(load.id()).unwrap();
         let record = load.end().json();
         assert_ne!(record["validity"][0]["id"], "interrupted");

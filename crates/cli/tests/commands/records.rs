@@ -133,10 +133,11 @@ fn control_characters_of_a_name_are_replaced() {
             return;
         }
         let mut client = Python::start();
-        // Port 1 has no listener; connect() searches for a source port all the same.
+        // Port 1 has no listener; connect() searches for a source port all the same. Without a pause, so that the trace samples it even on a busy
+        // machine.
         client.run(
-            "import ctypes, threading, time\nctypes.CDLL(None).prctl(15, '\\x1b[2Jevil\\x07\\u202e'.encode(), 0, 0, 0)\n\
-             def dial():\n  while True:\n    socket.socket().connect_ex(('127.0.0.1', 1)); time.sleep(0.001)\n\
+            "import ctypes, threading\nctypes.CDLL(None).prctl(15, '\\x1b[2Jevil\\x07\\u202e'.encode(), 0, 0, 0)\n\
+             def dial():\n  while True:\n    socket.socket().connect_ex(('127.0.0.1', 1))\n\
              threading.Thread(target=dial, daemon=True).start()",
         );
         let temp = TempDir::new();

@@ -104,7 +104,7 @@ pub(crate) struct Worker {
     ports: Vec<Option<Port>>,
     /// CPU time of earlier threads with these counters.
     cpu_before: Duration,
-    /// Packets with a wrong checksum that are already counted.
+    /// Packets with a wrong checksum before the drops of the last tick.
     checksum_errors: u64,
 }
 
@@ -261,11 +261,12 @@ impl Worker {
     }
 
     fn tick(&mut self) {
+        // The drops of the sockets contain packets with a wrong checksum if the socket has a filter (`udp_queue_rcv_one_skb`). Those that come
+        // while the sockets are read count for this tick and for the next: it is not known which drops contain them.
+        let before = checksum_errors();
         let drops: Vec<u32> = self.ports.iter_mut().flatten().map(Port::tick).collect();
-        // Read after the drops of the sockets, which contain packets with a wrong checksum if the socket has a filter (`udp_queue_rcv_one_skb`).
-        let errors = checksum_errors();
-        let wrong = errors.saturating_sub(self.checksum_errors);
-        self.checksum_errors = errors;
+        let wrong = checksum_errors().saturating_sub(self.checksum_errors);
+        self.checksum_errors = before;
         for (port, [of_checksum, of_queue]) in self.ports.iter().flatten().zip(told_apart(&drops, wrong)) {
             port.path.counters.dropped(Drop::Checksum, of_checksum);
             port.path.counters.dropped(Drop::Overflow, of_queue);

@@ -336,7 +336,8 @@ impl<'a, E: Engine> Driver<'a, E> {
             }
             self.retry_port(now)?;
             if self.ended {
-                give_up = give_up.min(now + self.patience());
+                // Not from `now`: operations that have just begun have all of their time.
+                give_up = give_up.min(self.now() + self.patience());
                 // Operations that still wait for a port never begin.
                 for slot in std::mem::take(&mut self.portless) {
                     self.active -= 1;

@@ -74,6 +74,15 @@ fn ask(connection: &mut dyn Connection) -> u32 {
     response.rsplit("\r\n").next().unwrap().parse().unwrap()
 }
 
+/// Returns what nginx has logged, without the alert of a worker that ran between the two calls of a move (docs/fix-accept.md).
+fn errors_of(temp: &TempDir) -> Vec<String> {
+    let log = fs::read_to_string(temp.join("nginx/error.log")).unwrap();
+    let is_of_move = |line: &&str| {
+        line.contains(" epoll_ctl(2, ") && line.ends_with(" failed (2: No such file or directory)")
+    };
+    log.lines().filter(|line| !is_of_move(line)).map(str::to_owned).collect()
+}
+
 /// Makes connections that are kept, each when all workers sleep, and returns Jain's index of the connections of the workers.
 fn jain_of(place: &str, workers: &[u32]) -> f64 {
     let is_idle = |worker: &u32| stat(*worker).is_some_and(|(state, _)| state == 'S');
@@ -114,7 +123,7 @@ fn kept_connections_of_nginx_become_even() {
             }
             assert_eq!(number(results, "connections") % 48, 0, "{record}");
         }
-        assert_eq!(fs::read_to_string(temp.join("nginx/error.log")).unwrap(), "");
+        assert_eq!(errors_of(&temp), Vec::<String>::new());
     });
 }
 
@@ -187,7 +196,7 @@ fn after_sigkill_every_worker_accepts() {
         }
         stop.store(true, Ordering::Relaxed);
         clients.into_iter().for_each(|client| client.join().expect("no request fails"));
-        assert_eq!(fs::read_to_string(temp.join("nginx/error.log")).unwrap(), "");
+        assert_eq!(errors_of(&temp), Vec::<String>::new());
     });
 }
 

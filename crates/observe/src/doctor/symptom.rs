@@ -645,10 +645,11 @@ impl<'a> Item<'a> {
 
     /// Returns the symptom with the events of another one of the same program.
     fn with(self, other: Item<'a>) -> Item<'a> {
-        // Of a row of further addresses nothing was looked up, such as the route.
+        // Routes and holders of ports are looked up for the first of many calls only, and not for a row of further addresses.
         let weight = |item: &Item<'_>| match item.symptom {
-            Symptom::Calls(call) if call.addresses > 1 => 0,
-            _ => item.amount,
+            Symptom::Calls(call) if call.addresses > 1 => (false, 0),
+            Symptom::Calls(call) => (call.route.is_some() || call.holder.is_some(), item.amount),
+            _ => (false, item.amount),
         };
         let (mut most, less) = if weight(&other) > weight(&self) { (other, self) } else { (self, other) };
         most.amount += less.amount;

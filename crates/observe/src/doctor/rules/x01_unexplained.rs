@@ -420,6 +420,16 @@ mod tests {
         assert_eq!(of(lost(2)), <[String; 0]>::default(), "one a second");
         let further = FailedCall { addresses: 30, failed: 30, ..once("ENETUNREACH", 99) };
         assert_eq!(of([lost(10), vec![further]].concat()), [expected]);
+        // The route was looked up for one of them only.
+        let known = FailedCall { route: Some("ENETUNREACH".to_owned()), ..once("ENETUNREACH", 99) };
+        let mut twice = lost(40);
+        twice.iter_mut().for_each(|call| call.failed = 2);
+        let all = of([twice, vec![known]].concat());
+        assert!(
+            all.len() == 1
+                && all[0].starts_with("81 connect() of pgbouncer[812] to 41 addresses such as 10.0.0.99:80"),
+            "{all:?}"
+        );
         // An address of its own is a symptom of its own.
         let mut one = lost(40);
         one[9].failed = 9;

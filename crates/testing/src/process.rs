@@ -39,6 +39,19 @@ pub fn status(command: &mut Command) -> io::Result<ExitStatus> {
     start(command)?.wait()
 }
 
+/// Repeats `once` until its result is as expected, `tries` times at most, and returns the last result: a busy machine may stop a thread for
+/// seconds, and meanwhile a limit passes, or a measurement sees nothing.
+pub fn until_expected<T>(tries: u32, mut once: impl FnMut() -> T, is_expected: impl Fn(&T) -> bool) -> T {
+    let mut last = once();
+    for _ in 1..tries {
+        if is_expected(&last) {
+            break;
+        }
+        last = once();
+    }
+    last
+}
+
 /// Calls `read`, which reads what processes hold, while no process starts by way of this module.
 pub fn undisturbed<T>(read: impl FnOnce() -> T) -> T {
     let _undisturbed = STARTING.read().unwrap_or_else(PoisonError::into_inner);

@@ -852,17 +852,21 @@ fn a_source_removed_in_a_run_fails_no_later_operation() {
         let udp = ("udp://10.9.0.2:4000", Workload::Udp { request: 1 }, Protocol::Udp { request: 1 });
         for (target, workload, protocol) in [("tcp://10.9.0.2:4000", SMALL, SMALL_SERVED), udp] {
             for engine in ENGINES {
-                removed_in_a_run(
-                    &wire,
-                    protocol,
-                    Load { operations: Some(OPERATIONS), ..load(engine, target, workload.clone()) },
-                );
+                let mut load = load(engine, target, workload.clone());
+                load.operations = Some(OPERATIONS);
+                let failed = |ran: &RunOutcome| ran.results.errors.values().sum::<u64>();
+                let once = || removed_in_a_run(&wire, protocol, load.clone());
+                // A busy host may drop datagrams too.
+                let is_expected = |ran: &RunOutcome| failed(ran) <= u64::from(load.connections);
+                let Some(ran) = until_expected(once, is_expected) else { continue };
+                assert_eq!(ran.results.operations + failed(&ran), OPERATIONS, "{ran:#?}");
+                assert!(is_expected(&ran), "{ran:#?}");
             }
         }
     });
 }
 
-fn removed_in_a_run(wire: &Wire, protocol: Protocol, mut load: Load) {
+fn removed_in_a_run(wire: &Wire, protocol: Protocol, mut load: Load) -> Option<RunOutcome> {
     let server = four_sources(wire, protocol);
     load.sources = POOL.parse().unwrap();
     // Operations in progress when the address is removed end by their timeout.
@@ -879,8 +883,5 @@ fn removed_in_a_run(wire: &Wire, protocol: Protocol, mut load: Load) {
     for source in POOL.split(',').filter(|source| *source != FAILING) {
         device::remove_address(NEAR, address(source), 32).unwrap();
     }
-    let Some(ran) = ran else { return };
-    let failed = ran.results.errors.values().sum::<u64>();
-    assert_eq!(ran.results.operations + failed, OPERATIONS, "{ran:#?}");
-    assert!(failed <= u64::from(load.connections), "{ran:#?}");
+    ran
 }

@@ -21,7 +21,7 @@ use fourtuple_bench::load::{EngineChoice, HttpRequest, Load, LoadError, Outcome,
 use fourtuple_bench::serve::{Protocol, Running, Serve};
 use fourtuple_record::{LoadResults, Remark, ServeWorker};
 use fourtuple_syscalls::{Endpoint, sock_diag, socket};
-use fourtuple_testing::{in_namespace_of, test_of};
+use fourtuple_testing::{in_namespace_of, process, test_of};
 
 /// The two engines.
 const ENGINES: [EngineChoice; 2] = [EngineChoice::Uring, EngineChoice::Epoll];
@@ -127,14 +127,8 @@ fn long_enough<T>(
 
 /// Executes `once` until its run is as expected, 20 times at most: a busy host may stop a thread for seconds, and meanwhile a limit of the run
 /// or of its server passes. Returns the last run, or `None` after a skip.
-fn until_expected<T>(mut once: impl FnMut() -> Option<T>, is_expected: impl Fn(&T) -> bool) -> Option<T> {
-    for _ in 1..20 {
-        let ran = once()?;
-        if is_expected(&ran) {
-            return Some(ran);
-        }
-    }
-    once()
+fn until_expected<T>(once: impl FnMut() -> Option<T>, is_expected: impl Fn(&T) -> bool) -> Option<T> {
+    process::until_expected(20, once, |ran| ran.as_ref().is_none_or(&is_expected))
 }
 
 /// Executes the run in the namespace of this thread, even if the preflight would refuse it. Returns `None`, with a message,

@@ -11,6 +11,7 @@ use crate::program::{
 };
 use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_testing::process::until_expected;
 use serde_json::Value;
 
 const A: &str = "lab ports --range 20000-20127 --strategy full-range";
@@ -218,13 +219,7 @@ fn undisturbed(test: &str, command: &mut Command) -> Option<Ended> {
         4 => ended.stderr.contains("; it said nothing"),
         _ => false,
     };
-    for _ in 0..4 {
-        let ended = measure_with(test, command)?;
-        if !is_disturbed(&ended) {
-            return Some(ended);
-        }
-    }
-    measure_with(test, command)
+    until_expected(5, || measure_with(test, command), |ended| !ended.as_ref().is_some_and(is_disturbed))
 }
 
 #[test]
@@ -235,16 +230,11 @@ fn a_slower_server_lowers_the_ratio() {
     let mut command = compare_loads(flags, SERVER, Some(&slow), LOAD, LOAD);
     // The only worker of the slow server serves at most 200 connections a second.
     let is_faster = |sample: &Value| sample.as_f64().unwrap() > 201.0;
-    let mut tries = 0;
-    let (ended, record) = loop {
-        let Some(ended) = undisturbed(test, &mut command) else { return };
-        let record = ended.record(0);
-        tries += 1;
-        // On a busy machine the other server may be no faster for a while.
-        if tries == 5 || samples(&record, "a").iter().any(is_faster) {
-            break (ended, record);
-        }
-    };
+    // On a busy machine the other server may be no faster for a while.
+    let once = || undisturbed(test, &mut command);
+    let is_meant = |ended: &Ended| samples(&ended.record(0), "a").iter().any(is_faster);
+    let Some(ended) = until_expected(5, once, |ended| ended.as_ref().is_none_or(is_meant)) else { return };
+    let record = ended.record(0);
     let (settings, results) = (&record["settings"], &record["results"]);
     assert_eq!((text(settings, "server_a"), text(settings, "server_b")), (SERVER, slow.as_str()), "as typed");
     assert_eq!((number(settings, "server_wait_ns"), &settings["pinned"]), (10_000_000_000, &false.into()));

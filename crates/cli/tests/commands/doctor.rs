@@ -8,12 +8,15 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use crate::program::situation::{SERVER, actions, diagnose, finds, first, has, paste, set_range, verdicts};
+use crate::program::situation::{
+    SERVER, actions, diagnose, finds, first, has, is_of_host, paste, set_range, verdicts,
+};
 use crate::program::{
     Ended, Running, TempDir, binary, fourtuple, fourtuple_at, is_root, list, refused, run, text, until,
 };
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{child, netns};
+use fourtuple_testing::process::until_expected;
 use fourtuple_testing::{in_namespace, set_sysctl, skip};
 
 const QUICK: &str = "doctor --for 100ms";
@@ -38,24 +41,13 @@ fn exhaust() -> Vec<OwnedFd> {
     held
 }
 
-/// Counters of the whole host, which other tests raise.
-const OF_HOST: [&str; 4] = ["softnet.", "rt_cache.", "arp_cache.", "ndisc_cache."];
-
-/// Runs `doctor`, and runs it again if it has found such a counter.
-fn undisturbed(mut doctor: impl FnMut() -> Ended) -> Ended {
-    let is_disturbed = |ended: &Ended| {
+/// Runs `doctor`, and runs it again if it has found a counter of the whole host.
+fn undisturbed(doctor: impl FnMut() -> Ended) -> Ended {
+    until_expected(20, doctor, |ended| {
         let is_json = ended.stdout.starts_with('{');
         let said = if is_json { verdicts(&ended.json()).concat() } else { ended.stdout.clone() };
-        ended.code == 1 && OF_HOST.iter().any(|name| said.contains(name))
-    };
-    let mut ended = doctor();
-    for _ in 0..20 {
-        if !is_disturbed(&ended) {
-            break;
-        }
-        ended = doctor();
-    }
-    ended
+        ended.code != 1 || !is_of_host(&said)
+    })
 }
 
 #[test]

@@ -15,7 +15,7 @@ use fourtuple_bpf::fix_accept::{FoundProgram, Learner};
 use fourtuple_syscalls::pidfd::Pidfd;
 use fourtuple_syscalls::seccomp::Facility;
 use fourtuple_syscalls::{child, netns, resource, schedule, sock_diag};
-use fourtuple_testing::process::Python;
+use fourtuple_testing::process::{Python, until_expected};
 use fourtuple_testing::stream::arrives;
 use fourtuple_testing::{StopOnDrop, has_mptcp, in_namespace};
 use serde_json::{Value, json};
@@ -169,14 +169,9 @@ fn guard_of(fix: &Child) -> u32 {
 /// Requires that the group has no selector left, and that no socket is in a map any more.
 #[track_caller]
 fn require_no_selector(flags: &str) {
-    let mut ended = run(&mut fourtuple(&format!("{flags} --for 1ms")));
+    let again = || run(&mut fourtuple(&format!("{flags} --for 1ms")));
     // The kernel frees the maps of a fix that was killed in the background, on a busy host later than the next fix waits for that.
-    for _ in 0..30 {
-        if !ended.stderr.contains("is in a map of sockets") {
-            break;
-        }
-        ended = run(&mut fourtuple(&format!("{flags} --for 1ms")));
-    }
+    let ended = until_expected(30, again, |ended| !ended.stderr.contains("is in a map of sockets"));
     assert_eq!(ended.code, 0, "the second fix is refused: {ended:?}");
 }
 

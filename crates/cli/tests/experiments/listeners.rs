@@ -51,19 +51,6 @@ fn client() -> Python {
     client
 }
 
-/// Runs `doctor` while the test does something again and again, until there is a finding of the rule.
-#[track_caller]
-fn diagnose_while(temp: &TempDir, id: &str, mut repeated: impl FnMut()) -> Value {
-    for _ in 0..30 {
-        let record = diagnose_during(temp, &mut repeated);
-        if finds(&record, id) {
-            return record;
-        }
-        eprintln!("no {id} yet: {:?}", verdicts(&record));
-    }
-    panic!("never a finding of {id}");
-}
-
 fn redis(temp: &TempDir, setting: &str, number: u32) -> Daemon {
     let (setting, number) = (format!("--{setting}"), number.to_string());
     let temp = temp.path().to_str().expect("UTF-8");
@@ -109,7 +96,7 @@ fn bursts_that_redis_drops_are_named() {
         // The command may be over before a client that a busy host has held up connects.
         let before = (0..10).map(|_| drops(&mut client)).find(|dropped| *dropped > 0).unwrap_or(0);
         // The queue is full (A01) while redis is busy: a pause, so that it is not at each reading.
-        let record = diagnose_while(temp, "A02", || {
+        let record = diagnose_until(temp, "A02", &[], || {
             client.run("burst(60); time.sleep(0.1)");
         });
         let finding = first(&record, "A02", &[]);
@@ -150,7 +137,7 @@ fn a_server_that_turns_connections_away_is_named() {
             return;
         }
         // On a busy host fewer than five connections may fall into a short diagnosis.
-        let record = diagnose_while(temp, "X01", || _ = served(&mut client));
+        let record = diagnose_until(temp, "X01", &[], || _ = served(&mut client));
         let name = format!("redis-server[{}] closed ", server.pid());
         let finding = first(&record, "X01", &[&name, "at 127.0.0.1:4020 without having read from them"]);
         // 10, and those that are about to be closed: a reading takes a while.
@@ -270,7 +257,7 @@ fn a_worker_that_reads_none_of_its_connections_is_named() {
         stop(u32::try_from(worker).expect("a process"));
         // Data counts as not read after a second: all of it, or the number would be another one.
         client.run("ask(); time.sleep(1.1)");
-        let record = diagnose_while(temp, "X01", || thread::sleep(Duration::from_millis(10)));
+        let record = diagnose_until(temp, "X01", &[], || thread::sleep(Duration::from_millis(10)));
         let verdict =
             format!("{number} connections of nginx[{worker}] at port 4020 have data that it has not read");
         let finding = first(&record, "X01", &[&verdict]);

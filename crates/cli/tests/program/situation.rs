@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use fourtuple_syscalls::{child, device};
+use fourtuple_testing::process::until_expected;
 use fourtuple_testing::{in_namespace_of, set_sysctl, skip, test_of};
 use serde_json::Value;
 
@@ -77,18 +78,10 @@ pub(crate) fn diagnose_until(temp: &TempDir, id: &str, parts: &[&str], mut repea
     until_found(id, parts, || diagnose_during(temp, &mut repeated))
 }
 
-/// Diagnoses until a rule has a finding whose texts have all parts, at most ten times. On a busy host a program may do nothing between the two
+/// Diagnoses until a rule has a finding whose texts have all parts, or not for 30 times. On a busy host a program may do nothing between the two
 /// readings. A rule that cannot be checked is not waited for.
-pub(crate) fn until_found(id: &str, parts: &[&str], mut diagnose: impl FnMut() -> Value) -> Value {
-    let mut record = diagnose();
-    for _ in 0..9 {
-        if is_found(&record, id, parts) {
-            break;
-        }
-        eprintln!("no {id} with {parts:?} yet: {:?}", verdicts(&record));
-        record = diagnose();
-    }
-    record
+pub(crate) fn until_found(id: &str, parts: &[&str], diagnose: impl FnMut() -> Value) -> Value {
+    until_expected(30, diagnose, |record| is_found(record, id, parts))
 }
 
 /// Returns whether a rule has a finding whose texts have all parts, or could not be checked.
@@ -123,10 +116,14 @@ pub(crate) fn verdicts(record: &Value) -> Vec<String> {
     list(record, "/results/findings").iter().map(line).collect()
 }
 
-/// Returns the findings about the network namespace. The counters of softnet are of the whole host, and other tests flood it.
-fn findings(record: &Value) -> impl Iterator<Item = &Value> {
-    let all = list(record, "/results/findings").iter();
-    all.filter(|finding| !text(finding, "verdict").contains("softnet."))
+/// Returns the findings without those of counters of the whole host.
+pub(crate) fn findings(record: &Value) -> impl Iterator<Item = &Value> {
+    list(record, "/results/findings").iter().filter(|finding| !is_of_host(text(finding, "verdict")))
+}
+
+/// Returns whether a text names a counter of the whole host, not of a network namespace: other tests raise these.
+pub(crate) fn is_of_host(text: &str) -> bool {
+    ["softnet.", "rt_cache.", "arp_cache.", "ndisc_cache."].iter().any(|name| text.contains(name))
 }
 
 /// Returns whether a rule has a finding.

@@ -401,6 +401,21 @@ mod tests {
         }
     }
 
+    /// A socket whose SYN was sent again twice.
+    fn silent(destination: SocketAddr) -> Unanswered {
+        Unanswered {
+            destination,
+            established: false,
+            sockets: 1,
+            retransmits: 2,
+            unsent: 0,
+            none_acknowledged: 0,
+            route: None,
+            service: None,
+            owner: None,
+        }
+    }
+
     fn found(snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
         let Diagnosis { findings, .. } = diagnose(snapshot, &Limits::default());
         let own = findings.into_iter().filter(|finding| finding.id == "X01");
@@ -509,23 +524,14 @@ mod tests {
     #[test]
     fn silent_hosts_of_a_program_are_one_symptom() {
         let owner = Owner { pid: 7, name: "crawler".to_owned(), sockets: 1 };
-        let silent = |number| {
-            let silent = |host| Unanswered {
-                destination: format!("10.0.0.{host}:80").parse().unwrap(),
-                established: false,
-                sockets: 1,
-                retransmits: 2,
-                unsent: 0,
-                none_acknowledged: 0,
-                route: None,
-                service: None,
-                owner: Some(owner.clone()),
-            };
-            (1..=number).map(silent).collect::<Vec<_>>()
+        let hosts = |number| {
+            let to = |host| format!("10.0.0.{host}:80").parse().unwrap();
+            let of = |host| Unanswered { owner: Some(owner.clone()), ..silent(to(host)) };
+            (1..=number).map(of).collect::<Vec<_>>()
         };
         let of = |number, left_out| {
             let states = [("established".to_owned(), left_out)].into();
-            let (unanswered, tuples_left_out_states) = (silent(number), states);
+            let (unanswered, tuples_left_out_states) = (hosts(number), states);
             let connections = Connections { unanswered, tuples_left_out_states, ..Connections::default() };
             let found = found(&Snapshot {
                 connections: Part::Seen(connections),
@@ -666,17 +672,7 @@ mod tests {
         let unanswered = |sockets, retransmits, owner| {
             let destination = "10.0.0.2:80".parse().unwrap();
             Connections {
-                unanswered: vec![Unanswered {
-                    destination,
-                    established: false,
-                    sockets,
-                    retransmits,
-                    unsent: 0,
-                    none_acknowledged: 0,
-                    route: None,
-                    service: None,
-                    owner,
-                }],
+                unanswered: vec![Unanswered { sockets, retransmits, owner, ..silent(destination) }],
                 ..Connections::default()
             }
         };
@@ -915,21 +911,11 @@ mod tests {
             of(vec![connects("[fd09::2]:8000", 2, 0), connects("10.9.0.2:8000", 0, 9)], Vec::new()),
             []
         );
-        // The socket of the last connect, whose SYN was sent again, is no symptom alone, and not another one.
+        // The socket of the last connect, whose SYN was sent again, alone is not a symptom, and not another one.
         let mut last = snapshot(Vec::new(), &[]);
         let traced = vec![first(), connects("10.9.0.2:8000", 0, 9)];
         last.traced = Part::Seen(Traced { connects: traced, ..Traced::default() });
-        let unanswered = Unanswered {
-            destination: first().destination,
-            established: false,
-            sockets: 1,
-            retransmits: 2,
-            unsent: 0,
-            none_acknowledged: 0,
-            route: None,
-            service: None,
-            owner: Some(first().owner),
-        };
+        let unanswered = Unanswered { owner: Some(first().owner), ..silent(first().destination) };
         last.connections = Part::Seen(Connections { unanswered: vec![unanswered], ..Connections::default() });
         assert_eq!(found(&last), both);
         let alone = of(vec![first(), connects("10.9.0.2:443", 0, 9)], Vec::new());
@@ -1038,17 +1024,7 @@ mod tests {
     #[test]
     fn a_listener_explains_syns_to_this_host_only() {
         let destination = "10.0.0.2:80".parse().unwrap();
-        let unanswered = vec![Unanswered {
-            destination,
-            established: false,
-            sockets: 2,
-            retransmits: 2,
-            unsent: 0,
-            none_acknowledged: 0,
-            route: None,
-            service: None,
-            owner: None,
-        }];
+        let unanswered = vec![Unanswered { sockets: 2, ..silent(destination) }];
         // Another error of the same destination is another symptom.
         let mut snapshot = snapshot(vec![failed("connect", "ECONNREFUSED", "tcp", "10.0.0.2:80", 9)], &[]);
         snapshot.connections = Part::Seen(Connections { unanswered, ..Connections::default() });

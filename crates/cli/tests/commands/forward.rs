@@ -693,7 +693,9 @@ fn a_mismatch_is_refused_and_the_predecessor_continues() {
 fn a_takeover_path_has_mode_0600_is_reused_and_removed() {
     in_namespace(|| {
         let temp = TempDir::new();
-        let (door, to) = (temp.join("door"), socket().local_addr().unwrap());
+        // Open until the end: the forwarder must not be given its port.
+        let target = socket();
+        let (door, to) = (temp.join("door"), target.local_addr().unwrap());
         let arguments = format!("forward --listen 127.0.0.1:0 --to {to} --takeover {door} --json");
         let mut killed = Server::forward(&mut fourtuple(&arguments));
         assert_eq!(fs::metadata(&door).unwrap().permissions().mode() & 0o777, 0o600);

@@ -212,7 +212,8 @@ fn a_dead_successor_leaves_the_predecessor_running() {
 fn invalid_messages_are_not_a_takeover() {
     in_namespace(|| {
         let directory = Directory::new("nonsense");
-        let link = Link::new("127.0.0.1:0".parse().unwrap(), socket().local_addr().unwrap());
+        let target = socket();
+        let link = Link::new("127.0.0.1:0".parse().unwrap(), target.local_addr().unwrap());
         let mut running = Forward::new(link, 1).start().unwrap();
         let mut takeover_socket = TakeoverSocket::open(&directory.takeover_socket()).unwrap();
         assert!(matches!(running.hand_over(&mut takeover_socket).unwrap(), TakeoverOutcome::Nothing));

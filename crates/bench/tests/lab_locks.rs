@@ -3,28 +3,31 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fourtuple::capabilities::LocalPortRange;
-use fourtuple_bench::lab::locks::{Change, Locks, MAX_QUERIES, MIN_QUERIES};
+use fourtuple_bench::lab::locks::{self, MAX_QUERIES, MIN_QUERIES};
 use fourtuple_bench::lab::{LabError, Progress, Silent, Watch};
+use fourtuple_record::LabLocksSettings;
 use fourtuple_testing::in_namespace;
 
-fn settings(changes: &[Change]) -> Locks {
-    Locks { queries: 300, repeats: 1, trace: false, ..Locks::on(2, changes.to_vec(), 1) }
+fn settings(changes: &[&str]) -> LabLocksSettings {
+    let changes = changes.iter().map(ToString::to_string).collect();
+    LabLocksSettings { changes, queries: 300, repeats: 1, traced: 0, ..locks::usual(2) }
 }
 
 #[test]
 fn settings_that_no_run_can_meet_are_refused() {
-    let good = settings(&Change::ALL);
-    good.check().unwrap();
+    let good = settings(&["sources"]);
+    locks::check(&good).unwrap();
     for (name, wrong) in [
-        ("workers", Locks { workers: 1, ..good.clone() }),
-        ("clients", Locks { clients: 257, ..good.clone() }),
-        ("queries", Locks { queries: MIN_QUERIES - 1, ..good.clone() }),
-        ("queries", Locks { queries: MAX_QUERIES + 1, ..good.clone() }),
-        ("sources", Locks { sources: 1, ..good.clone() }),
-        ("repeats", Locks { repeats: 0, ..good.clone() }),
+        ("workers", LabLocksSettings { workers: 1, ..good.clone() }),
+        ("clients", LabLocksSettings { clients: 257, ..good.clone() }),
+        ("queries", LabLocksSettings { queries: MIN_QUERIES - 1, ..good.clone() }),
+        ("queries", LabLocksSettings { queries: MAX_QUERIES + 1, ..good.clone() }),
+        ("sources", LabLocksSettings { sources: 1, ..good.clone() }),
+        ("repeats", LabLocksSettings { repeats: 0, ..good.clone() }),
         ("change", settings(&[])),
+        ("change", settings(&["prayer"])),
     ] {
-        let error = wrong.check().unwrap_err();
+        let error = locks::check(&wrong).unwrap_err();
         assert!(matches!(error, LabError::Setting { setting, .. } if setting == name), "{name}: {error}");
         assert!(error.is_usage());
     }
@@ -34,8 +37,8 @@ fn settings_that_no_run_can_meet_are_refused() {
 fn every_query_is_answered_on_both_sides_of_each_change() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = settings(&[Change::Reuseport, Change::Sources]);
-        let (results, remarks) = settings.run(LocalPortRange::Absent, &watch).unwrap();
+        let settings = settings(&["reuseport", "sources"]);
+        let (results, remarks) = locks::run(&settings, LocalPortRange::Absent, &watch).unwrap();
         assert!(remarks.is_empty(), "{remarks:?}");
         let changes: Vec<&str> = results.pairs.iter().map(|pair| pair.change.as_str()).collect();
         assert_eq!(changes, ["reuseport", "sources"]);
@@ -65,8 +68,8 @@ fn nine_of_ten_ports_are_enough_for_both_searches() {
     in_namespace(|| {
         let found = fourtuple::capabilities::probe().unwrap().local_port_range;
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = settings(&[Change::FullRange]);
-        let (results, remarks) = settings.run(found, &watch).unwrap();
+        let settings = settings(&["full-range"]);
+        let (results, remarks) = locks::run(&settings, found, &watch).unwrap();
         if found == LocalPortRange::Absent || found == LocalPortRange::Parity {
             assert_eq!(remarks[0].id, "skipped");
             assert!(results.pairs.is_empty());
@@ -99,7 +102,7 @@ fn an_interrupt_before_the_first_pair_has_no_result() {
     in_namespace(|| {
         let impatient = StopAtFirstProgress(AtomicBool::new(false), AtomicBool::new(false));
         let watch = Watch { stop: &impatient.0, progress: &impatient };
-        let error = settings(&Change::ALL).run(LocalPortRange::Linear, &watch).unwrap_err();
+        let error = locks::run(&locks::usual(2), LocalPortRange::Linear, &watch).unwrap_err();
         assert!(matches!(error, LabError::Interrupted), "{error}");
     });
 }
@@ -108,8 +111,8 @@ fn an_interrupt_before_the_first_pair_has_no_result() {
 fn lock_waits_are_counted_or_the_reason_is_given() {
     in_namespace(|| {
         let watch = Watch { stop: &AtomicBool::new(false), progress: &Silent };
-        let settings = Locks { trace: true, ..settings(&[Change::Sources]) };
-        let (results, remarks) = settings.run(LocalPortRange::Linear, &watch).unwrap();
+        let settings = LabLocksSettings { traced: 2, ..settings(&["sources"]) };
+        let (results, remarks) = locks::run(&settings, LocalPortRange::Linear, &watch).unwrap();
         assert!(remarks.is_empty(), "{remarks:?}");
         let pair = &results.pairs[0];
         for side in [&pair.before, &pair.after] {

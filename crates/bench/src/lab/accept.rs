@@ -6,18 +6,16 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fourtuple::listen::{AcceptPolicy, Family, Recycle};
+use fourtuple::listen::{AcceptPolicy, Recycle};
 use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, Remark};
 use fourtuple_syscalls::resource::monotonic_ns;
 use fourtuple_syscalls::schedule;
 
-use crate::lab::keepalive::client_ports;
-use crate::lab::namespace::Namespace;
-use crate::lab::pool::address::{ListenAddress, ServerAddress};
-use crate::lab::pool::client::{Client, ClientLoad, Measured, nanos};
+use crate::lab::pool::address::ServerAddress;
+use crate::lab::pool::client::{Client, Measured};
 use crate::lab::pool::sums::Label;
-use crate::lab::pool::workers::{BACKLOG, Pool};
-use crate::lab::pool::{self, Cell, Mix, Pair, Selection, Spend, in_rust};
+use crate::lab::pool::workers::Pool;
+use crate::lab::pool::{self, Cell, Checked, Named, Pair, in_rust};
 use crate::lab::{LabError, Watch};
 
 /// The arrival process of connections.
@@ -46,131 +44,64 @@ impl Load {
     }
 }
 
-/// Of no effect: the requests of this lab are all alike, without pauses.
-const SEED: u64 = 1;
-
-/// The settings of the experiment.
-#[derive(Clone, Debug)]
-pub struct Accept {
-    /// Policies and families.
-    pub selection: Selection,
-    pub loads: Vec<Load>,
-    /// Number of workers, 1 to 64.
-    pub workers: u32,
-    /// Connections of a run of light load, 1 to 10000.
-    pub connections: u32,
-    /// Clients of heavy load, 1 to 1024.
-    pub clients: u32,
-    /// Service time of every request.
-    pub work: Duration,
-    /// How a worker spends the service time.
-    pub spend: Spend,
-    /// Requests that wait longer than this count as slow.
-    pub slow: Duration,
-    /// Length of one run of heavy load.
-    pub length: Duration,
-    /// Number of runs of every cell.
-    pub repeats: u32,
-}
-
 struct Spec {
     pair: Pair,
     load: Load,
 }
 
-impl Accept {
-    /// Checks the settings, without system calls.
-    pub fn check(&self) -> Result<(), LabError> {
-        LabError::unless_within("workers", self.workers, 1..=64)?;
-        LabError::unless_within("connections", self.connections, 1..=10_000)?;
-        pool::check(self.clients, self.repeats, self.length)?;
-        LabError::if_empty("load", &self.loads)?;
-        self.selection.check()
-    }
+/// Checks the settings, without system calls.
+pub fn check(settings: &AcceptSettings) -> Result<(), LabError> {
+    checked(settings, Named::default()).map(drop)
+}
 
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> AcceptSettings {
-        AcceptSettings {
-            workers: self.workers,
-            clients: self.clients,
-            connections: self.connections.into(),
-            families: self.selection.families.iter().map(Family::to_string).collect(),
-            policies: self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
-            close_every: vec![1],
-            load: self.loads.iter().map(|load| load.name().to_owned()).collect(),
-            service: self.spend.name().to_owned(),
-            short_ns: nanos(self.work),
-            long_ns: nanos(self.work),
-            long_share: 0.0,
-            pause_ns: 0,
-            slow_ns: nanos(self.slow),
-            for_ns: nanos(self.length),
-            repeats: self.repeats,
-            backlog: BACKLOG,
-            seed: SEED,
-            server: None,
+fn checked(settings: &AcceptSettings, named: Named) -> Result<(Checked<'_>, Vec<Load>), LabError> {
+    LabError::unless_within("connections", settings.connections, 1..=10_000)?;
+    let loads = LabError::named("load", &settings.load, Load::named)?;
+    Ok((Checked::new(settings, named)?, loads))
+}
+
+/// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
+///
+/// # Errors
+///
+/// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+/// result.
+pub fn run(
+    settings: &AcceptSettings,
+    named: Named,
+    watch: &Watch<'_>,
+) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+    let (checked, loads) = checked(settings, named)?;
+    let runnable = checked.runnable()?;
+    let skipped = runnable.skipped.into_iter().map(|(pair, why)| pool::skipped(pair, 1, why)).collect();
+    let mut cells = Vec::new();
+    for load in loads {
+        for &pair in &runnable.pairs {
+            cells.push(Cell::new(label(&checked, pair, load), Spec { pair, load }));
         }
     }
+    let remarks = checked.run_cells(&mut cells, watch, |Spec { pair, load }, _| {
+        checked.with_workers(*pair, Recycle::Never, |pool| match load {
+            Load::Light => light(settings, pair.policy, pool, watch),
+            Load::Heavy => checked.client_load(1, None, settings.seed).run(pool, watch),
+        })
+    })?;
+    let mut results = pool::results(cells, skipped);
+    results.advice = advice(&results);
+    Ok((results, remarks))
+}
 
-    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
-    /// result.
-    pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
-        self.check()?;
-        let workers = self.workers as usize;
-        let runnable = self.selection.runnable(workers)?;
-        let skipped = runnable.skipped.into_iter().map(|(pair, why)| pool::skipped(pair, 1, why)).collect();
-        let mut cells = Vec::new();
-        for load in &self.loads {
-            for &pair in &runnable.pairs {
-                cells.push(Cell::new(self.label(pair, *load), Spec { pair, load: *load }));
-            }
-        }
-        let length_ms = self.length.as_millis() as u64;
-        let remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, _| {
-            Namespace::run(|namespace| {
-                namespace.set_range(client_ports())?;
-                let listen = ListenAddress::new(spec.pair.family)?;
-                let pool =
-                    Pool::start(&listen.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
-                match spec.load {
-                    Load::Light => run(self, spec.pair.policy, pool, watch),
-                    Load::Heavy => self.client_load().run(pool, watch),
-                }
-            })
-        })?;
-        let mut results = pool::results(cells, skipped);
-        results.advice = advice(&results);
-        Ok((results, remarks))
-    }
-
-    fn client_load(&self) -> ClientLoad {
-        ClientLoad {
-            clients: self.clients,
-            close_every: 1,
-            mix: Mix::all(self.work),
-            pause: Duration::ZERO,
-            probe: None,
-            length: self.length,
-            seed: SEED,
-        }
-    }
-
-    fn label(&self, pair: Pair, load: Load) -> Label {
-        Label {
-            policy: pair.policy.to_string(),
-            server: None,
-            family: pair.family,
-            close_every: 1,
-            load: load.name(),
-            workers: self.workers as usize,
-            clients: if load == Load::Light { 1 } else { self.clients },
-            balance_of_accepts: true,
-            slow: self.slow,
-        }
+fn label(checked: &Checked<'_>, pair: Pair, load: Load) -> Label {
+    Label {
+        policy: pair.policy.to_string(),
+        server: None,
+        family: pair.family,
+        close_every: 1,
+        load: load.name(),
+        workers: checked.workers(),
+        clients: if load == Load::Light { 1 } else { checked.settings.clients },
+        balance_of_accepts: true,
+        slow_ns: checked.settings.slow_ns,
     }
 }
 
@@ -182,8 +113,8 @@ const MAX_REST: Duration = Duration::from_secs(1);
 
 /// Opens the connections, each with one request, and keeps them open until all are open and counted, for the table of open
 /// sockets. Only a blocking worker's connection is closed at once, since that worker would serve it until the end.
-pub(crate) fn run(
-    accept: &Accept,
+fn light(
+    settings: &AcceptSettings,
     policy: AcceptPolicy,
     pool: Pool,
     watch: &Watch<'_>,
@@ -194,12 +125,13 @@ pub(crate) fn run(
     let mut client = Client::new(&place, close_every, 0);
     let mut held = Vec::new();
     let mut measured = Measured { begun_ns: monotonic_ns(), ..Measured::default() };
-    for connection in 0..accept.connections {
+    let (work, length_ms) = (Duration::from_nanos(settings.short_ns), settings.for_ns / 1_000_000);
+    for connection in 0..settings.connections {
         if watch.stopped() {
             measured.cut = true;
             break;
         }
-        client.request(accept.work, monotonic_ns());
+        client.request(work, monotonic_ns());
         held.extend(client.take_connection());
         let answered = Instant::now();
         thread::sleep(REST);
@@ -207,8 +139,7 @@ pub(crate) fn run(
             thread::sleep(REST);
         }
         if connection % 16 == 0 {
-            let share = u64::from(connection) * accept.length.as_millis() as u64;
-            watch.progress.at(share / u64::from(accept.connections));
+            watch.progress.at(connection * length_ms / settings.connections);
         }
     }
     measured.load = std::mem::take(&mut client.results.answered);

@@ -3,48 +3,15 @@
 //! Published: Cloudflare ("Keepalives considered harmful"): closing the connections between a TLS terminator and its workers
 //! after every request made the 99.9th percentile of the wait a quarter of what it had been.
 
-use std::time::Duration;
-
 use fourtuple::listen::{AcceptPolicy, Family, Recycle};
-use fourtuple::ports::PortRange;
 use fourtuple_record::measure::words::{counted, grouped, percent};
 use fourtuple_record::{AcceptCell, AcceptResults, AcceptSettings, BreakEven, Remark, format_duration};
 
-use crate::lab::namespace::Namespace;
-use crate::lab::pool::address::{ListenAddress, ServerAddress};
-use crate::lab::pool::client::{ClientLoad, Measured, nanos};
+use crate::lab::pool::address::ServerAddress;
+use crate::lab::pool::client::{ClientLoad, nanos};
 use crate::lab::pool::sums::Label;
-use crate::lab::pool::workers::{BACKLOG, Pool};
-use crate::lab::pool::{self, Cell, Mix, Pair, Selection, Spend, in_rust};
+use crate::lab::pool::{self, Cell, Checked, Named, Pair, in_rust};
 use crate::lab::{LabError, Watch};
-
-/// The settings of the experiment.
-#[derive(Clone, Debug)]
-pub struct Keepalive {
-    /// Policies and families; ignored with a `server`.
-    pub selection: Selection,
-    /// Number of workers, 1 to 64. With a `server`: its number of workers, or 0 to count the workers that answers name.
-    pub workers: u32,
-    /// Clients besides the probe, 1 to 1024.
-    pub clients: u32,
-    /// Numbers of requests after which connections are closed, in this order; 0: never.
-    pub close_every: Vec<u64>,
-    /// How workers spend the service time.
-    pub spend: Spend,
-    /// The service times.
-    pub mix: Mix,
-    /// Mean pause of a client after an answer.
-    pub pause: Duration,
-    /// Requests that wait longer than this count as slow.
-    pub slow: Duration,
-    pub length: Duration,
-    /// Number of runs of every cell.
-    pub repeats: u32,
-    /// Seed of service times and pauses.
-    pub seed: u64,
-    /// The URL of an external server. The lab then starts only the clients, and makes no namespace.
-    pub server: Option<String>,
-}
 
 /// A run against the lab's own server.
 struct Spec {
@@ -52,191 +19,142 @@ struct Spec {
     close_every: u64,
 }
 
-impl Keepalive {
-    /// Checks the settings, without system calls.
-    pub fn check(&self) -> Result<(), LabError> {
-        let least = u32::from(self.server.is_none());
-        LabError::unless_within("workers", self.workers, least..=64)?;
-        pool::check(self.clients, self.repeats, self.length)?;
-        if !(0.0..=1.0).contains(&self.mix.long_share) {
-            return Err(LabError::setting(
-                "long-share",
-                self.mix.long_share,
-                "accepted is a share from 0 to 1",
-            ));
-        }
-        LabError::if_empty("close-every", &self.close_every)?;
-        match &self.server {
-            Some(url) => ServerAddress::of_url(url).map(drop),
-            None => self.selection.check(),
-        }
-    }
+/// Checks the settings; looks the name of an external server up.
+pub fn check(settings: &AcceptSettings) -> Result<(), LabError> {
+    checked(settings, Named::default()).map(drop)
+}
 
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> AcceptSettings {
-        let names = |server: &str| match ServerAddress::of_url(server) {
-            Ok(place) => vec![Family::of(&place.endpoint).to_string()],
-            Err(_) => Vec::new(),
-        };
-        AcceptSettings {
-            workers: self.workers,
-            clients: self.clients,
-            connections: 0,
-            families: match &self.server {
-                Some(server) => names(server),
-                None => self.selection.families.iter().map(Family::to_string).collect(),
-            },
-            policies: match &self.server {
-                Some(_) => vec![EXTERNAL.to_owned()],
-                None => self.selection.policies.iter().map(AcceptPolicy::to_string).collect(),
-            },
-            close_every: self.close_every.clone(),
-            load: vec![self.spend.name().to_owned()],
-            service: self.spend.name().to_owned(),
-            short_ns: nanos(self.mix.short),
-            long_ns: nanos(self.mix.long),
-            long_share: self.mix.long_share,
-            pause_ns: nanos(self.pause),
-            slow_ns: nanos(self.slow),
-            for_ns: nanos(self.length),
-            repeats: self.repeats,
-            backlog: BACKLOG,
-            seed: self.seed,
-            server: self.server.clone(),
-        }
-    }
+fn checked(
+    settings: &AcceptSettings,
+    named: Named,
+) -> Result<(Checked<'_>, Option<ServerAddress>), LabError> {
+    let server = settings.server.as_deref().map(ServerAddress::of_url).transpose()?;
+    Ok((Checked::new(settings, named)?, server))
+}
 
-    /// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
-    /// result.
-    pub fn run(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
-        self.check()?;
-        let (mut results, remarks) = match &self.server {
-            Some(server) => self.run_there(server, watch)?,
-            None => self.run_here(watch)?,
-        };
-        let mut advice = advice(&results, nanos(self.slow));
-        advice.append(&mut results.advice);
-        results.advice = advice;
-        Ok((results, remarks))
-    }
+/// Runs every cell, each in a namespace of its own; odd repeats run in the reverse order. With an external server, the lab starts only the
+/// clients, and makes no namespace.
+///
+/// # Errors
+///
+/// Returns an error if a named policy cannot run here, if a setting is out of range, or if a run fails before the first
+/// result.
+pub fn run(
+    settings: &AcceptSettings,
+    named: Named,
+    watch: &Watch<'_>,
+) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+    let (checked, server) = checked(settings, named)?;
+    let (mut results, remarks) = match server {
+        Some(place) => run_there(&checked, &place, watch)?,
+        None => run_here(&checked, watch)?,
+    };
+    let mut advice = advice(&results, settings.slow_ns);
+    advice.append(&mut results.advice);
+    results.advice = advice;
+    Ok((results, remarks))
+}
 
-    fn run_here(&self, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
-        let workers = self.workers as usize;
-        let runnable = self.selection.runnable(workers)?;
-        let pinned = runnable.pairs.iter().copied().find(|pair| pair.policy.pins_connections());
-        let (mut cells, mut skipped) = (Vec::new(), Vec::new());
-        for (pair, why) in runnable.skipped {
-            skipped.extend(self.close_every.iter().map(|every| pool::skipped(pair, *every, why.as_str())));
-        }
-        for pair in runnable.pairs {
-            for &close_every in &self.close_every {
-                match self.starves(pair.policy, close_every) {
-                    Some(why) => skipped.push(pool::skipped(pair, close_every, why)),
-                    None => cells.push(Cell::new(
-                        self.label(pair.policy.to_string(), None, pair.family, close_every),
-                        Spec { pair, close_every },
-                    )),
-                }
+fn run_here(checked: &Checked<'_>, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+    let every_close = &checked.settings.close_every;
+    let runnable = checked.runnable()?;
+    let pinned = runnable.pairs.iter().copied().find(|pair| pair.policy.pins_connections());
+    let (mut cells, mut skipped) = (Vec::new(), Vec::new());
+    for (pair, why) in runnable.skipped {
+        skipped.extend(every_close.iter().map(|every| pool::skipped(pair, *every, why.as_str())));
+    }
+    for pair in runnable.pairs {
+        for &close_every in every_close {
+            match starves(checked.settings, pair.policy, close_every) {
+                Some(why) => skipped.push(pool::skipped(pair, close_every, why)),
+                None => cells.push(Cell::new(
+                    label(checked, pair.policy.to_string(), pair.family, close_every),
+                    Spec { pair, close_every },
+                )),
             }
         }
-        for policy in self.selection.policies.iter().filter(|_| self.selection.policies_named) {
-            let is_of = |cell: &Cell<Spec>| cell.spec.pair.policy == *policy;
-            if let (false, Some(why)) = (
-                cells.iter().any(is_of),
-                self.close_every.iter().find_map(|every| self.starves(*policy, *every)),
-            ) {
-                return Err(LabError::setting("policy", policy, why));
-            }
-        }
-        let length_ms = self.length.as_millis() as u64;
-        let mut remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |spec, repeat| {
-            Namespace::run(|namespace| {
-                namespace.set_range(client_ports())?;
-                let listen = ListenAddress::new(spec.pair.family)?;
-                let pool =
-                    Pool::start(&listen.endpoint, spec.pair.policy, workers, self.spend, Recycle::Never)?;
-                self.client_load(spec.close_every, repeat).run(pool, watch)
-            })
-        })?;
-        let mut results = pool::results(cells, skipped);
-        let cut = remarks.iter().any(|remark| ["interrupted", "failed"].contains(&remark.id.as_str()));
-        if let Some(pair) = pinned.filter(|_| !cut) {
-            let (found, remark) = measure_break_even(self, pair, watch);
-            remarks.extend(remark);
-            results.advice.extend(found.map(|found| break_even_advice(pair, &found)));
-            results.break_even = found;
-        }
-        Ok((results, remarks))
     }
-
-    fn run_there(&self, server: &str, watch: &Watch<'_>) -> Result<(AcceptResults, Vec<Remark>), LabError> {
-        let place = ServerAddress::of_url(server)?;
-        let family = Family::of(&place.endpoint);
-        let mut cells: Vec<Cell<u64>> = self
-            .close_every
-            .iter()
-            .map(|&close_every| {
-                let label = self.label(EXTERNAL.to_owned(), Some(server.to_owned()), family, close_every);
-                Cell::new(label, close_every)
-            })
-            .collect();
-        let length_ms = self.length.as_millis() as u64;
-        let remarks = pool::run_cells(&mut cells, self.repeats, length_ms, watch, |&close_every, repeat| {
-            let (measured, connections) = self.client_load(close_every, repeat).run_against(&place, watch)?;
-            drop(connections);
-            Ok::<Measured, LabError>(measured)
-        })?;
-        Ok((pool::results(cells, Vec::new()), remarks))
-    }
-
-    fn client_load(&self, close_every: u64, repeat: u32) -> ClientLoad {
-        ClientLoad {
-            clients: self.clients,
-            close_every,
-            mix: self.mix,
-            pause: self.pause,
-            probe: Some(self.mix.short),
-            length: self.length,
-            // All cells of a repeat use the same seed.
-            seed: self.seed ^ u64::from(repeat).rotate_left(48),
+    for policy in checked.policies.iter().filter(|_| checked.named.policies) {
+        let is_of = |cell: &Cell<Spec>| cell.spec.pair.policy == *policy;
+        let starved = || every_close.iter().find_map(|every| starves(checked.settings, *policy, *every));
+        if let (false, Some(why)) = (cells.iter().any(is_of), starved()) {
+            return Err(LabError::setting("policy", policy, why));
         }
     }
-
-    fn label(&self, policy: String, server: Option<String>, family: Family, close_every: u64) -> Label {
-        Label {
-            policy,
-            server,
-            family,
-            close_every,
-            load: self.spend.name(),
-            workers: self.workers as usize,
-            clients: self.clients,
-            balance_of_accepts: false,
-            slow: self.slow,
-        }
+    let mut remarks = checked.run_cells(&mut cells, watch, |spec, repeat| {
+        checked.with_workers(spec.pair, Recycle::Never, |pool| {
+            client_load(checked, spec.close_every, repeat).run(pool, watch)
+        })
+    })?;
+    let mut results = pool::results(cells, skipped);
+    let cut = remarks.iter().any(|remark| ["interrupted", "failed"].contains(&remark.id.as_str()));
+    if let Some(pair) = pinned.filter(|_| !cut) {
+        let (found, remark) = measure_break_even(checked, pair, watch);
+        remarks.extend(remark);
+        results.advice.extend(found.map(|found| break_even_advice(pair, &found)));
+        results.break_even = found;
     }
+    Ok((results, remarks))
+}
 
-    /// Returns the reason if this combination starves some clients for the whole run.
-    fn starves(&self, policy: AcceptPolicy, close_every: u64) -> Option<&'static str> {
-        // The probe is one client more.
-        let more_clients = self.clients >= self.workers;
-        (policy == AcceptPolicy::Blocking && close_every == 0 && more_clients).then_some(
-            "a worker that blocks is its one connection's until that connection ends: with connections that are never \
-             closed, clients beyond the number of workers are never served",
-        )
+fn run_there(
+    checked: &Checked<'_>,
+    place: &ServerAddress,
+    watch: &Watch<'_>,
+) -> Result<(AcceptResults, Vec<Remark>), LabError> {
+    let family = Family::of(&place.endpoint);
+    let mut cells: Vec<Cell<u64>> = checked
+        .settings
+        .close_every
+        .iter()
+        .map(|every| Cell::new(label(checked, EXTERNAL.to_owned(), family, *every), *every))
+        .collect();
+    let remarks = checked.run_cells(&mut cells, watch, |&close_every, repeat| {
+        let (measured, connections) = client_load(checked, close_every, repeat).run_against(place, watch)?;
+        drop(connections);
+        Ok(measured)
+    })?;
+    Ok((pool::results(cells, Vec::new()), remarks))
+}
+
+fn client_load(checked: &Checked<'_>, close_every: u64, repeat: u32) -> ClientLoad {
+    // All cells of a repeat use the same seed.
+    let seed = checked.settings.seed ^ u64::from(repeat).rotate_left(48);
+    checked.client_load(close_every, Some(checked.mix.short), seed)
+}
+
+fn label(checked: &Checked<'_>, policy: String, family: Family, close_every: u64) -> Label {
+    Label {
+        policy,
+        server: checked.settings.server.clone(),
+        family,
+        close_every,
+        load: checked.spend.name(),
+        workers: checked.workers(),
+        clients: checked.settings.clients,
+        balance_of_accepts: false,
+        slow_ns: checked.settings.slow_ns,
     }
+}
+
+/// Returns the reason if this combination starves some clients for the whole run.
+fn starves(settings: &AcceptSettings, policy: AcceptPolicy, close_every: u64) -> Option<&'static str> {
+    // The probe is one client more.
+    let more_clients = settings.clients >= settings.workers;
+    (policy == AcceptPolicy::Blocking && close_every == 0 && more_clients).then_some(
+        "a worker that blocks is its one connection's until that connection ends: with connections that are never \
+         closed, clients beyond the number of workers are never served",
+    )
 }
 
 /// The policy name recorded for a server that the lab did not start.
 const EXTERNAL: &str = "external";
 
-/// Returns the ephemeral range of clients in the namespace; the server's port is below the range.
-pub(crate) fn client_ports() -> PortRange {
-    PortRange::new(10_000, u16::MAX).expect("not backwards")
+/// Returns settings that measure an external server; its URL is checked by [`check`].
+pub fn external(server: String, settings: AcceptSettings) -> AcceptSettings {
+    let place = ServerAddress::of_url(&server);
+    let families = place.map(|place| vec![Family::of(&place.endpoint).to_string()]).unwrap_or_default();
+    AcceptSettings { families, policies: vec![EXTERNAL.to_owned()], server: Some(server), ..settings }
 }
 
 /// Minimum number of requests for a decision.
@@ -244,13 +162,13 @@ const MIN_REQUESTS: u64 = 200;
 
 /// Runs the measurement. A failure becomes a remark, so that earlier results are kept.
 fn measure_break_even(
-    keepalive: &Keepalive,
+    checked: &Checked<'_>,
     pair: Pair,
     watch: &Watch<'_>,
 ) -> (Option<BreakEven>, Option<Remark>) {
     let title = format!("{} {} break-even", pair.policy, pair.family);
-    watch.progress.begin(&title, keepalive.length.as_millis() as u64);
-    match run(keepalive, pair, watch) {
+    watch.progress.begin(&title, checked.settings.for_ns / 1_000_000);
+    match break_even(checked, pair, watch) {
         Ok(Some(found)) => (Some(found), None),
         Ok(None) => {
             let message = format!("interrupted at {title}: whether closing pays is not known");
@@ -261,14 +179,10 @@ fn measure_break_even(
 }
 
 /// Returns `None` if the run was stopped early.
-fn run(keepalive: &Keepalive, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
-    Namespace::run(|namespace| {
-        namespace.set_range(client_ports())?;
-        let listen = ListenAddress::new(pair.family)?;
-        let workers = keepalive.workers as usize;
-        let pool = Pool::start(&listen.endpoint, pair.policy, workers, keepalive.spend, Recycle::Measured)?;
+fn break_even(checked: &Checked<'_>, pair: Pair, watch: &Watch<'_>) -> Result<Option<BreakEven>, LabError> {
+    checked.with_workers(pair, Recycle::Measured, |pool| {
         let group = pool.group().clone();
-        let measured = keepalive.client_load(0, 0).run(pool, watch)?;
+        let measured = client_load(checked, 0, 0).run(pool, watch)?;
         Ok(group.break_even().filter(|_| !measured.cut).map(|found| BreakEven {
             fresh_connection_ns: nanos(found.fresh_connection),
             misplaced_wait_ns: nanos(found.misplaced_wait),
@@ -476,8 +390,7 @@ mod tests {
     }
 
     fn cell(policy: &str, close_every: u64, p999_ms: u64) -> AcceptCell {
-        let label =
-            Label { policy: policy.to_owned(), close_every, slow: Duration::from_millis(5), ..label(8) };
+        let label = Label { policy: policy.to_owned(), close_every, slow_ns: 5_000_000, ..label(8) };
         let mut cell = Sums::new(label).cell();
         (cell.operations, cell.cpu_ns_per_request) = (1000, 20_000);
         cell.wait_ns.p999 = p999_ms * 1_000_000;

@@ -164,6 +164,17 @@ impl LabError {
         }
     }
 
+    /// Returns the values that the texts name; refuses an unknown name, and an empty list.
+    pub(crate) fn named<T>(
+        setting: &'static str,
+        names: &[String],
+        value: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, LabError> {
+        LabError::if_empty(setting, names)?;
+        let unknown = |name| LabError::setting(setting, name, "nothing has this name");
+        names.iter().map(|name| value(name).ok_or_else(|| unknown(name))).collect()
+    }
+
     pub(crate) fn call(what: impl Into<String>) -> impl FnOnce(io::Error) -> LabError {
         let what = what.into();
         move |error| LabError::Call { what, error }

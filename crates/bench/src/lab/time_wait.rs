@@ -25,44 +25,49 @@ use fourtuple_record::{
 use fourtuple_syscalls::socket;
 
 use crate::lab::namespace::{Family, Namespace};
+use crate::lab::ports::FIRST_PORT;
 use crate::lab::{LabError, Watch, start_thread};
 
 /// The time that Linux keeps a socket in TIME_WAIT (TCP_TIMEWAIT_LEN in include/net/tcp.h): a constant, which
 /// tcp_fin_timeout does not change.
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// The settings of the experiment.
-#[derive(Clone, Debug)]
-pub struct TimeWait {
-    /// The namespace's ephemeral range.
-    pub range: PortRange,
-    /// Remedies to try, in this order.
-    pub remedies: Vec<Remedy>,
+/// Settings that were checked, with the values that their texts name.
+struct Checked {
+    range: PortRange,
+    remedies: Vec<Remedy>,
     /// Maximum time to wait in a stall.
-    pub patience: Duration,
+    patience: Duration,
 }
 
-impl TimeWait {
-    /// Checks the settings, without system calls.
-    pub fn check(&self) -> Result<(), LabError> {
-        if self.range.low() < 1024 || self.range.len() < 64 || self.range.len() > 32_768 {
-            return Err(LabError::setting(
-                "range",
-                self.range,
-                "accepted are ranges of 64 to 32768 ports from port 1024 on, so that a wider range is left to try",
-            ));
-        }
-        Ok(())
-    }
+/// Checks the settings, without system calls.
+pub fn check(settings: &TimeWaitSettings) -> Result<(), LabError> {
+    Checked::new(settings).map(drop)
+}
 
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> TimeWaitSettings {
-        TimeWaitSettings {
-            low: self.range.low(),
-            high: self.range.high(),
-            remedies: self.remedies.iter().map(|remedy| remedy.name().to_owned()).collect(),
-            patience_ns: self.patience.as_nanos() as u64,
-        }
+/// Runs the remedies in order. A run that stalls keeps waiting while the next remedies run.
+pub fn run(
+    settings: &TimeWaitSettings,
+    watch: &Watch<'_>,
+) -> Result<(TimeWaitResults, Vec<Remark>), LabError> {
+    Checked::new(settings)?.run(watch)
+}
+
+impl Checked {
+    fn new(settings: &TimeWaitSettings) -> Result<Checked, LabError> {
+        let TimeWaitSettings { low, high, ref remedies, patience_ns } = *settings;
+        let range = match PortRange::new(low, high) {
+            Ok(range) if low >= FIRST_PORT && (64..=32_768).contains(&range.len()) => range,
+            _ => {
+                return Err(LabError::setting(
+                    "range",
+                    format!("{low}-{high}"),
+                    "accepted are ranges of 64 to 32768 ports from port 1024 on, so that a wider range is left to try",
+                ));
+            }
+        };
+        let remedies: Vec<Remedy> = LabError::named("remedy", remedies, |name| name.parse().ok())?;
+        Ok(Checked { range, remedies, patience: Duration::from_nanos(patience_ns) })
     }
 
     fn ports(&self) -> u64 {
@@ -71,7 +76,11 @@ impl TimeWait {
 
     /// Returns the range of a run: with a wider range, all ports that need no privilege to bind.
     fn range(&self, remedy: Remedy) -> PortRange {
-        if remedy.widens_range { PortRange::new(1024, u16::MAX).expect("not backwards") } else { self.range }
+        if remedy.widens_range {
+            PortRange::new(FIRST_PORT, u16::MAX).expect("not backwards")
+        } else {
+            self.range
+        }
     }
 
     /// Returns the number of transactions: a few more than the ports, so that the run goes on after the stall.
@@ -90,9 +99,7 @@ impl TimeWait {
         (!remedy.server_closes_first && first <= self.transactions(remedy)).then_some(first)
     }
 
-    /// Runs the remedies in order. A run that stalls keeps waiting while the next remedies run.
-    pub fn run(&self, watch: &Watch<'_>) -> Result<(TimeWaitResults, Vec<Remark>), LabError> {
-        self.check()?;
+    fn run(&self, watch: &Watch<'_>) -> Result<(TimeWaitResults, Vec<Remark>), LabError> {
         // Only one run works at a time, so that runs do not compete for the CPU; a run that waits for ports releases the lock.
         let turn = Mutex::new(());
         let (first_sender, first) = std::sync::mpsc::channel();
@@ -103,7 +110,8 @@ impl TimeWait {
                 let begun = first_sender.clone();
                 let turn = &turn;
                 let started = start_thread(scope, move || {
-                    let run = Namespace::run(|namespace| run(self, *remedy, namespace, watch, turn, &begun));
+                    let run =
+                        Namespace::run(|namespace| run_remedy(self, *remedy, namespace, watch, turn, &begun));
                     // Sent after a failure too: the next run waits for this message.
                     let _ = begun.send(());
                     run
@@ -293,8 +301,8 @@ const SERVER: u16 = 80;
 /// Runs transactions: connect, one byte each way, close. The server is on the same thread, so every transaction ends before
 /// the next begins. Holds `turn` while it works and releases the lock in a long stall; sends to `idle` when the next run
 /// may begin.
-fn run(
-    settings: &TimeWait,
+fn run_remedy(
+    settings: &Checked,
     remedy: Remedy,
     namespace: &Namespace,
     watch: &Watch<'_>,

@@ -173,7 +173,7 @@ fn words(verdict: Verdict, ratio: LocksRatio, narrow: f64, [better, worse]: [&st
 mod tests {
     use fourtuple_record::{LocksClass, LocksRatio};
 
-    use super::super::Locks;
+    use super::super::usual;
     use super::*;
     use crate::lab::locks::Sums;
 
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn side(waits: Option<f64>) -> LocksSide {
-        let setup = Change::Sources.sides(&Locks::on(2, Change::ALL.to_vec(), 1))[0];
+        let setup = Change::Sources.sides(&usual(2))[0];
         let mut side = Sums::new(setup).side(&mut fastrand::Rng::with_seed(1));
         side.waits_per_query = waits;
         let class =

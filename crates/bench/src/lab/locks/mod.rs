@@ -24,84 +24,60 @@ use crate::lab::locks::advice::PairVerdicts;
 use crate::lab::locks::trial::{CountedWaits, Trial, Waits};
 use crate::lab::{LabError, Watch};
 
-/// Maximum relative difference that counts as no difference.
-const NARROW: f64 = 0.05;
-
-/// Number of trials of each side in which lock waits are traced.
-const TRACED: u32 = 2;
-
-impl Locks {
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> LabLocksSettings {
-        LabLocksSettings {
-            changes: self.changes.iter().map(|change| change.name().to_owned()).collect(),
-            workers: self.workers,
-            clients: self.clients,
-            queries: self.queries.into(),
-            sources: self.sources,
-            repeats: self.repeats,
-            traced: if self.trace { TRACED } else { 0 },
-            closer: "client".to_owned(),
-            narrow: NARROW,
-            seed: self.seed,
+/// Runs the changes in order. The trials of a change are interleaved (A B B A, B A A B), each in a namespace of its own.
+/// Traced trials come after the timed trials, since tracing costs time.
+///
+/// # Errors
+///
+/// Returns an error if a setting is out of range, or if a trial fails before the first pair of results.
+pub fn run(
+    settings: &LabLocksSettings,
+    found: LocalPortRange,
+    watch: &Watch<'_>,
+) -> Result<(LabLocksResults, Vec<Remark>), LabError> {
+    let changes = changes(settings)?;
+    let mut state = RunState {
+        settings,
+        watch,
+        untraced: (settings.traced == 0).then(|| "lock waits were not to be counted".to_owned()),
+        blind_spots: Vec::new(),
+        most_waits: None,
+        lost: Vec::new(),
+        remarks: Vec::new(),
+    };
+    let mut pairs = Vec::new();
+    for change in changes {
+        if let Some(why) = change.impossible(found) {
+            state.remarks.push(Remark::new("skipped", why));
+            continue;
+        }
+        match state.pair(change) {
+            Ok(pair) => pairs.extend(pair),
+            // The results of earlier changes are kept.
+            Err(error) if !pairs.is_empty() => {
+                state.remarks.push(Remark::new("failed", format!("{} failed: {error}", change.name())));
+            }
+            Err(error) => return Err(error),
+        }
+        if watch.stopped() {
+            let message = format!("interrupted at {}: trials are missing", change.name());
+            state.remarks.push(Remark::new("interrupted", message));
+            break;
         }
     }
-
-    /// Runs the changes in order. The trials of a change are interleaved (A B B A, B A A B), each in a namespace of its own.
-    /// Traced trials come after the timed trials, since tracing costs time.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a setting is out of range, or if a trial fails before the first pair of results.
-    pub fn run(
-        &self,
-        found: LocalPortRange,
-        watch: &Watch<'_>,
-    ) -> Result<(LabLocksResults, Vec<Remark>), LabError> {
-        self.check()?;
-        let mut state = RunState {
-            settings: self,
-            watch,
-            untraced: (!self.trace).then(|| "lock waits were not to be counted".to_owned()),
-            blind_spots: Vec::new(),
-            most_waits: None,
-            lost: Vec::new(),
-            remarks: Vec::new(),
-        };
-        let mut pairs = Vec::new();
-        for &change in &self.changes {
-            if let Some(why) = change.impossible(found) {
-                state.remarks.push(Remark::new("skipped", why));
-                continue;
-            }
-            match state.pair(change) {
-                Ok(pair) => pairs.extend(pair),
-                // The results of earlier changes are kept.
-                Err(error) if !pairs.is_empty() => {
-                    state.remarks.push(Remark::new("failed", format!("{} failed: {error}", change.name())));
-                }
-                Err(error) => return Err(error),
-            }
-            if watch.stopped() {
-                let message = format!("interrupted at {}: trials are missing", change.name());
-                state.remarks.push(Remark::new("interrupted", message));
-                break;
-            }
-        }
-        if pairs.is_empty() && watch.stopped() {
-            return Err(LabError::Interrupted);
-        }
-        let RunState { untraced, mut blind_spots, lost, remarks, .. } = state;
-        blind_spots.extend(lost);
-        let mut results = LabLocksResults { pairs, untraced, blind_spots, advice: Vec::new() };
-        results.advice = advice::advice(&results, cpus());
-        Ok((results, remarks))
+    if pairs.is_empty() && watch.stopped() {
+        return Err(LabError::Interrupted);
     }
+    let RunState { untraced, mut blind_spots, lost, remarks, .. } = state;
+    blind_spots.extend(lost);
+    let mut results = LabLocksResults { pairs, untraced, blind_spots, advice: Vec::new() };
+    results.advice = advice::advice(&results, cpus());
+    Ok((results, remarks))
 }
 
 /// The state that all changes of a run share.
 struct RunState<'a> {
-    settings: &'a Locks,
+    settings: &'a LabLocksSettings,
     watch: &'a Watch<'a>,
     /// The reason why lock waits are no longer counted.
     untraced: Option<String>,
@@ -116,11 +92,11 @@ struct RunState<'a> {
 impl RunState<'_> {
     /// Runs all trials of a change; returns `None` if no pair of trials was completed.
     fn pair(&mut self, change: Change) -> Result<Option<LocksPair>, LabError> {
-        let Locks { repeats, seed, .. } = *self.settings;
+        let LabLocksSettings { repeats, traced, narrow, seed, .. } = *self.settings;
         let mut sides = change.sides(self.settings).map(Sums::new);
-        let mut verdicts = PairVerdicts::new(NARROW);
+        let mut verdicts = PairVerdicts::new(narrow);
         // The first trial of a change warms the kernel up; its times are not used.
-        self.watch.progress.begin(&format!("{} (warming up)", change.name()), self.settings.queries.into());
+        self.watch.progress.begin(&format!("{} (warming up)", change.name()), self.settings.queries);
         self.timed(&sides[0])?;
         for pair in 0..repeats {
             let mut figures = [None; 2];
@@ -136,12 +112,12 @@ impl RunState<'_> {
                 verdicts.push(before, after);
             }
         }
-        for pair in 0..TRACED {
+        for pair in 0..traced {
             for side in order(pair) {
                 if self.untraced.is_some() || self.watch.stopped() {
                     break;
                 }
-                self.begin(change, side, &format!("traced {}/{TRACED}", pair + 1));
+                self.begin(change, side, &format!("traced {}/{traced}", pair + 1));
                 self.traced(&mut sides[side])?;
             }
         }
@@ -151,7 +127,7 @@ impl RunState<'_> {
     fn begin(&self, change: Change, side: usize, which: &str) {
         let name = ["before", "after"][side];
         let part = format!("{}: {name} ({which})", change.name());
-        self.watch.progress.begin(&part, self.settings.queries.into());
+        self.watch.progress.begin(&part, self.settings.queries);
     }
 
     fn timed(&self, side: &Sums) -> Result<Trial, LabError> {
@@ -225,66 +201,53 @@ fn order(pair: u32) -> [usize; 2] {
 }
 
 /// Minimum number of queries of a trial. Fewer give no useful rate.
-pub const MIN_QUERIES: u32 = 100;
+pub const MIN_QUERIES: u64 = 100;
 
 /// Maximum number of queries of a trial. With more, one source address would run out of even ports in the setups that need them.
-pub const MAX_QUERIES: u32 = 30_000;
+pub const MAX_QUERIES: u64 = 30_000;
 
-/// The settings of `lab locks`.
-#[derive(Clone, Debug)]
-pub struct Locks {
-    /// The changes to try, in this order.
-    pub changes: Vec<Change>,
-    /// Worker threads, which accept connections and answer queries: 2 to 256.
-    pub workers: u32,
-    /// Client threads, which connect: 2 to 256.
-    pub clients: u32,
-    /// Queries of one trial: [`MIN_QUERIES`] to [`MAX_QUERIES`].
-    pub queries: u32,
-    /// Source addresses of the setups with more than one: 2 to 1024.
-    pub sources: u32,
-    /// Pairs of timed trials for each change. Results have a confidence interval from 8 pairs on.
-    pub repeats: u32,
-    /// Whether to count lock waits. The counting trials are separate from the timed ones.
-    pub trace: bool,
-    /// Seed of the resampling that gives the confidence intervals.
-    pub seed: u64,
+/// Number of trials of each side in which lock waits are traced.
+const TRACED: u32 = 2;
+
+/// Returns the usual settings for a host with `cpus` processors: a worker for every second processor and a client for each, so that all
+/// processors are busy.
+pub fn usual(cpus: u32) -> LabLocksSettings {
+    let clients = cpus.clamp(4, 256);
+    LabLocksSettings {
+        changes: Change::ALL.map(|change| change.name().to_owned()).to_vec(),
+        workers: (cpus / 2).clamp(2, 256),
+        clients,
+        queries: 10_000,
+        sources: clients,
+        repeats: 8,
+        traced: TRACED,
+        closer: "client".to_owned(),
+        narrow: 0.05,
+        seed: 1,
+    }
 }
 
-impl Locks {
-    /// Returns settings for a host with `cpus` processors: a worker for every second processor and a client for each, so that all
-    /// processors are busy.
-    pub fn on(cpus: u32, changes: Vec<Change>, seed: u64) -> Locks {
-        let clients = cpus.clamp(4, 256);
-        Locks {
-            changes,
-            workers: (cpus / 2).clamp(2, 256),
-            clients,
-            queries: 10_000,
-            sources: clients,
-            repeats: 8,
-            trace: true,
-            seed,
-        }
-    }
+/// Checks the ranges of the settings, without a system call.
+///
+/// # Errors
+///
+/// [`LabError::Setting`]
+pub fn check(settings: &LabLocksSettings) -> Result<(), LabError> {
+    changes(settings).map(drop)
+}
 
-    /// Checks the ranges of the settings, without a system call.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Setting`]
-    pub fn check(&self) -> Result<(), LabError> {
-        for (setting, value, accepted) in [
-            ("workers", self.workers, 2..=256),
-            ("clients", self.clients, 2..=256),
-            ("queries", self.queries, MIN_QUERIES..=MAX_QUERIES),
-            ("sources", self.sources, 2..=1024),
-            ("repeats", self.repeats, 1..=100),
-        ] {
-            LabError::unless_within(setting, value, accepted)?;
-        }
-        LabError::if_empty("change", &self.changes)
+/// Checks the settings, and returns the changes that they name.
+fn changes(settings: &LabLocksSettings) -> Result<Vec<Change>, LabError> {
+    for (setting, value, accepted) in [
+        ("workers", settings.workers.into(), 2..=256),
+        ("clients", settings.clients.into(), 2..=256),
+        ("queries", settings.queries, MIN_QUERIES..=MAX_QUERIES),
+        ("sources", settings.sources.into(), 2..=1024),
+        ("repeats", settings.repeats.into(), 1..=100),
+    ] {
+        LabError::unless_within(setting, value, accepted)?;
     }
+    LabError::named("change", &settings.changes, Change::named)
 }
 
 /// One change of a server or of its clients.
@@ -339,7 +302,7 @@ impl Change {
     }
 
     /// Returns the two setups, without and with the change; they are equal in everything else.
-    fn sides(self, settings: &Locks) -> [Setup; 2] {
+    fn sides(self, settings: &LabLocksSettings) -> [Setup; 2] {
         // Half of the even ports are never taken, from any number of sources, so the search finds an even port at once.
         let ample = Setup {
             policy: AcceptPolicy::Reuseport,
@@ -364,8 +327,8 @@ fn wide() -> PortRange {
 }
 
 /// Returns a range of which the queries take nine tenths: during the second half of the queries no even port is free.
-fn tight(queries: u32) -> PortRange {
-    let ports = (queries.saturating_mul(10) / 9 + 2).min(wide().len());
+fn tight(queries: u64) -> PortRange {
+    let ports = (queries.saturating_mul(10) / 9 + 2).min(wide().len().into());
     PortRange::new(u16::MAX - (ports - 1) as u16, u16::MAX).expect("not backwards")
 }
 
@@ -460,8 +423,8 @@ mod tests {
     use super::*;
     use crate::lab::locks::{MAX_QUERIES, MIN_QUERIES};
 
-    fn settings(queries: u32) -> Locks {
-        Locks { queries, ..Locks::on(2, Change::ALL.to_vec(), 1) }
+    fn settings(queries: u64) -> LabLocksSettings {
+        LabLocksSettings { queries, ..usual(2) }
     }
 
     #[test]
@@ -484,7 +447,7 @@ mod tests {
     fn setups_exhaust_half_of_the_ports_as_planned() {
         for queries in [MIN_QUERIES, 10_000, MAX_QUERIES] {
             for setup in Change::ALL.iter().flat_map(|change| change.sides(&settings(queries))) {
-                let ports = setup.range.len();
+                let ports = u64::from(setup.range.len());
                 assert!(ports > queries, "{setup:?}");
                 let even_are_enough = ports / 2 > queries;
                 assert_eq!(even_are_enough, setup.range == wide(), "{setup:?} {queries}");

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use fourtuple::dial::{DialError, Dialer, SourcePool};
 use fourtuple::listen::{Acceptor, ListenError, Recycle};
 use fourtuple_observe::trace::Instrument;
-use fourtuple_record::errno;
+use fourtuple_record::{LabLocksSettings, errno};
 use fourtuple_syscalls::{errno_name, option, resource};
 
-use crate::lab::locks::{Locks, Setup};
+use crate::lab::locks::Setup;
 use crate::lab::namespace::{Family, Namespace};
 use crate::lab::pool::workers::Pool;
 use crate::lab::{LabError, Start, Watch, start_thread};
@@ -63,7 +63,7 @@ impl Trial {
 /// Runs a trial. `around` receives a function that makes the queries, and calls it: a trace begins before the call and ends
 /// after it.
 pub(super) fn run<R: Send>(
-    settings: &Locks,
+    settings: &LabLocksSettings,
     setup: Setup,
     watch: &Watch<'_>,
     around: impl FnOnce(&mut dyn FnMut() -> Trial) -> R + Send,
@@ -111,8 +111,8 @@ fn dialers(
 }
 
 /// Runs all queries, with all clients at once.
-fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<Trial, LabError> {
-    let left = AtomicU64::new(settings.queries.into());
+fn ask(settings: &LabLocksSettings, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<Trial, LabError> {
+    let left = AtomicU64::new(settings.queries);
     let together = Start::default();
     let ask = |number: usize, dialers: &[Dialer]| {
         if !together.wait() {
@@ -121,7 +121,7 @@ fn ask(settings: &Locks, clients: &[Vec<Dialer>], watch: &Watch<'_>) -> Result<T
         client(dialers, &left, watch.stop, |left| {
             // One client reports the progress of all.
             if number == 0 {
-                watch.progress.at(u64::from(settings.queries).saturating_sub(left));
+                watch.progress.at(settings.queries.saturating_sub(left));
             }
         })
     };

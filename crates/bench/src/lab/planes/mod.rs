@@ -26,59 +26,84 @@ use crate::lab::{LabError, Namespace, Watch, start_thread};
 
 pub use advice::advice;
 
-impl Planes {
-    /// Returns the settings as a record keeps them.
-    pub fn settings(&self) -> PlanesSettings {
-        let cells = self.cells(&PlaneKind::ALL);
-        PlanesSettings {
-            every_combination: self.has_lists(),
-            plane: in_order(cells.iter().map(|spec| spec.kind.to_string())),
-            planes: in_order(cells.iter().map(|spec| spec.planes)),
-            bytes: in_order(cells.iter().map(|spec| spec.bytes)),
-            spread: in_order(cells.iter().map(|spec| spec.spread.name().to_owned())),
-            flows: in_order(cells.iter().map(|spec| spec.flows)),
-            work_ns: in_order(cells.iter().map(|spec| spec.work.as_nanos() as u64)),
-            packets: self.packets,
-            repeats: self.repeats,
-            over: self.over.name().to_owned(),
-            seed: self.seed,
-        }
-    }
+/// Settings that were checked, with the values that their texts name.
+struct Checked<'a> {
+    settings: &'a PlanesSettings,
+    kinds: Vec<PlaneKind>,
+    spreads: Vec<SpreadBy>,
+    over: NetworkKind,
+}
 
-    /// Runs every cell, each run in namespaces of its own; odd repeats run in the reverse order.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if this host lacks a named kind of plane, if a setting is out of range, or if a run fails before
-    /// the first result.
-    pub fn run(&self, watch: &Watch<'_>) -> Result<(PlanesResults, Vec<Remark>), LabError> {
-        self.check()?;
-        let (kinds, skipped) = self.available_kinds()?;
-        let mut cells: Vec<Sums> = self.cells(&kinds).into_iter().map(Sums::new).collect();
-        let mut remarks = self.run_cells(&mut cells, watch)?;
-        remarks.extend(sums::doubts(&cells));
-        let mut random = fastrand::Rng::with_seed(self.seed);
-        let found = sums::results(&cells, &mut random);
-        let planes_help_above_ns = advice::planes_help_above(&found);
-        let mut results = PlanesResults { cells: found, skipped, planes_help_above_ns, advice: Vec::new() };
-        results.advice = advice(&results);
-        Ok((results, remarks))
+/// Checks the settings, without a system call.
+///
+/// # Errors
+///
+/// [`LabError::Setting`]
+pub fn check(settings: &PlanesSettings) -> Result<(), LabError> {
+    Checked::new(settings).map(drop)
+}
+
+/// Runs every cell, each run in namespaces of its own; odd repeats run in the reverse order. A kind of plane that this host lacks is
+/// skipped if all kinds are asked for.
+///
+/// # Errors
+///
+/// Returns an error if this host lacks one of the kinds, if a setting is out of range, or if a run fails before the first result.
+pub fn run(settings: &PlanesSettings, watch: &Watch<'_>) -> Result<(PlanesResults, Vec<Remark>), LabError> {
+    let checked = Checked::new(settings)?;
+    let (kinds, skipped) = checked.available_kinds()?;
+    let mut cells: Vec<Sums> = checked.cells(&kinds).into_iter().map(Sums::new).collect();
+    let mut remarks = checked.run_cells(&mut cells, watch)?;
+    remarks.extend(sums::doubts(&cells));
+    let mut random = fastrand::Rng::with_seed(settings.seed);
+    let found = sums::results(&cells, &mut random);
+    let planes_help_above_ns = advice::planes_help_above(&found);
+    let mut results = PlanesResults { cells: found, skipped, planes_help_above_ns, advice: Vec::new() };
+    results.advice = advice(&results);
+    Ok((results, remarks))
+}
+
+impl Checked<'_> {
+    fn new(settings: &PlanesSettings) -> Result<Checked<'_>, LabError> {
+        for (setting, values, accepted) in [
+            ("planes", &settings.planes[..], 1..=64),
+            ("bytes", &settings.bytes, generator::MIN_BYTES..=9000),
+            ("flows", &settings.flows, 1..=256),
+            ("repeats", &[settings.repeats], 1..=100),
+        ] {
+            LabError::if_empty(setting, values)?;
+            values.iter().try_for_each(|value| LabError::unless_within(setting, *value, accepted.clone()))?;
+        }
+        LabError::if_empty("work", &settings.work_ns)?;
+        if let Some(long) = settings.work_ns.iter().find(|work| **work > 1_000_000) {
+            let long = format!("{:?}", Duration::from_nanos(*long));
+            return Err(LabError::setting("work", long, "accepted is up to 1ms"));
+        }
+        LabError::unless_within("packets", settings.packets, 1_000..=100_000_000)?;
+        Ok(Checked {
+            settings,
+            kinds: LabError::named("plane", &settings.plane, |name| name.parse().ok())?,
+            spreads: LabError::named("spread", &settings.spread, SpreadBy::named)?,
+            over: NetworkKind::named(&settings.over)
+                .ok_or_else(|| LabError::setting("over", &settings.over, "accepted are veth and loopback"))?,
+        })
     }
 
     fn run_cells(&self, cells: &mut [Sums], watch: &Watch<'_>) -> Result<Vec<Remark>, LabError> {
         let mut remarks = Vec::new();
-        'repeats: for repeat in 0..self.repeats {
+        let packets = self.settings.packets;
+        'repeats: for repeat in 0..self.settings.repeats {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             if repeat % 2 == 1 {
                 order.reverse();
             }
             for index in order {
                 let spec = cells[index].spec;
-                watch.progress.begin(&spec.title(), self.packets);
+                watch.progress.begin(&spec.title(), packets);
                 let result = if watch.stopped() {
                     Err(LabError::Interrupted)
                 } else {
-                    spec.run(self.packets, self.over, watch)
+                    spec.run(packets, self.over, watch)
                 };
                 let kept = cells.iter().any(|cell| cell.runs() > 0);
                 match result {
@@ -104,24 +129,45 @@ impl Planes {
         Ok(remarks)
     }
 
-    /// Probes the kinds of plane. A kind that the settings name must work; with no kind named, kinds that this kernel lacks or
-    /// does not permit are skipped.
+    /// Probes the kinds of plane.
     fn available_kinds(&self) -> Result<(Vec<PlaneKind>, Vec<PlanesSkipped>), LabError> {
-        let named = !self.kinds.is_empty();
-        let wanted = if named { in_order(self.kinds.iter().copied()) } else { PlaneKind::ALL.to_vec() };
+        let all = PlaneKind::ALL.iter().all(|kind| self.kinds.contains(kind));
         let (mut here, mut skipped) = (Vec::new(), Vec::new());
-        for kind in wanted {
+        for &kind in &self.kinds {
             match probe(kind) {
                 Ok(()) => here.push(kind),
                 Err(LabError::Forward(
                     error @ (ForwardError::Absent { .. } | ForwardError::NotPermitted { .. }),
-                )) if !named => {
+                )) if all => {
                     skipped.push(PlanesSkipped { plane: kind.to_string(), why: error.to_string() });
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok((here, skipped))
+    }
+
+    /// Returns the cells with these kinds of plane, each once.
+    fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
+        if !self.settings.every_combination {
+            return in_order(selected(kinds).into_iter());
+        }
+        let PlanesSettings { planes, bytes, flows, work_ns, .. } = self.settings;
+        let mut cells = Vec::new();
+        // Cells that are compared most often run next to each other: packets of one length and work.
+        for &bytes in bytes {
+            for work in work_ns.iter().map(|work| Duration::from_nanos(*work)) {
+                for &kind in kinds {
+                    for &spread in &self.spreads {
+                        for &flows in flows {
+                            let cell = |planes| Spec { kind, planes, bytes, spread, flows, work };
+                            cells.extend(planes.iter().copied().map(cell));
+                        }
+                    }
+                }
+            }
+        }
+        in_order(cells.into_iter())
     }
 }
 
@@ -137,6 +183,10 @@ pub enum NetworkKind {
 impl NetworkKind {
     /// The two kinds of network.
     pub const ALL: [NetworkKind; 2] = [NetworkKind::Veth, NetworkKind::Loopback];
+
+    pub fn named(name: &str) -> Option<NetworkKind> {
+        NetworkKind::ALL.into_iter().find(|over| over.name() == name)
+    }
 
     /// Returns the name in records.
     pub fn name(self) -> &'static str {
@@ -163,6 +213,10 @@ impl SpreadBy {
     /// All selectors.
     pub const ALL: [SpreadBy; 4] = [SpreadBy::Hash, SpreadBy::Random, SpreadBy::Flow, SpreadBy::Cpu];
 
+    pub fn named(name: &str) -> Option<SpreadBy> {
+        SpreadBy::ALL.into_iter().find(|spread| spread.name() == name)
+    }
+
     /// Returns the name in records.
     pub fn name(self) -> &'static str {
         match self {
@@ -174,29 +228,35 @@ impl SpreadBy {
     }
 }
 
-/// The settings of `lab planes`. If all lists are empty, the lab runs a fixed set of cells. Otherwise it runs every combination of the
-/// lists, with these values for an empty list: all plane kinds; 1, 2 and 4 planes; 64 bytes; spread by flow; one 4-tuple; no work.
-#[derive(Clone, Debug)]
-pub struct Planes {
-    pub kinds: Vec<PlaneKind>,
-    /// Numbers of planes: 1 to 64.
-    pub planes: Vec<u32>,
-    /// Payload lengths in bytes: 16 to 9000.
-    pub bytes: Vec<u32>,
-    /// Selectors of the plane.
-    pub spreads: Vec<SpreadBy>,
-    /// Numbers of 4-tuples: 1 to 256.
-    pub flows: Vec<u32>,
-    /// Processor time that a plane spends on each packet besides moving it: up to 1 ms.
-    pub work: Vec<Duration>,
-    /// Packets of one run: 1,000 to 100 million.
-    pub packets: u64,
-    /// Runs of every cell: 1 to 100.
-    pub repeats: u32,
-    /// The network to run over.
-    pub over: NetworkKind,
-    /// Seed of the resampling that gives the confidence intervals.
-    pub seed: u64,
+/// Returns the settings of the cells that answer the questions of this lab.
+pub fn usual() -> PlanesSettings {
+    let cells = selected(&PlaneKind::ALL);
+    PlanesSettings {
+        every_combination: false,
+        planes: in_order(cells.iter().map(|spec| spec.planes)),
+        bytes: in_order(cells.iter().map(|spec| spec.bytes)),
+        spread: in_order(cells.iter().map(|spec| spec.spread.name().to_owned())),
+        flows: in_order(cells.iter().map(|spec| spec.flows)),
+        work_ns: in_order(cells.iter().map(|spec| spec.work.as_nanos() as u64)),
+        ..combinations()
+    }
+}
+
+/// Returns the defaults of a run of every combination.
+pub fn combinations() -> PlanesSettings {
+    PlanesSettings {
+        every_combination: true,
+        plane: PlaneKind::ALL.map(|kind| kind.to_string()).to_vec(),
+        planes: PLANES.to_vec(),
+        bytes: vec![64],
+        spread: vec![SpreadBy::Flow.name().to_owned()],
+        flows: vec![1],
+        work_ns: vec![0],
+        packets: 10_000,
+        repeats: 3,
+        over: NetworkKind::Veth.name().to_owned(),
+        seed: 1,
+    }
 }
 
 /// The settings of one cell.
@@ -227,28 +287,6 @@ impl Spec {
     }
 }
 
-impl Planes {
-    /// Checks the ranges of the settings, without a system call.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Setting`]
-    pub fn check(&self) -> Result<(), LabError> {
-        for (setting, values, accepted) in [
-            ("planes", &self.planes[..], 1..=64),
-            ("bytes", &self.bytes, generator::MIN_BYTES..=9000),
-            ("flows", &self.flows, 1..=256),
-            ("repeats", &[self.repeats], 1..=100),
-        ] {
-            values.iter().try_for_each(|value| LabError::unless_within(setting, *value, accepted.clone()))?;
-        }
-        if let Some(long) = self.work.iter().find(|work| **work > Duration::from_millis(1)) {
-            return Err(LabError::setting("work", format!("{long:?}"), "accepted is up to 1ms"));
-        }
-        LabError::unless_within("packets", self.packets, 1_000..=100_000_000)
-    }
-}
-
 /// Payloads that fill the MTUs of the published figure: 1500 and 3000.
 const FULL: [u32; 2] = [1472, 2972];
 
@@ -260,50 +298,8 @@ const PLANES: [u32; 3] = [1, 2, 4];
 /// The axis of the published figure. A host with fewer CPUs shows the gain by the counted capacity.
 const AXIS: [u32; 5] = [1, 2, 4, 8, 10];
 
-impl Planes {
-    /// Returns whether any list was given.
-    fn has_lists(&self) -> bool {
-        let Planes { kinds, planes, bytes, spreads, flows, work, .. } = self;
-        [kinds.len(), planes.len(), bytes.len(), spreads.len(), flows.len(), work.len()] != [0; 6]
-    }
-
-    /// Returns the cells with these kinds of plane, each once.
-    fn cells(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
-        let cells = if self.has_lists() { self.every_combination(kinds) } else { default_cells(kinds) };
-        in_order(cells.into_iter())
-    }
-
-    fn every_combination(&self, kinds: &[PlaneKind]) -> Vec<Spec> {
-        let kinds = if self.kinds.is_empty() { kinds.to_vec() } else { self.kinds.clone() };
-        let (planes, bytes) = (or(&self.planes, &PLANES), or(&self.bytes, &[64]));
-        let (spreads, flows) = (or(&self.spreads, &[SpreadBy::Flow]), or(&self.flows, &[1]));
-        let works = or(&self.work, &[Duration::ZERO]);
-        let mut cells = Vec::new();
-        // Cells that are compared most often run next to each other: packets of one length and work.
-        for &bytes in &bytes {
-            for &work in &works {
-                for &kind in &kinds {
-                    for &spread in &spreads {
-                        for &flows in &flows {
-                            cells.extend(planes.iter().map(|&planes| Spec {
-                                kind,
-                                planes,
-                                bytes,
-                                spread,
-                                flows,
-                                work,
-                            }));
-                        }
-                    }
-                }
-            }
-        }
-        cells
-    }
-}
-
-/// Returns the default cells: cost of a packet by plane kind, distribution over planes, gain from planes, and the published figure.
-fn default_cells(kinds: &[PlaneKind]) -> Vec<Spec> {
+/// Returns the cells that answer the questions: cost of a packet by plane kind, distribution over planes, gain from planes, and the published figure.
+fn selected(kinds: &[PlaneKind]) -> Vec<Spec> {
     let mut cells = Vec::new();
     let cell = |kind, planes, bytes| Spec {
         kind,
@@ -332,10 +328,6 @@ fn default_cells(kinds: &[PlaneKind]) -> Vec<Spec> {
         );
     }
     cells
-}
-
-fn or<T: Copy>(given: &[T], others: &[T]) -> Vec<T> {
-    if given.is_empty() { others.to_vec() } else { given.to_vec() }
 }
 
 /// Removes duplicates, keeping the first of each.
@@ -599,24 +591,14 @@ impl Topology {
 mod tests {
     use super::*;
 
-    fn nothing_given() -> Planes {
-        Planes {
-            kinds: Vec::new(),
-            planes: Vec::new(),
-            bytes: Vec::new(),
-            spreads: Vec::new(),
-            flows: Vec::new(),
-            work: Vec::new(),
-            packets: 1000,
-            repeats: 1,
-            over: NetworkKind::Veth,
-            seed: 1,
-        }
+    fn cells(settings: &PlanesSettings) -> Vec<Spec> {
+        let checked = Checked::new(settings).unwrap();
+        checked.cells(&checked.kinds)
     }
 
     #[test]
     fn default_cells_include_their_reference_cells() {
-        let cells = nothing_given().cells(&PlaneKind::ALL);
+        let cells = cells(&usual());
         assert_eq!(cells.len(), in_order(cells.iter().copied()).len(), "no cell occurs twice");
         for spec in &cells {
             let of_one = Spec { planes: 1, ..*spec };
@@ -630,16 +612,21 @@ mod tests {
 
     #[test]
     fn lists_are_combined() {
-        let some = Planes { bytes: vec![64, 9000, 64], spreads: SpreadBy::ALL.to_vec(), ..nothing_given() };
-        let kinds = [PlaneKind::Batched, PlaneKind::Offload];
-        assert_eq!(some.cells(&kinds).len(), 2 * 4 * 2 * 3);
-        let one = Planes {
-            kinds: vec![PlaneKind::Offload],
-            planes: vec![10],
-            work: vec![Duration::from_micros(6)],
-            ..nothing_given()
+        let kinds = |kinds: &[PlaneKind]| kinds.iter().map(ToString::to_string).collect();
+        let some = PlanesSettings {
+            plane: kinds(&[PlaneKind::Batched, PlaneKind::Offload]),
+            bytes: vec![64, 9000, 64],
+            spread: SpreadBy::ALL.map(|spread| spread.name().to_owned()).to_vec(),
+            ..combinations()
         };
-        let [cell] = one.cells(&kinds)[..] else { panic!("one combination") };
+        assert_eq!(cells(&some).len(), 2 * 4 * 2 * 3);
+        let one = PlanesSettings {
+            plane: kinds(&[PlaneKind::Offload]),
+            planes: vec![10],
+            work_ns: vec![6_000],
+            ..combinations()
+        };
+        let [cell] = cells(&one)[..] else { panic!("one combination") };
         assert_eq!((cell.kind, cell.planes, cell.bytes, cell.mtu()), (PlaneKind::Offload, 10, 64, 1500));
         assert_eq!(Spec { bytes: 9000, ..cell }.mtu(), 9028);
     }

@@ -15,28 +15,29 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use fourtuple::listen::{AcceptPolicy, Family, ListenError, Recycle};
-use fourtuple_record::{AcceptResults, Remark, SkippedCell, Timeline, errno};
+use fourtuple::ports::PortRange;
+use fourtuple_record::{AcceptResults, AcceptSettings, Remark, SkippedCell, Timeline, errno};
 
 use crate::lab::pool::address::ListenAddress;
-use crate::lab::pool::client::Measured;
+use crate::lab::pool::client::{ClientLoad, Measured};
 use crate::lab::pool::sums::{Label, Sums};
-use crate::lab::pool::workers::Pool;
+use crate::lab::pool::workers::{BACKLOG, Pool};
 use crate::lab::{LabError, Namespace, Watch};
 
 /// The service times of a load: most requests are short, some are long.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mix {
+pub(crate) struct Mix {
     /// Service time of short requests.
-    pub short: Duration,
+    pub(crate) short: Duration,
     /// Service time of long requests.
-    pub long: Duration,
+    pub(crate) long: Duration,
     /// Share of long requests, 0 to 1.
-    pub long_share: f64,
+    pub(crate) long_share: f64,
 }
 
 impl Mix {
     /// Returns a mix in which all requests take this long.
-    pub fn all(time: Duration) -> Mix {
+    pub(crate) fn all(time: Duration) -> Mix {
         Mix { short: time, long: time, long_share: 0.0 }
     }
 
@@ -46,19 +47,9 @@ impl Mix {
     }
 }
 
-/// Checks the settings that the experiments share.
-pub(crate) fn check(clients: u32, repeats: u32, length: Duration) -> Result<(), LabError> {
-    LabError::unless_within("clients", clients, 1..=1024)?;
-    LabError::unless_within("repeats", repeats, 1..=100)?;
-    if length < Duration::from_millis(10) {
-        return Err(LabError::setting("for", format!("{length:?}"), "at least 10ms are needed"));
-    }
-    Ok(())
-}
-
 /// How a worker spends the service time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spend {
+pub(crate) enum Spend {
     /// The worker sleeps, like a worker that waits for a disk. Workers need no processor meanwhile, so few processors are
     /// enough.
     Sleep,
@@ -68,11 +59,15 @@ pub enum Spend {
 
 impl Spend {
     /// Returns the name that records use.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Spend::Sleep => "sleep",
             Spend::Spin => "spin",
         }
+    }
+
+    fn named(name: &str) -> Option<Spend> {
+        [Spend::Sleep, Spend::Spin].into_iter().find(|spend| spend.name() == name)
     }
 }
 
@@ -147,57 +142,6 @@ impl<S> Cell<S> {
     }
 }
 
-/// Runs every cell `repeats` times; odd repeats in the reverse order (A B C C B A), so that a machine that warms up or gets
-/// a noisy neighbour favours no cell. `run` receives the number of the repeat, from 0.
-pub(crate) fn run_cells<S>(
-    cells: &mut [Cell<S>],
-    repeats: u32,
-    length_ms: u64,
-    watch: &Watch<'_>,
-    run: impl Fn(&S, u32) -> Result<Measured, LabError>,
-) -> Result<Vec<Remark>, LabError> {
-    let mut remarks = Vec::new();
-    'repeats: for repeat in 0..repeats {
-        let mut order: Vec<usize> = (0..cells.len()).collect();
-        if repeat % 2 == 1 {
-            order.reverse();
-        }
-        for index in order {
-            let any = cells.iter().any(|cell| cell.sums.operations() > 0);
-            let cell = &mut cells[index];
-            if watch.stopped() {
-                remarks.push(interrupted(cell));
-                break 'repeats;
-            }
-            watch.progress.begin(&cell.title(), length_ms);
-            match run(&cell.spec, repeat) {
-                Ok(measured) => {
-                    if measured.all().next().is_some() || !measured.cut {
-                        cell.add(&measured);
-                    }
-                    if measured.cut {
-                        remarks.push(interrupted(cell));
-                        break 'repeats;
-                    }
-                }
-                // The results of earlier runs are kept.
-                Err(error) if any => {
-                    remarks.push(Remark::new("failed", format!("{} failed: {error}", cell.title())));
-                    break 'repeats;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    if remarks.iter().any(|remark| remark.id == "interrupted")
-        && cells.iter().all(|cell| cell.sums.repeats() == 0)
-    {
-        return Err(LabError::Interrupted);
-    }
-    remarks.extend(cells.iter().flat_map(doubts));
-    Ok(remarks)
-}
-
 fn interrupted<S>(cell: &Cell<S>) -> Remark {
     Remark::new(
         "interrupted",
@@ -269,17 +213,35 @@ pub(crate) fn skipped(pair: Pair, close_every: u64, why: impl Into<String>) -> S
     }
 }
 
-/// The cells to compare.
-#[derive(Clone, Debug)]
-pub struct Selection {
-    /// The policies, in this order.
-    pub policies: Vec<AcceptPolicy>,
-    /// Whether the user named the policies; a named policy that cannot run is an error.
-    pub policies_named: bool,
-    /// The families, in this order.
-    pub families: Vec<Family>,
-    /// Whether the user named the families.
-    pub families_named: bool,
+/// What the user named: a named policy that cannot run is an error, and one of the defaults is skipped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Named {
+    pub policies: bool,
+    pub families: bool,
+}
+
+/// Returns the usual settings of `lab accept`, without policies, families and loads.
+pub fn usual() -> AcceptSettings {
+    AcceptSettings {
+        workers: 8,
+        clients: 6,
+        connections: 48,
+        families: Vec::new(),
+        policies: Vec::new(),
+        close_every: vec![1],
+        load: Vec::new(),
+        service: Spend::Sleep.name().to_owned(),
+        short_ns: 50_000,
+        long_ns: 50_000,
+        long_share: 0.0,
+        pause_ns: 0,
+        slow_ns: 5_000_000,
+        for_ns: 300_000_000,
+        repeats: 3,
+        backlog: BACKLOG,
+        seed: 1,
+        server: None,
+    }
 }
 
 /// A policy over a family.
@@ -289,7 +251,7 @@ pub(crate) struct Pair {
     pub(crate) family: Family,
 }
 
-/// The part of a [`Selection`] that this host can run.
+/// The pairs that this host can run.
 #[derive(Debug)]
 pub(crate) struct Runnable {
     pub(crate) pairs: Vec<Pair>,
@@ -297,27 +259,148 @@ pub(crate) struct Runnable {
     pub(crate) skipped: Vec<(Pair, String)>,
 }
 
-impl Selection {
-    pub(crate) fn check(&self) -> Result<(), LabError> {
-        LabError::if_empty("policy", &self.policies)?;
-        LabError::if_empty("family", &self.families)
+/// Returns the ephemeral range of clients in the namespace; the server's port is below the range.
+fn client_ports() -> PortRange {
+    PortRange::new(10_000, u16::MAX).expect("not backwards")
+}
+
+/// Settings that were checked, with the values that their texts name.
+pub(crate) struct Checked<'a> {
+    pub(crate) settings: &'a AcceptSettings,
+    pub(crate) named: Named,
+    /// The policies, in this order; none with an external server.
+    pub(crate) policies: Vec<AcceptPolicy>,
+    families: Vec<Family>,
+    pub(crate) spend: Spend,
+    pub(crate) mix: Mix,
+}
+
+impl Checked<'_> {
+    /// Checks the settings of both labs, without system calls.
+    pub(crate) fn new(settings: &AcceptSettings, named: Named) -> Result<Checked<'_>, LabError> {
+        let external = settings.server.is_some();
+        LabError::unless_within("workers", settings.workers, u32::from(!external)..=64)?;
+        LabError::unless_within("clients", settings.clients, 1..=1024)?;
+        LabError::unless_within("repeats", settings.repeats, 1..=100)?;
+        let length = Duration::from_nanos(settings.for_ns);
+        if length < Duration::from_millis(10) {
+            return Err(LabError::setting("for", format!("{length:?}"), "at least 10ms are needed"));
+        }
+        if !(0.0..=1.0).contains(&settings.long_share) {
+            let accepted = "accepted is a share from 0 to 1";
+            return Err(LabError::setting("long-share", settings.long_share, accepted));
+        }
+        LabError::if_empty("close-every", &settings.close_every)?;
+        let spend = Spend::named(&settings.service)
+            .ok_or_else(|| LabError::setting("service", &settings.service, "accepted are sleep and spin"))?;
+        let (policies, families) = if external {
+            (Vec::new(), Vec::new())
+        } else {
+            (
+                LabError::named("policy", &settings.policies, |name| name.parse().ok())?,
+                LabError::named("family", &settings.families, |name| name.parse().ok())?,
+            )
+        };
+        let mix = Mix {
+            short: Duration::from_nanos(settings.short_ns),
+            long: Duration::from_nanos(settings.long_ns),
+            long_share: settings.long_share,
+        };
+        Ok(Checked { settings, named, policies, families, spend, mix })
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.settings.workers as usize
+    }
+
+    /// Starts the workers behind a listener, in a namespace of its own.
+    pub(crate) fn with_workers<R: Send>(
+        &self,
+        Pair { policy, family }: Pair,
+        recycle: Recycle,
+        work: impl FnOnce(Pool) -> Result<R, LabError> + Send,
+    ) -> Result<R, LabError> {
+        Namespace::run(|namespace| {
+            namespace.set_range(client_ports())?;
+            // Its path, of a unix socket, stays until the end of the work.
+            let listen = ListenAddress::new(family)?;
+            work(Pool::start(&listen.endpoint, policy, self.workers(), self.spend, recycle)?)
+        })
+    }
+
+    pub(crate) fn client_load(&self, close_every: u64, probe: Option<Duration>, seed: u64) -> ClientLoad {
+        ClientLoad {
+            clients: self.settings.clients,
+            close_every,
+            mix: self.mix,
+            pause: Duration::from_nanos(self.settings.pause_ns),
+            probe,
+            length: Duration::from_nanos(self.settings.for_ns),
+            seed,
+        }
+    }
+
+    /// Runs every cell as often as the settings say; odd repeats in the reverse order (A B C C B A), so that a machine that warms up or gets
+    /// a noisy neighbour favours no cell. `run` receives the number of the repeat, from 0.
+    pub(crate) fn run_cells<S>(
+        &self,
+        cells: &mut [Cell<S>],
+        watch: &Watch<'_>,
+        run: impl Fn(&S, u32) -> Result<Measured, LabError>,
+    ) -> Result<Vec<Remark>, LabError> {
+        let mut remarks = Vec::new();
+        'repeats: for repeat in 0..self.settings.repeats {
+            let mut order: Vec<usize> = (0..cells.len()).collect();
+            if repeat % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let any = cells.iter().any(|cell| cell.sums.operations() > 0);
+                let cell = &mut cells[index];
+                if watch.stopped() {
+                    remarks.push(interrupted(cell));
+                    break 'repeats;
+                }
+                watch.progress.begin(&cell.title(), self.settings.for_ns / 1_000_000);
+                match run(&cell.spec, repeat) {
+                    Ok(measured) => {
+                        if measured.all().next().is_some() || !measured.cut {
+                            cell.add(&measured);
+                        }
+                        if measured.cut {
+                            remarks.push(interrupted(cell));
+                            break 'repeats;
+                        }
+                    }
+                    // The results of earlier runs are kept.
+                    Err(error) if any => {
+                        remarks.push(Remark::new("failed", format!("{} failed: {error}", cell.title())));
+                        break 'repeats;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        if remarks.iter().any(|remark| remark.id == "interrupted")
+            && cells.iter().all(|cell| cell.sums.repeats() == 0)
+        {
+            return Err(LabError::Interrupted);
+        }
+        remarks.extend(cells.iter().flat_map(doubts));
+        Ok(remarks)
     }
 
     /// Probes every pair, each in a namespace of its own, by opening a listener group.
     ///
     /// Skips a pair that no kernel supports, unless both policy and family were named. Skips a pair that this kernel lacks
     /// or does not permit, unless the policy was named. Otherwise such a pair is an error, and so is an empty selection.
-    pub(crate) fn runnable(&self, workers: usize) -> Result<Runnable, LabError> {
+    pub(crate) fn runnable(&self) -> Result<Runnable, LabError> {
         let mut left = Runnable { pairs: Vec::new(), skipped: Vec::new() };
         let mut first = None;
         for &family in &self.families {
             for &policy in &self.policies {
                 let pair = Pair { policy, family };
-                let tried = Namespace::run(|_| {
-                    let listen = ListenAddress::new(family)?;
-                    Pool::start(&listen.endpoint, policy, workers, Spend::Sleep, Recycle::Never)?.end()
-                });
-                match tried {
+                match self.with_workers(pair, Recycle::Never, Pool::end) {
                     Ok(_) => left.pairs.push(pair),
                     Err(LabError::Listen(error)) if self.forgives(&error) => {
                         left.skipped.push((pair, error.to_string()));
@@ -335,8 +418,8 @@ impl Selection {
 
     fn forgives(&self, error: &ListenError) -> bool {
         match error {
-            ListenError::Impossible { .. } => !(self.policies_named && self.families_named),
-            ListenError::NotPermitted { .. } | ListenError::Absent { .. } => !self.policies_named,
+            ListenError::Impossible { .. } => !(self.named.policies && self.named.families),
+            ListenError::NotPermitted { .. } | ListenError::Absent { .. } => !self.named.policies,
             _ => false,
         }
     }

@@ -23,7 +23,8 @@ pub(crate) struct Label {
     pub(crate) clients: u32,
     /// Whether the balance of workers is computed from accepts; otherwise from requests.
     pub(crate) balance_of_accepts: bool,
-    pub(crate) slow: Duration,
+    /// Requests that wait longer are slow.
+    pub(crate) slow_ns: u64,
 }
 
 /// The fields of a request that the sums need.
@@ -130,7 +131,7 @@ impl Sums {
     /// Adds a run, and returns its requests.
     pub(crate) fn add(&mut self, measured: &Measured) -> Vec<Served> {
         self.repeats += 1;
-        let slow_ns = nanos(self.label.slow);
+        let slow_ns = self.label.slow_ns;
         self.waits.add(measured.all().map(wait_ns), slow_ns);
         if let Some(probe) = &measured.probe {
             self.probe.get_or_insert_with(Waits::default).add(probe.iter().map(wait_ns), slow_ns);
@@ -403,7 +404,7 @@ pub(in crate::lab) mod tests {
             workers,
             clients: 2,
             balance_of_accepts: false,
-            slow: Duration::from_nanos(50),
+            slow_ns: 50,
         }
     }
 

@@ -123,17 +123,10 @@ impl Checked<'_> {
             );
         }
         LabError::unless_within("repeats", settings.repeats, 1..=100)?;
-        let mut strategies = Vec::new();
-        for name in &settings.strategies {
-            match name.parse() {
-                Ok(Strategy::RandomWindow { width, .. }) if settings.windows => {
-                    strategies.push(as_published(width));
-                }
-                Ok(strategy) => strategies.push(strategy),
-                Err(_) => return refuse("strategy", name.clone(), "no strategy has this name"),
-            }
-        }
-        LabError::if_empty("strategy", &strategies)?;
+        let strategies = LabError::named("strategy", &settings.strategies, |name| match name.parse() {
+            Ok(Strategy::RandomWindow { width, .. }) if settings.windows => Some(as_published(width)),
+            named => named.ok(),
+        })?;
         Ok(Checked { settings, range, strategies, transport, family })
     }
 }

@@ -2,8 +2,8 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use clap::Args;
-use fourtuple_bench::lab::locks::{Change, Locks};
-use fourtuple_record::Saved;
+use fourtuple_bench::lab::locks::{self, Change};
+use fourtuple_record::{LabLocksSettings, Saved};
 use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
@@ -22,7 +22,7 @@ pub(super) struct LocksFlags {
     ///
     /// In this order, of reuseport, sources and full-range.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = change)]
-    change: Vec<Change>,
+    change: Vec<String>,
     /// Threads that respond [default: half of the CPUs]
     ///
     /// 2 to 256, by default at least 2.
@@ -57,8 +57,9 @@ pub(super) struct LocksFlags {
     output: Output,
 }
 
-fn change(text: &str) -> Result<Change, String> {
-    Change::named(text).ok_or_else(|| {
+fn change(text: &str) -> Result<String, String> {
+    let found = Change::named(text).map(|change| change.name().to_owned());
+    found.ok_or_else(|| {
         let names = Change::ALL.map(Change::name).join(", ");
         format!("{text:?} is not a change: expected {names}")
     })
@@ -73,30 +74,30 @@ impl Experiment for LocksFlags {
 
     fn run(&self) -> anyhow::Result<Exit> {
         let settings = self.settings();
-        settings.check()?;
+        locks::check(&settings)?;
         let started = OffsetDateTime::now_utc();
-        let (result, host) = with_watch(&self.output, |watch, found| settings.run(found, watch))?;
+        let (result, host) = with_watch(&self.output, |watch, found| locks::run(&settings, found, watch))?;
         let (results, validity) = result;
-        let record = output::record("lab locks", started, host, settings.settings(), validity, results);
+        let record = output::record("lab locks", started, host, settings, validity, results);
         self.output.finish(&Saved::LabLocks(record))
     }
 }
 
 impl LocksFlags {
-    fn settings(&self) -> Locks {
+    fn settings(&self) -> LabLocksSettings {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let changes =
-            if self.change.is_empty() { Change::ALL.to_vec() } else { without_duplicates(&self.change) };
-        let usual = Locks::on(u32::try_from(cpus).unwrap_or(u32::MAX), changes, self.random.seed);
+        let usual = locks::usual(u32::try_from(cpus).unwrap_or(u32::MAX));
         let clients = self.clients.unwrap_or(usual.clients);
-        Locks {
+        LabLocksSettings {
+            changes: if self.change.is_empty() { usual.changes } else { without_duplicates(&self.change) },
             workers: self.workers.unwrap_or(usual.workers),
             clients,
-            queries: self.queries,
+            queries: self.queries.into(),
             // At least two: `sources` compares several addresses with one.
             sources: self.sources.unwrap_or(clients.max(2)),
             repeats: self.repeats,
-            trace: !self.no_trace,
+            traced: if self.no_trace { 0 } else { usual.traced },
+            seed: self.random.seed,
             ..usual
         }
     }

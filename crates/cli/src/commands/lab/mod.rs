@@ -12,11 +12,12 @@ use fourtuple::capabilities::{self, LocalPortRange};
 use fourtuple::dial::Strategy;
 use fourtuple::listen::{self, AcceptPolicy};
 use fourtuple::ports::PortRange;
-use fourtuple_bench::lab::accept::{Accept, Load};
-use fourtuple_bench::lab::pool::{Selection, Spend};
-use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
-use fourtuple_bench::lab::{LabError, Namespace, Watch};
-use fourtuple_record::{AcceptResults, Host, LabResults, LabSettings, PortsSettings, Remark, Saved};
+use fourtuple_bench::lab::accept::{self, Load};
+use fourtuple_bench::lab::pool::Named;
+use fourtuple_bench::lab::{LabError, Namespace, Watch, time_wait};
+use fourtuple_record::{
+    AcceptResults, AcceptSettings, Host, LabResults, LabSettings, PortsSettings, Remark, Saved,
+};
 use time::OffsetDateTime;
 
 use crate::exit::Exit;
@@ -88,11 +89,11 @@ impl Lab {
 }
 
 /// Returns the items in their order, each once.
-pub(super) fn without_duplicates<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
+pub(super) fn without_duplicates<T: Clone + PartialEq>(items: &[T]) -> Vec<T> {
     let mut unique = Vec::new();
     for item in items {
         if !unique.contains(item) {
-            unique.push(*item);
+            unique.push(item.clone());
         }
     }
     unique
@@ -132,11 +133,8 @@ pub(super) fn with_watch<R>(
 /// Runs `ports`, `time-wait` and `accept` in a short form. `time-wait` shows the begin of the stall and does not wait for its
 /// end, 60 s later.
 fn run_all(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
-    let time_wait = TimeWait {
-        range: PortRange::new(49152, 65535).expect("low is below high"),
-        remedies: Remedy::ALL.to_vec(),
-        patience: Duration::from_millis(1500),
-    };
+    let all_ports = PortRange::new(49152, 65535).expect("low is below high");
+    let time_wait = ports::time_wait(all_ports, &[], Duration::from_millis(1500));
     let started = OffsetDateTime::now_utc();
     let (result, host) = with_watch(&output, |watch, found| {
         let ports = PortsSettings {
@@ -147,13 +145,10 @@ fn run_all(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
             ..PortsSettings::default()
         };
         let accept = short_accept();
-        let settings = LabSettings {
-            ports: ports.clone(),
-            time_wait: time_wait.settings(),
-            accept: Some(accept.settings()),
-        };
+        let settings =
+            LabSettings { ports: ports.clone(), time_wait: time_wait.clone(), accept: Some(accept.clone()) };
         let (ports, mut remarks) = fourtuple_bench::lab::ports::run(&ports, watch)?;
-        let (time_wait, more) = time_wait.run(watch)?;
+        let (time_wait, more) = time_wait::run(&time_wait, watch)?;
         remarks.extend(more);
         let (accept, more) = run_accept(&accept, watch);
         remarks.extend(more);
@@ -168,29 +163,21 @@ fn run_all(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
 }
 
 /// Returns settings that show the uneven distribution of EPOLLEXCLUSIVE and the even one of the rotating policy.
-fn short_accept() -> Accept {
-    Accept {
-        selection: Selection {
-            policies: vec![AcceptPolicy::Exclusive, AcceptPolicy::ROTATE],
-            policies_named: true,
-            families: vec![listen::Family::Unix],
-            families_named: true,
-        },
-        loads: vec![Load::Light],
-        workers: 8,
-        connections: 48,
+fn short_accept() -> AcceptSettings {
+    AcceptSettings {
         clients: 1,
-        work: Duration::from_micros(50),
-        spend: Spend::Sleep,
-        slow: Duration::from_millis(5),
-        length: Duration::from_millis(100),
+        families: vec![listen::Family::Unix.to_string()],
+        policies: [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE].map(|policy| policy.to_string()).to_vec(),
+        load: vec![Load::Light.name().to_owned()],
+        for_ns: 100_000_000,
         repeats: 1,
+        ..fourtuple_bench::lab::pool::usual()
     }
 }
 
 /// Runs the last lab. An error becomes a remark, so that the results of the labs before it are kept.
-fn run_accept(accept: &Accept, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<Remark>) {
-    match accept.run(watch) {
+fn run_accept(settings: &AcceptSettings, watch: &Watch<'_>) -> (Option<AcceptResults>, Vec<Remark>) {
+    match accept::run(settings, Named { policies: true, families: true }, watch) {
         Ok((results, remarks)) => (Some(results), remarks),
         Err(LabError::Interrupted) => {
             (None, vec![Remark::new("interrupted", "interrupted before lab accept: it is missing")])

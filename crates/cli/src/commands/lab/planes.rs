@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use fourtuple_bench::lab::planes::{NetworkKind, Planes, SpreadBy};
+use fourtuple_bench::lab::planes::{self, NetworkKind, SpreadBy};
 use fourtuple_forward::PlaneKind;
-use fourtuple_record::Saved;
+use fourtuple_record::{PlanesSettings, Saved};
 use time::OffsetDateTime;
 
-use crate::commands::lab::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
 use crate::units;
@@ -22,7 +22,7 @@ pub(super) struct PlanesFlags {
     /// How planes move packets [default: all]
     #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = kind,
         long_help = format!("How planes move packets: {} [default: all that this host supports]", PlaneKind::descriptions()))]
-    plane: Vec<PlaneKind>,
+    plane: Vec<String>,
     /// Numbers of planes, 1 to 64 [default: 1,2,4]
     ///
     /// Each plane is pinned to a CPU.
@@ -35,7 +35,7 @@ pub(super) struct PlanesFlags {
     ///
     /// What selects the plane of a packet: hash (of the 4-tuple), random, flow (within the 4-tuple) or cpu.
     #[arg(long, value_name = "HOW,...", value_delimiter = ',', value_parser = spread)]
-    spread: Vec<SpreadBy>,
+    spread: Vec<String>,
     /// Numbers of 4-tuples, 1 to 256 [default: 1]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = units::up_to::<256>, allow_hyphen_values = true)]
     flows: Vec<u32>,
@@ -46,7 +46,7 @@ pub(super) struct PlanesFlags {
     ///
     /// loopback is for kernels without veth.
     #[arg(long, value_name = "veth|loopback", default_value = "veth", value_parser = over)]
-    over: NetworkKind,
+    over: String,
     /// Packets of one run, 1000 to 100M
     #[arg(long, value_name = "COUNT", default_value = "10000", value_parser = units::count, allow_hyphen_values = true)]
     packets: u64,
@@ -61,19 +61,19 @@ pub(super) struct PlanesFlags {
     output: Output,
 }
 
-fn kind(text: &str) -> Result<PlaneKind, String> {
-    text.parse()
+fn kind(text: &str) -> Result<String, String> {
+    text.parse().map(|kind: PlaneKind| kind.to_string())
 }
 
-fn spread(text: &str) -> Result<SpreadBy, String> {
-    let found = SpreadBy::ALL.into_iter().find(|spread| spread.name() == text);
+fn spread(text: &str) -> Result<String, String> {
+    let found = SpreadBy::named(text).map(|spread| spread.name().to_owned());
     found.ok_or_else(|| {
         format!("{text:?} is not a way to spread packets here: expected hash, random, flow or cpu")
     })
 }
 
-fn over(text: &str) -> Result<NetworkKind, String> {
-    let found = NetworkKind::ALL.into_iter().find(|over| over.name() == text);
+fn over(text: &str) -> Result<String, String> {
+    let found = NetworkKind::named(text).map(|over| over.name().to_owned());
     found.ok_or_else(|| format!("{text:?} is not accepted: expected veth or loopback"))
 }
 
@@ -84,23 +84,40 @@ impl Experiment for PlanesFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let settings = Planes {
-            kinds: self.plane.clone(),
-            planes: self.planes.clone(),
-            bytes: self.bytes.clone(),
-            spreads: self.spread.clone(),
-            flows: self.flows.clone(),
-            work: self.work.clone(),
-            packets: self.packets,
-            repeats: self.repeats,
-            over: self.over,
-            seed: self.random.seed,
-        };
-        settings.check()?;
+        let settings = self.settings();
+        planes::check(&settings)?;
         let started = OffsetDateTime::now_utc();
-        let (result, host) = with_watch(&self.output, |watch, _| settings.run(watch))?;
+        let (result, host) = with_watch(&self.output, |watch, _| planes::run(&settings, watch))?;
         let (results, validity) = result;
-        let record = output::record("lab planes", started, host, settings.settings(), validity, results);
+        let record = output::record("lab planes", started, host, settings, validity, results);
         self.output.finish(&Saved::LabPlanes(record))
     }
+}
+
+impl PlanesFlags {
+    fn settings(&self) -> PlanesSettings {
+        let PlanesFlags { plane, planes, bytes, spread, flows, work, over, packets, repeats, random, .. } =
+            self;
+        let lists = [plane.len(), planes.len(), bytes.len(), spread.len(), flows.len(), work.len()];
+        let usual = if lists == [0; 6] { planes::usual() } else { planes::combinations() };
+        let work: Vec<u64> = work.iter().copied().map(units::nanoseconds).collect();
+        PlanesSettings {
+            plane: given(plane, usual.plane),
+            planes: given(planes, usual.planes),
+            bytes: given(bytes, usual.bytes),
+            spread: given(spread, usual.spread),
+            flows: given(flows, usual.flows),
+            work_ns: given(&work, usual.work_ns),
+            packets: *packets,
+            repeats: *repeats,
+            over: over.clone(),
+            seed: random.seed,
+            ..usual
+        }
+    }
+}
+
+/// Returns the values on the command line, each once, or the usual ones.
+fn given<T: Clone + PartialEq>(values: &[T], usual: Vec<T>) -> Vec<T> {
+    if values.is_empty() { usual } else { without_duplicates(values) }
 }

@@ -3,17 +3,18 @@ use std::time::Duration;
 use clap::Args;
 use fourtuple::listen::{AcceptPolicy, Family};
 use fourtuple_bench::lab::Watch;
-use fourtuple_bench::lab::accept::{Accept, Load};
-use fourtuple_bench::lab::keepalive::Keepalive;
-use fourtuple_bench::lab::pool::{Mix, Selection, Spend};
-use fourtuple_record::Saved;
+use fourtuple_bench::lab::accept::{self, Load};
+use fourtuple_bench::lab::keepalive;
+use fourtuple_bench::lab::pool::{self, Named};
+use fourtuple_record::{AcceptSettings, Saved};
 use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::line::Bars;
 use crate::output::{self, Output, Random};
-use crate::{names, stop, units};
+use crate::units::{self, nanoseconds};
+use crate::{names, stop};
 
 /// Distribution of connections over workers, by accept policy
 ///
@@ -31,7 +32,7 @@ pub(super) struct AcceptFlags {
     ///
     /// light: one connection at a time, while all workers wait. heavy: many clients without a pause.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "light,heavy", value_parser = load)]
-    load: Vec<Load>,
+    load: Vec<String>,
     /// Connections of a run of light load
     #[arg(long, value_name = "N", default_value = "48", value_parser = units::up_to::<10_000>, allow_hyphen_values = true)]
     connections: u32,
@@ -52,8 +53,9 @@ pub(super) struct AcceptFlags {
     output: Output,
 }
 
-fn load(text: &str) -> Result<Load, String> {
-    Load::named(text).ok_or_else(|| format!("{text:?} is not a load: expected light or heavy"))
+fn load(text: &str) -> Result<String, String> {
+    let found = Load::named(text).map(|load| load.name().to_owned());
+    found.ok_or_else(|| format!("{text:?} is not a load: expected light or heavy"))
 }
 
 impl Experiment for AcceptFlags {
@@ -62,30 +64,33 @@ impl Experiment for AcceptFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let settings = self.settings();
-        settings.check()?;
+        let (settings, named) = self.settings();
+        accept::check(&settings)?;
         let started = OffsetDateTime::now_utc();
-        let (result, host) = with_watch(&self.output, |watch, _| settings.run(watch))?;
+        let (result, host) = with_watch(&self.output, |watch, _| accept::run(&settings, named, watch))?;
         let (results, validity) = result;
-        let record = output::record("lab accept", started, host, settings.settings(), validity, results);
+        let record = output::record("lab accept", started, host, settings, validity, results);
         self.output.finish(&Saved::LabAccept(record))
     }
 }
 
 impl AcceptFlags {
-    fn settings(&self) -> Accept {
-        Accept {
-            selection: selection((&self.policy, &AcceptPolicy::ALL), (&self.family, &Family::ALL)),
-            loads: without_duplicates(&self.load),
-            workers: self.pool.workers(),
-            connections: self.connections,
+    fn settings(&self) -> (AcceptSettings, Named) {
+        let work_ns = nanoseconds(self.work);
+        let (policies, families, named) =
+            selection((&self.policy, &AcceptPolicy::ALL), (&self.family, &Family::ALL));
+        let settings = AcceptSettings {
             clients: self.clients,
-            work: self.work,
-            spend: self.pool.service,
-            slow: self.pool.slow,
-            length: self.length,
-            repeats: self.pool.repeats,
-        }
+            connections: self.connections.into(),
+            families,
+            policies,
+            load: without_duplicates(&self.load),
+            short_ns: work_ns,
+            long_ns: work_ns,
+            for_ns: nanoseconds(self.length),
+            ..self.pool.settings()
+        };
+        (settings, named)
     }
 }
 
@@ -109,43 +114,43 @@ pub(super) struct PoolFlags {
     /// How service time is spent
     ///
     /// sleep for small machines, spin if each worker has a CPU.
-    #[arg(long, default_value = "sleep", value_parser = names::one_of(&[("sleep", Spend::Sleep), ("spin", Spend::Spin)]))]
-    pub(super) service: Spend,
+    #[arg(long, default_value = "sleep", value_parser = ["sleep", "spin"])]
+    service: String,
     /// A request that waits longer is slow
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::duration, allow_hyphen_values = true)]
-    pub(super) slow: Duration,
+    slow: Duration,
     /// Runs of every cell, in turn A B B A
     ///
     /// From 3 on, p99.9 has an interval.
     #[arg(long, value_name = "N", default_value = "3", value_parser = units::up_to::<100>, allow_hyphen_values = true)]
-    pub(super) repeats: u32,
+    repeats: u32,
 }
 
 impl PoolFlags {
-    /// Returns the number of workers that the lab starts.
-    pub(super) fn workers(&self) -> u32 {
-        self.workers.unwrap_or(8)
-    }
-
-    /// Returns the number of workers of an external server; 0 lets the lab count the workers that its responses name.
-    pub(super) fn external_workers(&self) -> u32 {
-        self.workers.unwrap_or(0)
+    /// Returns the settings of these flags, the others as usual.
+    fn settings(&self) -> AcceptSettings {
+        let usual = pool::usual();
+        AcceptSettings {
+            workers: self.workers.unwrap_or(usual.workers),
+            service: self.service.clone(),
+            slow_ns: nanoseconds(self.slow),
+            repeats: self.repeats,
+            ..usual
+        }
     }
 }
 
-/// Returns the policies and families to measure: those on the command line without duplicates, else the defaults.
-pub(super) fn selection(
-    (named_policies, default_policies): (&[AcceptPolicy], &[AcceptPolicy]),
-    (named_families, default_families): (&[Family], &[Family]),
-) -> Selection {
-    let policies = if named_policies.is_empty() { default_policies } else { named_policies };
-    let families = if named_families.is_empty() { default_families } else { named_families };
-    Selection {
-        policies: without_duplicates(policies),
-        policies_named: !named_policies.is_empty(),
-        families: without_duplicates(families),
-        families_named: !named_families.is_empty(),
-    }
+/// Returns the names of the policies and families to measure: those on the command line without duplicates, else the defaults.
+fn selection(
+    (named_policies, policies): (&[AcceptPolicy], &[AcceptPolicy]),
+    (named_families, families): (&[Family], &[Family]),
+) -> (Vec<String>, Vec<String>, Named) {
+    let named = Named { policies: !named_policies.is_empty(), families: !named_families.is_empty() };
+    let policies = if named.policies { named_policies } else { policies };
+    let families = if named.families { named_families } else { families };
+    let policies = policies.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let families = families.iter().map(ToString::to_string).collect::<Vec<_>>();
+    (without_duplicates(&policies), without_duplicates(&families), named)
 }
 
 /// Latency on kept connections to a busy worker, and what reduces it
@@ -228,41 +233,52 @@ impl Experiment for KeepaliveFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let settings = self.settings();
-        settings.check()?;
+        let (settings, named) = self.settings();
+        keepalive::check(&settings)?;
         let started = OffsetDateTime::now_utc();
         let (result, host) = if settings.server.is_some() {
             // The external server is reachable in the namespace of this process.
             let stop = stop::flag()?;
             let bars = Bars::new(self.output.quiet);
-            let result = settings.run(&Watch { stop: &stop, progress: &bars })?;
+            let result = keepalive::run(&settings, named, &Watch { stop: &stop, progress: &bars })?;
             drop(bars);
             (result, output::host(&["net.core.somaxconn", "net.ipv4.ip_local_port_range"], &[]))
         } else {
-            with_watch(&self.output, |watch, _| settings.run(watch))?
+            with_watch(&self.output, |watch, _| keepalive::run(&settings, named, watch))?
         };
         let (results, validity) = result;
-        let record = output::record("lab keepalive", started, host, settings.settings(), validity, results);
+        let record = output::record("lab keepalive", started, host, settings, validity, results);
         self.output.finish(&Saved::LabKeepalive(record))
     }
 }
 
 impl KeepaliveFlags {
-    fn settings(&self) -> Keepalive {
+    fn settings(&self) -> (AcceptSettings, Named) {
         let policies = [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE, AcceptPolicy::SharedOneshot];
-        Keepalive {
-            selection: selection((&self.policy, &policies), (&self.family, &[Family::Unix])),
-            workers: if self.server.is_some() { self.pool.external_workers() } else { self.pool.workers() },
+        let (policies, families, named) =
+            selection((&self.policy, &policies), (&self.family, &[Family::Unix]));
+        let settings = AcceptSettings {
             clients: self.clients,
+            connections: 0,
+            families,
+            policies,
             close_every: without_duplicates(&self.close_every),
-            spend: self.pool.service,
-            mix: Mix { short: self.short, long: self.long, long_share: self.long_share },
-            pause: self.pause,
-            slow: self.pool.slow,
-            length: self.length,
-            repeats: self.pool.repeats,
+            load: vec![self.pool.service.clone()],
+            short_ns: nanoseconds(self.short),
+            long_ns: nanoseconds(self.long),
+            long_share: self.long_share,
+            pause_ns: nanoseconds(self.pause),
+            for_ns: nanoseconds(self.length),
             seed: self.random.seed,
-            server: self.server.clone(),
+            ..self.pool.settings()
+        };
+        match &self.server {
+            // Without --workers, the lab counts the workers that its responses name.
+            Some(server) => {
+                let workers = self.pool.workers.unwrap_or(0);
+                (keepalive::external(server.clone(), AcceptSettings { workers, ..settings }), named)
+            }
+            None => (settings, named),
         }
     }
 }

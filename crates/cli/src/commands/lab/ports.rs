@@ -7,8 +7,8 @@ use fourtuple::dial::Strategy;
 use fourtuple::ports::PortRange;
 use fourtuple_bench::compare::needs_one_name;
 use fourtuple_bench::lab::ports;
-use fourtuple_bench::lab::time_wait::{Remedy, TimeWait};
-use fourtuple_record::{PortsSettings, Saved};
+use fourtuple_bench::lab::time_wait::{self, Remedy};
+use fourtuple_record::{PortsSettings, Saved, TimeWaitSettings};
 use time::OffsetDateTime;
 
 use crate::commands::lab::{Experiment, with_watch};
@@ -170,16 +170,23 @@ impl Experiment for TimeWaitFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let settings = TimeWait {
-            range: self.range,
-            remedies: if self.remedy.is_empty() { Remedy::ALL.to_vec() } else { self.remedy.clone() },
-            patience: self.patience,
-        };
-        settings.check()?;
+        let settings = time_wait(self.range, &self.remedy, self.patience);
+        time_wait::check(&settings)?;
         let started = OffsetDateTime::now_utc();
-        let (result, host) = with_watch(&self.output, |watch, _| settings.run(watch))?;
+        let (result, host) = with_watch(&self.output, |watch, _| time_wait::run(&settings, watch))?;
         let (results, validity) = result;
-        let record = output::record("lab time-wait", started, host, settings.settings(), validity, results);
+        let record = output::record("lab time-wait", started, host, settings, validity, results);
         self.output.finish(&Saved::TimeWait(record))
+    }
+}
+
+/// Returns the settings of `lab time-wait`, of all remedies if none is given.
+pub(super) fn time_wait(range: PortRange, remedies: &[Remedy], patience: Duration) -> TimeWaitSettings {
+    let remedies = if remedies.is_empty() { &Remedy::ALL } else { remedies };
+    TimeWaitSettings {
+        low: range.low(),
+        high: range.high(),
+        remedies: remedies.iter().map(Remedy::to_string).collect(),
+        patience_ns: units::nanoseconds(patience),
     }
 }

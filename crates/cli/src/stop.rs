@@ -1,3 +1,4 @@
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -25,10 +26,52 @@ pub fn flag_without_hangup() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Returns a flag that SIGHUP sets, any number of times.
+pub(crate) fn hangup() -> anyhow::Result<Arc<AtomicBool>> {
+    let reload = Arc::new(AtomicBool::new(false));
+    held_back(|| flag::register(SIGHUP, Arc::clone(&reload)).map(drop))?;
+    Ok(reload)
+}
+
 fn register(signal: i32, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
-    // In this order, the first signal finds the flag unset and only sets it.
-    flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(stop))
-        .and_then(|_| flag::register(signal, Arc::clone(stop)))
-        .context("cannot handle signals")?;
-    Ok(())
+    held_back(|| {
+        // In this order, the first signal finds the flag unset and only sets it.
+        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(stop))?;
+        flag::register(signal, Arc::clone(stop)).map(drop)
+    })
+}
+
+/// Holds signals back while handlers are set: one that came between the handler and its action would be lost.
+fn held_back(set: impl FnOnce() -> io::Result<()>) -> anyhow::Result<()> {
+    let held = || {
+        let mask = signals::block_all()?;
+        let done = set();
+        mask.restore()?;
+        done
+    };
+    held().context("cannot handle signals")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn no_signal_comes_while_a_handler_is_set() {
+        let blocked = || -> io::Result<u64> {
+            let status = fs::read_to_string("/proc/thread-self/status")?;
+            let set = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+            Ok(u64::from_str_radix(set, 16).unwrap())
+        };
+        let before = blocked().unwrap();
+        let to_end = [SIGHUP, SIGINT, SIGTERM].map(|signal| 1 << (signal - 1)).iter().sum::<u64>();
+        held_back(|| {
+            assert_eq!(blocked()? & to_end, to_end);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((before & to_end, blocked().unwrap()), (0, before));
+    }
 }

@@ -229,9 +229,13 @@ fn ctrl_c_keeps_the_interrupted_cell() {
         let mut attempt = 0;
         let ended = loop {
             let mut running = Running::start(&mut fourtuple(command));
-            // Most clients are connected: the process holds both ends of their connections.
+            // Most clients are connected: the process holds both ends of their connections. While a program is being started, it has
+            // the descriptors of this process, but one thread.
             let connected = running.until("connected", |id| {
-                fs::read_dir(format!("/proc/{id}/fd")).is_ok_and(|entries| entries.count() > 50)
+                let has = |entries: &str, more_than: usize| {
+                    fs::read_dir(format!("/proc/{id}/{entries}")).is_ok_and(|found| found.count() > more_than)
+                };
+                has("fd", 50) && has("task", 10)
             });
             if !connected {
                 let ended = running.end();

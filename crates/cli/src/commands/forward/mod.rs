@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,6 @@ use fourtuple_record::{
     ForwardBfd, ForwardLink, ForwardPlane, ForwardResults, ForwardSettings, Remark, Saved, format_time,
 };
 use fourtuple_syscalls::{option, resource, schedule};
-use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
 
 use crate::exit::{Exit, UsageError};
@@ -196,8 +194,7 @@ impl ForwardFlags {
         let links = self.links(&file)?;
         let forward = self.forward(&file, &links)?;
         let stop = stop::flag_without_hangup()?;
-        let reload = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("cannot handle signals")?;
+        let reload = stop::hangup()?;
         // Each client takes a descriptor, so that the soft limit is raised to the hard limit.
         resource::raise_descriptor_limit()
             .context("cannot raise the limit on descriptors (RLIMIT_NOFILE)")?;

@@ -9,8 +9,6 @@ mod watcher;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -20,7 +18,6 @@ use fourtuple_observe::host::cgroup;
 use fourtuple_observe::host::guard::SOCKET;
 use fourtuple_record::{GuardResults, GuardSettings, Saved};
 use fourtuple_syscalls::resource;
-use signal_hook::consts::SIGHUP;
 use time::OffsetDateTime;
 
 use crate::exit::Exit;
@@ -111,8 +108,7 @@ impl GuardFlags {
             require(&policy)?;
         }
         let stop = stop::flag_without_hangup()?;
-        let reload = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("cannot handle signals")?;
+        let reload = stop::hangup()?;
         let namespace = TargetFlags::own().open()?;
         Running::new(self, policy, observes)?.run(&namespace, &stop, &reload)
     }

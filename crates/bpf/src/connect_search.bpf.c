@@ -10,6 +10,8 @@
  * With fexit (a tier that not every kernel has), start and end are the entry and the return of __inet_hash_connect, which
  * is the search itself.
  *
+ * A task that loses its processor during a search waits for it: this time is no part of the search.
+ *
  * UDP has other hooks: connect_search_udp.h.
  *
  * The program counts everything itself; the ring carries only a sample of single searches. The work for each connection needs
@@ -97,11 +99,12 @@ struct attempt {
 	u64 started_ns;
 	u64 ended_ns; /* end of the search; 0: in progress */
 	u64 switches;
+	u64 delay_ns; /* of the task at the start, see run_delay() */
 	u64 task;
 	u32 tuple;
 	u32 slot; /* entry of the task in callers */
 	u32 flags;
-	u32 hole[3];
+	u32 hole;
 };
 
 /* A set of entries for sockets with the same hash of the address. */
@@ -119,6 +122,7 @@ struct caller {
 	/* Start of a UDP search, which has no attempt; 0 for TCP. */
 	u64 started_ns;
 	u64 switches;
+	u64 delay_ns;
 };
 
 /* The ports of peers that a traced process has connected to. */
@@ -139,7 +143,7 @@ LAYOUT(struct tuple_key, 24);
 LAYOUT(struct tuple, 128 + 8 * COARSE);
 LAYOUT(struct totals, 104 + 8 * ERRNOS);
 LAYOUT(struct attempt, 64);
-LAYOUT(struct caller, 64);
+LAYOUT(struct caller, 72);
 LAYOUT(struct event, 24);
 
 MAP(settings, MAP_ARRAY, 1, u32, struct wanted);
@@ -273,6 +277,22 @@ INLINE u64 current_switches(void)
 {
 	struct task_struct *task = current_task();
 	return task->nvcsw + task->nivcsw;
+}
+
+/* Returns how long the current task has waited for a processor since it began; 0 on a kernel without CONFIG_SCHED_INFO. */
+INLINE u64 run_delay(void)
+{
+	struct task_struct *task = current_task();
+	return HAS_FIELD(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
+}
+
+/* Returns the time from `started_ns` to `now` without the wait for a processor. */
+INLINE u64 ran_ns(u64 started_ns, u64 now, u64 delay_ns)
+{
+	u64 ns = now - started_ns;
+	u64 waited = run_delay() - delay_ns;
+	/* The two are read from different clocks. */
+	return waited < ns ? ns - waited : 0;
 }
 
 /* A task has two possible entries; a search in progress keeps its entry. */
@@ -459,6 +479,7 @@ INLINE void start(struct totals *totals, const struct sock *socket)
 	attempt->slot = slot;
 	attempt->flags = flags;
 	attempt->switches = current_switches();
+	attempt->delay_ns = run_delay();
 	attempt->ended_ns = 0;
 	caller->socket = flags & GIVEN_PORT ? 0 : id;
 	attempt->started_ns = monotonic_ns();
@@ -484,10 +505,17 @@ INLINE void count_search(struct totals *totals, u32 place, u64 now, u64 ns, u16 
 	tell(totals, place, now, ns, source_port);
 }
 
+INLINE u64 search_ns(const struct attempt *attempt, u64 now)
+{
+	if (attempt->task == current_task_id())
+		return ran_ns(attempt->started_ns, now, attempt->delay_ns);
+	return now - attempt->started_ns;
+}
+
 INLINE void search_ended(struct attempt *attempt, u16 source_port)
 {
 	u64 now = monotonic_ns();
-	u64 ns = now - attempt->started_ns;
+	u64 ns = search_ns(attempt, now);
 	struct totals *totals = the_totals();
 	int switched;
 	attempt->ended_ns = now;
@@ -548,7 +576,7 @@ INLINE void failed(struct totals *totals, const struct sock *socket, struct atte
 		errno = UNKNOWN;
 	if (!attempt->ended_ns && errno == EADDRNOTAVAIL) {
 		now = monotonic_ns();
-		ns = now - attempt->started_ns;
+		ns = search_ns(attempt, now);
 		count(FAILED, ns);
 		tell(totals, attempt->tuple, now, ns, 0);
 	}
@@ -714,8 +742,10 @@ int search_begins(u64 *context)
 	if (!totals)
 		return 0;
 	attempt = attempt_of(number_of(socket, totals));
-	if (attempt && !attempt->ended_ns)
+	if (attempt && !attempt->ended_ns) {
+		attempt->delay_ns = run_delay();
 		attempt->started_ns = monotonic_ns();
+	}
 	return 0;
 }
 

@@ -550,10 +550,11 @@ struct Caller {
     namespace: u32,
     started_ns: u64,
     switches: u64,
+    delay_ns: u64,
 }
 
 // The layouts must equal the layouts in connect_search.bpf.c.
-const _: () = assert!(mem::size_of::<Caller>() == 64 && mem::offset_of!(Caller, tuple) == 40);
+const _: () = assert!(mem::size_of::<Caller>() == 72 && mem::offset_of!(Caller, tuple) == 40);
 
 // SAFETY: integers and arrays of them without holes, in the layout of the map's values.
 unsafe impl Pod for Caller {}

@@ -130,6 +130,7 @@ INLINE void udp_connects(struct bpf_sock_addr *context, struct tuple_key *key)
 		return;
 	}
 	caller->switches = current_switches();
+	caller->delay_ns = run_delay();
 	caller->socket = cookie;
 	caller->started_ns = monotonic_ns();
 }
@@ -137,7 +138,7 @@ INLINE void udp_connects(struct bpf_sock_addr *context, struct tuple_key *key)
 INLINE void udp_search_ended(struct caller *caller, u16 source_port)
 {
 	u64 now = monotonic_ns();
-	u64 ns = now - caller->started_ns;
+	u64 ns = ran_ns(caller->started_ns, now, caller->delay_ns);
 	struct totals *totals = the_totals();
 	struct tuple *tuple = tuple_at(caller->tuple);
 	caller->socket = 0;

@@ -302,6 +302,10 @@ struct pid {
 	struct upid numbers[1];
 };
 
+struct sched_info {
+	u64 run_delay; /* time on a run queue, waiting for a processor */
+};
+
 struct task_struct {
 	unsigned int __state;
 	struct task_struct *group_leader;
@@ -310,6 +314,7 @@ struct task_struct {
 	struct nsproxy *nsproxy;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
+	struct sched_info sched_info;
 	struct files_struct *files;
 };
 

@@ -5,9 +5,11 @@ mod traced;
 
 use std::env;
 use std::fs;
+use std::hint;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{self, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -16,8 +18,9 @@ use fourtuple_record::{TraceConnectResults, TraceTuple};
 use fourtuple_syscalls::Errno;
 use fourtuple_syscalls::option::{self, Answer};
 use fourtuple_syscalls::socket::{self, Transport};
+use fourtuple_syscalls::{resource, schedule};
 use fourtuple_testing::process::{start, status, undisturbed};
-use fourtuple_testing::{listener, set_sysctl};
+use fourtuple_testing::{StopOnDrop, listener, set_sysctl};
 use traced::{count, named, own_network, to, traced, until_none_missed};
 
 fn dial(destination: SocketAddr) -> OwnedFd {
@@ -182,6 +185,55 @@ fn connects_after_a_full_range_count_as_retries() {
         // Two failed connects after a failed connect, and one established connect.
         assert_eq!((tuple.retries, tuple.syn_retries), (3, 0));
         assert_eq!((tuple.in_use, tuple.range, tuple.fill), (Some(90), Some(90), Some(1.0)));
+    });
+}
+
+#[test]
+fn a_search_does_not_include_the_wait_for_a_processor() {
+    named(|test| {
+        // All ports but one are taken, so that each search looks at most of them.
+        set_sysctl("net.ipv4.ip_local_port_range", "20000 22999");
+        let run = || {
+            let (listener, destination) = listener("127.0.6.1", 4096);
+            let streams: Vec<_> = (0..2_999).map(|_| dial(destination)).collect();
+            let searches = || {
+                let before = resource::thread_cpu_time();
+                undisturbed(|| {
+                    for _ in 0..200 {
+                        option::set_reset_on_close(dial(destination).as_fd()).unwrap();
+                    }
+                });
+                resource::thread_cpu_time() - before
+            };
+            let on_a_busy_processor = || {
+                let over = AtomicBool::new(false);
+                let processor = schedule::allowed_cpus().unwrap()[0];
+                let compete = || {
+                    schedule::pin_to(processor).unwrap();
+                    while !over.load(Ordering::Relaxed) {
+                        hint::spin_loop();
+                    }
+                };
+                thread::scope(|scope| {
+                    (0..3).for_each(|_| drop(scope.spawn(compete)));
+                    let _end = StopOnDrop(&over);
+                    let dialer = scope.spawn(|| {
+                        schedule::pin_to(processor).unwrap();
+                        searches()
+                    });
+                    dialer.join().unwrap()
+                })
+            };
+            let (ran, outcome) = traced(test, &to(destination), on_a_busy_processor)?;
+            Some(((listener, streams, ran), outcome))
+        };
+        let Some(((.., ran), outcome)) = until_none_missed(run) else { return };
+        let all = outcome.results.search_ns.all.unwrap();
+        assert_eq!(all.count, 200);
+        // The kernel counts an interrupt for the thread or for nobody.
+        let searched = Duration::from_nanos(all.count * all.mean);
+        assert!(searched < ran.mul_f64(1.25), "{searched:?} of searches in {ran:?} of CPU time");
+        assert!(searched > ran / 10, "{searched:?} of searches in {ran:?} of CPU time");
     });
 }
 

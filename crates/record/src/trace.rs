@@ -80,7 +80,7 @@ pub struct TraceConnectResults {
     pub notes: Vec<String>,
     /// Searches during which the thread was scheduled out.
     pub switched: u64,
-    /// Time of the searches that found a port, by its parity. Maximum and mean are exact; quantiles are accurate to
+    /// Time of the searches that found a port, without waits for a processor, by parity of the port. Maximum and mean are exact; quantiles are accurate to
     /// 1.6%.
     pub search_ns: ByParity,
     /// Time of the searches that found no port; `null` for UDP, where the kernel shows no end of a failed search.

@@ -10,7 +10,7 @@
  * With fexit (a tier that not every kernel has), start and end are the entry and the return of __inet_hash_connect, which
  * is the search itself.
  *
- * A task that loses its processor during a search waits for it: this time is no part of the search.
+ * A task that loses its processor during a search waits for it: this time is not part of the search.
  *
  * UDP has other hooks: connect_search_udp.h.
  *

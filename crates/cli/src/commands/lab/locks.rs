@@ -6,7 +6,7 @@ use fourtuple_bench::lab::locks::{self, Change};
 use fourtuple_record::{LabLocksSettings, Saved};
 use time::OffsetDateTime;
 
-use crate::commands::lab::{Experiment, with_watch, without_duplicates};
+use crate::commands::lab::{Experiment, given, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
 use crate::units;
@@ -89,7 +89,7 @@ impl LocksFlags {
         let usual = locks::usual(u32::try_from(cpus).unwrap_or(u32::MAX));
         let clients = self.clients.unwrap_or(usual.clients);
         LabLocksSettings {
-            changes: if self.change.is_empty() { usual.changes } else { without_duplicates(&self.change) },
+            changes: given(&self.change, usual.changes),
             workers: self.workers.unwrap_or(usual.workers),
             clients,
             queries: self.queries.into(),

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use fourtuple::capabilities::{self, LocalPortRange};
-use fourtuple::dial::Strategy;
 use fourtuple::listen::{self, AcceptPolicy};
 use fourtuple::ports::PortRange;
 use fourtuple_bench::lab::accept::{self, Load};
@@ -88,6 +87,16 @@ impl Lab {
     }
 }
 
+/// Returns the values on the command line, each once, or the usual ones.
+pub(super) fn given<T: Clone + PartialEq>(values: &[T], usual: Vec<T>) -> Vec<T> {
+    if values.is_empty() { usual } else { without_duplicates(values) }
+}
+
+/// Returns the names of values, as records have them.
+pub(super) fn names_of<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(T::to_string).collect()
+}
+
 /// Returns the items in their order, each once.
 pub(super) fn without_duplicates<T: Clone + PartialEq>(items: &[T]) -> Vec<T> {
     let mut unique = Vec::new();
@@ -140,7 +149,7 @@ fn run_all(seed: u64, mut output: Output) -> anyhow::Result<Exit> {
         let ports = PortsSettings {
             low: PortRange::KERNEL_DEFAULT.low(),
             high: PortRange::KERNEL_DEFAULT.high(),
-            strategies: ports::all_strategies(found).iter().map(Strategy::to_string).collect(),
+            strategies: names_of(&ports::all_strategies(found)),
             seed,
             ..PortsSettings::default()
         };
@@ -167,7 +176,7 @@ fn short_accept() -> AcceptSettings {
     AcceptSettings {
         clients: 1,
         families: vec![listen::Family::Unix.to_string()],
-        policies: [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE].map(|policy| policy.to_string()).to_vec(),
+        policies: names_of(&[AcceptPolicy::Exclusive, AcceptPolicy::ROTATE]),
         load: vec![Load::Light.name().to_owned()],
         for_ns: 100_000_000,
         repeats: 1,

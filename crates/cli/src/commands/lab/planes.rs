@@ -6,7 +6,7 @@ use fourtuple_forward::PlaneKind;
 use fourtuple_record::{PlanesSettings, Saved};
 use time::OffsetDateTime;
 
-use crate::commands::lab::{Experiment, with_watch, without_duplicates};
+use crate::commands::lab::{Experiment, given, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
 use crate::units;
@@ -115,9 +115,4 @@ impl PlanesFlags {
             ..usual
         }
     }
-}
-
-/// Returns the values on the command line, each once, or the usual ones.
-fn given<T: Clone + PartialEq>(values: &[T], usual: Vec<T>) -> Vec<T> {
-    if values.is_empty() { usual } else { without_duplicates(values) }
 }

@@ -9,7 +9,7 @@ use fourtuple_bench::lab::pool::{self, Named};
 use fourtuple_record::{AcceptSettings, Saved};
 use time::OffsetDateTime;
 
-use crate::commands::lab::{Experiment, with_watch, without_duplicates};
+use crate::commands::lab::{Experiment, given, names_of, with_watch, without_duplicates};
 use crate::exit::Exit;
 use crate::line::Bars;
 use crate::output::{self, Output, Random};
@@ -64,7 +64,7 @@ impl Experiment for AcceptFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let (settings, named) = self.settings();
+        let (settings, named) = (self.settings(), named(&self.policy, &self.family));
         accept::check(&settings)?;
         let started = OffsetDateTime::now_utc();
         let (result, host) = with_watch(&self.output, |watch, _| accept::run(&settings, named, watch))?;
@@ -75,22 +75,19 @@ impl Experiment for AcceptFlags {
 }
 
 impl AcceptFlags {
-    fn settings(&self) -> (AcceptSettings, Named) {
+    fn settings(&self) -> AcceptSettings {
         let work_ns = nanoseconds(self.work);
-        let (policies, families, named) =
-            selection((&self.policy, &AcceptPolicy::ALL), (&self.family, &Family::ALL));
-        let settings = AcceptSettings {
+        AcceptSettings {
             clients: self.clients,
             connections: self.connections.into(),
-            families,
-            policies,
+            families: given(&names_of(&self.family), names_of(&Family::ALL)),
+            policies: given(&names_of(&self.policy), names_of(&AcceptPolicy::ALL)),
             load: without_duplicates(&self.load),
             short_ns: work_ns,
             long_ns: work_ns,
             for_ns: nanoseconds(self.length),
             ..self.pool.settings()
-        };
-        (settings, named)
+        }
     }
 }
 
@@ -140,17 +137,9 @@ impl PoolFlags {
     }
 }
 
-/// Returns the names of the policies and families to measure: those on the command line without duplicates, else the defaults.
-fn selection(
-    (named_policies, policies): (&[AcceptPolicy], &[AcceptPolicy]),
-    (named_families, families): (&[Family], &[Family]),
-) -> (Vec<String>, Vec<String>, Named) {
-    let named = Named { policies: !named_policies.is_empty(), families: !named_families.is_empty() };
-    let policies = if named.policies { named_policies } else { policies };
-    let families = if named.families { named_families } else { families };
-    let policies = policies.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let families = families.iter().map(ToString::to_string).collect::<Vec<_>>();
-    (without_duplicates(&policies), without_duplicates(&families), named)
+/// Returns what the user named of the policies and families to measure.
+fn named(policies: &[AcceptPolicy], families: &[Family]) -> Named {
+    Named { policies: !policies.is_empty(), families: !families.is_empty() }
 }
 
 /// Latency on kept connections to a busy worker, and what reduces it
@@ -233,7 +222,7 @@ impl Experiment for KeepaliveFlags {
     }
 
     fn run(&self) -> anyhow::Result<Exit> {
-        let (settings, named) = self.settings();
+        let (settings, named) = (self.settings(), named(&self.policy, &self.family));
         keepalive::check(&settings)?;
         let started = OffsetDateTime::now_utc();
         let (result, host) = if settings.server.is_some() {
@@ -253,15 +242,13 @@ impl Experiment for KeepaliveFlags {
 }
 
 impl KeepaliveFlags {
-    fn settings(&self) -> (AcceptSettings, Named) {
+    fn settings(&self) -> AcceptSettings {
         let policies = [AcceptPolicy::Exclusive, AcceptPolicy::ROTATE, AcceptPolicy::SharedOneshot];
-        let (policies, families, named) =
-            selection((&self.policy, &policies), (&self.family, &[Family::Unix]));
         let settings = AcceptSettings {
             clients: self.clients,
             connections: 0,
-            families,
-            policies,
+            families: given(&names_of(&self.family), names_of(&[Family::Unix])),
+            policies: given(&names_of(&self.policy), names_of(&policies)),
             close_every: without_duplicates(&self.close_every),
             load: vec![self.pool.service.clone()],
             short_ns: nanoseconds(self.short),
@@ -276,9 +263,9 @@ impl KeepaliveFlags {
             // Without --workers, the lab counts the workers that its responses name.
             Some(server) => {
                 let workers = self.pool.workers.unwrap_or(0);
-                (keepalive::external(server.clone(), AcceptSettings { workers, ..settings }), named)
+                keepalive::external(server.clone(), AcceptSettings { workers, ..settings })
             }
-            None => (settings, named),
+            None => settings,
         }
     }
 }

@@ -11,7 +11,7 @@ use fourtuple_bench::lab::time_wait::{self, Remedy};
 use fourtuple_record::{PortsSettings, Saved, TimeWaitSettings};
 use time::OffsetDateTime;
 
-use crate::commands::lab::{Experiment, with_watch};
+use crate::commands::lab::{Experiment, names_of, with_watch};
 use crate::exit::Exit;
 use crate::output::{self, Output, Random};
 use crate::{names, units};
@@ -125,7 +125,7 @@ impl PortsFlags {
             strategies = all_strategies(found);
         }
         let mut settings = PortsSettings {
-            strategies: strategies.iter().map(Strategy::to_string).collect(),
+            strategies: names_of(&strategies),
             windows: self.windows,
             fill: self.fill,
             protocol: self.protocol.clone(),
@@ -182,11 +182,10 @@ impl Experiment for TimeWaitFlags {
 
 /// Returns the settings of `lab time-wait`, of all remedies if none is given.
 pub(super) fn time_wait(range: PortRange, remedies: &[Remedy], patience: Duration) -> TimeWaitSettings {
-    let remedies = if remedies.is_empty() { &Remedy::ALL } else { remedies };
     TimeWaitSettings {
         low: range.low(),
         high: range.high(),
-        remedies: remedies.iter().map(Remedy::to_string).collect(),
+        remedies: names_of(if remedies.is_empty() { &Remedy::ALL } else { remedies }),
         patience_ns: units::nanoseconds(patience),
     }
 }

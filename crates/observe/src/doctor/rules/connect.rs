@@ -338,7 +338,7 @@ pub(super) const P09: Rule = Rule {
         "Connections of doctor to itself cannot replace the trace: a port that connections to another destination use is free for them, so \
          that they are fast while connect() to a destination without free ports is slow. Without a trace P02 computes the length of the search \
          from the ports in use.",
-        "The rule needs a trace. The time in which a thread waits for a processor is no part of a search. With at least 100 searches the rule also wants \
+        "The rule needs a trace. The time in which a thread waits for a processor is not part of a search. With at least 100 searches the rule also wants \
          a mean of a tenth of the threshold, because interrupts, or a host that takes the processor from a virtual machine, give a high percentile; with \
          10 to 99 it compares the mean.",
         "What helps: `fourtuple fix ports` for running programs, `fourtuple run`, IP_LOCAL_PORT_RANGE in the program (Linux 6.8), fewer ports in use. \

@@ -172,6 +172,14 @@ next! {
         "hosts behind one NAT address whose clocks of timestamps differ, or packets that overtake each other";
         "nstat -az 'TcpExtPAWS*'" => "which of the counters grows";
         "timestamps that the NAT removes or the clients do not send (net.ipv4.tcp_timestamps = 0 there)" => "no packet is too old";
+    ECHO:
+        "a SYN proxy, NAT or load balancer that rewrites timestamps in one direction only";
+        "tcpdump -nnvi any -c 40 tcp" => "TS val of a SYN-ACK, and ecr of the ACK after it: the device changes one of them";
+        "the rewriting of timestamps off in the device on the way, or `sysctl -w net.ipv4.tcp_timestamps=0` here" => "no ACK is refused";
+    SACK:
+        "a firewall that rewrites sequence numbers, and not those in SACK options";
+        "ss -tnoi state established" => "connections whose retrans grows: their peers are behind the firewall";
+        "the rewriting of sequence numbers off in the firewall, or that of SACK on" => "only what is lost is sent again";
     KEYS:
         "a BGP session whose ends have different passwords";
         "tcpdump -nni any -M KEY tcp port 179" => "with the key, whether the signature is valid";
@@ -188,6 +196,18 @@ next! {
         "a firewall or a server that does not know TCP Fast Open, or more requests than the queue of TCP_FASTOPEN";
         "nstat -az 'TcpExtTCPFastOpen*'" => "which of the counters grows";
         "a longer queue in TCP_FASTOPEN on the server; `sysctl -w net.ipv4.tcp_fastopen=0` on clients" => "connections open without a detour";
+    FAST_OPEN_KEY:
+        "hosts behind one address with different keys, or a restart with a new key";
+        "nstat -az 'TcpExtTCPFastOpenPassive*'" => "compare the cookies that were refused (PassiveFail) and valid (Passive)";
+        "the same net.ipv4.tcp_fastopen_key (or TCP_FASTOPEN_KEY) on each host behind the address" => "a cookie is valid on each";
+    SUBFLOWS:
+        "a load balancer that sends the subflows of a connection to several hosts, or an endpoint that has no way to the peer";
+        "nstat -az 'MPTcpExtMPJoin*'" => "which of the counters grows; `ip mptcp endpoint` has the addresses";
+        "remove that endpoint, or let the load balancer end MPTCP itself" => "no subflow is refused";
+    OPTIONS:
+        "a firewall or proxy that removes MPTCP options or changes the data";
+        "nstat -az 'MPTcpExt*'" => "which of the counters grows";
+        "let the device on the way pass TCP option 30 and the data as they are, or use TCP for these destinations" => "no connection is reset";
     DAMAGED:
         "a device or a virtual machine with wrong checksum offload, or a defective cable or memory";
         "tcpdump -nnvi any" => "packets with \"bad\" or \"incorrect\", and from where they come";
@@ -210,6 +230,10 @@ next! {
         "a service that is not started or has moved, answers that come too late, or a scan";
         "tcpdump -nni any 'icmp[0] == 3 or icmp6[0] == 1'" => "the addresses and ports of the datagrams, in the answers to their senders";
         "start what receives at the port, or take the address out of the configuration of the senders" => "a socket has the port";
+    PROTOCOL:
+        "a tunnel or IPsec (GRE, IPIP, ESP) that is set up at the other end only, or a scan";
+        "tcpdump -nni any -c 20 'not tcp and not udp and not icmp and not icmp6 and not arp'" => "the senders and the protocol";
+        "set up this end (`ip tunnel`, `ip xfrm state`), or remove the other one" => "the protocol has a receiver";
     HEADER:
         "a routing loop, or traceroute";
         "tcpdump -nnvi any 'icmp[0] == 11 or icmp6[0] == 3'" => "the destinations whose packets are sent in a circle";
@@ -257,7 +281,7 @@ next! {
 }
 
 /// Counters of failures. Left out are counters that honest traffic raises, such as Tcp.EstabResets and TcpExt.TCPAbortOnData (programs that
-/// close with data unread) and Tcp.RetransSegs, and sums of others, such as Udp.InErrors.
+/// close with data unread) and Tcp.RetransSegs, and sums of others, such as Udp.InErrors. `NO_FAILURES` in the tests has all of them.
 pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "TcpExt.ListenOverflows", Nothing, ACCEPT => "an accept queue was full (tcp_conn_request, tcp_v4_syn_recv_sock)";
     "TcpExt.ListenDrops", Nothing, NO_LISTENER =>
@@ -280,6 +304,8 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "TcpExt.TCPZeroWindowDrop", PerSecond(5.0), UNREAD => "a packet arrived although the window was closed: the process does not read";
     "TcpExt.RcvPruned", PerSecond(1.0), UNREAD => "packets were thrown away because the receive buffer was full (tcp_prune_queue)";
     "TcpExt.TCPOFODrop", PerSecond(5.0), UNREAD => "an out-of-order packet had no place in the receive buffer";
+    "TcpExt.OfoPruned", PerSecond(5.0), UNREAD =>
+        "out-of-order packets were thrown away because the receive buffer was full (tcp_prune_ofo_queue)";
     "TcpExt.PFMemallocDrop", Nothing, NO_MEMORY => "a packet was dropped because the host has no memory left but the reserve";
     "TcpExt.TCPWqueueTooBig", PerSecond(1.0), SPLIT => "a send queue was too long to be split for a retransmission (tcp_fragment)";
     "TcpExt.TCPRetransFail", PerSecond(5.0), SEND => "a packet could not be sent again: no route, a full queue of the device, or a firewall";
@@ -289,6 +315,12 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "TcpExt.PAWSActive", PerSecond(1.0), TIMESTAMPS => "a SYN-ACK had a wrong timestamp (PAWS): another host answers from the address";
     "TcpExt.PAWSEstab", PerSecond(5.0), TIMESTAMPS =>
         "a packet had an older timestamp than its predecessor (PAWS): several hosts behind one address, or reordering";
+    // Up to Linux 6.15 PAWSEstab has them.
+    "TcpExt.PAWSTimewait", PerSecond(5.0), TIMESTAMPS =>
+        "a packet for a port in TIME_WAIT had an older timestamp (PAWS): a SYN is sent again after a second (tcp_timewait_state_process)";
+    "TcpExt.TSEcrRejected", PerSecond(1.0), ECHO =>
+        "the last ACK of a handshake echoed a timestamp that this host has not sent (tcp_check_req)";
+    "TcpExt.TCPSACKDiscard", PerSecond(5.0), SACK => "an ACK had a SACK block of data that is not in flight (tcp_sacktag_write_queue)";
     "TcpExt.TCPMD5NotFound", PerSecond(1.0), KEYS => "a packet had no MD5 signature, and the socket expects one (TCP_MD5SIG)";
     "TcpExt.TCPMD5Unexpected", PerSecond(1.0), KEYS => "a packet had an MD5 signature, and the socket expects none";
     "TcpExt.TCPMD5Failure", PerSecond(1.0), KEYS => "a packet had a wrong MD5 signature: the keys differ";
@@ -300,6 +332,10 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
         "a packet came from a device that does not lead back to its source (net.ipv4.conf.*.rp_filter)";
     "TcpExt.TCPFastOpenListenOverflow", Nothing, FAST_OPEN => "the queue of TCP Fast Open was full";
     "TcpExt.TCPFastOpenActiveFail", PerSecond(1.0), FAST_OPEN => "TCP Fast Open was refused or lost; the SYN was sent again without data";
+    "TcpExt.TCPFastOpenBlackhole", Nothing, FAST_OPEN =>
+        "this host gave up TCP Fast Open for a while: packets with it were lost (net.ipv4.tcp_fastopen_blackhole_timeout_sec)";
+    // The addresses of mobile clients change, and their cookies are of the old ones.
+    "TcpExt.TCPFastOpenPassiveFail", OfOpens(1), FAST_OPEN_KEY => "a SYN had a cookie of TCP Fast Open that is not valid here";
     "TcpExt.TCPSYNChallenge", OfOpens(1), FORGOTTEN =>
         "a SYN came for a connection that is open here, and got an ACK (RFC 5961): the client resets the connection, and sends its SYN again after a second";
     "Tcp.InErrs", PerSecond(1.0), DAMAGED => "a TCP packet was malformed or had a wrong checksum";
@@ -313,6 +349,8 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "Udp6.InCsumErrors", PerSecond(1.0), DAMAGED => "a datagram had a wrong checksum";
     "Udp.NoPorts", PerSecond(50.0), NO_SOCKET => "a datagram came for a port without a socket; the sender gets ICMP port unreachable";
     "Udp6.NoPorts", PerSecond(50.0), NO_SOCKET => "a datagram came for a port without a socket; the sender gets ICMPv6 port unreachable";
+    "Icmp.InCsumErrors", PerSecond(1.0), DAMAGED => "an ICMP packet had a wrong checksum";
+    "Icmp6.InCsumErrors", PerSecond(1.0), DAMAGED => "an ICMPv6 packet had a wrong checksum";
     "Ip.InHdrErrors", PerSecond(1.0), HEADER => "an IP header was malformed, or its TTL was used up";
     "Ip6.InHdrErrors", PerSecond(1.0), HEADER => "an IPv6 header was malformed, or its hop limit was used up";
     "Ip.InDiscards", PerSecond(1.0), DISCARDED => "a packet was dropped before it was delivered: no memory";
@@ -323,6 +361,10 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "Ip6.InAddrErrors", PerSecond(5.0), ELSEWHERE => NOT_OURS;
     "IpExt.InNoRoutes", PerSecond(5.0), ELSEWHERE => NOT_OURS;
     "Ip6.InNoRoutes", PerSecond(5.0), ELSEWHERE => NOT_OURS;
+    "Ip.InUnknownProtos", PerSecond(5.0), PROTOCOL =>
+        "a packet had a protocol that nothing on this host receives (ip_protocol_deliver_rcu)";
+    "Ip6.InUnknownProtos", PerSecond(5.0), PROTOCOL =>
+        "a packet had a protocol that nothing on this host receives (ip6_protocol_deliver_rcu)";
     "rt_cache.in_martian_dst", PerSecond(1.0), MARTIAN =>
         "a packet of another host came for 127.0.0.0/8 or 0.0.0.0/8 (ip_route_input_slow); counted for the whole host";
     "Ip.OutNoRoutes", PerSecond(5.0), NO_ROUTE => "no route led to the destination (`ip route get ADDRESS`)";
@@ -334,6 +376,22 @@ pub(crate) const COUNTERS: &[CounterRow] = rows! {
     "Ip6.FragFails", PerSecond(5.0), MTU => "a packet was larger than the MTU";
     "IpExt.InCsumErrors", PerSecond(1.0), DAMAGED => "an IP header had a wrong checksum";
     "IpExt.InTruncatedPkts", PerSecond(1.0), DAMAGED => "a packet was shorter than its header says";
+    "Ip6.InTruncatedPkts", PerSecond(1.0), DAMAGED => "a packet was shorter than its header says";
+    "MPTcpExt.MPJoinNoTokenFound", PerSecond(5.0), SUBFLOWS => "a subflow came for a connection that this host does not have";
+    "MPTcpExt.MPJoinSynAckHMacFailure", PerSecond(1.0), SUBFLOWS => "a subflow was refused: the SYN-ACK had a wrong HMAC";
+    "MPTcpExt.MPJoinAckHMacFailure", PerSecond(1.0), SUBFLOWS => "a subflow was refused: the ACK had a wrong HMAC";
+    "MPTcpExt.MPJoinSynTxBindErr", PerSecond(1.0), SUBFLOWS => "a subflow could not be bound to the address of its endpoint";
+    "MPTcpExt.MPJoinSynTxConnectErr", PerSecond(1.0), SUBFLOWS => "the connect() of a subflow failed";
+    "MPTcpExt.DSSNotMatching", PerSecond(1.0), OPTIONS => "a mapping of MPTCP (DSS) did not match the one before";
+    "MPTcpExt.DSSNoMatchTCP", PerSecond(1.0), OPTIONS => "a mapping of MPTCP (DSS) did not match the sequence numbers of TCP";
+    "MPTcpExt.DSSCorruptionFallback", PerSecond(1.0), OPTIONS => "a connection went on as plain TCP: its mappings (DSS) were damaged";
+    "MPTcpExt.DSSCorruptionReset", PerSecond(1.0), OPTIONS => "a subflow was reset: its mappings (DSS) were damaged";
+    "MPTcpExt.DataCsumErr", PerSecond(1.0), OPTIONS => "data of MPTCP had a wrong checksum";
+    "MPTcpExt.FallbackFailed", PerSecond(1.0), OPTIONS => "a subflow was reset because its connection could not go on as plain TCP";
+    "MPTcpExt.Blackhole", Nothing, OPTIONS =>
+        "this host gave up MPTCP for a while: a server answered the SYN only without it (net.mptcp.blackhole_timeout)";
+    // Linux 6.18 has none.
+    "MPTcpExt.RcvPruned", PerSecond(1.0), UNREAD => "data of MPTCP was thrown away because the receive buffer was full";
     "arp_cache.table_fulls", Nothing, NEIGHBOURS => NO_NEIGHBOUR;
     "ndisc_cache.table_fulls", Nothing, NEIGHBOURS => NO_NEIGHBOUR;
     "softnet.dropped", Nothing, PROCESSOR => "a packet met a full queue of a processor (net.core.netdev_max_backlog); counted for the whole host";
@@ -405,10 +463,136 @@ pub(crate) fn drops_of_qdisc(kind: &str) -> &'static Next {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use fourtuple_record::Severity;
 
     use super::*;
     use crate::doctor::draft::Action;
+
+    /// The newest kernel whose counters are in NO_FAILURES or in the table.
+    const CLASSIFIED: (u32, u32) = (6, 18);
+
+    /// Counters that count no failure, or one that another counter has: a group and its names. `*` stands for the rest of a name.
+    const NO_FAILURES: &str = "\
+# Settings, numbers of sockets, and packets that are received and sent.
+Tcp RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens CurrEstab InSegs OutSegs
+Udp InDatagrams OutDatagrams IgnoredMulti
+Udp6 InDatagrams OutDatagrams IgnoredMulti
+Ip Forwarding DefaultTTL InReceives ForwDatagrams InDelivers OutRequests ReasmR* ReasmOKs FragOKs FragCreates OutTransmits
+Ip6 InReceives InDelivers OutForwDatagrams OutRequests ReasmR* ReasmOKs FragOKs FragCreates OutTransmits InMcast* OutMcast* InBcast* OutBcast*
+Ip6 InOctets OutOctets InNoE* InE* InCEPkts
+IpExt InMcast* OutMcast* InBcast* OutBcast* InOctets OutOctets InNoE* InE* InCEPkts
+TcpExt DelayedACK* TCPHPHits TCPPureAcks TCPHPAcks TCPHystart* TCPOrigDataSent TCPDelivered* TCPAckCompressed TCPAutoCorking
+TcpExt BusyPollRxPackets TCPRcvCoalesce TCPBacklogCoalesce TCPKeepAlive TCPAOGood
+# Handshakes and ends of connections as they should be. TCPReqQFullDoCookies has the reason of cookies.
+TcpExt SyncookiesSent SyncookiesRecv TW TWRecycled TWKilled TCPMigrateReqSuccess
+TcpExt TCPFastOpenActive TCPFastOpenPassive TCPFastOpenCookie* TCPFastOpenPassiveAltKey
+# Clients that open a connection and send nothing, such as health checks and scans.
+TcpExt EmbryonicRsts TCPDeferAcceptDrop
+# Programs that close connections with data unread, or kill them, and ports without a listener.
+Tcp EstabResets OutRsts
+TcpExt TCPAbortOnData TCPAbortOnClose TCPAbortOnLinger
+# Packets that are lost on the way, and what TCP does about that. MTU probes that are too large find the MTU.
+Tcp RetransSegs
+TcpExt TCPRenoRecovery TCPSackRecovery TCPSACKReneging TCPFullUndo TCPPartialUndo TCPDSACKUndo TCPLossUndo TCPLostRetransmit TCPRenoFailures
+TcpExt TCPSackFailures TCPLossFailures TCPFastRetrans TCPSlowStartRetrans TCPTimeouts TCPLossProbe* TCPRenoRecoveryFail TCPSackRecoveryFail
+TcpExt TCPSpurious* TcpTimeoutRehash TcpDuplicateDataRehash TCPPLBRehash TCPMTUPFail TCPMTUPSuccess
+# Packets that overtake each other or come twice. Their ACKs are limited (TCPACKSkipped).
+TcpExt PAWSOldAck TCPSACKReorder TCPRenoReorder TCPTSReorder TCPOFOQueue TCPOFOMerge TCPDSACK* TCPSackShift* TCPSackMerged TCPACKSkipped*
+# A receiver that closes its window, and data that was sent before (BeyondWindow). Data that finds no place has counters: RcvPruned and others.
+TcpExt TCPFromZeroWindowAdv TCPToZeroWindowAdv TCPWantZeroWindowAdv TCPWinProbe BeyondWindow PruneCalled TCPRcvCollapsed
+# Packets that may be forged (RFC 5961, RFC 5927, RFC 5925), and ICMP for a socket that is in use: TCP sends the data again.
+TcpExt TCPChallengeACK OutOfWindowIcmps LockDroppedIcmps TCPAODroppedIcmps
+# ARP requests that net.ipv4.conf.*.arp_filter leaves to another device.
+TcpExt ArpFilter
+# In other counters too: Tcp.InErrs, TCPMemoryPressures, ReasmFails, FragFails.
+Tcp InCsumErrors
+TcpExt TCPMemoryPressuresChrono
+IpExt ReasmOverlaps
+Ip ReasmTimeout
+Ip6 ReasmTimeout InTooBigErrors
+# Errors that have counters of their own, and datagrams that the filter of a socket refuses on purpose.
+Udp InErrors
+Udp6 InErrors
+# Reports about packets of sockets, which get the error, and answers to packets of others, which are limited.
+Icmp *
+IcmpMsg *
+Icmp6 *
+# No program uses UDP-Lite; Linux 7.1 is without it.
+UdpLite *
+UdpLite6 *
+# MPTCP: connections and subflows as they should be, and peers that have only TCP.
+MPTcpExt MPCapable* MPFallbackTokenInit MPJoinSynRx MPJoinSynBackupRx MPJoinSynAckRx MPJoinSynAckBackupRx MPJoinAckRx MPJoinRejected
+MPTcpExt MPJoinSynTx MPJoinPort* MismatchPort* AddAddr* EchoAdd* PortAdd RmAddr* RmSubflow MPPrio* MPCurrEstab
+MPTcpExt MD5SigFallback DssFallback SimultConnectFallback
+# MPTCP: no memory for a socket, which the counters of TCP say.
+MPTcpExt MPJoinSynTxCr*
+# MPTCP: subflows that are lost or reset, and data that another one carries then.
+MPTcpExt MPTCPRetrans SubflowStale SubflowRecover MPFail* MPFastclose* MPRst* InfiniteMap* OFO* DuplicateData NoDSSInWindow
+MPTcpExt SndWndShared RcvWndShared RcvWndConflict* WinProbe
+";
+
+    fn counts_no_failure(counter: &str) -> bool {
+        NO_FAILURES.lines().filter(|line| !line.starts_with('#')).any(|line| {
+            let (group, names) = line.split_once(' ').expect("a group and names");
+            let Some(name) = counter.strip_prefix(group).and_then(|name| name.strip_prefix('.')) else {
+                return false;
+            };
+            names.split(' ').any(|known| match known.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => name == known,
+            })
+        })
+    }
+
+    /// Returns the names of all counters that this kernel has in /proc/net.
+    #[allow(clippy::disallowed_methods)]
+    fn counters_of_kernel() -> Vec<String> {
+        let mut names = Vec::new();
+        for path in ["/proc/net/netstat", "/proc/net/snmp"] {
+            // The second line of a group has the values.
+            for line in fs::read_to_string(path).expect(path).lines().step_by(2) {
+                let (group, of_group) = line.split_once(':').expect("a group and names");
+                names.extend(of_group.split_whitespace().map(|name| format!("{group}.{name}")));
+            }
+        }
+        // A kernel without IPv6 has no such file.
+        for line in fs::read_to_string("/proc/net/snmp6").unwrap_or_default().lines() {
+            let name = line.split_whitespace().next().expect("a name");
+            let (group, name) = name.split_at(name.find('6').expect("a group of IPv6") + 1);
+            names.push(format!("{group}.{name}"));
+        }
+        names
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn each_counter_of_the_kernel_is_classified() {
+        let names = counters_of_kernel();
+        let read = crate::host::snapshot::counter_totals(Path::new("/")).expect("counters of this host");
+        let is_row = |name: &str| COUNTERS.iter().any(|row| row.name == name);
+        let unread: Vec<&String> =
+            names.iter().filter(|name| is_row(name) && !read.contains_key(*name)).collect();
+        assert!(unread.is_empty(), "in COUNTERS, but not read by counter_totals(): {unread:?}");
+        let unknown: Vec<&String> =
+            names.iter().filter(|name| !is_row(name) && !counts_no_failure(name)).collect();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release of the kernel");
+        let mut numbers = release.split(|other: char| !other.is_ascii_digit());
+        let mut number = || numbers.next().and_then(|number| number.parse::<u32>().ok()).unwrap_or(0);
+        let kernel = (number(), number());
+        // A later kernel may have counters that nobody has looked at.
+        if kernel > CLASSIFIED {
+            eprintln!("Linux {} has counters that are not classified: {unknown:?}", release.trim());
+            return;
+        }
+        assert!(
+            unknown.is_empty(),
+            "neither in COUNTERS nor in NO_FAILURES: {unknown:?}; look up what the kernel counts: a failure is a row of COUNTERS, anything else \
+             a name in NO_FAILURES (if the kernel is a later one, raise CLASSIFIED)"
+        );
+    }
 
     #[test]
     fn every_counter_leads_to_a_next_step() {

@@ -267,6 +267,26 @@ fn failed_calls_of_each_kind_are_in_the_account() {
     });
 }
 
+/// The kernel keeps 4,096 kinds of failures: what comes after them is not forgotten.
+#[test]
+fn failed_calls_beyond_the_table_are_counted() {
+    named(|test| {
+        if !Python::is_installed(test) {
+            return;
+        }
+        let mut python = Python::start();
+        python.run(
+            "def bind(host):\n  one = socket.socket()\n  try: one.bind((f'192.0.{host // 250}.{host % 250 + 1}', 0))\n  except OSError: one.close()",
+        );
+        let trace = Connect { process: Some(python.pid()), ..Connect::default() };
+        let binds = || python.run("for host in range(4200): bind(host)");
+        let Some((_, outcome)) = traced(test, &trace, binds) else { return };
+        let account = outcome.results.calls.seen().unwrap();
+        let listed: u64 = account.calls.iter().map(|call| call.failed).sum();
+        assert_eq!((listed, account.left_out), (4_096, 104), "{:?}", account.calls.last());
+    });
+}
+
 /// The account has the calls of all protocols, and operations of io_uring without their address.
 #[test]
 fn failed_operations_of_io_uring_are_in_the_account() {

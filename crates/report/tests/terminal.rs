@@ -4,7 +4,10 @@
 mod samples;
 
 use fourtuple_record::snapshot::{FailedCall, Failures, Part};
-use fourtuple_record::{Advice, Distribution, Finding, Proof, Remark, Saved, TraceConnectResults};
+use fourtuple_record::{
+    Advice, Distribution, Finding, Proof, Remark, Saved, TraceAcceptRecord, TraceConnectRecord,
+    TraceConnectResults,
+};
 use fourtuple_report::html::page;
 use fourtuple_report::terminal::{render, render_in_full};
 
@@ -263,6 +266,8 @@ fn key_figures_fit_sixty_columns() {
     has(&text, &["dropped at full queues: 77"]);
     let mut quiet = samples::trace_accept();
     quiet.results.overflows = 0;
+    // A unix listener has refused connections.
+    lacks(&render(&Saved::TraceAccept(quiet.clone()), 120, false), &["overflowed"]);
     quiet.results.unix_listeners = Part::default();
     has(&render(&Saved::TraceAccept(quiet.clone()), 120, false), &["no queue of these listeners overflowed"]);
     quiet.validity.push(Remark::new("overflows-unseen", "the namespace counts 5 overflows"));
@@ -280,6 +285,44 @@ fn key_figures_fit_sixty_columns() {
     has(&text, &["clients at most", "replies dropped"]);
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     has(&text, &["113,000,000", "56,500,000", "never", "probes", "100%"]);
+}
+
+#[test]
+fn failed_accepts_and_ignored_packets_are_named() {
+    let mut record = samples::trace_accept();
+    let said = |record: &TraceAcceptRecord| {
+        let text = render(&Saved::TraceAccept(record.clone()), 120, false);
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let words = said(&record);
+    let fails = "accept() of it's nginx[4711] failed 320 times with EMFILE: the connections stay in the queue; `fourtuple explain F01`";
+    has(&words, &[fails, "99 packets ignored (sent again, or before data with TCP_DEFER_ACCEPT)"]);
+    lacks(&words, &["dropped for other reasons"]);
+    // Not a limit of descriptors; and a listener of another network namespace, whose ACKs are not told apart.
+    record.results.listeners[0].workers[0].error = Some("ENOMEM".into());
+    for listener in &mut record.results.listeners {
+        (listener.ignored, listener.other_drops) = (None, 99);
+    }
+    let words = said(&record);
+    has(&words, &["with ENOMEM: the connections stay in the queue"]);
+    has(&words, &["99 packets dropped for other reasons or ignored"]);
+    lacks(&words, &["explain F01", "TCP_DEFER_ACCEPT"]);
+}
+
+#[test]
+fn a_failed_connect_of_another_socket_is_not_denied() {
+    let mut record = samples::trace_connect();
+    record.results.failed.clear();
+    let Part::Seen(calls) = &mut record.results.calls else { panic!("seen") };
+    calls.left_out = 1;
+    let said = |record: &TraceConnectRecord| render(&Saved::TraceConnect(record.clone()), 120, false);
+    let text = said(&record);
+    has(&text, &["not listed: 1 more call that failed"]);
+    lacks(&text, &["no connect failed"]);
+    record.results.calls = Part::Seen(Failures::default());
+    let text = said(&record);
+    has(&text, &["no connect failed"]);
+    lacks(&text, &["not listed"]);
 }
 
 /// Returns the words of the line of `text` that begins with `name`.

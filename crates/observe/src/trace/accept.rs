@@ -258,12 +258,12 @@ impl Session for AcceptSession {
         let failed = std::mem::replace(&mut self.failed, Err(String::new()))
             .and_then(|mut failed| failed.end(self.address, self.port).map_err(|error| error.to_string()));
         let unix = std::mem::replace(&mut self.unix, Err(String::new())).and_then(|unix| {
-            let failed = failed.as_ref().ok().map(Vec::as_slice);
+            let failed = failed.as_ref().ok().map(|counted| counted.failed.as_slice());
             unix.finish(&self.tasks, failed, own_namespace().unwrap_or_default())
         });
         let of_32_bits = blind_spots::processes_of_32_bits(&self.tasks);
         let unseen = blind_spots::remark_of_32_bits(&of_32_bits);
-        let calls = failed.map(|failed| account(failed.iter(), of_32_bits));
+        let calls = failed.map(|counted| account(counted.failed.iter(), counted.lost, of_32_bits));
         let counted = self.counted().map_err(TraceError::Accept)?;
         let mut results = results(&counted, elapsed);
         let Judgement { mut validity, mut notes } = counted.losses.judge(results.accepts);

@@ -284,8 +284,8 @@ impl Session for ConnectSession {
         self.heat.update(elapsed, &all_searches(&totals));
         let (mut results, fill_error) =
             results(self.protocol, &totals, tuples, self.samples.into_kept(), elapsed);
-        if let (Ok(failed), Protocol::Tcp) = (&failed, self.protocol) {
-            correct(&mut results.failed, failed);
+        if let (Ok(counted), Protocol::Tcp) = (&failed, self.protocol) {
+            correct(&mut results.failed, &counted.failed);
         }
         let of_32_bits = blind_spots::processes_of_32_bits(&self.tasks);
         let unseen = blind_spots::remark_of_32_bits(&of_32_bits);
@@ -293,7 +293,7 @@ impl Session for ConnectSession {
             losses.judge(all_searches(&totals).count() + totals.established);
         let results = TraceConnectResults {
             lost: losses.sum(),
-            calls: failed.map(|failed| account(failed.iter(), of_32_bits)).into(),
+            calls: failed.map(|counted| account(counted.failed.iter(), counted.lost, of_32_bits)).into(),
             notes,
             tier: self.tier.to_owned(),
             tier_reason: self.tier_reason,

@@ -22,16 +22,27 @@ pub(crate) struct FailedSession {
     calls: FailedCalls,
     /// The counts at the end of the previous window.
     earlier: HashMap<Failure, u64>,
+    lost: u64,
+}
+
+/// Failed calls of a time window.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) failed: Vec<Failed>,
+    /// Calls that were not counted because the table was full.
+    pub(crate) lost: u64,
 }
 
 impl FailedSession {
     pub(crate) fn attach(filter: &TaskFilter) -> Result<FailedSession, TraceError> {
         let calls = FailedCalls::attach(filter).map_err(TraceError::Failed)?;
-        Ok(FailedSession { calls, earlier: HashMap::new() })
+        Ok(FailedSession { calls, earlier: HashMap::new(), lost: 0 })
     }
 
     /// Returns the failures since the previous window.
-    pub(crate) fn window(&mut self) -> Result<Vec<Failed>, TraceError> {
+    pub(crate) fn window(&mut self) -> Result<Counted, TraceError> {
+        let lost = self.calls.lost().map_err(TraceError::Failed)?;
+        let lost_before = std::mem::replace(&mut self.lost, lost);
         let all = self.calls.failures().map_err(TraceError::Failed)?;
         let earlier = std::mem::take(&mut self.earlier);
         self.earlier = all.iter().map(|failed| (failed.failure, failed.calls)).collect();
@@ -39,35 +50,33 @@ impl FailedSession {
             let before = earlier.get(&failed.failure).copied().unwrap_or(0);
             Failed { calls: failed.calls - before, ..failed }
         });
-        Ok(since.filter(|failed| failed.calls > 0).collect())
-    }
-
-    /// Returns the calls that were not counted because the table is full.
-    pub(crate) fn lost(&self) -> Result<u64, TraceError> {
-        self.calls.lost().map_err(TraceError::Failed)
+        let failed = since.filter(|failed| failed.calls > 0).collect();
+        Ok(Counted { failed, lost: lost - lost_before })
     }
 
     /// Detaches the programs and returns the failures since the previous window whose address matches; without an address and a port to
     /// match, all of them.
-    pub(crate) fn end(&mut self, ip: Option<IpAddr>, port: Option<u16>) -> Result<Vec<Failed>, TraceError> {
+    pub(crate) fn end(&mut self, ip: Option<IpAddr>, port: Option<u16>) -> Result<Counted, TraceError> {
         self.calls.detach();
-        let mut failed = self.window()?;
-        failed.retain(|failed| {
+        let mut counted = self.window()?;
+        counted.failed.retain(|failed| {
             let address = failed.failure.address();
             ip.is_none_or(|ip| address.is_some_and(|address| address.ip() == ip))
                 && port.is_none_or(|port| address.is_some_and(|address| address.port() == port))
         });
-        Ok(failed)
+        Ok(counted)
     }
 }
 
-/// Returns the rows of a record, most calls first, and the processes whose calls are missing. Many processes of one name that have ended
-/// are one row.
+/// Returns the rows of a record, most calls first, the number of `lost` calls and of those that are not listed, and the processes whose
+/// calls are missing. Many processes of one name that have ended are one row.
 pub(crate) fn account<'a>(
     failed: impl Iterator<Item = &'a Failed>,
+    lost: u64,
     processes_32_bit: Vec<Owner>,
 ) -> Failures {
-    Failures { processes_32_bit, ..rows(failed, is_alive) }
+    let rows = rows(failed, is_alive);
+    Failures { processes_32_bit, left_out: rows.left_out + lost, ..rows }
 }
 
 fn rows<'a>(failed: impl Iterator<Item = &'a Failed>, is_alive: impl Fn(u32) -> bool) -> Failures {

@@ -17,7 +17,7 @@ use crate::trace::accept::Accept;
 use crate::trace::blind_spots;
 use crate::trace::connect::Connect;
 use crate::trace::error::TraceError;
-use crate::trace::failed::{FailedSession, account};
+use crate::trace::failed::{Counted, FailedSession, account};
 use crate::trace::instrument::{Instrument, Session};
 use crate::trace::locks::{Locks, by_class};
 
@@ -195,7 +195,7 @@ impl Survey {
         });
         let failures = self.failed.read(|session| {
             let window = session.window()?;
-            if session.lost()? > 0 {
+            if window.lost > 0 {
                 *session = failures_of_all()?;
             }
             Ok(failures(namespace, &window, of_32_bits))
@@ -279,10 +279,10 @@ fn connects(tuple: &TraceTuple) -> Option<TracedConnects> {
     })
 }
 
-fn failures(namespace: u32, failed: &[Failed], of_32_bits: Vec<Owner>) -> Failures {
+fn failures(namespace: u32, Counted { failed, lost }: &Counted, of_32_bits: Vec<Owner>) -> Failures {
     let of = |namespace| failed.iter().filter(move |failed| failed.failure.namespace == namespace);
     let elsewhere = if namespace::is_of_host(namespace) { elsewhere(namespace, failed) } else { Vec::new() };
-    Failures { elsewhere, ..account(of(namespace), of_32_bits) }
+    Failures { elsewhere, ..account(of(namespace), *lost, of_32_bits) }
 }
 
 /// Returns the failed calls of other network namespaces of which a process is visible.
@@ -301,7 +301,7 @@ fn elsewhere(namespace: u32, failed: &[Failed]) -> Vec<FailedElsewhere> {
     seen.take(LISTED)
         .map(|(of, pid)| {
             let its = failed.iter().filter(|failed| failed.failure.namespace == of);
-            let mut calls = account(its, Vec::new()).calls;
+            let mut calls = account(its, 0, Vec::new()).calls;
             calls.truncate(LISTED);
             FailedElsewhere { pid, calls }
         })

@@ -83,8 +83,8 @@ const CAUSES: usize = 12;
 
 /// Shows the account of calls that failed, and what their errnos mean.
 fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
-    let calls = match calls.seen() {
-        Ok(failures) => &failures.calls,
+    let (calls, left_out) = match calls.seen() {
+        Ok(failures) => (&failures.calls, failures.left_out),
         Err(reason) => {
             return document.note(Tone::Dim, format!("calls that failed are not counted: {reason}"));
         }
@@ -93,6 +93,9 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
         return;
     }
     document.table_below("Failed calls", table(calls));
+    if left_out > 0 {
+        document.note(Tone::Bad, format!("not listed: {} that failed", plural(left_out, "more call")));
+    }
     let (mut causes, mut listed) = (Vec::new(), BTreeSet::new());
     for call in calls {
         let address = call.address.as_deref().unwrap_or_default();
@@ -107,6 +110,10 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
     }
     causes.truncate(CAUSES);
     document.items(Tone::Plain, unnamed(&causes));
+}
+
+fn has_failed_connect(calls: &Part<Failures>) -> bool {
+    calls.seen().is_ok_and(|failures| failures.calls.iter().any(|call| call.call == "connect"))
 }
 
 /// Shows the rest of the account: what grew, was dropped or waited in the network namespace.
@@ -459,6 +466,8 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
     document.push(Block::Figures(trace_connect_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     match reasons(&results.failed) {
+        // Those of other sockets are in the table of failed calls.
+        none if none.is_empty() && has_failed_connect(&results.calls) => {}
         none if none.is_empty() => document.note(Tone::Good, "no connect failed"),
         some => document.note(Tone::Bad, format!("failed: {some}")),
     }

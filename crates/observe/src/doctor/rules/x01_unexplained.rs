@@ -1,7 +1,9 @@
 use std::net::SocketAddr;
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{FailedCall, Listener, Owner, Snapshot, UdpSocketView, Unanswered};
+use fourtuple_record::snapshot::{
+    FailedCall, Failures, Listener, Owner, Snapshot, UdpSocketView, Unanswered,
+};
 
 use crate::doctor::accepting::{acceptors, holders, limit_of, reads_late, reads_nothing, stopped, time};
 use crate::doctor::causes::{
@@ -64,7 +66,7 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
         let failures = snapshot.failures.seen().map_err(|reason| {
             format!("{reason}; `fourtuple trace connect --for 10s` counts the calls that fail")
         })?;
-        return match of_32_bits(&failures.processes_32_bit) {
+        return match of_32_bits(&failures.processes_32_bit).or_else(|| not_listed(failures)) {
             Some(reason) => Err(reason),
             None => Ok(Vec::new()),
         };
@@ -78,12 +80,15 @@ pub(crate) fn unexplained(snapshot: &Snapshot, account: &Account<'_>, checked: &
     let failures = snapshot.failures.seen().ok();
     if let (Some(last), Some(failures)) = (drafts.last_mut(), failures) {
         last.evidence.extend(of_32_bits(&failures.processes_32_bit));
-        if failures.left_out > 0 {
-            last.evidence
-                .push(format!("{} for further addresses failed", counted(failures.left_out, "more call")));
-        }
+        last.evidence.extend(not_listed(failures));
     }
     Ok(drafts)
+}
+
+/// Says that there are more failures than the account has.
+fn not_listed(failures: &Failures) -> Option<String> {
+    let more = counted(failures.left_out, "more call");
+    (failures.left_out > 0).then(|| format!("{more} for further addresses failed, and are not listed"))
 }
 
 /// Says that the calls of these processes are not in the account.
@@ -564,6 +569,11 @@ mod tests {
         seen.failures = Part::Seen(failures);
         let [(_, evidence)] = &found(&seen)[..] else { panic!("{:?}", found(&seen)) };
         assert!(evidence.last().unwrap().contains("(game[77])"), "{evidence:?}");
+        seen.failures = Part::Seen(Failures { left_out: 7, ..Failures::default() });
+        assert_eq!(
+            unchecked(&seen).unwrap(),
+            "7 more calls for further addresses failed, and are not listed"
+        );
     }
 
     #[test]
@@ -1139,6 +1149,56 @@ mod tests {
         assert!(of[0].0.contains("7 connect()") && of[0].0.contains("10.0.0.3:80"), "{of:?}");
         assert!(of[1].0.contains("TcpExt.ListenOverflows grew by 4"), "{of:?}");
         assert!(of[1].1.iter().any(|fact| fact.starts_with("an accept queue was full")), "{of:?}");
+    }
+
+    #[test]
+    fn ports_that_run_out_within_a_minute_are_a_symptom() {
+        let of = |in_use: u32, growth_per_s: f64| {
+            let states = [("established".to_owned(), u64::from(in_use))].into();
+            let tuple = Tuple { in_use, states, growth_per_s, ..full_tuple(80, Vec::new()) };
+            let mut snapshot = snapshot(Vec::new(), &[]);
+            snapshot.ports = Part::Seen(EphemeralPorts { low: 20_000, high: 20_999, reserved: Vec::new() });
+            snapshot.connections = Part::Seen(Connections { tuples: vec![tuple], ..Connections::default() });
+            found(&snapshot)
+        };
+        let expected = (
+            "unexplained: 10.0.0.1 → 10.0.0.2:80 took 40 further ports in 2.0 s".to_owned(),
+            vec!["at this rate the last port is taken in 30 s".to_owned()],
+        );
+        assert_eq!(of(400, 20.0), [expected]);
+        assert_eq!(of(400, 10.0), [], "in 60 s");
+        assert_eq!(of(500, 20.0), [], "P10 explains it");
+    }
+
+    #[test]
+    fn a_queue_that_stands_is_a_symptom() {
+        let listener = Listener {
+            address: "0.0.0.0:80".parse().unwrap(),
+            cookie: 7,
+            waiting: 4,
+            waiting_before: 4,
+            standing: 4,
+            backlog: 511,
+            owners: vec![Owner { pid: 7, name: "nginx".to_owned(), sockets: 1 }],
+            ..Listener::default()
+        };
+        let mut snapshot = Snapshot { listeners: Part::Seen(vec![listener]), ..snapshot(Vec::new(), &[]) };
+        assert_eq!(found(&snapshot), [], "A07 explains it");
+        let mut limits = Limits::default();
+        limits.set("A07", 5_000.0).unwrap();
+        let of = |snapshot: &Snapshot| {
+            let findings = diagnose(snapshot, &limits).findings.into_iter();
+            findings.filter(|finding| finding.id == "X01").collect::<Vec<_>>()
+        };
+        let all = of(&snapshot);
+        let [finding] = &all[..] else { panic!("{all:?}") };
+        let expected =
+            "unexplained: 4 connections at 0.0.0.0:80 of nginx[7] waited for accept() all the time in 2.0 s";
+        assert_eq!(finding.verdict, expected);
+        assert!(finding.now[0].action.ends_with("trace accept --port 80 --for 10s"), "{:?}", finding.now);
+        // Of half a second the readings say little.
+        snapshot.interval_ns = 500_000_000;
+        assert_eq!(of(&snapshot), []);
     }
 
     #[test]

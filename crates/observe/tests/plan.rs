@@ -558,3 +558,22 @@ fn a_fleet_is_the_sum_of_its_pairs_and_excess_is_not_dialed() {
     assert_eq!(Fleet { pairs: 0, ..fleet }.simulate().connected(), 0);
     assert_eq!(Fleet { pairs: 1_000, connections: 10, ..fleet }.simulate().connected(), 10);
 }
+
+#[test]
+fn reuse_is_read_from_the_sysctls_of_a_host() {
+    let of = |sysctls: &[(&str, &str)]| {
+        let named = |(name, value): &(&str, &str)| (format!("net.ipv4.{name}"), (*value).to_owned());
+        plan::Reuse::of(&sysctls.iter().map(named).collect::<BTreeMap<_, _>>())
+    };
+    for tcp_tw_reuse in 0..=2_u8 {
+        let value = tcp_tw_reuse.to_string();
+        let host = [("tcp_tw_reuse", &*value), ("tcp_timestamps", "1"), ("tcp_tw_reuse_delay", "250")];
+        let reuse = |after| Some(plan::Reuse { tcp_tw_reuse, timestamps: true, after });
+        assert_eq!(of(&host), reuse(Duration::from_millis(250)));
+        // A kernel before 6.14.
+        assert_eq!(of(&host[..2]), reuse(Duration::from_secs(1)));
+        assert_eq!((of(&host[..1]), of(&host[1..])), (None, None), "unknown");
+    }
+    let without = of(&[("tcp_tw_reuse", "1"), ("tcp_timestamps", "0")]).unwrap();
+    assert!(!without.timestamps, "{without:?}");
+}

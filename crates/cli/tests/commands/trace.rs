@@ -293,6 +293,34 @@ fn calls_that_find_no_port_have_their_cause() {
     });
 }
 
+/// A client that does not block reads the errno by SO_ERROR, mostly while the socket is in SYN_SENT, and closes it.
+#[test]
+fn an_errno_that_was_read_is_not_a_close() {
+    in_namespace(|| {
+        let test = "trace::an_errno_that_was_read_is_not_a_close";
+        if !has(test, &["python3", "nft"]) {
+            return;
+        }
+        let Some(_wire) = Wire::open(test) else { return };
+        paste(
+            "nft 'add table inet t; add chain inet t out { type filter hook output priority 0; }; \
+             add rule inet t out tcp dport 4002 reject with icmpx admin-prohibited'",
+        );
+        let mut client = Python::start();
+        let pid = client.pid();
+        let work = || {
+            client.run(
+                "s = socket.socket(); s.setblocking(False); s.connect_ex(('10.9.0.2', 4002))\n\
+                 while not s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR): time.sleep(0.01)\ns.close()",
+            );
+        };
+        let Some(record) = traced(pid, test, "connect", work) else { return };
+        let failed = record["results"]["failed"].as_object().expect("errnos");
+        // A host that stands still may send the SYN again meanwhile, which the firewall rejects too.
+        assert_eq!(failed.keys().collect::<Vec<_>>(), ["EHOSTUNREACH"], "{record:#}");
+    });
+}
+
 /// The kernel gives new sockets the memory of those that were closed.
 #[test]
 fn a_socket_does_not_have_the_attempt_of_an_earlier_one() {

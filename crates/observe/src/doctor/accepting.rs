@@ -767,23 +767,37 @@ mod tests {
 
     #[test]
     fn the_master_of_one_idle_worker_is_known_by_its_name() {
-        let judged = |name: &str| {
-            let owner = |pid| Owner { pid, name: name.to_owned(), sockets: 1 };
-            let process = |pid, parent| Process {
+        let judged = |[first, second]: [&str; 2]| {
+            let owner = |pid, name: &str| Owner { pid, name: name.to_owned(), sockets: 1 };
+            let process = |pid, parent, name: &str| Process {
                 pid,
                 parent,
                 name: name.to_owned(),
                 cpu_ns: Some(0),
                 ..Process::default()
             };
-            let processes = Part::Seen(vec![process(70, 1), process(71, 70)]);
+            let processes = Part::Seen(vec![process(70, 1, first), process(71, 70, second)]);
             let snapshot = Snapshot { processes, ..Snapshot::default() };
-            let (masters, workers) = masters_and_workers(&snapshot, &[owner(70), owner(71)], &[]);
+            let owners = [owner(70, first), owner(71, second)];
+            let (masters, workers) = masters_and_workers(&snapshot, &owners, &[]);
             [masters, workers].map(|owners| owners.iter().map(|owner| owner.pid).collect::<Vec<_>>())
         };
-        assert_eq!(judged("php-fpm8.2"), [vec![70], vec![71]]);
-        assert_eq!(judged("systemd"), [vec![], vec![70, 71]], "two of a user do not accept for each other");
-        assert_eq!(judged("server"), [vec![], vec![70, 71]]);
+        let all = [vec![], vec![70, 71]];
+        assert_eq!(judged(["php-fpm8.2"; 2]), [vec![70], vec![71]]);
+        // The kernel cuts the names that gunicorn sets to 15 characters.
+        assert_eq!(judged(["gunicorn: maste", "gunicorn: worke"]), [vec![70], vec![71]]);
+        assert_eq!(judged(["gunicorn: maste", "nginx"]), all, "another program that it has started");
+        assert_eq!(judged(["systemd"; 2]), all, "two of a user do not accept for each other");
+        assert_eq!(judged(["server"; 2]), all);
+    }
+
+    /// Returns the changes of a finding in words, a line each.
+    fn proper(draft: &Draft) -> String {
+        let words = draft.proper.iter().map(|remedy| match &remedy.action {
+            crate::doctor::draft::Action::Words(words) => words.clone(),
+            crate::doctor::draft::Action::Steps(_) => String::new(),
+        });
+        words.collect::<Vec<_>>().join("\n")
     }
 
     /// Socket activation: process 1 holds the listener too, and neither accepts nor listens with the number of the service.
@@ -803,11 +817,7 @@ mod tests {
         assert_eq!(unix_acceptors(&snapshot, &listener), "webapp[70]");
         let draft = Draft::new(fourtuple_record::Severity::Critical, "socket", "full");
         let draft = empty_unix(draft, &snapshot, &listener);
-        let words = draft.proper.iter().map(|remedy| match &remedy.action {
-            crate::doctor::draft::Action::Words(words) => words.clone(),
-            crate::doctor::draft::Action::Steps(_) => String::new(),
-        });
-        let words = words.collect::<Vec<_>>().join("\n");
+        let words = proper(&draft);
         assert!(words.contains("webapp[70]: `Backlog=511` of the .socket unit"), "{words}");
         assert!(
             draft.evidence[0].contains("1 worker used") && draft.evidence[1].contains("socket activation"),
@@ -833,6 +843,21 @@ mod tests {
         for settings in SETTINGS {
             let text = with_number(settings.backlog, 7) + &with_number(settings.workers, 7);
             assert_eq!(with_number(&text, 8), text, "{}", settings.name);
+        }
+        // The advice of a finding; a program in Go has no setting.
+        for (process, longer, more) in [
+            ("apache2", "`ListenBacklog 511`", "a higher `MaxRequestWorkers`"),
+            ("haproxy", "`backlog 511` of the frontend", "a higher `nbthread`, and `maxconn`"),
+            ("gunicorn: maste", "`--backlog 511`", "more `--workers` or `--threads`"),
+            ("gateway", "listen(fd, 511), which in Go is net.core.somaxconn", "more workers, or no blocking"),
+        ] {
+            let owners = [Owner { pid: 70, name: process.to_owned(), sockets: 1 }];
+            let draft = Draft::new(fourtuple_record::Severity::Warning, "drops", "drops");
+            let draft = with_settings(draft, &Snapshot::default(), (&owners, &owners), false, 128);
+            let words = proper(&draft);
+            for part in [longer, more] {
+                assert!(words.contains(&format!("{process}[70]: {part}")), "{part} in {words}");
+            }
         }
     }
 

@@ -124,7 +124,31 @@ fn too_few(spreads: &[Selector]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fourtuple_forward::{Link, PlaneKind};
+
     use super::*;
+
+    #[test]
+    fn each_reason_of_drops_has_its_advice() {
+        let link = Link::new("0.0.0.0:4000".parse().unwrap(), "192.0.2.1:4000".parse().unwrap());
+        let forward = Forward { kind: PlaneKind::Batched, ..Forward::new(link, 1) };
+        let advice = |reason: &str, number: u64| {
+            let dropped = [(reason.to_owned(), number)].into();
+            lines(&[ForwardPlane { dropped, ..ForwardPlane::default() }], &[], &forward, false)
+        };
+        for (reason, start) in [
+            (
+                "truncated",
+                "7 packets had more bytes than --plane batched receives (docs/forward.md); --plane offload receives 64 KiB.",
+            ),
+            ("checksum", "7 packets had a wrong UDP checksum: "),
+            ("overflow", "7 packets met a full receive queue: planes are too slow or too few"),
+        ] {
+            let said = advice(reason, 7);
+            assert!(said.len() == 1 && said[0].starts_with(start), "{reason}: {said:?}");
+            assert_eq!(advice(reason, 0), <[String; 0]>::default());
+        }
+    }
 
     #[test]
     fn advice_names_the_spread_that_was_used() {

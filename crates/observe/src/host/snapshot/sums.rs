@@ -351,3 +351,35 @@ fn times(mut idle: Vec<Duration>) -> Option<IdleTimes> {
         longest_ns: idle.last().map(nanoseconds)?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closes_are_counted_by_their_age() {
+        let address = SocketAddr::from(([10, 0, 0, 1], 80));
+        let socket = |state, left_ms| Socket {
+            state,
+            local: address,
+            remote: address,
+            expires: Some(Duration::from_millis(left_ms)),
+            retransmits: 0,
+            unread: 0,
+            inode: 0,
+            user: 0,
+            info: None,
+        };
+        let of = |left_ms: &[u64]| {
+            let mut sums = Sums::default();
+            left_ms.iter().for_each(|left| sums.add(&socket(state::TIME_WAIT, *left)));
+            // The timer of an open socket is another one.
+            sums.add(&socket(state::ESTABLISHED, 59_900));
+            (sums.closed_last_s, sums.closes_per_s(), sums.closing())
+        };
+        // Closed 0.5, 1, 5, 10 and 40 s ago.
+        let all = [59_500, 59_000, 55_000, 50_000, 20_000];
+        assert_eq!(of(&all), (1, 0.3, Duration::from_secs(5)));
+        assert_eq!(of(&all[3..]), (0, 0.0, Duration::from_secs(40)));
+    }
+}

@@ -498,6 +498,9 @@ pub struct Listener {
     /// Whether a listener of the unspecified IPv6 address refuses IPv4 (IPV6_V6ONLY).
     #[serde(default)]
     pub ipv6_only: bool,
+    /// Process ID of the `fourtuple fix accept` that gives its connections to workers.
+    #[serde(default)]
+    pub fix: Option<u32>,
 }
 
 impl Default for Listener {
@@ -519,6 +522,7 @@ impl Default for Listener {
             owners: Default::default(),
             mptcp: Default::default(),
             ipv6_only: Default::default(),
+            fix: Default::default(),
         }
     }
 }
@@ -547,6 +551,9 @@ pub struct UnixListener {
     pub workers: Vec<Owner>,
     /// Processes whose connections are in the accept queue, the largest number first.
     pub clients: Vec<Owner>,
+    /// Process ID of the `fourtuple fix accept` that gives its connections to workers.
+    #[serde(default)]
+    pub fix: Option<u32>,
 }
 
 /// UDP sockets.

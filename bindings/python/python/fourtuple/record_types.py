@@ -1363,6 +1363,7 @@ class DoctorListener(TypedDict):
     handshakes: int
     drops: DoctorCounter | None
     owners: list[DoctorOwner]
+    fix: NotRequired[int | None]
     handshakes_resent: NotRequired[int]
     ipv6_only: NotRequired[bool]
     mptcp: NotRequired[bool]
@@ -1384,6 +1385,7 @@ class DoctorUnixListener(TypedDict):
     owners: list[DoctorOwner]
     workers: list[DoctorOwner]
     clients: list[DoctorOwner]
+    fix: NotRequired[int | None]
 
 
 class DoctorSnapshotUnixListenersSeen(TypedDict):

@@ -17,6 +17,7 @@ use fourtuple_syscalls::epoll::Registration;
 use fourtuple_syscalls::{child, procfs, schedule};
 use fourtuple_testing::process::Python;
 use fourtuple_testing::skip;
+use serde_json::Value;
 
 use crate::program::fixing::{self, attached, record_of};
 use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
@@ -114,6 +115,12 @@ fn kept_connections_of_nginx_become_even() {
             for _ in 0..3 {
                 until("all workers have equal shares", || jain_of(&place, &workers) > 0.9);
             }
+            // `doctor` knows the fix, and does not propose it again.
+            let diagnosis = run(&mut fourtuple("doctor --no-trace --for 100ms --json")).json();
+            let kind = if place.starts_with("unix:") { "unix_listeners" } else { "listeners" };
+            let known = list(&diagnosis, &format!("/results/snapshot/{kind}/seen")).iter();
+            let known: Vec<&Value> = known.map(|listener| &listener["fix"]).collect();
+            assert!(known.contains(&&fix.id().into()), "{known:?}");
             let record = record_of(fix);
             let (results, rows) = (&record["results"], list(&record, "/results/listeners"));
             assert_eq!((rows.len(), &record["validity"]), (WORKERS, &serde_json::json!([])), "{record}");

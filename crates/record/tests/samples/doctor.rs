@@ -168,6 +168,7 @@ fn listener() -> Listener {
         owners: vec![owner(901, "nginx", 1), owner(902, "nginx", 1)],
         mptcp: false,
         ipv6_only: false,
+        fix: Some(5_120),
     }
 }
 
@@ -294,6 +295,7 @@ fn snapshot() -> Snapshot {
             owners: vec![owner(903, "php-fpm8.2", 1)],
             workers: vec![owner(903, "php-fpm8.2", 1)],
             clients: vec![owner(812, "nginx", 7)],
+            fix: None,
         }]),
         udp: Part::Seen(udp()),
         processes: Part::Seen(vec![process()]),

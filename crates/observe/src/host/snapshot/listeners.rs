@@ -49,6 +49,7 @@ pub(super) fn read(
             owners: sockets.owners(detail.inode),
             mptcp: detail.mptcp,
             ipv6_only: detail.ipv6_only,
+            fix: None,
         });
     })
     .map_err(|error| format!("sock_diag(7): {}", reason(&error)))?;
@@ -211,6 +212,7 @@ pub(super) fn read_unix(
                 owners: sockets.owners(detail.inode),
                 workers: Vec::new(),
                 clients: by_process(clients.iter().filter_map(|inode| sockets.holder(*inode)), sockets),
+                fix: None,
             };
             now.insert(detail.cookie, Queue { waiting, clients });
             listener

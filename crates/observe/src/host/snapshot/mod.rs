@@ -185,13 +185,15 @@ impl Reader {
             }
         }
         let connections = census.connections.seen();
-        let unix_listeners = listeners::read_unix(
+        let mut unix_listeners = listeners::read_unix(
             &census.sockets,
             &census.unix,
             &before.unix_listeners,
             is_first,
             &mut counted.unix_listeners,
         );
+        let (tcp, unix) = (listeners.as_deref_mut(), unix_listeners.as_deref_mut());
+        running_fix::add_to_listeners(tcp.unwrap_or_default(), unix.unwrap_or_default(), root);
         let udp = counters::read_udp(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let mut named =
             named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());

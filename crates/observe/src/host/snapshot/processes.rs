@@ -97,6 +97,8 @@ impl Sockets {
                 Err(_) => hidden += u32::from(root.join(format!("proc/{pid}")).exists()),
             }
         }
+        // The mount option hidepid=2 leaves the processes of other users out.
+        hidden += u32::from(root.join("proc/self").exists() && !root.join("proc/1").exists());
         Sockets { hidden, ..Sockets::of_pairs(root, pairs) }
     }
 
@@ -223,9 +225,9 @@ pub(super) fn running_ns(root: &Path, pid: u32) -> Option<u64> {
 }
 
 /// Fields of /proc/PID/stat.
-struct Stat {
+pub(super) struct Stat {
     state: char,
-    parent: u32,
+    pub(super) parent: u32,
     group: u32,
     /// Processor time, in ticks.
     cpu: u64,
@@ -234,7 +236,7 @@ struct Stat {
 }
 
 impl Stat {
-    fn read(root: &Path, pid: u32) -> Option<Stat> {
+    pub(super) fn read(root: &Path, pid: u32) -> Option<Stat> {
         let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
         // The name is in parentheses and may contain any character.
         let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
@@ -311,7 +313,8 @@ pub(super) fn read(
             sharing.contains(&process.pid).then(|| command_line(root, process.pid)).flatten();
         process.waits_in = if awaited.contains(&process.pid) { waits_in(root, process.pid) } else { None };
     }
-    if processes.is_empty() && !holders.is_empty() {
+    let is_empty = || procfs::processes(root).next().is_none();
+    if processes.is_empty() && (!holders.is_empty() || is_empty()) {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
     }
     let share = |process: &Process| share(process.descriptors, process.descriptor_limit);

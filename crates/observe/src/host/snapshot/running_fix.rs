@@ -1,19 +1,21 @@
-//! Runs of `fourtuple fix ports` on this host, by their command lines, and the fixes of a `fourtuple guard`, by its answer.
+//! Runs of `fourtuple fix ports` and `fix accept` on this host, by their command lines, and the fixes of a `fourtuple guard`, by its answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fourtuple_record::snapshot::{RunningFix, Tuple};
+use fourtuple_record::snapshot::{Listener, Owner, RunningFix, Tuple, UnixListener};
 use fourtuple_record::{GuardAction, GuardResults};
 use fourtuple_syscalls::procfs;
 use fourtuple_syscalls::unix_socket::Peer;
 use serde_json::json;
 
 use crate::host::guard;
+use crate::host::snapshot::processes::Stat;
 use crate::host::snapshot::sums::is_large;
 
 /// A running `fix ports`.
@@ -52,6 +54,76 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, root: &Path) {
         let matches = |fix: &&Fix| fix.to.as_ref().is_none_or(|to| is_to(to, tuple.destination));
         tuple.fix = fixes.iter().filter(matches).find(holds).map(|fix| fix.running.clone());
     }
+}
+
+/// A running `fix accept`, which a guard starts, too.
+#[derive(Debug, PartialEq)]
+struct Selector {
+    pid: u32,
+    /// The value of `--listen`.
+    listen: Option<String>,
+    /// The value of `--pid`.
+    target: Option<u32>,
+}
+
+/// Adds to listeners that several workers serve the `fix accept` that chooses among these.
+pub(super) fn add_to_listeners(listeners: &mut [Listener], unix: &mut [UnixListener], root: &Path) {
+    let mut places = BTreeMap::<(SocketAddr, u32), u32>::new();
+    for listener in &*listeners {
+        *places.entry((listener.address, listener.interface)).or_default() += 1;
+    }
+    let are_several = |owners: &[Owner]| owners.len() > 1;
+    let has_workers = places.values().any(|members| *members > 1)
+        || listeners.iter().any(|listener| are_several(&listener.owners))
+        || unix.iter().any(|listener| are_several(&listener.owners));
+    if !has_workers {
+        return;
+    }
+    let selectors = selectors(root);
+    let find = |place: &str, owners: &[Owner]| {
+        let mut of_listener = selectors.iter().filter(|selector| match selector.target {
+            Some(target) => owners.iter().any(|owner| descends(root, owner.pid, target)),
+            None => selector.listen.as_deref() == Some(place),
+        });
+        of_listener.next().map(|selector| selector.pid)
+    };
+    for listener in listeners {
+        listener.fix = find(&listener.address.to_string(), &listener.owners);
+    }
+    for listener in unix {
+        listener.fix = find(&format!("unix:{}", listener.path), &listener.owners);
+    }
+}
+
+fn selectors(root: &Path) -> Vec<Selector> {
+    let read = |pid: u32| {
+        let name = fs::read(root.join(format!("proc/{pid}/comm"))).ok()?;
+        // A guard starts it as /proc/self/exe.
+        if ![&b"fourtuple"[..], b"exe"].contains(&name.trim_ascii()) {
+            return None;
+        }
+        let line = fs::read_to_string(root.join(format!("proc/{pid}/cmdline"))).ok()?;
+        selector(root, pid, &line.split('\0').collect::<Vec<_>>())
+    };
+    procfs::processes(root).filter_map(read).collect()
+}
+
+fn selector(root: &Path, pid: u32, words: &[&str]) -> Option<Selector> {
+    let at = words.windows(2).position(|pair| pair == ["fix", "accept"])?;
+    let flags = &words[at + 2..];
+    let target = value(flags, "--pid").map(|target| target.parse::<u32>()).transpose().ok()?;
+    if flags.contains(&"--dry-run") || is_elsewhere(root, target.unwrap_or(pid)) {
+        return None;
+    }
+    Some(Selector { pid, listen: value(flags, "--listen"), target })
+}
+
+/// Returns whether a process is `ancestor`, or descends from it.
+fn descends(root: &Path, pid: u32, ancestor: u32) -> bool {
+    /// Numbers of processes may be used again meanwhile, so that the way upwards need not end.
+    const MAX_DEPTH: usize = 64;
+    let parent = |pid: &u32| Stat::read(root, *pid).map(|stat| stat.parent).filter(|parent| *parent != 0);
+    iter::successors(Some(pid), parent).take(MAX_DEPTH).any(|pid| pid == ancestor)
 }
 
 fn read(root: &Path) -> Vec<Fix> {
@@ -201,7 +273,7 @@ fn is_to(to: &str, destination: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net;
     use std::thread;
 
     use fourtuple_record::{GuardEffect, GuardFix, GuardState, GuardTotals};
@@ -261,6 +333,53 @@ mod tests {
     }
 
     #[test]
+    fn listeners_know_the_fix_of_their_workers() {
+        let root = std::env::temp_dir().join(format!("fourtuple-running-accept-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let process = |pid: &str, namespace: &str, parent: u32, line: &str| {
+            let directory = root.join("proc").join(pid);
+            fs::create_dir_all(directory.join("ns")).unwrap();
+            std::os::unix::fs::symlink(namespace, directory.join("ns/net")).unwrap();
+            let (name, _) = line.split_once(' ').unwrap_or((line, ""));
+            fs::write(directory.join("comm"), format!("{}\n", name.rsplit('/').next().unwrap())).unwrap();
+            fs::write(directory.join("cmdline"), line.replace(' ', "\0")).unwrap();
+            let rest = "0 ".repeat(20);
+            fs::write(directory.join("stat"), format!("{pid} (a) S {parent} {pid} {rest}")).unwrap();
+        };
+        let listener = |port, pids: &[u32]| Listener {
+            address: ([127, 0, 0, 1], port).into(),
+            owners: pids.iter().map(|&pid| Owner { pid, ..Owner::default() }).collect(),
+            ..Listener::default()
+        };
+        let of_unix = UnixListener { path: "/run/web".to_owned(), ..UnixListener::default() };
+        let found = || {
+            let mut tcp = [listener(80, &[21, 22]), listener(81, &[31]), listener(82, &[40])];
+            let mut unix = [of_unix.clone()];
+            add_to_listeners(&mut tcp, &mut unix, &root);
+            (tcp.map(|listener| listener.fix), unix.map(|listener| listener.fix))
+        };
+        process("thread-self", "net:[1]", 0, "doctor");
+        for (pid, parent) in [("20", 1), ("21", 20), ("22", 20), ("31", 1), ("40", 1)] {
+            process(pid, "net:[1]", parent, "nginx");
+        }
+        assert_eq!(found(), ([None; 3], [None]));
+        process("7", "net:[1]", 1, "/bin/fourtuple fix accept --pid 20");
+        process(
+            "8",
+            "net:[1]",
+            1,
+            "/proc/self/exe fix accept --select least-busy --json --listen 127.0.0.1:81",
+        );
+        process("9", "net:[1]", 1, "fourtuple fix accept --select rotate --listen=unix:/run/web");
+        process("10", "net:[2]", 1, "fourtuple fix accept --listen 127.0.0.1:82");
+        process("11", "net:[1]", 1, "fourtuple fix accept --listen 127.0.0.1:82 --dry-run");
+        process("12", "net:[1]", 1, "other fix accept --listen 127.0.0.1:82");
+        let fixed = found();
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(fixed, ([Some(7), Some(8), None], [Some(9)]));
+    }
+
+    #[test]
     fn a_guard_tells_its_fixes() {
         let root = std::env::temp_dir().join(format!("fourtuple-guard-fix-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -300,7 +419,7 @@ mod tests {
         let ask = |_| {
             let path = root.join("container/run/g");
             let _ = fs::remove_file(&path);
-            let listener = UnixListener::bind(path).unwrap();
+            let listener = net::UnixListener::bind(path).unwrap();
             let answer = answer.clone();
             let guard = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();

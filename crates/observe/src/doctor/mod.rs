@@ -222,12 +222,13 @@ fn absorb_failures(findings: &mut Vec<Found>, snapshot: &Snapshot) {
 
 fn finding(rule: &Rule, limit: f64, snapshot: &Snapshot, place: &Place<'_>, draft: Draft) -> Found {
     let Draft { severity, subject, verdict, evidence, now, proper, explained: _ } = draft;
-    // What remains with the change of a remedy; an error: the finding remains as severe as it is, or the rule cannot be checked.
+    // What remains with the change of a remedy; an error: the finding remains as severe as it is.
     let remains = |remedy: &Remedy| -> Result<Option<Severity>, ()> {
         let Some(change) = &remedy.change else { return Ok(None) };
         let mut changed = snapshot.clone();
         change(&mut changed);
-        let again = (rule.check)(&changed, limit).map_err(|_| ())?;
+        // A rule that has sources which are not visible, and finds nothing in the others, counts as unchecked.
+        let again = (rule.check)(&changed, limit).unwrap_or_default();
         let rest = again.iter().filter(|draft| draft.subject == subject).map(|draft| draft.severity).min();
         if rest.is_some_and(|rest| rest <= severity) { Err(()) } else { Ok(rest) }
     };

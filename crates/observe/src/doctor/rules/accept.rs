@@ -161,9 +161,14 @@ fn a02(snapshot: &Snapshot, limit: f64) -> Checked {
     joined(of_tcp_a02(snapshot, limit), of_unix_a02(snapshot, limit))
 }
 
-/// Looks for unix listeners that a trace saw refuse connections. Without a trace none is known.
+/// Looks for unix listeners that a trace saw refuse connections.
 fn of_unix_a02(snapshot: &Snapshot, limit: f64) -> Checked {
-    let listeners = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
+    let listeners = snapshot.unix_listeners.seen()?;
+    if let (false, Err(reason)) = (listeners.is_empty(), snapshot.failures.seen()) {
+        return Err(format!(
+            "{reason}; `fourtuple trace connect --for 10s` shows connections that unix listeners refuse"
+        ));
+    }
     Ok(listeners.iter().filter_map(|listener| unix_draft_a02(snapshot, listener, limit)).collect())
 }
 

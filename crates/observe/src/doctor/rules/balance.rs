@@ -12,7 +12,7 @@ use crate::doctor::accepting::{
 };
 use crate::doctor::command::{Scope, quoted};
 use crate::doctor::draft::{Draft, Remedy, THEN, What};
-use crate::doctor::rules::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold, joined, of_visible};
 use crate::doctor::words::{count, counted, doing, process};
 
 pub(super) const B01: Rule = Rule {
@@ -79,8 +79,19 @@ fn draft_b01(snapshot: &Snapshot, skew: &Skew) -> Option<Draft> {
     )))
 }
 
+/// Returns a sentence about a `fix accept` that works on new connections already.
+fn running_fix(pid: Option<u32>) -> Option<String> {
+    let pid = pid?;
+    Some(format!(
+        "`fourtuple fix accept` (process {pid}) gives new connections to workers; connections of before stay where they are"
+    ))
+}
+
 /// Adds the selector that chooses the listener of each new connection, or what it needs.
 fn with_selector(draft: Draft, listener: &Listener, effect: &'static str) -> Draft {
+    if listener.fix.is_some() {
+        return draft.because_if(running_fix(listener.fix));
+    }
     if listener.mptcp {
         return draft.proper(Remedy::advice(
             format!(
@@ -140,11 +151,14 @@ fn draft_b02(snapshot: &Snapshot, skew: &Skew) -> Draft {
     }
     // Of the known servers only nginx waits with EPOLLEXCLUSIVE, which the command needs.
     if name == "nginx" {
-        for listener in shared(snapshot, skew) {
-            draft = draft.now(Remedy::own(
-                format!("fix accept --listen {listener} --select rotate"),
-                "the worker that accepted becomes the last to be woken, until the command ends (Ctrl-C); connections that exist stay",
-            ));
+        for (listener, fix) in shared(snapshot, skew) {
+            draft = match running_fix(fix) {
+                Some(running) => draft.because(running),
+                None => draft.now(Remedy::own(
+                    format!("fix accept --listen {listener} --select rotate"),
+                    "the worker that accepted becomes the last to be woken, until the command ends (Ctrl-C); connections that exist stay",
+                )),
+            };
         }
     }
     let Some(port) = skew.port else {
@@ -170,12 +184,16 @@ fn draft_b02(snapshot: &Snapshot, skew: &Skew) -> Draft {
         ))
 }
 
-/// Returns the listeners of a ladder, as `--listen` names them.
-fn shared(snapshot: &Snapshot, skew: &Skew) -> Vec<String> {
-    let Some(port) = skew.port else { return vec![quoted(&format!("unix:{}", skew.place))] };
+/// Returns the listeners of a ladder, as `--listen` names them, each with the process of its `fix accept`.
+fn shared(snapshot: &Snapshot, skew: &Skew) -> Vec<(String, Option<u32>)> {
+    let Some(port) = skew.port else {
+        let mut unix = snapshot.unix_listeners.seen().into_iter().flatten();
+        let fix = unix.find(|listener| listener.path == skew.place).and_then(|listener| listener.fix);
+        return vec![(quoted(&format!("unix:{}", skew.place)), fix)];
+    };
     let listeners = snapshot.listeners.seen().map(Vec::as_slice).unwrap_or_default().iter();
     let own = listeners.filter(|listener| listener.address.port() == port && listener.owners.len() > 1);
-    own.map(|listener| listener.address.to_string()).collect()
+    own.map(|listener| (listener.address.to_string(), listener.fix)).collect()
 }
 
 pub(super) const B03: Rule = Rule {
@@ -274,7 +292,7 @@ pub(super) const B04: Rule = Rule {
 fn b04(snapshot: &Snapshot, _limit: f64) -> Checked {
     let listeners = snapshot.listeners.seen()?;
     let failed = during(snapshot, "TcpExt.TCPMigrateReqFailure");
-    let mut drafts = Vec::new();
+    let (mut drafts, mut is_hidden) = (Vec::new(), false);
     if failed > 0 {
         let verdict = format!(
             "{} of closed listeners could not be moved to another listener in {}",
@@ -294,9 +312,11 @@ fn b04(snapshot: &Snapshot, _limit: f64) -> Checked {
         for group in groups(listeners) {
             let old = group.iter().filter(|member| is_left_behind(snapshot, member, &group));
             drafts.extend(old.map(|member| draft_b04(snapshot, member, &group)));
+            let is_unknown = |member: &&Listener| member.owners.is_empty() && lags(member, &group);
+            is_hidden |= group.iter().any(is_unknown);
         }
     }
-    Ok(drafts)
+    of_visible(drafts, is_hidden)
 }
 
 fn draft_b04(snapshot: &Snapshot, member: &Listener, group: &[&Listener]) -> Draft {
@@ -394,22 +414,26 @@ pub(crate) struct Skew {
 ///
 /// # Errors
 ///
-/// The connections or the listeners were not read, or no process is visible.
-pub(crate) fn skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String> {
+/// There is none, and connections, listeners or processes are not visible.
+fn skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String> {
+    joined(tcp_skews(snapshot, limit), unix_skews(snapshot, limit))
+}
+
+fn tcp_skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String> {
     let listeners = snapshot.listeners.seen()?;
     let services = &snapshot.connections.seen()?.services;
-    let is_large = |service: &Service| service.states.values().sum::<u64>() >= TOTAL;
-    if services.iter().any(is_large) && listeners.iter().all(|listener| listener.owners.is_empty()) {
-        return Err(
-            "the processes of the listeners are not visible; run as root in the PID namespace of the host"
-                .to_owned(),
-        );
-    }
-    let tcp = services.iter().filter_map(|service| of_port(snapshot, listeners, service, limit));
-    // A kernel without unix_diag has the services of TCP.
-    let unix = snapshot.unix_listeners.seen().map(Vec::as_slice).unwrap_or_default();
-    let unix = unix.iter().filter_map(|listener| of_unix(snapshot, listener, limit));
-    Ok(tcp.chain(unix).collect())
+    let skews = services.iter().filter_map(|service| of_port(snapshot, listeners, service, limit));
+    let is_hidden = |service: &Service| {
+        let mut own = listeners.iter().filter(|listener| listener.address.port() == service.port);
+        service.states.values().sum::<u64>() >= TOTAL && own.any(|listener| listener.owners.is_empty())
+    };
+    of_visible(skews.collect(), services.iter().any(is_hidden))
+}
+
+fn unix_skews(snapshot: &Snapshot, limit: f64) -> Result<Vec<Skew>, String> {
+    let listeners = snapshot.unix_listeners.seen()?;
+    let skews = listeners.iter().filter_map(|listener| of_unix(snapshot, listener, limit));
+    of_visible(skews.collect(), listeners.iter().any(|listener| listener.owners.is_empty()))
 }
 
 fn of_port(snapshot: &Snapshot, listeners: &[Listener], service: &Service, limit: f64) -> Option<Skew> {
@@ -558,7 +582,10 @@ pub fn imbalances(snapshot: &Snapshot, queue: f64, jain: f64) -> Result<Vec<Imba
         .into_iter()
         .map(|(member, _)| Imbalance { address: member.address, member, kind: ImbalanceKind::Stuck })
         .collect();
-    let skews: Vec<Skew> = skews(snapshot, jain)?;
+    let skews = match tcp_skews(snapshot, jain) {
+        Err(_) if !found.is_empty() => Vec::new(),
+        skews => skews?,
+    };
     for group in groups(listeners) {
         let address = group[0].address;
         let skew = skews.iter().find(|skew| !skew.is_ladder && skew.port == Some(address.port()));

@@ -7,7 +7,7 @@ use crate::doctor::accepting::{during, explains_listener, explains_unix, time};
 use crate::doctor::command::{Scope, Setting, Step};
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::close_after_peer;
-use crate::doctor::rules::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold, of_visible};
 use crate::doctor::words::{count, counted, doing, percent};
 use fourtuple_record::errno;
 
@@ -41,7 +41,8 @@ fn f01(snapshot: &Snapshot, limit: f64) -> Checked {
         let is_near = f64::from(process.descriptors) >= most as f64 * limit / 100.0;
         is_near.then(|| draft(snapshot, process, most))
     });
-    Ok(near.collect())
+    let hidden = snapshot.connections.seen().map_or(0, |connections| connections.processes_hidden);
+    of_visible(near.collect(), hidden > 0)
 }
 
 fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {
@@ -233,6 +234,7 @@ fn explains_memory(draft: Draft) -> Draft {
         "TcpExt.TCPAbortOnMemory",
         "TcpExt.TCPMemoryPressures",
         "TcpExt.RcvPruned",
+        "TcpExt.OfoPruned",
         "TcpExt.TCPOFODrop",
         "TcpExt.TCPRcvQDrop",
         "TcpExt.TCPBacklogDrop",

@@ -113,7 +113,10 @@ pub(crate) type Checked = Result<Vec<Draft>, String>;
 
 /// Joins the findings of two sources of a rule, such as the readings and a trace, or TCP and unix sockets. A source adds findings and hides
 /// none: the rule is unchecked only if nothing was found and a source is missing.
-pub(crate) fn joined(readings: Checked, trace: Checked) -> Checked {
+pub(crate) fn joined<T>(
+    readings: Result<Vec<T>, String>,
+    trace: Result<Vec<T>, String>,
+) -> Result<Vec<T>, String> {
     match (readings, trace) {
         (Ok(mut readings), Ok(trace)) => {
             readings.extend(trace);
@@ -122,6 +125,13 @@ pub(crate) fn joined(readings: Checked, trace: Checked) -> Checked {
         (Ok(found), Err(_)) | (Err(_), Ok(found)) if !found.is_empty() => Ok(found),
         (Err(reason), _) | (_, Err(reason)) => Err(reason),
     }
+}
+
+/// Returns the findings of a rule that names processes; without any, the rule is unchecked if `is_hidden` says that some which it would have
+/// to look at are not visible.
+pub(crate) fn of_visible<T>(found: Vec<T>, is_hidden: bool) -> Result<Vec<T>, String> {
+    const REASON: &str = "some processes are not visible; run as root in the PID namespace of the host";
+    if found.is_empty() && is_hidden { Err(REASON.to_owned()) } else { Ok(found) }
 }
 
 // The explanation of a rule as text.

@@ -8,7 +8,7 @@ use crate::doctor::attribute::processes_to;
 use crate::doctor::command::{Scope, Setting};
 use crate::doctor::datagram::{Counted, groups, groups as udp_groups};
 use crate::doctor::draft::{Draft, Remedy, What};
-use crate::doctor::rules::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold, of_visible};
 use crate::doctor::symptom::failed_calls;
 use crate::doctor::words::{self, count, counted, doing, percent, process};
 use fourtuple_record::errno;
@@ -463,18 +463,21 @@ struct Member<'a> {
 }
 
 fn u03(snapshot: &Snapshot, _limit: f64) -> Checked {
-    let mut drafts = Vec::new();
+    let (mut drafts, mut is_hidden) = (Vec::new(), false);
+    let is_unknown = |member: &Member<'_>| member.owners.is_empty();
     for group in listener_groups(snapshot.listeners.seen()?) {
         let members: Vec<Member<'_>> =
             group.iter().map(|listener| Member { owners: &listener.owners, user: None }).collect();
+        is_hidden |= members.iter().any(is_unknown);
         drafts.extend(draft_u03(snapshot, &format!("TCP {}", group[0].address), &members));
     }
     for group in udp_groups(snapshot.udp.seen()?) {
         let members: Vec<Member<'_>> =
             group.iter().map(|socket| Member { owners: &socket.owners, user: Some(socket.user) }).collect();
+        is_hidden |= members.iter().any(is_unknown);
         drafts.extend(draft_u03(snapshot, &format!("UDP {}", group[0].local), &members));
     }
-    Ok(drafts)
+    of_visible(drafts, is_hidden)
 }
 
 fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<Draft> {

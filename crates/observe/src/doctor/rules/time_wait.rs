@@ -12,7 +12,7 @@ use crate::doctor::budget::{Budget, RECENT_SECONDS, delay_s, is_relieved, reuse_
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{close_after_peer, keep_connections, print_name, printed, reuse};
-use crate::doctor::rules::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold, joined};
 use crate::doctor::words::{callers, count, counted, doing, percent, process, rate, time};
 
 pub(super) const T01: Rule = Rule {
@@ -514,9 +514,11 @@ fn t07(snapshot: &Snapshot, limit: f64) -> Checked {
     let connections = snapshot.connections.seen()?;
     let processes = snapshot.processes.seen().map(Vec::as_slice).unwrap_or_default();
     let tcp = together(&connections.close_wait, |leak| (&leak.owner, leak.settled.max(leak.old)), limit);
-    let drafts = tcp.iter().map(|leaks| draft_t07(leaks, limit, processes));
+    let tcp = tcp.iter().map(|leaks| draft_t07(leaks, limit, processes)).collect();
     let unix = together(&connections.unix_close_wait, |leak| (&leak.owner, leak.settled), limit);
-    Ok(drafts.chain(unix.iter().filter_map(|leaks| of_unix(leaks, processes))).collect())
+    let unix = unix.iter().filter_map(|leaks| of_unix(leaks, processes)).collect();
+    // The same kernel interface has both.
+    joined(Ok(tcp), snapshot.unix_listeners.seen().map(|_| unix))
 }
 
 /// Returns processes with at least as many sockets, each alone, and the processes of one name that have fewer each and as many together.

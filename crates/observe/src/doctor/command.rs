@@ -82,21 +82,11 @@ impl Setting {
     }
 }
 
-/// The lines of a file.
-#[derive(Clone, Debug)]
-pub(crate) enum Content {
-    Settings(Vec<Setting>),
-    /// The output of this program with these arguments.
-    Own(&'static str),
-}
-
 /// A part of a command; the next part runs if this one has succeeded.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// Sets sysctls until the next boot.
     Set(Vec<Setting>),
-    /// Writes a file of sysctl.d(5) and sets its sysctls.
-    Keep { file: &'static str, names: &'static [&'static str], content: Content },
     /// This program with these arguments.
     Own(String),
     /// Another program.
@@ -143,7 +133,7 @@ impl Place<'_> {
     /// Returns a command as it can be pasted here, or `None` if it has no meaning for the examined namespace.
     pub(crate) fn render(&self, steps: &[Step], snapshot: &Snapshot) -> Option<Rendered> {
         let all = |steps: &[Step]| -> Option<String> {
-            Some(steps.iter().map(|step| self.step(step, snapshot)).collect::<Option<Vec<_>>>()?.join(" && "))
+            Some(steps.iter().map(|step| self.step(step)).collect::<Option<Vec<_>>>()?.join(" && "))
         };
         let set: Vec<&Setting> = steps.iter().filter_map(Step::settings).flatten().collect();
         let old = |setting: &&Setting| {
@@ -172,13 +162,13 @@ impl Place<'_> {
         let is_kept = !set.is_empty() && self.prefix.is_empty();
         let lasting = is_kept.then(|| {
             // The command has set them.
-            self.write(&file, &Content::Settings(set.iter().map(|setting| (*setting).clone()).collect()))
+            self.write(&file, &set.iter().map(|setting| (*setting).clone()).collect::<Vec<_>>())
         });
         let forget =
             configured_in(snapshot, &file).filter(|_| is_kept).map(|earlier| match earlier.is_empty() {
                 true => self.prefixed(&format!("rm -f {}", path(&file)), true, false),
                 // The file of an earlier remedy, with its values.
-                false => self.write(&file, &Content::Settings(earlier)),
+                false => self.write(&file, &earlier),
             });
         let undo = before.and_then(|before| all(&[Step::Set(before)]));
         Some(Rendered {
@@ -213,7 +203,7 @@ impl Place<'_> {
 
     fn needs_root(&self, step: &Step) -> bool {
         match step {
-            Step::Set(_) | Step::Keep { .. } => true,
+            Step::Set(_) => true,
             Step::Own(arguments) => !is_one_of(arguments, &UNPRIVILEGED) || self.acts_inside(step),
             Step::Other { needs_root, .. } => *needs_root || self.acts_inside(step),
         }
@@ -223,7 +213,6 @@ impl Place<'_> {
     fn acts_inside(&self, step: &Step) -> bool {
         let acts = match step {
             Step::Set(settings) => settings.iter().all(|setting| !self.is_of_host(&setting.name)),
-            Step::Keep { .. } => false,
             Step::Own(arguments) => !is_one_of(arguments, &ANYWHERE),
             Step::Other { scope, .. } => *scope == Scope::Namespace,
         };
@@ -234,13 +223,9 @@ impl Place<'_> {
         !self.prefix.is_empty() && !(self.has_sysctl)(sysctl)
     }
 
-    fn step(&self, step: &Step, snapshot: &Snapshot) -> Option<String> {
+    fn step(&self, step: &Step) -> Option<String> {
         match step {
             Step::Set(settings) => Some(self.set(settings, self.acts_inside(step))),
-            Step::Keep { file, names, content } => {
-                let (file, _) = last_file(snapshot, file, names);
-                self.prefix.is_empty().then(|| self.keep(&file, content))
-            }
             Step::Own(arguments) => Some(self.own(step, arguments)),
             Step::Other { scope: Scope::Host, .. } if !self.prefix.is_empty() => None,
             Step::Other { line, .. } => {
@@ -279,23 +264,12 @@ impl Place<'_> {
         set.into_iter().chain(clear).collect::<Vec<_>>().join(" && ")
     }
 
-    fn keep(&self, file: &str, content: &Content) -> String {
-        let sudo = if self.is_root { "" } else { "sudo " };
-        // Not --system, which would also apply what else changed, and /etc/sysctl.conf at the end.
-        format!("{} && {sudo}sysctl -p {}", self.write(file, content), path(file))
-    }
-
     /// Returns a command that writes a file of sysctl.d(5).
-    fn write(&self, file: &str, content: &Content) -> String {
-        let lines = match content {
-            Content::Own(arguments) => format!("{} {arguments}", self.program()),
-            Content::Settings(settings) => {
-                let line = |setting: &Setting| format!("\"{} = {}\"", setting.name, setting.value);
-                match &settings[..] {
-                    [one] => format!("echo {}", line(one)),
-                    all => format!("printf '%s\\n' {}", all.iter().map(line).collect::<Vec<_>>().join(" ")),
-                }
-            }
+    fn write(&self, file: &str, settings: &[Setting]) -> String {
+        let line = |setting: &Setting| format!("\"{} = {}\"", setting.name, setting.value);
+        let lines = match settings {
+            [one] => format!("echo {}", line(one)),
+            all => format!("printf '%s\\n' {}", all.iter().map(line).collect::<Vec<_>>().join(" ")),
         };
         let path = path(file);
         match self.is_root {
@@ -379,10 +353,6 @@ mod tests {
         Step::Own(line.to_owned())
     }
 
-    fn keep() -> Step {
-        Step::Keep { file: "9", names: &[], content: Content::Own("fix --print sysctl") }
-    }
-
     fn command(place: &Place<'_>, step: Step) -> Option<String> {
         Some(place.render(&[step], &Snapshot::default())?.command)
     }
@@ -412,7 +382,6 @@ mod tests {
             assert_eq!(command(&place, step).as_deref(), Some(expected));
         }
         assert_eq!(command(&place, other("sed -i /a/d /etc/a", Scope::Host, true)), None);
-        assert_eq!(command(&place, keep()), None);
     }
 
     #[test]
@@ -420,14 +389,12 @@ mod tests {
         let place = Place { program: "/opt/fourtuple".to_owned(), is_root: false, ..Place::default() };
         let spaced = Place { program: "/a b/fourtuple".to_owned(), ..Place::default() };
         let append = other("grep -q a /etc/b || echo 'a' >> /etc/b", Scope::Host, true);
-        let tee = "/opt/fourtuple fix --print sysctl | sudo tee /etc/sysctl.d/9.conf && sudo sysctl -p /etc/sysctl.d/9.conf";
         for (place, step, expected) in [
             (&spaced, own("doctor"), "'/a b/fourtuple' doctor"),
             (&place, own("fix --print nginx"), "/opt/fourtuple fix --print nginx"),
             (&place, own("trace locks"), "sudo /opt/fourtuple trace locks"),
             (&place, other("ss -tn", Scope::Namespace, false), "ss -tn"),
             (&place, append, "sudo sh -c 'grep -q a /etc/b || echo '\\''a'\\'' >> /etc/b'"),
-            (&place, keep(), tee),
         ] {
             assert_eq!(command(place, step).as_deref(), Some(expected));
         }
@@ -545,11 +512,5 @@ mod tests {
         let snapshot = Snapshot { configured: Part::Seen(vec![of_all]), ..Snapshot::default() };
         let lasting = Place::default().render(&[Step::Set(vec![lo])], &snapshot).unwrap().lasting.unwrap();
         assert!(lasting.ends_with(" > /etc/sysctl.d/99-net_disable_ipv6.conf"), "{lasting}");
-        let keep = Step::Keep { file: "90-a", names: &[REUSE], content: Content::Own("fix --print sysctl") };
-        let configured = Part::Seen(vec![line("/etc/sysctl.conf", REUSE)]);
-        let snapshot = Snapshot { configured, ..Snapshot::default() };
-        let path = "/etc/sysctl.d/99-sysctl_a.conf";
-        let expected = format!("fourtuple fix --print sysctl > {path} && sysctl -p {path}");
-        assert_eq!(Place::default().render(&[keep], &snapshot).unwrap().command, expected);
     }
 }

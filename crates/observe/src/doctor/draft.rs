@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{Listener, Owner, Snapshot, Tuple};
 
-use crate::doctor::command::{Content, Cure, Scope, Setting, Step};
+use crate::doctor::command::{Cure, Scope, Setting, Step};
 
 /// The effect of a remedy on a snapshot.
 pub(crate) type Change = Box<dyn Fn(&mut Snapshot)>;
@@ -222,16 +222,6 @@ impl Remedy {
     /// Another program, for any user.
     pub(crate) fn other(scope: Scope, line: impl Into<String>, effect: impl Into<String>) -> Remedy {
         Remedy::steps(vec![Step::Other { line: line.into(), scope, needs_root: false }], effect)
-    }
-
-    /// Writes a file of /etc/sysctl.d and sets its sysctls.
-    pub(crate) fn kept(
-        file: &'static str,
-        names: &'static [&'static str],
-        content: Content,
-        effect: impl Into<String>,
-    ) -> Remedy {
-        Remedy::steps(vec![Step::Keep { file, names, content }], effect)
     }
 
     /// Sets a sysctl, both in the snapshot and on the host.

@@ -3,20 +3,20 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fourtuple_record::snapshot::{
-    EphemeralPorts, FailedCall, LocalAddress, Owner, Part, RunningFix, Snapshot, Traced, TracedConnects,
-    Tuple, merged,
+    EphemeralPorts, FailedCall, LocalAddress, Owner, Part, RunningFix, Snapshot, Source, Traced,
+    TracedConnects, Tuple, merged,
 };
 
 use crate::doctor::attribute::{Callers, Growth, Stuck};
-use crate::doctor::budget::{Budget, delay_s};
+use crate::doctor::budget::{Budget, TIME_WAIT_SECONDS, delay_s};
 use crate::doctor::causes::{Judged, is_taken, judged, timed_out};
-use crate::doctor::command::{Content, Cure, Scope, Setting};
+use crate::doctor::command::{Cure, Scope, Setting};
 use crate::doctor::draft::{Draft, Remedy};
 use crate::doctor::words::{caller, count, counted, process, rate, time};
 
 /// Ports of Kubernetes services (--service-node-port-range of kube-apiserver).
 pub(crate) const NODE_PORTS: (u16, u16) = (30_000, 32_767);
-const RANGE: &str = "net.ipv4.ip_local_port_range";
+pub(crate) const RANGE: &str = "net.ipv4.ip_local_port_range";
 /// The kernel's default range, and its ports.
 pub(crate) const DEFAULT_RANGE: &str = "32768 60999";
 pub(crate) const DEFAULT_PORTS: u32 = 28_232;
@@ -168,13 +168,10 @@ pub(crate) fn keep_connections(tuple: &Tuple) -> Remedy {
 pub(crate) fn more_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let callers = Callers::of(snapshot, tuple)?;
     let owner = &callers.owner;
-    let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
-    // Short processes end before a fix finds them.
-    if owner.pid == 0 {
-        return None;
-    }
+    let (prefix, others) = lasting_sources(snapshot, tuple)?;
     let has_sources = tuple.fix.as_ref().is_some_and(|fix| fix.source.is_some());
-    if has_sources || !is_lasting(snapshot, tuple, others + 1, Budget::of(snapshot, tuple).ok()?.total) {
+    // Short processes end before a fix finds them.
+    if owner.pid == 0 || has_sources {
         return None;
     }
     let needed = demand(snapshot, tuple, others + 1)?;
@@ -235,11 +232,15 @@ pub(crate) fn drawn_ports(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> 
     Some(drawn_ports_to(&Callers::of(snapshot, tuple)?.owner, tuple.destination))
 }
 
-/// Adds what makes the longest of the traced searches shorter: draws where free ports are there to be drawn.
+/// Adds what makes the longest of the traced searches shorter: draws, or a search port by port, where free ports are there to be found.
 pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &Traced) -> Draft {
+    let linear = Remedy::advice(
+        "in the program: IP_LOCAL_PORT_RANGE (51) with 0xFFFF0000 before connect(), or a start with `fourtuple run -- PROGRAM`",
+        "the search goes port by port (Linux 6.8 and later)",
+    );
     let time = |connects: &&TracedConnects| connects.searches.saturating_mul(connects.search_mean_ns);
     let Some(longest) = traced.connects.iter().max_by_key(time).filter(|longest| time(longest) > 0) else {
-        return draft;
+        return draft.proper(linear);
     };
     let tuples = snapshot.connections.seen().map(|all| all.tuples.as_slice()).unwrap_or_default();
     // The first has the most ports in use.
@@ -250,19 +251,25 @@ pub(crate) fn shorter_searches(mut draft: Draft, snapshot: &Snapshot, traced: &T
         draft.subject = tuple.into();
     }
     match budget {
-        Some((tuple, _)) if tuple.fix.is_some() => draft.because_if(running_fix(tuple)),
+        Some((tuple, _)) if tuple.fix.is_some() => draft.because_if(running_fix(tuple)).proper(linear),
         Some((tuple, budget)) if !budget.draws_pay() => {
             let (in_use, total) = (count(budget.in_use.into()), count(budget.total.into()));
             draft = draft.because(format!(
                 "{tuple} uses {in_use} of {total} ports: there is no free port that `fix ports` could draw"
             ));
-            if budget.time_wait * 2 > budget.in_use { draft.proper(keep_connections(tuple)) } else { draft }
+            draft.proper(match budget.time_wait * 2 > budget.in_use {
+                true => keep_connections(tuple),
+                false => Remedy::advice(
+                    format!("fewer connections to {} at a time, or more source addresses", tuple.destination),
+                    "a search ends at the first port that is free",
+                ),
+            })
         }
         _ => {
             // How much shorter the searches become is not in a snapshot.
             let owner = caller(&longest.owner, longest.processes);
             let remedy = drawn_ports_to(&owner, longest.destination);
-            draft.now(remedy.unproven())
+            draft.now(remedy.unproven()).proper(linear)
         }
     }
 }
@@ -322,29 +329,46 @@ pub(crate) fn reuse(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
 /// A wider range, with the ports of listeners reserved, and the time for which it lasts while the connections of `tuple` grow; `None` if the
 /// range has all ports already, if the rate at which `tuple` closes fills the wider range too, or if the listeners are not known.
 pub(crate) fn wider_range(snapshot: &Snapshot, tuple: Option<&Tuple>) -> Option<Remedy> {
+    let needed = tuple.and_then(|tuple| demand(snapshot, tuple, 1)).unwrap_or(0.0);
+    let lasts = tuple.and_then(|tuple| lasts(snapshot, &[tuple], tuple.in_use));
+    widest_range(snapshot, needed, &lasts.unwrap_or_default())
+}
+
+/// The same for a source whose destinations share no port, because bind() chose them.
+pub(crate) fn wider_range_of_bound(snapshot: &Snapshot, source: &Source) -> Option<Remedy> {
+    let tuples = &snapshot.connections.seen().ok()?.tuples;
+    let tuples: Vec<&Tuple> = tuples.iter().filter(|tuple| tuple.source == source.address).collect();
+    let budgets = tuples.iter().filter_map(|tuple| Budget::of(snapshot, tuple).ok());
+    // Unlike connect(), bind() takes no port in TIME_WAIT again.
+    let needed = budgets.map(|budget| Budget { wait_s: TIME_WAIT_SECONDS, ..budget }.plateau()).sum();
+    let lasts = lasts(snapshot, &tuples, source.in_use);
+    widest_range(snapshot, needed, &lasts.unwrap_or_default())
+}
+
+fn widest_range(snapshot: &Snapshot, needed: f64, lasts: &str) -> Option<Remedy> {
     let ports = snapshot.ports.seen().ok()?;
     // The parity of the first port stays: the search begins with it.
     let low = ports.low.min(1024 | ports.low & 1);
     let wide = EphemeralPorts { low, high: 65_535, reserved: reserved_with_listeners(snapshot, low)? };
     let (now, then) = (ports.usable(), wide.usable());
-    if tuple.is_some_and(|tuple| !is_lasting(snapshot, tuple, 1, then)) {
+    if then < now + now / 4 || needed > f64::from(then) {
         return None;
     }
-    if then < now + now / 4 || wide.reserved.len() > MAX_BLOCKS {
-        return None;
+    let more = format!("{} instead of {}", counted(then.into(), "port"), count(now.into()));
+    if wide.reserved.len() > MAX_BLOCKS {
+        // Too long to be read in a command.
+        let effect = format!(
+            "prints a file of sysctl.d(5) to be read and loaded: {more}, the ports of listeners reserved; net.ipv4.tcp_tw_reuse is in it, too{lasts}"
+        );
+        return Some(Remedy::own("fix --print sysctl", effect));
     }
     let range = format!("{low} 65535");
     let reserved = blocks(&wide.reserved);
-    let lasts = tuple.and_then(|tuple| lasts(snapshot, tuple)).unwrap_or_default();
-    let effect = format!(
-        "{} instead of {}, for new connections at once",
-        counted(then.into(), "port"),
-        count(now.into())
-    );
+    let effect = format!("{more}, for new connections at once");
     let added = |port: u16| wide.contains(port) && !(ports.low..=ports.high).contains(&port);
     let condition = known_servers(added);
     if wide.reserved == ports.reserved || reserved.is_empty() {
-        return Some(Remedy::sysctl(RANGE, range, effect + &lasts).provided(condition).tried(Cure::Range));
+        return Some(Remedy::sysctl(RANGE, range, effect + lasts).provided(condition).tried(Cure::Range));
     }
     let settings = vec![Setting::new(RESERVED, reserved), Setting::new(RANGE, range)];
     let effect = format!("{effect}; the ports of listeners stay reserved{lasts}");
@@ -356,18 +380,21 @@ pub(crate) fn default_range(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy
     let ports = snapshot.ports.seen().ok()?;
     let is_cure = ports.range() < DEFAULT_PORTS && is_lasting(snapshot, tuple, 1, DEFAULT_PORTS);
     is_cure.then(|| {
-        let lasts = lasts(snapshot, tuple).unwrap_or_default();
+        let lasts = lasts(snapshot, &[tuple], tuple.in_use).unwrap_or_default();
         let effect = format!("the kernel's default, for new connections at once{lasts}");
         Remedy::sysctl(RANGE, DEFAULT_RANGE, effect).tried(Cure::Range)
     })
 }
 
-/// Says how long more ports last while the connections of a tuple grow.
-fn lasts(snapshot: &Snapshot, tuple: &Tuple) -> Option<String> {
-    let growth = Growth::of(snapshot, tuple, &Budget::of(snapshot, tuple).ok()?)?;
-    let grows = growth.idle_s.is_some() || tuple.growth_per_s > 0.0;
-    let more = most_ports(snapshot).saturating_sub(tuple.in_use);
-    grows.then(|| format!("; this lasts {}", growth.lasts(more)))
+/// Says how long more ports last while the connections of these tuples grow, which have `in_use` ports.
+fn lasts(snapshot: &Snapshot, tuples: &[&Tuple], in_use: u32) -> Option<String> {
+    let growing = tuples.iter().filter_map(|tuple| {
+        let growth = Growth::of(snapshot, tuple, &Budget::of(snapshot, tuple).ok()?)?;
+        (growth.idle_s.is_some() || tuple.growth_per_s > 0.0).then_some(growth)
+    });
+    let growth = growing.reduce(|all, one| Growth { per_s: all.per_s + one.per_s, ..all })?;
+    let more = most_ports(snapshot).saturating_sub(in_use);
+    Some(format!("; this lasts {}", growth.lasts(more)))
 }
 
 /// The command that keeps connect() from the port of a bind() that failed, if a connection has taken it from the range.
@@ -415,6 +442,13 @@ fn known_servers(is_added: impl Fn(u16) -> bool) -> Option<String> {
     Some(format!("reserve the port of a server that is down now as well: it may need {list}"))
 }
 
+/// Returns the prefix of the host's addresses beside the source of a tuple and the number of the others, if the connections fit into their ports.
+fn lasting_sources(snapshot: &Snapshot, tuple: &Tuple) -> Option<(String, usize)> {
+    let (prefix, others) = siblings(snapshot.addresses.seen().ok()?, tuple.source)?;
+    let ports = Budget::of(snapshot, tuple).ok()?.total;
+    is_lasting(snapshot, tuple, others + 1, ports).then_some((prefix, others))
+}
+
 /// Returns whether `addresses` sources with this number of ports each last for the connections that go to the destination of a tuple from
 /// the sources in its place, including the sockets in TIME_WAIT that their closes lead to.
 pub(crate) fn is_lasting(snapshot: &Snapshot, tuple: &Tuple, addresses: usize, ports: u32) -> bool {
@@ -454,30 +488,11 @@ pub(crate) fn most_ports(snapshot: &Snapshot) -> u32 {
     EphemeralPorts { low: 1024, high: 65_535, reserved }.usable()
 }
 
-/// The settings of a file for /etc/sysctl.d.
-pub(crate) fn lasting_sysctls() -> Remedy {
-    Remedy::kept(
-        "90-fourtuple",
-        &[RANGE, RESERVED],
-        Content::Own("fix --print sysctl"),
-        "the widest range with the ports of listeners reserved, also after a restart of the host",
-    )
-}
-
-/// Adds the widest range as what lasts, unless a leak or stuck connections would fill it too, or it is what helps at once and has a lasting form.
-pub(crate) fn lasting_range(draft: Draft, snapshot: &Snapshot, tuple: &Tuple, budget: &Budget) -> Draft {
-    let is_leak = Growth::of(snapshot, tuple, budget).is_some_and(|growth| growth.idle_s.is_some());
-    let would_fill = is_leak || Stuck::of(snapshot, tuple).is_some();
-    let is_wider = draft.now.iter().any(|remedy| remedy.sets(RANGE));
-    if would_fill || is_wider { draft } else { draft.proper(lasting_sysctls()) }
-}
-
 /// `fourtuple fix --print` for a program that it knows.
 pub(crate) fn printed(snapshot: &Snapshot, tuple: &Tuple) -> Option<Remedy> {
     let owner = tuple.owners.first()?;
     let name = print_name(&owner.name)?;
-    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
-    let (source, effect) = match siblings(addresses, tuple.source) {
+    let (source, effect) = match lasting_sources(snapshot, tuple) {
         Some((prefix, others)) => {
             (format!(" --source {prefix}"), format!("with {}", counted(others as u64 + 1, "source address")))
         }

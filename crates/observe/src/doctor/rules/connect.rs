@@ -15,8 +15,9 @@ use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, Subject, What};
 use crate::doctor::remedies::{
     more_ports, more_sources, network, print_name, printed, shorter_searches, wider_range,
+    wider_range_of_bound,
 };
-use crate::doctor::rules::{Checked, Rule, Threshold};
+use crate::doctor::rules::{Checked, Rule, Threshold, joined, of_visible};
 use crate::doctor::words::{caller, callers, count, counted, doing, percent, process, time};
 use fourtuple_record::errno;
 
@@ -109,7 +110,7 @@ fn draft_p07(snapshot: &Snapshot, call: &FailedCall, destination: SocketAddr) ->
                 count(usable.into())
             );
             let mut draft = Draft::new(Severity::Critical, subject, verdict).explains(failed).because(fact);
-            draft.now.extend(wider_range(snapshot, None));
+            draft.now.extend(wider_range_of_bound(snapshot, source));
             draft.proper(Remedy::advice(
                 "in the program that calls bind(): setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &(int){1}, 4) before it",
                 "its sockets then take no port from other programs",
@@ -150,8 +151,8 @@ pub(super) const P08: Rule = Rule {
          (__inet_hash_connect), bind() to port 0 with the other parity (inet_csk_find_open_port). The rule has a finding if at least 95% of \
          the ports of a source address have the other parity. Ports that were chosen by number or by a linear search have both parities \
          and give no finding. connect() itself takes the other parity once the first is full; only if all older connections then close, and no \
-         new ones follow, does the rule see bind() where there was none. A trace decides: of 20 calls or more none from a bound port, and no \
-         bind() that failed with EADDRINUSE: no finding.",
+         new ones follow, does the rule see bind() where there was none. A trace decides: of at least 20 calls that did not fail, and one for each \
+         50 ports, none from a bound port, and no bind() that failed with EADDRINUSE: no finding.",
         "What helps: the option in the program. nginx and HAProxy set it themselves for proxy_bind and source; Envoy needs socket_options \
          before 2026-07 (`fourtuple fix --print envoy`). `fourtuple run --via bound` sets it for programs that cannot be changed.",
         "What does not help: SO_REUSEADDR, which does not let connect() of another program take the port; `fourtuple fix ports`, which leaves \
@@ -162,6 +163,8 @@ pub(super) const P08: Rule = Rule {
 
 /// Fewer ports can have one parity by chance.
 const MIN_IN_USE: u32 = 20;
+/// For one in so many ports a traced call of connect() must tell how it got its own: in 2 s, of connections whose TIME_WAIT takes a minute.
+const SEEN: u32 = 50;
 
 fn p08(snapshot: &Snapshot, limit: f64) -> Checked {
     let bound = bound_first(snapshot, limit)?;
@@ -182,7 +185,8 @@ fn bound_first(snapshot: &Snapshot, limit: f64) -> Result<Vec<(&Source, u32, Str
     };
     let is_seen_otherwise = |source: &&Source| {
         // A few calls say nothing of the sockets that were there before.
-        given_ports(snapshot, source).is_some_and(|(given, calls)| given == 0 && calls >= MIN_IN_USE.into())
+        let enough = MIN_IN_USE.max(source.in_use / SEEN);
+        given_ports(snapshot, source).is_some_and(|(given, calls)| given == 0 && calls >= enough.into())
             && !is_refused_ports(snapshot, source)
     };
     let has_parity = |source: &Source| {
@@ -207,7 +211,7 @@ fn bound_first(snapshot: &Snapshot, limit: f64) -> Result<Vec<(&Source, u32, Str
     Ok(bound.collect())
 }
 
-/// Returns the traced calls of connect() from a port that was already bound, and all traced calls, of the largest process of a source to its
+/// Returns the traced calls of connect() from a port that was already bound, and all that did not fail, of the largest process of a source to its
 /// destinations; `None`: no such call was traced. Calls to other destinations say nothing of this source.
 fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
     let owner = source.owners.first()?;
@@ -220,7 +224,10 @@ fn given_ports(snapshot: &Snapshot, source: &Source) -> Option<(u64, u64)> {
     };
     let of_owner = connects.filter(is_own);
     let (given, calls) = of_owner.fold((0, 0), |(given, calls), connects| {
-        (given + connects.given_port, calls + u64::from(connects.owner.sockets))
+        (
+            given + connects.given_port,
+            calls + u64::from(connects.owner.sockets).saturating_sub(connects.failed),
+        )
     });
     (calls > 0).then_some((given, calls))
 }
@@ -307,7 +314,7 @@ fn draft_p08(snapshot: &Snapshot, source: &Source, usable: u32, fact: String) ->
         }
         draft = draft.now(Remedy::own("trace connect --for 30s", "names the process when it connects again"));
     }
-    draft.now.extend(wider_range(snapshot, None));
+    draft.now.extend(wider_range_of_bound(snapshot, source));
     if let Some(program) = owner.and_then(|owner| print_name(&owner.name)) {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         draft = draft.proper(Remedy::own(
@@ -391,10 +398,7 @@ fn p09(snapshot: &Snapshot, limit: f64) -> Checked {
             counted(connects.searches, "search")
         ));
     }
-    Ok(vec![shorter_searches(draft, snapshot, traced).proper(Remedy::advice(
-        "in the program: IP_LOCAL_PORT_RANGE (51) with 0xFFFF0000 before connect(), or a start with `fourtuple run -- PROGRAM`",
-        "the search goes port by port (Linux 6.8 and later)",
-    ))])
+    Ok(vec![shorter_searches(draft, snapshot, traced)])
 }
 
 pub(super) const P10: Rule = Rule {
@@ -537,14 +541,16 @@ fn p11(snapshot: &Snapshot, _: f64) -> Checked {
                 )),
         );
     }
-    drafts.extend(refused_binds(snapshot));
-    Ok(drafts)
+    joined(Ok(drafts), refused_binds(snapshot))
 }
 
 /// Returns a finding for each process and address with calls of bind() that failed because the address is not on this host.
-fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
-    let addresses = snapshot.addresses.seen().map(Vec::as_slice).unwrap_or_default();
-    let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
+fn refused_binds(snapshot: &Snapshot) -> Checked {
+    let failures = snapshot.failures.seen().map_err(|reason| {
+        format!("{reason}; `fourtuple trace connect --for 10s` shows failed calls of bind() by address")
+    })?;
+    let addresses = snapshot.addresses.seen()?;
+    let calls = failures.calls.iter();
     let refused = calls.filter(|call| call.call == "bind" && call.errno == errno::EADDRNOTAVAIL);
     let mut drafts = Vec::new();
     for call in refused {
@@ -552,7 +558,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
             continue;
         };
         let source = address.ip();
-        if addresses.is_empty() || addresses.iter().any(|local| local.address == source) {
+        if addresses.iter().any(|local| local.address == source) {
             continue;
         }
         let name = process(&caller(&call.owner, call.processes));
@@ -579,7 +585,7 @@ fn refused_binds(snapshot: &Snapshot) -> Vec<Draft> {
                 )),
         );
     }
-    drafts
+    Ok(drafts)
 }
 
 /// Returns the command that adds an address: beside an address of the same network, else as a single address on the device of the network
@@ -633,22 +639,24 @@ pub(super) const P12: Rule = Rule {
 };
 
 fn p12(snapshot: &Snapshot, limit: f64) -> Checked {
-    let mut drafts = Vec::new();
+    let (mut drafts, mut is_hidden) = (Vec::new(), false);
     for tuple in &snapshot.connections.seen()?.tuples {
         let held: u64 = tuple.owners.iter().map(|owner| u64::from(owner.sockets)).sum();
         let is_large = |owner: &&Owner| u64::from(owner.sockets) * 10 >= held;
         let large: Vec<&Owner> = tuple.owners.iter().filter(is_large).collect();
         // Processes that inherited descriptors hold the same sockets.
         let open: u64 = tuple.states.values().sum::<u64>() - state(tuple, "time-wait");
-        if held == 0 || held > open + open / 10 {
+        if held > open + open / 10 {
             continue;
         }
         let budget = Budget::of(snapshot, tuple)?;
+        // Sockets that their process has closed have none.
+        is_hidden |= held < state(tuple, "established") && budget.is_past(limit);
         if large.len() >= 2 && budget.is_past(limit) {
             drafts.push(draft_p12(snapshot, tuple, &budget, &large));
         }
     }
-    Ok(drafts)
+    of_visible(drafts, is_hidden)
 }
 
 fn draft_p12(snapshot: &Snapshot, subject: &Tuple, budget: &Budget, large: &[&Owner]) -> Draft {

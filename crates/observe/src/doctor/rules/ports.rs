@@ -14,9 +14,9 @@ use crate::doctor::budget::{Budget, is_relieved};
 use crate::doctor::command::Scope;
 use crate::doctor::draft::{Draft, Remedy, What};
 use crate::doctor::remedies::{
-    DEFAULT_PORTS, DEFAULT_RANGE, NODE_PORTS, blocks, default_range, drawn_ports, is_lasting, lasting_range,
-    lasting_sysctls, listening_ports, more_ports, more_sources, most_ports, node_port_server, printed,
-    running_fix, wider_range,
+    DEFAULT_PORTS, DEFAULT_RANGE, NODE_PORTS, RANGE, blocks, default_range, drawn_ports, is_lasting,
+    listening_ports, more_ports, more_sources, most_ports, node_port_server, printed, running_fix,
+    wider_range,
 };
 use crate::doctor::rules::{Checked, Rule, Threshold};
 use crate::doctor::words::{count, counted, percent, process, states};
@@ -122,7 +122,6 @@ fn draft_p01(snapshot: &Snapshot, subject: &Tuple, budget: &Budget) -> Draft {
         draft = draft.explains(What::Silent(subject.destination));
     }
     let draft = more_ports(draft, snapshot, subject);
-    let draft = lasting_range(draft, snapshot, subject, budget);
     if subject.owners.is_empty() {
         return draft.now(Remedy::own(
             "trace connect --for 10s",
@@ -328,9 +327,12 @@ fn draft_p03(
         "the kernel's default is {DEFAULT_RANGE}: {}",
         counted(DEFAULT_PORTS.into(), "port")
     ));
-    let wider = wider_range(snapshot, Some(subject)).or_else(|| default_range(snapshot, subject));
+    let wider = wider_range(snapshot, Some(subject));
+    if !wider.as_ref().is_some_and(|wider| wider.sets(RANGE)) {
+        draft.now.extend(default_range(snapshot, subject));
+    }
     draft.now.extend(wider);
-    lasting_range(draft, snapshot, subject, budget).proper(Remedy::advice(
+    draft.proper(Remedy::advice(
         "in Kubernetes: `fourtuple fix --print kubernetes`",
         "the range as a sysctl of the pod",
     ))
@@ -394,7 +396,7 @@ fn p04(snapshot: &Snapshot, limit: f64) -> Checked {
     // First what takes no port from a server that does not run now.
     draft.now.extend(wider_range(snapshot, Some(largest)));
     draft.now.extend(needed_only(snapshot));
-    Ok(vec![lasting_range(draft, snapshot, largest, &budget).proper(Remedy::advice(
+    Ok(vec![draft.proper(Remedy::advice(
         "remove blocks from net.ipv4.ip_local_reserved_ports in /etc/sysctl.conf and /etc/sysctl.d that no server needs",
         "the change lasts",
     ))])
@@ -505,11 +507,8 @@ fn p05(snapshot: &Snapshot, limit: f64) -> Checked {
         reserved.push(NODE_PORTS);
     }
     let effect = "connect() passes over these ports; bind() by number still works";
-    drafts.push(
-        draft
-            .now(Remedy::sysctl("net.ipv4.ip_local_reserved_ports", blocks(&merged(reserved)), effect))
-            .proper(lasting_sysctls()),
-    );
+    let reserved = blocks(&merged(reserved));
+    drafts.push(draft.now(Remedy::sysctl("net.ipv4.ip_local_reserved_ports", reserved, effect)));
     Ok(drafts)
 }
 
@@ -547,7 +546,6 @@ fn to_itself(snapshot: &Snapshot, found: &SelfConnected) -> Draft {
             "closes the connection, where the kernel has CONFIG_INET_DIAG_DESTROY; otherwise restart the process",
         ))
         .now(reserve.unproven())
-        .proper(lasting_sysctls())
         .proper(Remedy::advice(
             format!("in {owner}: compare getsockname() with getpeername() after connect() to a local service, and close if they are equal"),
             "the attempt then counts as refused",

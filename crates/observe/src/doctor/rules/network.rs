@@ -1,7 +1,9 @@
 //! Connection tracking, and datagrams that are dropped or that a wrong socket gets.
 
 use fourtuple_record::Severity;
-use fourtuple_record::snapshot::{Conntrack, Owner, Part, Process, Snapshot, Translated, UdpSocketView};
+use fourtuple_record::snapshot::{
+    Conntrack, FailedCall, Owner, Part, Process, Snapshot, Translated, UdpSocketView,
+};
 
 use crate::doctor::accepting::{continued, groups as listener_groups, holders, process_of, stopped, time};
 use crate::doctor::attribute::processes_to;
@@ -156,17 +158,30 @@ fn n02(snapshot: &Snapshot, limit: f64) -> Checked {
     }
     // A datagram that is dropped before it leaves the host gives EPERM to its sender.
     let calls = snapshot.failures.seen().into_iter().flat_map(|failures| &failures.calls);
-    let refused = calls.filter(|call| call.call == "send" && call.errno == errno::EPERM).take(3);
-    let draft = refused.fold(draft(verdict), |draft, call| draft.because(failed_calls(call, call.failed)));
-    let draft = draft
-        .now(Remedy::privileged(Scope::Host, "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
-            "glibc sends the queries for A and AAAA from two sockets, if DNS queries collide",
-        ))
-        .proper(Remedy::advice(
-            "a DNS cache on the host; masquerade with random ports (iptables: --random-fully; nft: masquerade random,fully-random)",
-            "fewer connections get the same tuple at the same time",
-        ));
-    Ok(vec![draft])
+    let refused: Vec<&FailedCall> =
+        calls.filter(|call| call.call == "send" && call.errno == errno::EPERM).take(3).collect();
+    let draft =
+        refused.iter().fold(draft(verdict), |draft, call| draft.because(failed_calls(call, call.failed)));
+    let dns = Remedy::privileged(
+        Scope::Host,
+        "grep -q single-request-reopen /etc/resolv.conf || echo 'options single-request-reopen' >> /etc/resolv.conf",
+        "glibc sends the queries for A and AAAA from two sockets, if DNS queries collide",
+    );
+    let draft = match conntrack.translated.is_some() || !refused.is_empty() {
+        true => draft.now(dns),
+        false => draft
+            .because("whether SNAT has a port left is not known: /proc/net/nf_conntrack was not read")
+            .now(Remedy::privileged(
+                Scope::Namespace,
+                "conntrack -L --src-nat",
+                "lists the connections whose source SNAT has replaced: none to their destination has a port left if they have all of the rule",
+            ))
+            .proper(dns),
+    };
+    Ok(vec![draft.proper(Remedy::advice(
+        "a DNS cache on the host; masquerade with random ports (iptables: --random-fully; nft: masquerade random,fully-random)",
+        "fewer connections get the same tuple at the same time",
+    ))])
 }
 
 /// Fewer ports are not a range of SNAT.

@@ -35,8 +35,14 @@ pub(super) const F01: Rule = Rule {
 const SANDBOX: u64 = 64;
 
 fn f01(snapshot: &Snapshot, limit: f64) -> Checked {
-    let processes = snapshot.processes.seen()?.iter();
-    let near = processes.filter_map(|process| {
+    let processes = snapshot.processes.seen()?;
+    // Between fork() and execve() a child has copies of all descriptors.
+    let is_copy = |process: &Process| {
+        let of_parent =
+            |other: &Process| other.pid == process.parent && other.descriptors >= process.descriptors;
+        process.cpu_ns.is_none() && processes.iter().any(of_parent)
+    };
+    let near = processes.iter().filter(|process| !is_copy(process)).filter_map(|process| {
         let most = process.descriptor_limit.filter(|most| *most >= SANDBOX)?;
         let is_near = f64::from(process.descriptors) >= most as f64 * limit / 100.0;
         is_near.then(|| draft(snapshot, process, most))

@@ -252,6 +252,10 @@ fn descriptors_at_their_limits() {
     expect("F01", 90.0, &of(99, Some(150), 1_000), &["Warning", "--nofile=150:\"", "LimitNOFILE=150"]);
     expect("F01", 90.0, &of(99, None, 300), &["--nofile=300:\"", "!fs.nr_open"]);
     expect("F01", 90.0, &of(99, None, 100), &["--nofile=4096:\"", "fs.nr_open"]);
+    let mut forked = of(100, None, 1_000);
+    let Part::Seen(processes) = &mut forked.processes else { panic!("made above") };
+    processes.push(Process { pid: 8, parent: 7, ..processes[0].clone() });
+    expect("F01", 90.0, &forked, &["[7] has 100 descriptors"]);
     // Sockets that the program does not close fill any limit.
     let leaking = |settled| {
         let leak = CloseWait {

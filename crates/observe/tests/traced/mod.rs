@@ -127,12 +127,13 @@ pub(crate) fn has_missed(outcome: &Outcome<impl Notes>) -> bool {
 pub(crate) fn until_none_missed<T, R: Notes>(
     mut run: impl FnMut() -> Option<(T, Outcome<R>)>,
 ) -> Option<(T, Outcome<R>)> {
-    loop {
+    for _ in 0..100 {
         let (known, outcome) = run()?;
         if !has_missed(&outcome) {
             return Some((known, outcome));
         }
     }
+    panic!("events were missed in 100 attempts");
 }
 
 /// Returns the number of values in a distribution that is absent when empty.

@@ -172,7 +172,7 @@ fn traced_child(test: &str) -> Option<((), Outcome<TraceConnectResults>)> {
     let line =
         stderr.by_ref().find(|line| line.starts_with("to ")).expect("the child reports its destination");
     let destination: SocketAddr = line[3..].parse().unwrap();
-    let connect = Connect { process: Some(child.id()), ..to(destination) };
+    let connect = Connect { process: Some(child.id()), network: None, ..to(destination) };
     let found = traced(test, &connect, || {
         writeln!(stdin, "now").unwrap();
         assert!(stderr.any(|line| line == "dialed"));

@@ -42,7 +42,7 @@ fn number(variable: &str, otherwise: u32) -> u32 {
 fn many_short_processes_are_one_row() {
     named(|test| {
         let (_server, address) = listener("127.0.9.9", 100);
-        let connect = Connect { process: None, network: Some(own_network()), ..to(address) };
+        let connect = Connect { process: None, ..to(address) };
         let open = format!("exec 3<>/dev/tcp/{}/{}", address.ip(), address.port());
         let program = || {
             for _ in 0..5 {

@@ -26,10 +26,12 @@ pub(crate) fn named<T>(test: impl FnOnce(&str) -> T + Send + 'static) {
     });
 }
 
-/// Returns a trace of connects of this process to `destination`. Tests run at the same time, so each has its own destination.
+/// Returns a trace of connects of this process to `destination` in this network namespace: tests that run at the same time may have the same
+/// destination.
 pub(crate) fn to(destination: SocketAddr) -> Connect {
     Connect {
         process: Some(process::id()),
+        network: Some(own_network()),
         address: Some(destination.ip()),
         port: Some(destination.port()),
         ..Connect::default()

@@ -121,7 +121,7 @@ fn head(view: &View, look: Look, width: u16, with_verdict: bool) -> Vec<Line<'st
     let finding = view.finding();
     if with_verdict {
         lines.extend(match finding {
-            None => vec![Line::styled("no finding", look.tone(Color::Green))],
+            None => vec![Line::styled("no finding", nothing_found(view, look))],
             Some(finding) => wrapped(&look.text(&finding.verdict), width)
                 .into_iter()
                 .map(|line| Line::styled(line, look.severity(finding.severity)))
@@ -146,6 +146,11 @@ fn head(view: &View, look: Look, width: u16, with_verdict: bool) -> Vec<Line<'st
     let unexplained = unexplained(view);
     lines.extend(unexplained.map(|line| Line::styled(look.text(&line), look.tone(Color::Yellow))));
     lines
+}
+
+/// Returns the style of the words that there is no finding.
+fn nothing_found(view: &View, look: Look) -> Style {
+    if view.is_checked() { look.tone(Color::Green) } else { Style::new() }
 }
 
 /// Returns the lines of a text.
@@ -194,7 +199,7 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, view: &View, panel: Panel, look
     let block = look.rule().title(title).border_style(style);
     let rows = match view.rows(panel) {
         Ok(rows) if rows.is_empty() => {
-            let none = if panel == Panel::Findings { look.tone(Color::Green) } else { Style::new() };
+            let none = if panel == Panel::Findings { nothing_found(view, look) } else { Style::new() };
             frame.render_widget(Paragraph::new(Line::styled("none", none)).block(block), area);
             return;
         }
@@ -475,6 +480,8 @@ mod tests {
             "{:#?}",
             tuples(&view)
         );
+        let shown = lines(&view, 80, 24).join("\n");
+        assert!(shown.contains("P01") && !shown.contains("none"), "a filter hides no finding: {shown}");
         press(&mut view, "/");
         view.key(KeyEvent::from(KeyCode::Esc));
         press(&mut view, "r");
@@ -499,6 +506,15 @@ mod tests {
         assert!(view.page.is_none() && !view.is_over);
         press(&mut view, "q");
         assert!(view.is_over);
+    }
+
+    #[test]
+    fn only_a_checked_host_is_green() {
+        let mut view = view();
+        let look = Look { has_color: true, is_ascii: false };
+        assert_eq!(nothing_found(&view, look), Style::new(), "three rules were not checked");
+        view.reading.as_mut().unwrap().unchecked = 0;
+        assert_eq!(nothing_found(&view, look), look.tone(Color::Green));
     }
 
     #[test]

@@ -194,16 +194,22 @@ impl View {
         }
     }
 
-    /// Returns the rows of a panel, filtered and sorted, or the reason why there are none.
+    /// Returns the rows of a panel, filtered and sorted, or the reason why there are none. A filter hides no finding.
     fn rows(&self, panel: Panel) -> Result<Vec<Row>, String> {
         let Some(reading) = &self.reading else { return Ok(Vec::new()) };
         let mut rows = panel.rows(&reading.snapshot, &reading.findings)?;
         let filter = self.filter.to_lowercase();
-        rows.retain(|row| row.cells.iter().any(|cell| cell.text.to_lowercase().contains(&filter)));
+        let has = |row: &Row| row.cells.iter().any(|cell| cell.text.to_lowercase().contains(&filter));
+        rows.retain(|row| panel == Panel::Findings || has(row));
         if let (Some(column), reversed) = self.sorting(panel) {
             sort(&mut rows, panel, column, reversed);
         }
         Ok(rows)
+    }
+
+    /// Returns whether all rules were checked: without a finding the host is well.
+    fn is_checked(&self) -> bool {
+        self.reading.as_ref().is_some_and(|reading| reading.unchecked == 0)
     }
 
     /// Returns the sorted column of a panel and whether the order is reversed.

@@ -262,10 +262,10 @@ impl AcceptFix {
         }))
     }
 
-    /// Tells the effect: the queue of the member that is stuck does not grow any more. `waiting`: its connections now, `None` if no member is
-    /// stuck.
-    pub(super) fn tell(&mut self, waiting: Option<u32>) -> Effect {
-        if self.is_attached() {
+    /// Tells the effect: the queue of the member that is stuck does not grow any more. `was_stuck`: whether one was when the fix began, else no
+    /// queue tells an effect. `waiting`: its connections now, `None` if no member is stuck.
+    pub(super) fn tell(&mut self, was_stuck: bool, waiting: Option<u32>) -> Effect {
+        if was_stuck && self.is_attached() {
             let grows = waiting.is_some_and(|waiting| {
                 let before = *self.waiting.get_or_insert(waiting);
                 waiting > before + (before / 10).max(8)

@@ -539,10 +539,10 @@ impl Running {
     fn decide_accept(&mut self, now: Duration, evidence: &Evidence) {
         let needed: Vec<AcceptKey> = evidence.accept.keys().copied().collect();
         let mut effects = BTreeMap::new();
-        for (key, (_, fix)) in &mut self.accept {
+        for (key, (need, fix)) in &mut self.accept {
             let before = fix.effect;
             let stuck = evidence.accept.get(key).and_then(|need| need.stuck);
-            effects.insert(*key, (before, fix.tell(stuck)));
+            effects.insert(*key, (before, fix.tell(need.stuck.is_some(), stuck)));
         }
         for (key, (before, after)) in &effects {
             if before != after && *after == Effect::Helps {

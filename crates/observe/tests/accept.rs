@@ -124,6 +124,13 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
         let results = &outcome.results;
         assert_eq!((only(results).overflows, remarks(&outcome)), (overflows, vec![]), "{results:?}");
         assert_eq!((only(results).depth.max, only(results).queued), (1, 0));
+        // The process that should accept does not, so that its listener is not in a trace of its accepts.
+        let of_process =
+            Accept { process: Some(process::id()), network: Some(own_network()), ..Accept::default() };
+        let Some((_, outcome)) = until_none_missed(|| traced(test, &of_process, attempts)) else { return };
+        assert_eq!(outcome.results.overflows, 0);
+        let said = outcome.validity.iter().find(|remark| remark.id == "overflows-unseen");
+        assert!(said.is_some_and(|said| said.message.contains("accepted nothing")), "{:?}", outcome.validity);
     });
 }
 

@@ -269,6 +269,10 @@ impl Session for AcceptSession {
         let Judgement { mut validity, mut notes } = counted.losses.judge(results.accepts);
         validity.extend(limits(&counted.totals, self.wait.absent()));
         validity.extend(unseen);
+        if self.by_acceptor {
+            let all = self.wait.listeners().map_err(TraceError::Accept)?;
+            validity.extend(not_listed(&all, &counted.listeners));
+        }
         if let Some(drops) = drops {
             leave_out_ignored(&mut results.listeners, drops);
             let all = self.wait.listeners().map_err(TraceError::Accept)?;
@@ -409,6 +413,23 @@ fn leave_out_ignored(listeners: &mut [TraceListener], drops: Drops) {
         listener.other_drops -= ignored;
         listener.ignored = Some(ignored);
     }
+}
+
+/// Remarks that queues of listeners overflowed from which the chosen threads accepted nothing: a server that hangs is such a one.
+fn not_listed(all: &[(u64, Listener)], listed: &[(u64, Listener)]) -> Option<Remark> {
+    let here = own_namespace();
+    let sum = |listeners: &[(u64, Listener)]| -> u64 {
+        let own = listeners.iter().filter(|(_, listener)| Some(listener.network) == here);
+        own.map(|(_, listener)| overflows(listener)).sum()
+    };
+    let others = sum(all).saturating_sub(sum(listed));
+    (others > 0).then(|| {
+        let message = format!(
+            "{} met full queues of listeners from which the chosen threads accepted nothing; without --pid, --comm and --cgroup the trace lists them",
+            counted(others, "packet")
+        );
+        Remark::new("overflows-unseen", message)
+    })
 }
 
 /// Remarks that the namespace counts more overflows than the trace.

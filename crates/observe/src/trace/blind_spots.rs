@@ -38,10 +38,9 @@ pub(crate) struct Coverage {
 impl Coverage {
     /// Reads the facts about the host.
     pub(crate) fn of_host() -> Coverage {
-        let text = |path| fs::read_to_string(path).unwrap_or_default();
         Coverage {
-            virtual_machine: has_hypervisor(&text("/proc/cpuinfo")),
-            realtime: text("/sys/kernel/realtime").trim() == "1",
+            virtual_machine: has_hypervisor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            realtime: is_realtime(),
             ..Coverage::default()
         }
     }
@@ -99,6 +98,21 @@ impl Coverage {
         );
         spots
     }
+}
+
+fn is_realtime() -> bool {
+    fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
+}
+
+/// Returns why most waits have no class on this host, so that a trace without waits says nothing. `symbols`: the addresses of the kernel's
+/// functions are known.
+pub(crate) fn hides_most_waits(symbols: bool) -> Option<&'static str> {
+    if !symbols {
+        return Some(
+            "the kernel's addresses are hidden (kernel.kptr_restrict): only locks in TCP's hash tables have a class",
+        );
+    }
+    is_realtime().then_some("PREEMPT_RT: waits for spinlocks of this kernel are sleeps, and not counted")
 }
 
 /// Reads the flag from /proc/cpuinfo of x86. Other architectures have neither the flag nor spinlocks for guests.
@@ -224,6 +238,8 @@ mod tests {
                 && !says(coverage, "interrupts")
         );
         assert!(says(Coverage { filtered: true, realtime: true, ..coverage }, "PREEMPT_RT"));
+        assert!(hides_most_waits(false).is_some_and(|reason| reason.contains("kptr_restrict")));
+        assert_eq!(hides_most_waits(true).is_some(), Coverage::of_host().realtime);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use fourtuple_record::snapshot::{self, Part, TracedLocks};
 use fourtuple_record::{LockClass, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;
 
-use crate::trace::blind_spots::Coverage;
+use crate::trace::blind_spots::{Coverage, hides_most_waits};
 use crate::trace::blind_spots::{Judgement, Losses, MISSED};
 use crate::trace::error::TraceError;
 use crate::trace::instrument::{Instrument, Outcome, Session};
@@ -185,6 +185,11 @@ impl LocksSession {
         let used = thread_cpu_time().saturating_sub(begun);
         self.window = Window { read, used, seen: seen.clone(), earlier: mem::take(&mut self.window.earlier) };
         Ok(seen)
+    }
+
+    /// Returns why a trace without waits says nothing on this host.
+    pub(crate) fn blind_spot(&self) -> Option<&'static str> {
+        hides_most_waits(!self.stacks.symbols().is_empty())
     }
 
     /// Returns the waits since the previous window, and the counts for the next one. Removes locks without a wait since the previous

@@ -200,7 +200,8 @@ impl Survey {
             }
             Ok(failures(namespace, &window, of_32_bits))
         });
-        Window { connects, accepts, locks: self.locks.read(|locks| locks.window(SHARE)), failures }
+        let locks = self.locks.read(|locks| Ok((locks.window(SHARE)?, locks.blind_spot())));
+        Window { connects, accepts, locks: locks.and_then(|(locks, blind)| visible(locks, blind)), failures }
     }
 
     /// Detaches the traces and returns what they saw.
@@ -209,15 +210,17 @@ impl Survey {
         let elapsed = self.began.elapsed();
         let connects = self.connect.session.and_then(|mut connect| seen(connect.window(namespace)));
         let accepts = self.accept.session.and_then(|mut accept| seen(accept.window(namespace)));
-        let locks = self.locks.session.and_then(|locks| seen(locks.finish(elapsed)));
+        let locks = self.locks.session.and_then(|locks| {
+            let blind = locks.blind_spot();
+            let results = seen(locks.finish(elapsed))?.results;
+            let (interval_ns, classes) = (results.elapsed_ns, by_class(results.classes));
+            visible(TracedLocks { interval_ns, classes }, blind)
+        });
         let failed = self.failed.session.and_then(|mut session| seen(session.window()));
         Window {
             connects: connects.map(traced),
             accepts,
-            locks: locks.map(|locks| TracedLocks {
-                interval_ns: locks.results.elapsed_ns,
-                classes: by_class(locks.results.classes),
-            }),
+            locks,
             failures: failed.map(|failed| failures(namespace, &failed, of_32_bits(namespace))),
         }
     }
@@ -246,15 +249,35 @@ fn seen<T>(result: Result<T, TraceError>) -> Seen<T> {
     result.map_err(|error| error.to_string())
 }
 
-fn traced((mut tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Traced {
-    tuples.sort_by_key(|tuple| Reverse(calls(tuple)));
+/// Returns the waits, or why there are none where this host hides most of them.
+fn visible(locks: TracedLocks, blind: Option<&str>) -> Seen<TracedLocks> {
+    match blind {
+        Some(reason) if locks.classes.is_empty() => Err(reason.to_owned()),
+        _ => Ok(locks),
+    }
+}
+
+fn traced((tuples, searches): (Vec<TraceTuple>, Option<LogLinear>)) -> Traced {
     Traced {
-        connects: tuples.iter().take(LISTED).filter_map(connects).collect(),
+        connects: listed(&tuples).into_iter().filter_map(connects).collect(),
         search_p99_ns: searches.map(|times| times.quantile(0.99)),
         searches: tuples.iter().map(|tuple| tuple.searches).sum(),
         search_ns: tuples.iter().map(|tuple| tuple.mean_ns * tuple.searches).sum(),
         established: tuples.iter().map(|tuple| tuple.established).sum(),
     }
+}
+
+/// Returns the pairs of a snapshot, those with the most calls first.
+fn listed(tuples: &[TraceTuple]) -> Vec<&TraceTuple> {
+    let mut all: Vec<&TraceTuple> = tuples.iter().collect();
+    all.sort_by_key(|tuple| Reverse(calls(tuple)));
+    // A destination that does not answer gets few calls, because each of them waits for long: up to half of the places are for these.
+    let is_silent = |tuple: &&TraceTuple| tuple.failed > 0 && tuple.established == 0;
+    let (mut silent, others): (Vec<&TraceTuple>, Vec<&TraceTuple>) = all.into_iter().partition(is_silent);
+    let further = silent.split_off(silent.len().min(LISTED / 2));
+    let mut listed: Vec<&TraceTuple> = silent.into_iter().chain(others).chain(further).take(LISTED).collect();
+    listed.sort_by_key(|tuple| Reverse(calls(tuple)));
+    listed
 }
 
 fn calls(tuple: &TraceTuple) -> u64 {
@@ -333,5 +356,47 @@ mod tests {
         let mut never = Trace::<u32>::absent("no BTF");
         never.renew(|| panic!("it never ran"));
         assert_eq!(never.read(|session| Ok(*session)), Err("no BTF".to_owned()));
+    }
+
+    #[test]
+    fn silence_on_a_host_that_hides_waits_is_not_health() {
+        let some = TracedLocks { interval_ns: 1, classes: [("bhash".to_owned(), Default::default())].into() };
+        assert_eq!(visible(TracedLocks::default(), Some("hidden")), Err("hidden".to_owned()));
+        assert_eq!(visible(TracedLocks::default(), None), Ok(TracedLocks::default()));
+        assert_eq!(visible(some.clone(), Some("hidden")), Ok(some));
+    }
+
+    #[test]
+    fn destinations_that_do_not_answer_are_listed() {
+        let tuple = |searches, failed, established| TraceTuple {
+            process: 7,
+            processes: 1,
+            name: "proxy".to_owned(),
+            destination: "10.0.0.2:80".to_owned(),
+            namespace: 1,
+            searches,
+            even: 0,
+            odd: 0,
+            mean_ns: 0,
+            p99_ns: 0,
+            even_p50_ns: None,
+            odd_p50_ns: None,
+            failed,
+            no_port: 0,
+            given_port: 0,
+            established,
+            retries: 0,
+            syn_retries: 0,
+            closed_first: 0,
+            closed_by_peer: 0,
+            in_use: None,
+            range: None,
+            fill: None,
+        };
+        let busy = |number: u64| tuple(1_000 + number, 0, 1_000);
+        let tuples: Vec<TraceTuple> =
+            (0..200).map(busy).chain([tuple(2, 1, 0)]).chain((0..80).map(|_| tuple(1, 1, 0))).collect();
+        let listed: Vec<u64> = listed(&tuples).into_iter().map(calls).collect();
+        assert_eq!((listed.len(), listed[0], listed[49], listed[50], listed[51]), (100, 1_199, 1_150, 3, 2));
     }
 }

@@ -500,20 +500,36 @@ pub(super) const P11: Rule = Rule {
 const OPEN: [&str; 3] = ["established", "syn-sent", "close-wait"];
 
 fn p11(snapshot: &Snapshot, _: f64) -> Checked {
+    joined(lost_sources(snapshot), refused_binds(snapshot))
+}
+
+/// Returns a finding for each source of open connections that is not an address of this host.
+fn lost_sources(snapshot: &Snapshot) -> Checked {
     let lost = snapshot.lost_sources.seen()?;
-    let tuples = &snapshot.connections.seen()?.tuples;
+    let connections = snapshot.connections.seen()?;
+    let open = |tuple: &&Tuple| OPEN.iter().map(|name| state(tuple, name)).sum::<u64>();
     let mut drafts = Vec::new();
     for source in lost {
-        let of_source: Vec<&Tuple> = tuples.iter().filter(|tuple| tuple.source == *source).collect();
-        let open = |tuple: &&Tuple| OPEN.iter().map(|name| state(tuple, name)).sum::<u64>();
-        let sockets: u64 = of_source.iter().map(open).sum();
-        let Some(first) = of_source.first().filter(|_| sockets > 0) else { continue };
+        let of_source = connections.tuples.iter().filter(|tuple| tuple.source == *source);
+        let of_source: Vec<&Tuple> = of_source.filter(|tuple| open(tuple) > 0).collect();
+        let first = of_source.first().map(|tuple| tuple.destination);
+        // Of tuples that are not listed the source alone is known.
+        if first.is_none() && connections.tuples_left_out == 0 {
+            continue;
+        }
+        let row = connections.sources.iter().find(|row| row.address == *source);
         let owner = of_source.iter().find_map(|tuple| tuple.owners.first());
+        let owner = owner.or_else(|| row.and_then(|row| row.owners.first()));
+        let (number, to) = match first {
+            Some(first) => {
+                let sockets: u64 = of_source.iter().map(open).sum();
+                (counted(sockets, "connection"), format!("first destination {first}"))
+            }
+            None => ("connections".to_owned(), "their destinations are not listed".to_owned()),
+        };
         let verdict = format!(
-            "{} has {} from {source}, which is not an address of this host: answers do not arrive (first destination {})",
-            owner.map_or_else(|| "this host".to_owned(), process),
-            counted(sockets, "connection"),
-            first.destination
+            "{} has {number} from {source}, which is not an address of this host: answers do not arrive ({to})",
+            owner.map_or_else(|| "this host".to_owned(), process)
         );
         let source = *source;
         let mut draft = Draft::new(Severity::Warning, source.to_string(), verdict);
@@ -532,7 +548,7 @@ fn p11(snapshot: &Snapshot, _: f64) -> Checked {
             draft
                 .now(Remedy::privileged(Scope::Namespace, format!("ss -K src {}", filter(source)), "ends these connections with ECONNABORTED, and the program connects again (needs CONFIG_INET_DIAG_DESTROY)").with(forget))
                 .now(Remedy::advice(
-                    addition(snapshot, source, Some(first.destination.ip())),
+                    addition(snapshot, source, first.map(|first| first.ip())),
                     "the connections go on if the peers still have them",
                 ))
                 .proper(Remedy::advice(
@@ -541,7 +557,7 @@ fn p11(snapshot: &Snapshot, _: f64) -> Checked {
                 )),
         );
     }
-    joined(Ok(drafts), refused_binds(snapshot))
+    Ok(drafts)
 }
 
 /// Returns a finding for each process and address with calls of bind() that failed because the address is not on this host.

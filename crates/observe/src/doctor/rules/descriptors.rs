@@ -48,7 +48,11 @@ fn f01(snapshot: &Snapshot, limit: f64) -> Checked {
         is_near.then(|| draft(snapshot, process, most))
     });
     let hidden = snapshot.connections.seen().map_or(0, |connections| connections.processes_hidden);
-    of_visible(near.collect(), hidden > 0)
+    // Each process with sockets has descriptors: their number was not readable.
+    let is_unread = |process: &Process| {
+        process.descriptors == 0 && process.descriptor_limit.is_some() && process.state != 'Z'
+    };
+    of_visible(near.collect(), hidden > 0 || processes.iter().any(is_unread))
 }
 
 fn draft(snapshot: &Snapshot, process: &Process, most: u64) -> Draft {

@@ -245,6 +245,7 @@ fn descriptors_at_their_limits() {
         snapshot
     };
     expect("F01", 90.0, &of(89, None, 1_000), &[]);
+    unchecked("F01", 90.0, &of(0, None, 1_000), HIDDEN);
     let wanted = ["Warning", "90%", "--nofile=1000:\"", "Queue(7)", "!Queue(8)"];
     expect("F01", 90.0, &of(90, None, 1_000), &wanted);
     let wanted = ["Critical", "--nofile=1000:1000\"", "the hard limit is 100"];
@@ -541,6 +542,13 @@ fn drops_of_udp_that_no_counter_has() {
     expect("U01", 5.0, &of(3), &unseen);
     expect("U01", 5.0, &of(5), &["dropped 5 datagrams", "the counters have them all"]);
     expect("U01", 6.0, &of(5), &[]);
+    let mut cut = with(of(5), &[]);
+    let Part::Seen(udp) = &mut cut.udp else { panic!("made above") };
+    udp.left_out = 3;
+    for id in ["U02", "U03"] {
+        expect(id, 0.0, &with(of(5), &[]), &[]);
+        unchecked(id, 0.0, &cut, "3 UDP sockets are not listed");
+    }
 }
 
 #[test]
@@ -826,6 +834,15 @@ fn without_a_trace_silence_about_calls_is_not_health() {
     for id in ["A02", "P11"] {
         expect(id, 1.0, &of, &[]);
     }
+    // A source whose tuples are not among those with the most ports in use.
+    let mut cut = connected(&[], Vec::new());
+    let address = [10, 0, 0, 77].into();
+    (cut.lost_sources, cut.addresses) = (Part::Seen(vec![address]), Part::Seen(Vec::new()));
+    let source = Source { address, in_use: 3, low_parity: 0, destinations: 3, owners: vec![owner(7, 3)] };
+    let (sources, tuples_left_out) = (vec![source], 1);
+    cut.connections = Part::Seen(Connections { sources, tuples_left_out, ..Connections::default() });
+    let wanted = ["server[7] has connections from 10.0.0.77", "(their destinations are not listed)"];
+    expect("P11", 1.0, &Snapshot { failures: of.failures.clone(), ..cut }, &wanted);
     unchecked("T07", 1.0, &Snapshot { unix_listeners: Part::default(), ..of }, "not read");
 }
 

@@ -29,7 +29,9 @@ pub(super) const L01: Rule = Rule {
 };
 
 fn l01(snapshot: &Snapshot, limit: f64) -> Checked {
-    let see = |reason| format!("{reason}; `fourtuple trace locks --for 10s` shows the waits");
+    let see = |reason| {
+        format!("{reason}; `fourtuple trace locks --for 10s` shows the waits, and what this host hides")
+    };
     let TracedLocks { interval_ns, classes } = snapshot.locks.seen().map_err(see)?;
     let available = *interval_ns as f64 * f64::from(snapshot.processors.max(1));
     let share = |waits: &LockWaits| waits.waited_ns as f64 * 100.0 / available.max(1.0);

@@ -2,7 +2,7 @@
 
 use fourtuple_record::Severity;
 use fourtuple_record::snapshot::{
-    Conntrack, FailedCall, Owner, Part, Process, Snapshot, Translated, UdpSocketView,
+    Conntrack, FailedCall, Owner, Part, Process, Snapshot, Translated, UdpSocketView, UdpSockets,
 };
 
 use crate::doctor::accepting::{continued, groups as listener_groups, holders, process_of, stopped, time};
@@ -407,7 +407,15 @@ fn u02(snapshot: &Snapshot, _limit: f64) -> Checked {
         let connected: Vec<&UdpSocketView> = udp.sockets.iter().filter(is_member).collect();
         drafts.extend(draft_u02(snapshot, &group, &connected));
     }
-    Ok(drafts)
+    of_listed(drafts, udp)
+}
+
+/// Returns the findings of a rule about UDP sockets that share a port; without any, the rule is unchecked if sockets are not listed.
+fn of_listed(found: Vec<Draft>, udp: &UdpSockets) -> Checked {
+    if found.is_empty() && udp.left_out > 0 {
+        return Err(format!("{} not listed", doing(udp.left_out, "UDP socket", "are")));
+    }
+    Ok(found)
 }
 
 fn draft_u02(snapshot: &Snapshot, group: &[&UdpSocketView], connected: &[&UdpSocketView]) -> Option<Draft> {
@@ -486,13 +494,14 @@ fn u03(snapshot: &Snapshot, _limit: f64) -> Checked {
         is_hidden |= members.iter().any(is_unknown);
         drafts.extend(draft_u03(snapshot, &format!("TCP {}", group[0].address), &members));
     }
-    for group in udp_groups(snapshot.udp.seen()?) {
+    let udp = snapshot.udp.seen()?;
+    for group in udp_groups(udp) {
         let members: Vec<Member<'_>> =
             group.iter().map(|socket| Member { owners: &socket.owners, user: Some(socket.user) }).collect();
         is_hidden |= members.iter().any(is_unknown);
         drafts.extend(draft_u03(snapshot, &format!("UDP {}", group[0].local), &members));
     }
-    of_visible(drafts, is_hidden)
+    of_visible(of_listed(drafts, udp)?, is_hidden)
 }
 
 fn draft_u03(snapshot: &Snapshot, address: &str, members: &[Member<'_>]) -> Option<Draft> {

@@ -1,7 +1,7 @@
 //! TCP connections, by source and destination.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -34,6 +34,8 @@ pub(super) struct Before {
     is_whole: bool,
     /// Bytes that servers had not read, by inode of the socket.
     unread: HashMap<u32, u32>,
+    /// Sources of the outgoing connections of this reading that a program has open, also of tuples that are not listed.
+    pub(super) open_sources: BTreeSet<IpAddr>,
 }
 
 /// The sockets of one pass, whose processes are not known yet.
@@ -196,6 +198,7 @@ impl Pass {
         let unread = stalled::unread(&left, &self.query, sockets).map_err(failed)?;
         now.unread = mem::take(&mut self.unread);
         let sources = self.sources.listed(self.low, &self.tuples, sockets);
+        now.open_sources = open_sources(&self.tuples);
         let (mut tuples, others) = list(&self.tuples, sockets, before, interval, now);
         if let Some(plain) = plain {
             for tuple in &mut tuples {
@@ -278,6 +281,12 @@ impl Pass {
 
 fn failed(error: io::Error) -> String {
     format!("sock_diag(7): {}", reason(&error))
+}
+
+fn open_sources(tuples: &Table) -> BTreeSet<IpAddr> {
+    const OPEN: [u8; 3] = [state::ESTABLISHED, state::SYN_SENT, state::CLOSE_WAIT];
+    let open = tuples.sums.iter().filter(|(_, sums)| OPEN.iter().any(|state| sums.in_state(*state) > 0));
+    open.map(|(key, _)| key.source()).collect()
 }
 
 /// Returns the tuples with the most ports in use, and the sums over all other tuples.

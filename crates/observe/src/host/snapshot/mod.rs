@@ -209,7 +209,7 @@ impl Reader {
         let used = unix_listeners.iter().flatten().filter(used);
         named.extend(used.flat_map(|listener| &listener.owners).map(|owner| owner.pid));
         let addresses = read_addresses();
-        let lost_sources = lost_sources(&connections, &addresses).into();
+        let lost_sources = lost_sources(&connections, &census.in_use.open_sources, &addresses).into();
         if census.began == now {
             let sharing = sharing(listeners.as_deref().ok(), udp.as_ref().ok());
             census.read_processes(root, &Wanted { named, sharing, awaited });
@@ -521,32 +521,44 @@ fn read_addresses() -> Result<Vec<LocalAddress>, String> {
     Ok(addresses.into_iter().map(record).collect())
 }
 
-/// Returns the sources of the listed connections that are on no device and not local by a route. Sockets that the
-/// program has closed do not count.
+/// Maximum number of sources that are on no device whose route is looked up.
+const ROUTED: usize = 1_024;
+
+/// Returns the sources of connections that are on no device and not local by a route, out of those that a program has open.
 fn lost_sources(
     connections: &Result<&Connections, String>,
+    open: &BTreeSet<IpAddr>,
     addresses: &Result<Vec<LocalAddress>, String>,
 ) -> Result<Vec<IpAddr>, String> {
     let addresses = addresses.as_ref().map_err(Clone::clone)?;
     let tuples = &connections.as_ref().map_err(Clone::clone)?.tuples;
-    let is_open = |state: &String| ["established", "syn-sent", "close-wait"].contains(&state.as_str());
-    let open = tuples.iter().filter(|tuple| tuple.states.keys().any(is_open));
-    let sources: BTreeSet<IpAddr> = open.map(|tuple| tuple.source).collect();
+    let listed: BTreeSet<IpAddr> = tuples.iter().map(|tuple| tuple.source).collect();
     let mut lost = Vec::new();
-    for source in sources {
+    let (mut routed, mut foreign, mut is_cut) = (0, 0, false);
+    for source in open.intersection(&listed).chain(open.difference(&listed)).copied() {
         // An address of a device in a VRF is local without a route in the main table.
         if source.is_unspecified() || addresses.iter().any(|local| local.address == source) {
             continue;
         }
+        if routed == ROUTED || foreign == LISTED {
+            is_cut = true;
+            break;
+        }
+        routed += 1;
         let failed = |error: std::io::Error| format!("rtnetlink(7): {}", reason(&error));
         if route::is_local(source).map_err(failed)? {
             continue;
         }
         // Proxies with IP_TRANSPARENT use the addresses of their clients. Only such hosts pay for this second pass.
+        foreign += 1;
         let is_foreign = sock_diag::has_foreign_source(source);
         if !is_foreign.map_err(|error| format!("sock_diag(7): {}", reason(&error)))? {
             lost.push(source);
         }
+    }
+    // Silence about sources that were not looked up is not health.
+    if lost.is_empty() && is_cut {
+        return Err("connections have too many source addresses that are on no device".to_owned());
     }
     Ok(lost)
 }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -332,7 +333,7 @@ fn share(descriptors: u32, limit: Option<u64>) -> u64 {
 fn fullest(root: &Path, pids: impl Iterator<Item = u32>, before: &Before, now: &mut Before) -> Vec<u32> {
     let here = fs::read_link(root.join("proc/thread-self/ns/net")).ok();
     let at = Instant::now();
-    let mut shares = Vec::new();
+    let (mut shares, mut unreadable) = (Vec::new(), Vec::new());
     for pid in pids {
         let directory = root.join(format!("proc/{pid}"));
         let (number, inode) = descriptors(&directory.join("fd"));
@@ -347,12 +348,16 @@ fn fullest(root: &Path, pids: impl Iterator<Item = u32>, before: &Before, now: &
         // It may have ended.
         let Some(limit) = known.copied().or_else(read) else { continue };
         now.limits.insert(pid, limit);
-        if limit.is_here {
-            shares.push((Reverse(share(number, limit.descriptors)), pid));
+        match number {
+            _ if !limit.is_here => {}
+            Some(number) => shares.push((Reverse(share(number, limit.descriptors)), pid)),
+            None => unreadable.push(pid),
         }
     }
     shares.sort_unstable();
-    shares.into_iter().take(LISTED).map(|(_, pid)| pid).collect()
+    // One that is listed says that some are not readable.
+    shares.truncate(LISTED - usize::from(!unreadable.is_empty()));
+    shares.into_iter().map(|(_, pid)| pid).chain(unreadable).take(LISTED).collect()
 }
 
 fn process(
@@ -368,10 +373,15 @@ fn process(
     let cpu_before = before.ticks.get(&(pid, started)).copied();
     let limits = fs::read_to_string(root.join(format!("proc/{pid}/limits"))).ok()?;
     let [limit, ceiling] = open_files(&limits)?;
+    let descriptors = descriptors(&root.join(format!("proc/{pid}/fd"))).0;
+    // A process that held a socket and has no descriptor is about to end.
+    if descriptors == Some(0) {
+        return None;
+    }
     Some(Process {
         pid,
         name: sockets.owner(pid, 0)?.name,
-        descriptors: descriptors(&root.join(format!("proc/{pid}/fd"))).0,
+        descriptors: descriptors.unwrap_or(0),
         descriptor_limit: limit,
         descriptor_ceiling: ceiling,
         parent,
@@ -427,13 +437,20 @@ fn waits_in(root: &Path, pid: u32) -> Option<String> {
     (!only.is_empty()).then_some(only)
 }
 
-/// Returns the number of entries of /proc/PID/fd, and its inode. The directory has this number as its size since Linux 6.2; before, its size is 0.
-fn descriptors(path: &Path) -> (u32, u64) {
+/// Returns the number of entries of /proc/PID/fd, `None` without the permission to read them, and its inode. The directory has this number as
+/// its size since Linux 6.2; before, its size is 0.
+fn descriptors(path: &Path) -> (Option<u32>, u64) {
     let (size, inode) = fs::metadata(path).map_or((0, 0), |directory| (directory.len(), directory.ino()));
-    match size {
-        0 => (fs::read_dir(path).map_or(0, |entries| entries.count() as u32), inode),
-        size => (size as u32, inode),
-    }
+    let number = match size {
+        0 => match fs::read_dir(path) {
+            Ok(entries) => Some(entries.count() as u32),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => None,
+            // The process has ended.
+            Err(_) => Some(0),
+        },
+        size => Some(size as u32),
+    };
+    (number, inode)
 }
 
 /// Returns the soft and the hard limit of the line about open files; `None` stands for unlimited.
